@@ -1,0 +1,65 @@
+"""thence: where did the GPU time come from?
+
+    import thence
+
+    trace = thence.open("trace.json.gz")     # or several ranks: thence.open("traces/")
+    trace.summary(by="label")                # shows itself in a notebook
+    trace.activities.filter(...)             # Polars from here on
+
+Everything is imported when it is first used, so that ``import thence`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from thence.errors import (
+    DamagedInput,
+    InputError,
+    MissingData,
+    MissingRequirement,
+    ThenceError,
+    UnknownFormat,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from thence.analysis.summary import Summary
+    from thence.trace import Trace
+    from thence.trace import open_trace as open
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DamagedInput",
+    "InputError",
+    "MissingData",
+    "MissingRequirement",
+    "Summary",
+    "ThenceError",
+    "Trace",
+    "UnknownFormat",
+    "UsageError",
+    "__version__",
+    "open",
+]
+
+_LATER = {
+    "Summary": ("thence.analysis.summary", "Summary"),
+    "Trace": ("thence.trace", "Trace"),
+    "open": ("thence.trace", "open_trace"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'thence' has no attribute {name!r}")
+    module, attribute = _LATER[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""``python -m thence``."""
+
+from thence.cli import main
+
+main()

@@ -1,0 +1,62 @@
+"""Every error that thence raises on purpose.
+
+ThenceError                 exit code 2: it could not be done
+ +-- InputError             a path that cannot be read at all
+ |    +-- UnknownFormat     the bytes are no format that thence reads
+ |    +-- DamagedInput      the format is known, its content cannot be read
+ +-- MissingData            the trace is fine, but lacks what the question needs
+ +-- MissingRequirement     something that is not installed, or too old
+ +-- UsageError             the question itself is wrong
+
+A message names the file, says what was expected, and what to do. Only ``thence.cli`` prints them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DamagedInput",
+    "InputError",
+    "MissingData",
+    "MissingRequirement",
+    "ThenceError",
+    "UnknownFormat",
+    "UsageError",
+]
+
+
+class ThenceError(Exception):
+    """Base of all errors of thence; the message is a sentence for the user."""
+
+    exit_code = 2
+
+
+class InputError(ThenceError):
+    """An input that cannot be read.
+
+    Attributes:
+        path: the input as the user named it.
+    """
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+class UnknownFormat(InputError):
+    """The content is none of the formats that thence reads."""
+
+
+class DamagedInput(InputError):
+    """The format was recognised, but nothing of its content could be read."""
+
+
+class MissingData(ThenceError):
+    """The trace does not hold what was asked for; the message says how to record it."""
+
+
+class MissingRequirement(ThenceError):
+    """A library, driver or permission is missing; the message says how to get it."""
+
+
+class UsageError(ThenceError):
+    """The request makes no sense as it stands, whatever the input."""

@@ -1,0 +1,1 @@
+"""The vocabulary: tables, intervals, names. Imports nothing of thence but errors and units."""

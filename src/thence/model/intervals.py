@@ -1,0 +1,111 @@
+"""Interval arithmetic on int64 nanoseconds: the only such code in thence.
+
+An interval is half open, [start, end). All functions are vectorised; none loops over intervals
+(a loop over devices is fine).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["NO_ROW", "chain_to", "enclosing", "union_length", "union_lengths"]
+
+Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NO_ROW = -1
+"""What a row reference holds where there is no row."""
+
+
+def union_lengths(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
+    """Time covered by at least one interval, per group, in nanoseconds.
+
+    Args:
+        group: group number of each interval, 0 to ``groups`` - 1, shape (n,).
+        start: first nanosecond, shape (n,), in any order.
+        end: first nanosecond after, shape (n,); an interval that ends before it starts covers nothing.
+        groups: how many groups there are.
+
+    Returns:
+        int64 array of shape (groups,).
+    """
+    totals = np.zeros(groups, np.int64)
+    order = np.lexsort((start, group))
+    start, end = start[order], end[order]
+    bounds = np.searchsorted(group[order], np.arange(groups + 1))
+    for number, (low, high) in enumerate(itertools.pairwise(bounds)):
+        totals[number] = _union_of_sorted(start[low:high], end[low:high])
+    return totals
+
+
+def union_length(start: Int64, end: Int64) -> int:
+    """Time covered by at least one of the intervals, in nanoseconds."""
+    return int(union_lengths(np.zeros(len(start), np.int64), start, end, 1)[0])
+
+
+def _union_of_sorted(start: Int64, end: Int64) -> int:
+    if len(start) == 0:
+        return 0
+    covered_to = np.maximum.accumulate(end)
+    begins = start.copy()
+    np.maximum(begins[1:], covered_to[:-1], out=begins[1:])
+    return int(np.maximum(end - begins, 0).sum())
+
+
+def enclosing(track: Int64, start: Int64, end: Int64) -> Int64:
+    """The row of the innermost interval that contains each interval, on the same track.
+
+    Interval j contains i when it starts no later and ends no earlier; of equal ones the earlier row
+    contains the later. An interval of no length counts as one nanosecond long, so that it lies in
+    what begins with it and not in what ends there.
+
+    Args:
+        track: thread number of each interval, shape (n,).
+        start: shape (n,).
+        end: shape (n,). Rows must be sorted by (track, start, -end).
+
+    Returns:
+        int64 array of shape (n,): row numbers, `NO_ROW` for the outermost.
+    """
+    rows = len(start)
+    end = np.maximum(end, start + 1)
+    candidate = np.arange(-1, rows - 1, dtype=np.int64)
+    if rows == 0:
+        return candidate
+    candidate[0] = NO_ROW
+    candidate[1:][track[1:] != track[:-1]] = NO_ROW
+    # Every interval between a row and its candidate is known to end too early. So where the
+    # candidate ends too early as well, its own candidate is the next one to try, and the distance
+    # roughly doubles each round: "previous greater element" by pointer jumping.
+    active = np.flatnonzero(candidate >= 0)
+    while len(active):
+        tried = candidate[active]
+        active = active[end[tried] < end[active]]
+        candidate[active] = candidate[candidate[active]]
+        active = active[candidate[active] >= 0]
+    return candidate
+
+
+def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
+    """The nearest wanted row on the way up from each of the rows, itself included.
+
+    Args:
+        parent: parent row of every row, `NO_ROW` at the top, shape (n,).
+        rows: where to start, shape (m,); `NO_ROW` finds nothing.
+        wanted: which rows count, shape (n,).
+
+    Returns:
+        int64 array of shape (m,): row numbers, `NO_ROW` where none is found.
+    """
+    found = rows.copy()
+    climbing = np.flatnonzero(found >= 0)
+    climbing = climbing[~wanted[found[climbing]]]
+    while len(climbing):
+        up = parent[found[climbing]]
+        found[climbing] = up
+        climbing = climbing[up >= 0]
+        climbing = climbing[~wanted[found[climbing]]]
+    return found

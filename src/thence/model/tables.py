@@ -1,0 +1,385 @@
+"""The tables of a trace: every column with its type, unit and missing value.
+
+This is the vocabulary of thence. Readers fill these tables, everything else only reads them. Times
+are int64 nanoseconds on the trace's own clock; ``Meta.epoch_ns`` says where that clock began.
+A null always means "the trace does not say".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from thence.model.hlo import HloModule
+
+__all__ = [
+    "COLLECTIVES",
+    "GPU",
+    "HOST",
+    "HOST_CATEGORIES",
+    "KINDS",
+    "PROGRAMS",
+    "THREADS",
+    "Column",
+    "Device",
+    "Meta",
+    "Table",
+    "Tables",
+    "concat",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: as in the frame.
+        dtype: Polars type.
+        meaning: what it holds, in which unit, and what null stands for.
+    """
+
+    name: str
+    dtype: pl.DataType | type[pl.DataType]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The shape of one table.
+
+    Attributes:
+        name: attribute of `Tables` and name in SQL.
+        meaning: what one row is.
+        columns: in order.
+    """
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Polars schema: column name to type."""
+        return {column.name: column.dtype for column in self.columns}
+
+    def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
+        """A frame of this shape; columns that are not given are null.
+
+        Args:
+            columns: column name to Series, array or list, all of one length.
+        """
+        rows = max((len(values) for values in columns.values()), default=0)
+        return pl.DataFrame(
+            [
+                pl.Series(name, columns[name]).cast(dtype)
+                if name in columns
+                else pl.Series(name, [None], dtype=dtype).new_from_index(0, rows)
+                for name, dtype in self.schema.items()
+            ]
+        )
+
+    def empty(self) -> pl.DataFrame:
+        """A frame of this shape without rows."""
+        return pl.DataFrame(schema=self.schema)
+
+
+KINDS = ("kernel", "memcpy", "memset", "thunk")
+"""What a device activity can be. thunk: what one XLA thunk ran, from producers that do not list its
+kernels."""
+
+HOST_CATEGORIES = (
+    "step",
+    "module",
+    "python",
+    "range",
+    "framework",
+    "op",
+    "compile",
+    "runtime",
+    "driver",
+    "overhead",
+)
+"""What a host range can be, outermost first: of equal intervals the earlier category contains the
+later. step: one profiler step. module: a call of an nn.Module. python: a Python frame,
+``file.py(12): function``. range: a range that the user named (record_function, NVTX). framework: a
+range that a library named. op: a framework operator. compile: a compilation phase. runtime, driver:
+a CUDA or HIP API call. overhead: time taken by the profiler itself."""
+
+_NAME = pl.Categorical()
+
+GPU = Table(
+    "gpu",
+    "one device activity: a kernel, a copy or a set",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job, 0 for a single process"),
+        Column("device", pl.Int32(), "device index within the process"),
+        Column("stream", pl.Int64(), "stream id as the driver numbers it"),
+        Column("kind", pl.Enum(KINDS), "kernel, memcpy or memset"),
+        Column("name", _NAME, "full name, demangled where the producer did so"),
+        Column("start", pl.Int64(), "ns on the trace's clock"),
+        Column("duration", pl.Int64(), "ns"),
+        Column("correlation", pl.Int64(), "id shared with the API call that launched it"),
+        Column("external", pl.Int64(), "id of the framework op that the producer linked"),
+        Column("graph", pl.UInt64(), "id of the executable CUDA graph; null when launched eagerly"),
+        Column(
+            "node", pl.UInt64(), "id of the node in that graph, as wide as the producer wrote it"
+        ),
+        Column("grid", pl.Array(pl.UInt32, 3), "blocks in x, y, z; null for copies and sets"),
+        Column("block", pl.Array(pl.UInt32, 3), "threads in x, y, z; null for copies and sets"),
+        Column("registers", pl.Int32(), "registers per thread"),
+        Column("shared_memory", pl.Int64(), "bytes per block, static and dynamic"),
+        Column("bytes", pl.Int64(), "bytes copied or set; null for kernels"),
+        Column("program", pl.Int32(), "row in programs of the XLA program execution it is part of"),
+        Column("hlo", _NAME, "name of the HLO instruction that it runs"),
+        Column(
+            "iteration", pl.Int32(), "how often the same instruction ran before in that execution"
+        ),
+    ),
+)
+
+HOST = Table(
+    "host",
+    "one range on a host thread, sorted by rank, process, thread and start",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("process", pl.Int64(), "process id"),
+        Column("thread", pl.Int64(), "thread id"),
+        Column("category", pl.Enum(HOST_CATEGORIES), "see HOST_CATEGORIES"),
+        Column("name", _NAME, "op, range, call or ``file.py(12): function``"),
+        Column("start", pl.Int64(), "ns on the trace's clock"),
+        Column("duration", pl.Int64(), "ns"),
+        Column("correlation", pl.Int64(), "of API calls: id shared with the activities launched"),
+        Column("external", pl.Int64(), "of ops: own id; of API calls: id of the op around them"),
+        Column("sequence", pl.Int64(), "autograd sequence number of an op"),
+        Column("parent", pl.Int32(), "row of the innermost range around it on its thread"),
+        Column("forward", pl.Int32(), "of backward ops: row of the forward op they belong to"),
+    ),
+)
+
+COLLECTIVES = Table(
+    "collectives",
+    "what a collective moved: one row per collective kernel, as its library described it",
+    (
+        Column("gpu", pl.Int32(), "row in gpu; null until the host op has been matched"),
+        Column("host", pl.Int32(), "row in host of the op that described it, if that did"),
+        Column("collective", _NAME, "name as the library gives it, such as all_reduce"),
+        Column("bytes", pl.Int64(), "message size: what one rank puts in, out for reduce-scatter"),
+        Column("in_elements", pl.Int64(), "elements that this rank puts in"),
+        Column("out_elements", pl.Int64(), "elements that this rank gets"),
+        Column("element_type", _NAME, "element type as the library spells it"),
+        Column("group_size", pl.Int32(), "ranks that take part"),
+        Column("group_name", _NAME, "process group name"),
+        Column("group_description", _NAME, "process group description"),
+        Column("group_ranks", _NAME, "ranks of the group as the producer wrote them"),
+        Column("sequence", pl.Int64(), "number of the collective within its group"),
+        Column("source_rank", pl.Int32(), "sending rank of point-to-point operations"),
+        Column("destination_rank", pl.Int32(), "receiving rank of point-to-point operations"),
+        Column("in_splits", pl.String(), "uneven split sizes in, as written"),
+        Column("out_splits", pl.String(), "uneven split sizes out, as written"),
+    ),
+)
+
+PROGRAMS = Table(
+    "programs",
+    "one execution of an XLA program (an XLA module) on one device",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index, as in gpu"),
+        Column("program", _NAME, "identity: fingerprint or id, equal on all ranks where possible"),
+        Column("name", _NAME, "name of the program, such as jit_train_step"),
+        Column("execution", pl.Int32(), "how often the same program ran on this device before"),
+        Column("start", pl.Int64(), "ns: start of its first device activity"),
+        Column("duration", pl.Int64(), "ns: to the end of its last device activity"),
+        Column("launch", pl.Int64(), "ns: when the host began to launch it"),
+        Column("launch_duration", pl.Int64(), "ns that the host took to launch it"),
+        Column("hlo", pl.Int32(), "index in Tables.hlo of its HLO module"),
+    ),
+)
+
+THREADS = Table(
+    "threads",
+    "one named host thread",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("process", pl.Int64(), "process id"),
+        Column("thread", pl.Int64(), "thread id"),
+        Column("name", pl.String(), "name that the producer gave"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU of one rank, as the producer described it; None where it did not."""
+
+    rank: int
+    device: int
+    name: str | None = None
+    memory_bytes: int | None = None
+    multiprocessors: int | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Facts of a whole trace.
+
+    Attributes:
+        inputs: what was read, as the user named it.
+        formats: format of each input.
+        epoch_ns: Unix time in ns at which the trace's clock reads 0; None when unknown.
+        facts: producer, versions and settings of each input, as written there.
+        devices: every GPU that did something.
+        process_groups: ranks of every process group that the producers described.
+        warnings: what the reader had to leave out, repair or assume, one sentence each.
+    """
+
+    inputs: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    epoch_ns: int | None = None
+    facts: tuple[Mapping[str, Any], ...] = ()
+    devices: tuple[Device, ...] = ()
+    process_groups: tuple[Mapping[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a reader returns: the tables of one or several ranks, and facts about them."""
+
+    gpu: pl.DataFrame = field(default_factory=GPU.empty)
+    host: pl.DataFrame = field(default_factory=HOST.empty)
+    collectives: pl.DataFrame = field(default_factory=COLLECTIVES.empty)
+    threads: pl.DataFrame = field(default_factory=THREADS.empty)
+    programs: pl.DataFrame = field(default_factory=PROGRAMS.empty)
+    hlo: tuple[HloModule, ...] = ()
+    meta: Meta = field(default_factory=Meta)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Ranks that have at least one row, ascending."""
+        columns = (self.gpu["rank"], self.host["rank"])
+        return sorted({rank for column in columns for rank in column.unique()})
+
+    def with_warnings(self, warnings: Iterable[str]) -> Tables:
+        """The same tables with more warnings."""
+        meta = dataclasses.replace(self.meta, warnings=(*self.meta.warnings, *warnings))
+        return dataclasses.replace(self, meta=meta)
+
+
+_ROW_REFERENCES = {
+    "gpu": {"program": "programs"},
+    "host": {"parent": "host", "forward": "host"},
+    "collectives": {"gpu": "gpu", "host": "host"},
+    "threads": {},
+    "programs": {"hlo": "hlo"},
+}
+"""Columns that hold row numbers, by table, and the table that they point into."""
+
+
+def concat(parts: Sequence[Tables]) -> Tables:
+    """Several inputs as one: rows after rows, row references and clocks adjusted.
+
+    Ranks that two inputs share are told apart by giving the later input the next free numbers, with
+    a warning. Clocks that began at different moments are expressed on the first one's.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    parts, warnings = _distinct_ranks(parts)
+    epochs = [part.meta.epoch_ns for part in parts]
+    epoch = epochs[0]
+    if None in epochs and any(e is not None for e in epochs):
+        warnings.append(
+            "some inputs do not say when their clock began: times do not compare across inputs"
+        )
+    shifts = [0 if epoch is None or e is None else e - epoch for e in epochs]
+    offsets = {
+        name: _offsets([len(getattr(part, name)) for part in parts])
+        for name in ("gpu", "host", "programs", "hlo")
+    }
+    frames = {
+        name: pl.concat(
+            [
+                _moved(
+                    getattr(part, name),
+                    shift,
+                    {c: offsets[table][i] for c, table in references.items()},
+                )
+                for i, (part, shift) in enumerate(zip(parts, shifts, strict=True))
+            ]
+        )
+        for name, references in _ROW_REFERENCES.items()
+    }
+    hlo = tuple(module for part in parts for module in part.hlo)
+    metas = [part.meta for part in parts]
+    meta = Meta(
+        inputs=tuple(x for m in metas for x in m.inputs),
+        formats=tuple(x for m in metas for x in m.formats),
+        epoch_ns=epoch,
+        facts=tuple(x for m in metas for x in m.facts),
+        devices=tuple(x for m in metas for x in m.devices),
+        process_groups=tuple(x for m in metas for x in m.process_groups),
+        warnings=(*(x for m in metas for x in m.warnings), *warnings),
+    )
+    return Tables(**frames, hlo=hlo, meta=meta)
+
+
+def _offsets(heights: Sequence[int]) -> list[int]:
+    return [sum(heights[:i]) for i in range(len(heights))]
+
+
+def _moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.DataFrame:
+    """Row references and times of one part, as they are in the whole."""
+    changes = [pl.col(column) + offset for column, offset in offsets.items() if offset]
+    if shift_ns:
+        changes += [
+            pl.col(column) + shift_ns for column in ("start", "launch") if column in frame.columns
+        ]
+    return frame.with_columns(changes)
+
+
+def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
+    taken: set[int] = set()
+    result, warnings = [], []
+    for part in parts:
+        ranks = part.ranks
+        new = dict.fromkeys(ranks, 0)
+        free = (number for number in range(len(taken) + len(ranks) + max([*taken, *ranks, 0]) + 1))
+        for rank in ranks:
+            new[rank] = (
+                rank if rank not in taken else next(f for f in free if f not in {*taken, *ranks})
+            )
+        clashes = [rank for rank in ranks if new[rank] != rank]
+        if clashes:
+            numbers = ", ".join(f"{rank} as {new[rank]}" for rank in clashes)
+            warnings.append(
+                f"{', '.join(part.meta.inputs)}: rank already taken by another input; shown {numbers}"
+            )
+            part = _renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place
+        taken.update(new.values())
+        result.append(part)
+    return result, warnings
+
+
+def _renumbered(part: Tables, new: Mapping[int, int]) -> Tables:
+    def frame(old: pl.DataFrame) -> pl.DataFrame:
+        return old.with_columns(
+            pl.col("rank").replace_strict(new, return_dtype=pl.Int32, default=pl.col("rank"))
+        )
+
+    devices = tuple(dataclasses.replace(d, rank=new.get(d.rank, d.rank)) for d in part.meta.devices)
+    return dataclasses.replace(
+        part,
+        gpu=frame(part.gpu),
+        host=frame(part.host),
+        threads=frame(part.threads),
+        programs=frame(part.programs),
+        meta=dataclasses.replace(part.meta, devices=devices),
+    )

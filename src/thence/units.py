@@ -1,0 +1,51 @@
+"""Units and the only code that formats them for people.
+
+Inside thence a time is an ``int`` of nanoseconds and a size an ``int`` of bytes; they become text
+here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Bytes", "Ns", "format_bytes", "format_count", "format_ns", "format_share"]
+
+Ns = int
+"""A time or duration in nanoseconds."""
+Bytes = int
+"""A size in bytes."""
+
+_TIME_STEPS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
+_SIZE_STEPS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def format_ns(nanoseconds: float) -> str:
+    """A duration with four significant digits, such as ``12.35 ms``; whole nanoseconds below 1 us."""
+    for size, unit in _TIME_STEPS:
+        if abs(nanoseconds) >= size:
+            return f"{_four_digits(nanoseconds / size)} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def format_bytes(size: float) -> str:
+    """A size in decimal units (1 kB = 1000 bytes) with four significant digits."""
+    for step, unit in _SIZE_STEPS:
+        if abs(size) >= step:
+            return f"{_four_digits(size / step)} {unit}"
+    return f"{size:.0f} B"
+
+
+def format_share(part: float, whole: float) -> str:
+    """``part`` of ``whole`` in per cent; a dash where there is no whole."""
+    if not whole:
+        return "-"
+    percent = 100 * part / whole
+    return "<0.1 %" if 0 < percent < 0.05 else f"{percent:.1f} %"
+
+
+def format_count(count: int) -> str:
+    """A whole number with thousands separated."""
+    return f"{count:,}"
+
+
+def _four_digits(value: float) -> str:
+    digits = len(f"{abs(value):.0f}")
+    return f"{value:.{max(0, 4 - digits)}f}"
