@@ -1,0 +1,188 @@
+"""Pieces of a file -> columns, in this process or, for large files, in several.
+
+The decoding processes are started with ``python -m`` on this module: unlike multiprocessing's
+spawn this does not import the caller's main module again, and unlike fork it is safe beside the
+threads of Polars. Pieces and columns travel as msgpack over pipes; of a plain file only the offset
+of a piece travels, and the process reads it itself.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from thence.errors import ThenceError
+from thence.readers.kineto.envelope import Piece
+from thence.readers.kineto.events import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from thence.readers.kineto.events import Columns
+
+__all__ = ["decoded"]
+
+_BYTES_BEFORE_PROCESSES = 48 << 20
+"""JSON that is decoded here before other processes are started: below, starting costs more than it gains."""
+_MOST_PROCESSES = 8
+# glibc gives freed memory back to the system at once and fetches it again for the next piece, which
+# doubles the system time; these make it keep what one piece needs. Other systems ignore them.
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(256 << 20), "MALLOC_MMAP_THRESHOLD_": str(64 << 20)}
+
+
+def decoded(pieces: Iterable[Piece], path: str) -> Iterator[Columns]:
+    """The columns of each piece, in order.
+
+    Args:
+        pieces: as `Envelope.pieces` gives them.
+        path: the file that pieces without bytes are to be read from.
+    """
+    done = 0
+    pieces = iter(pieces)
+    for piece in pieces:
+        yield _decoded_here(piece, path)
+        done += piece.size
+        if done >= _BYTES_BEFORE_PROCESSES:
+            break
+    processes = min(_usable_cores(), _MOST_PROCESSES)
+    if processes < 2:
+        for piece in pieces:
+            yield _decoded_here(piece, path)
+    else:
+        first = next(pieces, None)
+        if first is not None:
+            yield from _in_processes(first, pieces, path, processes)
+
+
+def _decoded_here(piece: Piece, path: str) -> Columns:
+    events = piece.events
+    if events is None:
+        with Path(path).open("rb") as file:
+            file.seek(piece.offset)
+            events = file.read(piece.size)
+    return decode(b"[" + events + b"]")
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _in_processes(
+    first: Piece, pieces: Iterator[Piece], path: str, processes: int
+) -> Iterator[Columns]:
+    workers = [_Worker(path) for _ in range(processes)]
+    free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def task(piece: Piece) -> Columns:
+        worker = free.get()
+        try:
+            return worker.decode(piece)
+        finally:
+            free.put(worker)
+
+    pool = ThreadPoolExecutor(processes)
+    running: deque[Future[Columns]] = deque()
+    try:
+        for piece in chain([first], pieces):
+            running.append(pool.submit(task, piece))
+            # Twice as many pieces as processes: the next is at hand when a process is done.
+            if len(running) == 2 * processes:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        for worker in workers:
+            worker.stop()
+        pool.shutdown(cancel_futures=True)
+
+
+class _Worker:
+    """One decoding process, asked over its standard input and answering on its output."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | _KEEP_MEMORY | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+
+    def decode(self, piece: Piece) -> Columns:
+        """The columns of a piece.
+
+        Raises:
+            ThenceError: the process is gone.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            _send(self._process.stdin, (self._path, piece))
+            return {
+                name: _unpacked(value) for name, value in _received(self._process.stdout).items()
+            }
+        except (OSError, EOFError) as error:
+            raise ThenceError(
+                "a process that decodes the trace was killed; is there enough memory?"
+            ) from error
+
+    def stop(self) -> None:
+        """Ends the process, whatever it is doing."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _send(stream: IO[bytes], message: object) -> None:
+    packed = msgspec.msgpack.encode(message)
+    stream.write(len(packed).to_bytes(8, "little"))
+    stream.write(packed)
+    stream.flush()
+
+
+def _received(stream: IO[bytes]) -> Any:
+    head = stream.read(8)
+    if len(head) < 8:
+        raise EOFError
+    return msgspec.msgpack.decode(stream.read(int.from_bytes(head, "little")))
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.str, "shape": value.shape, "data": value.tobytes()}
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return np.frombuffer(value["data"], value["dtype"]).reshape(value["shape"])
+    return value
+
+
+def _serve() -> None:
+    """The life of a decoding process."""
+    answers = sys.stdout.buffer
+    while True:
+        try:
+            path, piece = msgspec.convert(_received(sys.stdin.buffer), tuple[str, Piece])
+        except EOFError:
+            return
+        columns = _decoded_here(piece, path)
+        _send(answers, {name: _packed(value) for name, value in columns.items()})
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,204 @@
+"""A Kineto file as a stream: what stands before the events, pieces of events, what stands after.
+
+Memory stays bounded whatever the file holds: one piece, one event or one head may not exceed the
+limits below.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from thence.errors import DamagedInput
+from thence.readers.kineto.chunks import boundaries, find_separator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from thence.readers.files import Source
+
+__all__ = ["PIECE_BYTES", "Envelope", "Piece"]
+
+PIECE_BYTES = 4 << 20
+"""How much JSON is decoded at a time: enough to amortise a call, small enough for the caches."""
+_READ_BYTES = 1 << 20
+_WINDOW_BYTES = 1 << 18
+_MOST_HEAD_BYTES = 64 << 20
+_MOST_EVENT_BYTES = 16 << 20
+
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LAST_EVENT_END = re.compile(rb"\}\s*\]\s*(?:,\s*\"|\}\s*$|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole events, without the brackets of an array around them.
+
+    Attributes:
+        offset: where they begin in the decompressed file.
+        size: in bytes.
+        events: the bytes; None where they can be read from the file at the offset.
+    """
+
+    offset: int
+    size: int
+    events: bytes | None = None
+
+
+@dataclass
+class Envelope:
+    """The parts of one file; `pieces` must be exhausted before `metadata` and `warnings` are complete.
+
+    Attributes:
+        metadata: every top-level key but the events.
+        warnings: what could not be read, as sentences.
+    """
+
+    source: Source
+    metadata: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    _buffer: bytes = b""
+    _offset: int = 0
+
+    def pieces(self) -> Iterator[Piece]:
+        """Every event of the file, in order, in pieces of about `PIECE_BYTES`.
+
+        Raises:
+            DamagedInput: there is no array of events, or an event larger than any real one.
+        """
+        self._find_events()
+        self._fill(_READ_BYTES)
+        separator = find_separator(self._buffer[:_READ_BYTES])
+        if self.source.plain and separator is not None:
+            yield from self._peeked_pieces(separator)
+        while self._fill(PIECE_BYTES):
+            cut = self._last_cut(separator)
+            if cut is None:
+                if len(self._buffer) > _MOST_EVENT_BYTES:
+                    raise DamagedInput(
+                        self.source.name, "an event of over 16 MB; torch.profiler writes none"
+                    )
+                if not self._fill(2 * len(self._buffer)):
+                    break
+                continue
+            end, following = cut
+            yield Piece(self._offset, end, self._buffer[:end])
+            self._drop(following)
+        yield from self._last_piece()
+
+    def _peeked_pieces(self, separator: bytes) -> Iterator[Piece]:
+        """Pieces of a plain file: looks only at the bytes around each cut, leaves the rest unread.
+
+        Stops near the end of the file, or where no cut is found.
+        """
+        close, comma = separator.index(b"}") + 1, separator.index(b",") + 1
+        while self._offset + 2 * PIECE_BYTES < self.source.stored_bytes:
+            window = self._offset + PIECE_BYTES - _WINDOW_BYTES
+            self.source.seek(window)
+            at = self.source.read(_WINDOW_BYTES).rfind(separator)
+            if at < 0:
+                break
+            yield Piece(self._offset, window + at + close - self._offset)
+            self._offset = window + at + comma
+        self._buffer = b""
+        self.source.seek(self._offset)
+
+    def _fill(self, size: int) -> bool:
+        """Has at least ``size`` bytes in the buffer, or returns False at the end of the file."""
+        while len(self._buffer) < size:
+            more = self.source.read(max(_READ_BYTES, size - len(self._buffer)))
+            if not more:
+                return False
+            self._buffer += more
+        return True
+
+    def _drop(self, length: int) -> None:
+        self._buffer = self._buffer[length:]
+        self._offset += length
+
+    def _find_events(self) -> None:
+        self._fill(_READ_BYTES)
+        if self._buffer[:3] == b"\xef\xbb\xbf":  # UTF-8 byte order mark
+            self._drop(3)
+        stripped = self._buffer.lstrip()
+        if stripped[:1] == b"[":  # Chrome's array format: only events
+            self._drop(len(self._buffer) - len(stripped) + 1)
+            return
+        while (found := _EVENTS_KEY.search(self._buffer)) is None:
+            size = len(self._buffer)
+            if size > _MOST_HEAD_BYTES or not self._fill(2 * size + _READ_BYTES):
+                if len(self._buffer) > size:
+                    continue
+                raise DamagedInput(
+                    self.source.name,
+                    'no "traceEvents" in it; expected the JSON that torch.profiler\'s export_chrome_trace() writes',
+                )
+        head = self._buffer[: found.start()].rstrip().rstrip(b",")
+        self._add_metadata(head + b"}", "before")
+        self._drop(found.end())
+
+    def _last_cut(self, separator: bytes | None) -> tuple[int, int] | None:
+        """Where the last whole event in the buffer ends that has another behind it, and where that begins."""
+        if separator is not None:
+            at = self._buffer.rfind(separator)
+            if at > 0:
+                return at + separator.index(b"}") + 1, at + separator.index(b",") + 1
+        found = boundaries(self._buffer)
+        if found.array_end >= 0 or len(found.ends) < 2:
+            return None
+        # The last end may be followed by the end of the array; the one before it has a comma behind.
+        end = int(found.ends[-2])
+        return end, self._buffer.index(b",", end) + 1
+
+    def _last_piece(self) -> Iterator[Piece]:
+        rest = self._buffer
+        found = boundaries(rest)
+        if found.array_end >= 0:
+            events, tail = rest[: found.array_end], rest[found.array_end + 1 :]
+        elif (last := _find_last(_LAST_EVENT_END, rest)) is not None:
+            # Quotes that are not escaped lead `boundaries` astray; the last event ends where the
+            # last bracket closes.
+            events, tail = rest[: last.start() + 1], rest[rest.index(b"]", last.start()) + 1 :]
+        else:
+            events, tail = rest[: int(found.ends[-1])] if len(found.ends) else b"", b""
+            self._warn_cut(self.source.damage or "the file ends inside an event", len(events))
+        if events.strip(b" \t\r\n,"):
+            events = events.rstrip().rstrip(b",")
+            yield Piece(self._offset, len(events), events)
+        if tail.strip():
+            self._add_metadata(b"{" + tail.lstrip().lstrip(b","), "after")
+        if self.source.damage and not self.warnings:
+            self._warn_cut(self.source.damage, len(rest))
+
+    def _warn_cut(self, reason: str, read: int) -> None:
+        end = self._offset + read
+        self.warnings.append(f"{self.source.name}: cut short: {reason}; read up to byte {end:,}")
+
+    def _add_metadata(self, text: bytes, where: str) -> None:
+        if text.strip() in (b"{}", b"{", b"{ }"):
+            return
+        try:
+            self.metadata |= msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            try:
+                lenient = text.decode("utf-8", "replace").encode()
+                self.metadata |= msgspec.json.decode(
+                    _CONTROL.sub(b" ", lenient), type=dict[str, Any]
+                )
+            except (msgspec.MsgspecError, RecursionError):
+                self.warnings.append(
+                    f"{self.source.name}: the metadata {where} the events is not valid JSON; left out"
+                )
+
+
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+
+
+def _find_last(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
+    last = None
+    for last in pattern.finditer(text):  # noqa: B007 - the last one is what is wanted
+        pass
+    return last

@@ -1,0 +1,109 @@
+"""Which forward op each backward op belongs to.
+
+Kineto says it twice: by a flow arrow between the two, exact; and by the autograd sequence number
+that both ops carry, together with the thread that ran the forward op. Traces written without flows
+still have the latter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Rows = npt.NDArray[np.int64]
+
+__all__ = ["forward_rows"]
+
+
+def forward_rows(ops: dict[str, Any], flows: dict[str, Any], rows: int) -> Rows:
+    """Host row of the forward op, for the rows of backward ops.
+
+    Args:
+        ops: columns of the host rows with a sequence number, ascending by row: row, rank, lane,
+            start, sequence, forward_thread (0 for a forward op, else the autograd engine's number
+            of the thread that ran it).
+        flows: columns of the forward-backward arrows: id, rank, lane, time, is_start.
+        rows: number of host rows.
+
+    Returns:
+        int64 array of shape (rows,), `NO_ROW` where there is none.
+    """
+    forward = np.full(rows, NO_ROW, np.int64)
+    begins, ends = _by_flow(ops, flows)
+    forward[ends] = begins
+    without = (ops["forward_thread"] != 0) & (forward[ops["row"]] == NO_ROW)
+    if without.any():
+        pairs = _by_sequence(pl.DataFrame(ops), pl.Series(without))
+        forward[pairs["row"].to_numpy()] = pairs["forward"].to_numpy()
+    return forward
+
+
+def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
+    """Rows that arrows begin at, and the rows that they end at.
+
+    An end of an arrow is tied to the op that begins at its own time on its own thread, the
+    innermost if there are several.
+    """
+    if not len(flows["id"]) or not len(ops["row"]):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    count = len(ops["row"])
+    _, moment = np.unique(np.concatenate([ops["start"], flows["time"]]), return_inverse=True)
+    span = int(moment.max()) + 1
+    op_key = ops["lane"].astype(np.int64) * span + moment[:count]
+    flow_key = flows["lane"].astype(np.int64) * span + moment[count:]
+    order = np.argsort(op_key, kind="stable")
+    found = np.searchsorted(op_key[order], flow_key, side="right") - 1
+    tied = (found >= 0) & (op_key[order][found] == flow_key)
+    row = ops["row"][order][found]
+    _, identity = np.unique(flows["id"], return_inverse=True)
+    arrow = flows["rank"].astype(np.int64) * (int(identity.max()) + 1) + identity
+    begin_ids, begin_rows = _once(arrow[tied & flows["is_start"]], row[tied & flows["is_start"]])
+    end_ids, end_rows = _once(arrow[tied & ~flows["is_start"]], row[tied & ~flows["is_start"]])
+    _, begins, ends = np.intersect1d(begin_ids, end_ids, assume_unique=True, return_indices=True)
+    return begin_rows[begins], end_rows[ends]
+
+
+def _once(keys: Rows, rows: Rows) -> tuple[Rows, Rows]:
+    """Keys that occur exactly once, and their rows; others name no arrow for certain."""
+    distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    return distinct[counts == 1], rows[first[counts == 1]]
+
+
+def _by_sequence(ops: pl.DataFrame, wanted: pl.Series) -> pl.DataFrame:
+    """The last forward op with the same number before each wanted backward op.
+
+    The numbers count per forward thread. Which thread the engine's number means is not written
+    down: it is the one that has most of the sequence numbers in question.
+    """
+    backward = ops.filter(wanted).sort("start")
+    forward = ops.filter(pl.col("forward_thread") == 0).sort("start")
+    threads = (
+        backward.select("rank", "sequence", "forward_thread")
+        .unique()
+        .join(forward.select("rank", "sequence", "lane").unique(), on=["rank", "sequence"])
+        .group_by("rank", "forward_thread", forward_lane="lane")
+        .len()
+        .sort("len", "forward_lane", descending=[True, False])
+        .unique(["rank", "forward_thread"], keep="first", maintain_order=True)
+        .select("rank", "forward_thread", "forward_lane")
+    )
+    return (
+        backward.join(threads, on=["rank", "forward_thread"])
+        .sort("start")
+        .join_asof(
+            forward.select("sequence", "start", forward_lane="lane", forward="row"),
+            on="start",
+            by=["sequence", "forward_lane"],
+            strategy="backward",
+            check_sortedness=False,
+        )
+        .drop_nulls("forward")
+        .select("row", "forward")
+    )

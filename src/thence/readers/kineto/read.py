@@ -1,0 +1,346 @@
+"""A Kineto file as the tables of a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.model.intervals import NO_ROW, enclosing
+from thence.model.tables import (
+    COLLECTIVES,
+    GPU,
+    HOST,
+    HOST_CATEGORIES,
+    KINDS,
+    THREADS,
+    Meta,
+    Tables,
+)
+from thence.readers.kineto import describe
+from thence.readers.kineto.categories import category_of, shown_name
+from thence.readers.kineto.collectives import collective_columns
+from thence.readers.kineto.decoding import decoded
+from thence.readers.kineto.envelope import Envelope
+from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
+from thence.readers.kineto.growing import Growing
+from thence.readers.kineto.links import forward_rows
+from thence.readers.kineto.owners import Lanes, gpu_ranks, lanes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from thence.readers.files import Source
+
+__all__ = ["NAME", "PATTERNS", "read", "sniff"]
+
+NAME = "torch.profiler (Kineto JSON)"
+PATTERNS = ("*.json", "*.json.gz")
+"""Files of a directory that may be Kineto traces."""
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Any]
+
+_FIRST_KEYS = re.compile(
+    rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
+)
+_API_CALLS = ("runtime", "driver")
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file that begins like this may be a Kineto trace."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return start[:1] in (b"{", b"[") and _FIRST_KEYS.search(head) is not None
+
+
+def read(source: Source, progress: Callable[[int], None]) -> Tables:
+    """The tables of one Kineto file.
+
+    Args:
+        source: the opened file.
+        progress: called with the number of stored bytes consumed so far.
+
+    Raises:
+        DamagedInput: nothing in it could be read.
+    """
+    envelope = Envelope(source)
+    columns = _collected(decoded(envelope.pieces(), source.name), lambda: progress(source.consumed))
+    gpu, host = _table(columns, "gpu"), _table(columns, "host")
+    if columns["events"] == columns["damaged"]:
+        raise DamagedInput(
+            source.name, "holds no event that could be read; expected a torch.profiler trace"
+        )
+    metadata = envelope.metadata
+    names = pl.Series("name", columns["names"], pl.String)
+
+    _choose_device_and_stream(gpu, columns["lanes"])
+    host["category"] = _categories(host["category"], host["name"], columns["names"])
+    launches = _launches(host, gpu)
+    rank = describe.rank_of(metadata, source.name) or 0
+    lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
+    gpu["rank"] = gpu_ranks(lanes, gpu, launches, rank)
+
+    warnings = [
+        *envelope.warnings,
+        *(f"{source.name}: {text}" for text in _warnings(columns, gpu, host, lanes)),
+    ]
+    gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
+    flows, threads = _table(columns, "flow"), _table(columns, "thread")
+    described = _table(columns, "collective")
+    on_host = np.isin(threads["lane"], host["lane"])
+    used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
+    tables = Tables(
+        gpu=_gpu_frame(gpu, gpu_order, names),
+        host=_host_frame(host, host_order, lanes, names, flows),
+        collectives=COLLECTIVES.frame(collective_columns(described, gpu_order, host_order)),
+        threads=_threads_frame(threads, on_host, lanes),
+    )
+    meta = Meta(
+        inputs=(source.name,),
+        formats=(NAME,),
+        epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
+        facts=(describe.facts(metadata),),
+        devices=describe.described_devices(metadata, used),
+        process_groups=describe.process_groups(metadata),
+        warnings=tuple(warnings),
+    )
+    return dataclasses.replace(tables, meta=meta)
+
+
+def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
+    """The pieces' columns as one set of columns, with names and lanes numbered alike."""
+    names: dict[str, int] = {}
+    lanes: dict[Any, int] = {}
+    counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
+    rows = {"collective.gpu": 0, "collective.host": 0}  # rows of the table before this piece
+    columns: dict[str, Growing | list[Any]] = {}
+    for piece in pieces:
+        renamed = _numbered(piece["names"], names)
+        moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
+        for key in counts:
+            counts[key] += piece[key]
+        for key, values in piece.items():
+            if key.endswith(".lane"):
+                columns.setdefault(key, Growing()).extend(moved[values])
+            elif key in ("gpu.name", "host.name"):
+                columns.setdefault(key, Growing()).extend(renamed[values])
+            elif key in rows:
+                columns.setdefault(key, Growing()).extend(
+                    np.where(values < 0, NO_ROW, values + rows[key])
+                )
+            elif "." in key:
+                columns.setdefault(key, Growing() if isinstance(values, np.ndarray) else []).extend(
+                    values
+                )
+        rows["collective.gpu"] += len(piece["gpu.start"])
+        rows["collective.host"] += len(piece["host.start"])
+        tick()
+    joined = {key: c.array if isinstance(c, Growing) else c for key, c in columns.items()}
+    return joined | counts | {"names": list(names), "lanes": list(lanes)}
+
+
+def _numbered(values: Iterable[Any], known: dict[Any, int]) -> Array:
+    return np.array([known.setdefault(value, len(known)) for value in values], np.int32)
+
+
+def _table(columns: Arrays, name: str) -> Arrays:
+    """Takes the columns of one table out, so that each can be freed when it has been used."""
+    prefix = f"{name}."
+    return {
+        key.removeprefix(prefix): columns.pop(key)
+        for key in list(columns)
+        if key.startswith(prefix)
+    }
+
+
+def _choose_device_and_stream(gpu: Arrays, lanes: list[tuple[Any, Any]]) -> None:
+    """Where the arguments are silent, a lane is (device, stream); a moved one keeps its real stream aside."""
+    lane_device = np.array([pid if isinstance(pid, int) else 0 for pid, _ in lanes], np.int64)
+    lane_stream = np.array([tid if isinstance(tid, int) else 0 for _, tid in lanes], np.int64)
+    gpu["device"] = _first_known(gpu["device"], gpu["from_device"], lane_device[gpu["lane"]])
+    gpu["stream"] = _first_known(gpu["original_stream"], gpu["stream"], lane_stream[gpu["lane"]])
+
+
+def _first_known(*choices: Array) -> Array:
+    result = choices[-1]
+    for choice in reversed(choices[:-1]):
+        result = np.where(choice == MISSING, result, choice)
+    return result
+
+
+def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[str]:
+    """What had to be left out or assumed; replaces unusable durations by 0 on the way."""
+    warnings = list(lanes.warnings)
+    if columns["damaged"]:
+        warnings.append(
+            f"{columns['damaged']:,} of {columns['events']:,} events could not be read and are left out"
+        )
+    if columns["unpaired"]:
+        warnings.append(
+            f"{columns['unpaired']:,} begin/end events are left out: torch.profiler writes complete events only"
+        )
+    if columns["timeless"]:
+        warnings.append(
+            f"{columns['timeless']:,} events do not say when they began and are left out"
+        )
+    for what, table in (("device activities", gpu), ("host ranges", host)):
+        unusable = table["duration"] < 0
+        if unusable.any():
+            table["duration"] = np.where(unusable, 0, table["duration"])
+            warnings.append(
+                f"{int(unusable.sum()):,} {what} have no duration, or a negative one; counted as 0"
+            )
+    return warnings
+
+
+def _categories(recorded: Array, name: Array, names: list[str]) -> Array:
+    """Index in HOST_CATEGORIES of each host row, told by category and, where it takes that, name."""
+    numbers: Array = np.array([HOST_CATEGORIES.index(c) for c in RECORDED_CATEGORIES], np.uint8)
+    result: Array = numbers[recorded]
+    for category in ("range", "python"):
+        rows = recorded == RECORDED_CATEGORIES.index(category)
+        used = np.unique(name[rows])
+        finer = np.zeros(len(names), np.uint8)
+        finer[used] = [HOST_CATEGORIES.index(category_of(category, names[i])) for i in used]
+        result[rows] = finer[name[rows]]
+    return result
+
+
+def _launches(host: Arrays, gpu: Arrays) -> Arrays:
+    """Lane and correlation of the API calls that something on a device came from."""
+    calls: Array = np.isin(
+        host["category"], [HOST_CATEGORIES.index(category) for category in _API_CALLS]
+    )
+    correlation = host["correlation"][calls]
+    launched = np.isin(correlation, gpu["correlation"]) & (correlation != MISSING)
+    return {"lane": host["lane"][calls][launched], "correlation": correlation[launched]}
+
+
+def _gpu_order(gpu: Arrays) -> Array:
+    order: Array = np.lexsort((gpu["stream"], gpu["start"], gpu["device"], gpu["rank"]))
+    return order
+
+
+def _host_order(host: Arrays, lanes: Lanes) -> Array:
+    """By thread, then start; what contains another comes first."""
+    track = np.lexsort((lanes.thread, lanes.process, lanes.rank))
+    position = np.empty(len(track), np.int32)
+    position[track] = np.arange(len(track), dtype=np.int32)
+    order: Array = np.lexsort(
+        (host["category"], -_nesting_end(host), host["start"], position[host["lane"]])
+    )
+    return order
+
+
+def _nesting_end(host: Arrays) -> Array:
+    """API calls count as the moment they begin: another clock than the ops' says when they end."""
+    calls = np.isin(host["category"], [HOST_CATEGORIES.index(category) for category in _API_CALLS])
+    end: Array = host["start"] + np.where(calls, 1, np.maximum(host["duration"], 1))
+    return end
+
+
+def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
+    """With null for what is missing or cannot be true."""
+    return pl.select(
+        pl.when(pl.lit(pl.Series((values >= low) & (values <= high)))).then(
+            pl.lit(pl.Series(values))
+        )
+    ).to_series()
+
+
+def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
+    return pl.Series(values, dtype=pl.Enum(values)).gather(numbers)
+
+
+def _triples(values: Array) -> pl.Series:
+    known = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
+    array = pl.Series(np.where(known, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
+    return pl.select(pl.when(pl.lit(pl.Series(known[:, 0]))).then(pl.lit(array))).to_series()
+
+
+def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
+    sorted_gpu = {key: values[order] for key, values in gpu.items()}
+    # Kineto writes graph and node 0 for what was launched eagerly.
+    graph = pl.Series(sorted_gpu["graph"])
+    node = pl.Series(sorted_gpu["node"])
+    columns = {
+        "rank": sorted_gpu["rank"],
+        "device": _integers(sorted_gpu["device"], 0, (1 << 31) - 1).fill_null(0),
+        "stream": sorted_gpu["stream"],
+        "kind": _chosen(KINDS, sorted_gpu["kind"]),
+        "name": names.cast(pl.Categorical()).gather(sorted_gpu["name"]),
+        "start": sorted_gpu["start"],
+        "duration": sorted_gpu["duration"],
+        "correlation": _integers(sorted_gpu["correlation"]),
+        "external": _integers(sorted_gpu["external"]),
+        "graph": graph.replace(0, None),
+        "node": node.replace(0, None),
+        "grid": _triples(sorted_gpu["grid"]),
+        "block": _triples(sorted_gpu["block"]),
+        "registers": _integers(sorted_gpu["registers"], 0, (1 << 31) - 1),
+        "shared_memory": _integers(sorted_gpu["shared_memory"], 0),
+        "bytes": _integers(sorted_gpu["bytes"], 0),
+    }
+    return GPU.frame(columns)
+
+
+def _host_frame(
+    host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
+) -> pl.DataFrame:
+    for key in list(host):
+        host[key] = host[key][order]
+    lane = host["lane"]
+    rank = np.where(lanes.rank < 0, max(0, int(lanes.rank.min(initial=0))), lanes.rank).astype(
+        np.int32
+    )
+    track = np.cumsum(np.concatenate([[0], lane[1:] != lane[:-1]])) if len(lane) else lane
+    parent = enclosing(track, host["start"], _nesting_end(host)).astype(np.int32)
+    forward = forward_rows(
+        _numbered_ops(host, rank), {**flows, "rank": rank[flows["lane"]]}, len(lane)
+    ).astype(np.int32)
+    del host["forward_thread"], host["lane"]
+    shown = names.map_elements(shown_name, pl.String) if len(names) else names
+    columns = {
+        "rank": rank[lane],
+        "process": lanes.process[lane],
+        "thread": lanes.thread[lane],
+        "category": _chosen(HOST_CATEGORIES, host.pop("category")),
+        "name": shown.cast(pl.Categorical()).gather(host.pop("name")),
+        "start": host.pop("start"),
+        "duration": host.pop("duration"),
+        "correlation": _integers(host.pop("correlation")),
+        "external": _integers(host.pop("external")),
+        "sequence": _integers(host.pop("sequence"), 0),
+        "parent": _integers(parent, 0),
+        "forward": _integers(forward, 0),
+    }
+    return HOST.frame(columns)
+
+
+def _numbered_ops(host: Arrays, rank: Array) -> Arrays:
+    rows = np.flatnonzero(host["sequence"] >= 0)
+    columns = {key: host[key][rows] for key in ("lane", "start", "sequence", "forward_thread")}
+    return {"row": rows, "rank": rank[columns["lane"]], **columns}
+
+
+def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
+    """The last name given to each host thread: Kineto gives the process name first, the thread's own later."""
+    lane = threads["lane"][on_host]
+    frame = THREADS.frame(
+        {
+            "rank": np.maximum(lanes.rank[lane], 0),
+            "process": lanes.process[lane],
+            "thread": lanes.thread[lane],
+            "name": pl.Series(threads["name"], dtype=pl.String).filter(pl.Series(on_host)),
+        }
+    )
+    return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
+
+
+def _earliest(tables: Tables) -> int | None:
+    starts = (table["start"].min() for table in (tables.gpu, tables.host))
+    return min((start for start in starts if isinstance(start, int)), default=None)

@@ -1,0 +1,128 @@
+"""Events that strict decoding refuses.
+
+A piece comes here when one of its events is not valid JSON or has a field of another type than
+Kineto documents. Its events are then taken one by one; those that are merely odd are read, those
+that are broken in a known way are mended, and the rest is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from thence.readers.kineto.chunks import split_events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["decode_leniently"]
+
+_INT64 = range(-(1 << 63), 1 << 63)
+_UINT64 = range(1 << 64)
+_UNSIGNED = ("graph", "node")
+
+# Bare numbers that JSON does not have; Kineto wrote inf for blocks per SM, Python's json writes NaN.
+_NO_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:inf|infinity|nan)\b", re.IGNORECASE)
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+_QUOTE_OR_BRACKET = re.compile(rb"\\.|[\"\[\]{}]", re.DOTALL)
+# What follows the quote that ends a string, inside an object and inside an array.
+_AFTER_STRING = re.compile(rb"\s*(?::|[}\]]|,\s*\"[^\"\n]*\"\s*:)")
+_AFTER_ITEM = re.compile(rb"\s*(?:\]|,\s*[\"\[{\d-])")
+
+
+def decode_leniently(
+    piece: bytes, event_type: type[Any], args_type: type[Any]
+) -> tuple[list[Any], int]:
+    """The events of a piece, one by one.
+
+    Args:
+        piece: what should have been a JSON array of events.
+        event_type: struct of an event; fields of another type than it says get their default.
+        args_type: struct of the arguments, treated alike.
+
+    Returns:
+        the events that could be read, and how many could not.
+    """
+    events, damaged = [], 0
+    for text in split_events(piece):
+        fields = _fields(text)
+        if fields is None:
+            damaged += 1
+            continue
+        args = fields.get("args")
+        known = _fitting(fields, event_type) | {
+            "args": args_type(**_fitting(args, args_type))
+            if isinstance(args, dict)
+            else args_type()
+        }
+        for name in ("ts", "dur"):
+            if isinstance(fields.get(name), int | float | str):
+                known[name] = msgspec.Raw(str(fields[name]).encode())
+        events.append(event_type(**known))
+    return events, damaged
+
+
+def _fields(text: bytes) -> dict[str, Any] | None:
+    for candidate in _candidates(text):
+        try:
+            # Times must not pass through a float: see times.py.
+            decoded = msgspec.json.Decoder(float_hook=str).decode(candidate)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        return decoded if isinstance(decoded, dict) else None
+    return None
+
+
+def _candidates(text: bytes) -> Iterator[bytes]:
+    """The event as it stands, then mended more and more."""
+    yield text
+    text = text.decode("utf-8", "replace").encode()
+    text = _CONTROL.sub(b" ", _NO_NUMBER.sub(b" null", text))
+    yield text
+    yield _with_inner_quotes_escaped(text)
+
+
+def _with_inner_quotes_escaped(text: bytes) -> bytes:
+    """Kineto before July 2026 did not escape quotes inside strings; here they are.
+
+    A quote ends the string that it stands in only where what follows can follow a string.
+    """
+    result, copied = [], 0
+    in_string, brackets = False, [b"{"]
+    for match in _QUOTE_OR_BRACKET.finditer(text):
+        token = match.group()
+        if in_string:
+            after = _AFTER_ITEM if brackets[-1] == b"[" else _AFTER_STRING
+            if token != b'"':
+                continue
+            if after.match(text, match.end()):
+                in_string = False
+            else:
+                result += [text[copied : match.start()], b'\\"']
+                copied = match.end()
+        elif token == b'"':
+            in_string = True
+        elif token in (b"{", b"["):
+            brackets.append(token)
+        elif token in (b"}", b"]") and len(brackets) > 1:
+            brackets.pop()
+    return b"".join([*result, text[copied:]])
+
+
+def _fitting(values: dict[str, Any], struct: type[Any]) -> dict[str, Any]:
+    """The values that a field of the struct can take, by the field's Python name."""
+    result = {}
+    for info in msgspec.structs.fields(struct):
+        value = values.get(info.encode_name)
+        if value is None or info.name in ("ts", "dur", "args"):
+            continue
+        try:
+            fitted = msgspec.convert(value, info.type, strict=False)
+        except (msgspec.ValidationError, RecursionError):
+            continue
+        allowed = _UINT64 if info.name in _UNSIGNED else _INT64
+        if not isinstance(fitted, int) or fitted in allowed:
+            result[info.name] = fitted
+    return result
