@@ -1,0 +1,1 @@
+"""Answers: pure functions from tables and places to frozen results. They never print."""

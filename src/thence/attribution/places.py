@@ -1,0 +1,267 @@
+"""Where each device activity came from: one place of every kind, and how it was found.
+
+    label    path of the ranges that the user named, outermost first: ``forward/attention``
+    module   path of nn.Module calls: ``GPT_0/Block_2/MLP_2/Linear_9``
+    op       innermost framework operator
+    ops      path of the operators, and of the ranges that libraries named, around it
+    source   ``file.py:12``, the innermost Python frame outside installed libraries
+    stack    path of all Python frames around it
+    phase    forward or backward, where autograd says so
+    step     profiler step
+
+Every kind has a second column, ``<kind>_rule``: how the place was found or, where it is null, why
+not. The way is always the same: activity -> the API call that launched it -> the ranges around that
+call on its thread. Work of a backward op belongs to the label, module and source of its forward op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from thence.attribution.launches import NOT_FOUND, launch_rows
+from thence.attribution.paths import path_names
+from thence.attribution.sources import source_lines
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.tables import HOST_CATEGORIES
+
+if TYPE_CHECKING:
+    from thence.model.tables import Tables
+
+__all__ = ["PLACES", "attribute"]
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Rules = npt.NDArray[np.int64]
+"""Numbers in `RULES`."""
+
+PLACES = ("label", "module", "op", "ops", "source", "stack", "phase", "step")
+"""Kinds of places, each a column of the result beside its ``_rule``."""
+
+AROUND = "ranges around the launch"
+FORWARD = "forward op of the backward op"
+LIBRARY = "range named by a library"
+STEP = "time of the launch"
+AUTOGRAD = "autograd sequence number"
+LIBRARY_FRAME = "frame of an installed library"
+
+CATEGORIES = {
+    "label": ("range",),
+    "module": ("module",),
+    "op": ("op",),
+    "ops": ("op", "framework"),
+    "source": ("python",),
+    "stack": ("python",),
+    "phase": ("op",),
+    "step": ("step",),
+}
+"""Host rows that a kind of place is made from."""
+
+IN_GRAPH = "inside a CUDA graph: the trace holds one launch for all of it"
+NO_SUCH_ROWS = {
+    "label": "the program names no ranges (record_function, NVTX)",
+    "module": "no nn.Module calls recorded (with_stack=True records them)",
+    "op": "no operators recorded (ProfilerActivity.CPU records them)",
+    "ops": "no operators recorded (ProfilerActivity.CPU records them)",
+    "source": "no Python frames recorded (with_stack=True records them)",
+    "stack": "no Python frames recorded (with_stack=True records them)",
+    "phase": "no autograd ops recorded",
+    "step": "no profiler steps recorded (profiler.step() marks them)",
+}
+OUTSIDE = {
+    "label": "launched outside every named range",
+    "module": "launched outside every nn.Module call",
+    "op": "launched outside every operator",
+    "ops": "launched outside every operator",
+    "source": "launched outside every recorded Python frame",
+    "stack": "launched outside every recorded Python frame",
+    "phase": "autograd has no part in it",
+    "step": "launched outside every profiler step",
+}
+
+
+RULES: tuple[str, ...] = (
+    *(AROUND, FORWARD, LIBRARY, STEP, AUTOGRAD, LIBRARY_FRAME, NOT_FOUND, IN_GRAPH),
+    *dict.fromkeys((*NO_SUCH_ROWS.values(), *OUTSIDE.values())),
+)
+"""Everything that a ``_rule`` column can say."""
+
+
+@dataclass(frozen=True)
+class _Host:
+    """The host table as arrays, with the launches of the activities."""
+
+    tables: Tables
+    category: npt.NDArray[np.uint8]
+    parent: Rows
+    forward: Rows
+    launch: Rows
+
+    @property
+    def names(self) -> pl.Series:
+        """Name of every host row."""
+        return self.tables.host["name"]
+
+    @cached_property
+    def in_graph(self) -> Mask:
+        """Which activities came from the launch of a whole graph (cuda, cu or hipGraphLaunch)."""
+        calls = self.names.filter(pl.Series(self.of("runtime", "driver"))).unique()
+        launches = calls.filter(calls.cast(pl.String).str.contains("GraphLaunch", literal=True))
+        of_graph: Mask = np.isin(
+            self.names.to_physical().to_numpy(), launches.to_physical().to_numpy()
+        )
+        return np.asarray(of_graph[self.launch] & (self.launch != NO_ROW), np.bool_)
+
+    def of(self, *categories: str) -> Mask:
+        """Which host rows are of one of the categories."""
+        chosen: Mask = np.array([category in categories for category in HOST_CATEGORIES])
+        return chosen[self.category]
+
+    def climb(self, rows: Rows, wanted: Mask) -> Rows:
+        """Nearest wanted host row around each of the rows."""
+        return chain_to(self.parent, rows, wanted)
+
+
+def attribute(tables: Tables) -> pl.DataFrame:
+    """The places of every row of ``tables.gpu``, in its order.
+
+    Returns:
+        columns ``launch`` (host row of the API call, or of the op where the call was not recorded)
+        and, for each kind of `PLACES`, the place and its rule, both Categorical.
+    """
+    host_table = tables.host
+    launch, _ = launch_rows(tables)
+    host = _Host(
+        tables,
+        host_table["category"].to_physical().to_numpy(),
+        _rows(host_table["parent"]),
+        _rows(host_table["forward"]),
+        launch,
+    )
+    backward_op = host.climb(launch, host.forward != NO_ROW)
+    forward_op = np.where(backward_op == NO_ROW, NO_ROW, host.forward[backward_op])
+    columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
+    columns |= _label(host, forward_op)
+    columns |= _path(host, "module", *_own_or_forward(host, host.of("module"), forward_op))
+    columns |= _op(host)
+    columns |= _path(host, "ops", host.climb(launch, host.of("op", "framework")), _number(AROUND))
+    columns |= _source(host, forward_op)
+    columns |= _path(host, "stack", *_own_or_forward(host, host.of("python"), forward_op))
+    columns |= _phase(host, backward_op)
+    columns |= _step(host)
+    return pl.DataFrame(columns)
+
+
+def _own_or_forward(host: _Host, wanted: Mask, forward_op: Rows) -> tuple[Rows, Rules]:
+    """The nearest wanted row, and the rule that gave it.
+
+    What is open inside the backward op itself is nearest; then what was open around its forward op;
+    then what is open around the backward op.
+    """
+    nearest = host.climb(host.launch, wanted | (host.forward != NO_ROW))
+    inside = (nearest != NO_ROW) & wanted[nearest]
+    around_forward = host.climb(forward_op, wanted)
+    around = host.climb(nearest, wanted)
+    by_forward = ~inside & (around_forward != NO_ROW)
+    row = np.where(by_forward, around_forward, around)
+    return row, np.where(by_forward, _number(FORWARD), _number(AROUND))
+
+
+def _path(host: _Host, kind: str, row: Rows, rule: Rules | int) -> dict[str, pl.Series]:
+    wanted = host.of(*CATEGORIES[kind])
+    return _column(host, kind, path_names(host.parent, host.names, row, wanted), rule)
+
+
+def _column(host: _Host, kind: str, place: pl.Series, rule: Rules | int) -> dict[str, pl.Series]:
+    """A place and its rule; where there is no place, the rule is the reason."""
+    recorded = bool(host.of(*CATEGORIES[kind]).any())
+    absent = _number(OUTSIDE[kind] if recorded else NO_SUCH_ROWS[kind])
+    reason = np.where(host.in_graph, _number(IN_GRAPH), absent)
+    reason = np.where(recorded & (host.launch == NO_ROW), _number(NOT_FOUND), reason)
+    rules = np.where(place.is_null().to_numpy(), reason, rule)
+    return {kind: place, f"{kind}_rule": _texts(RULES, rules)}
+
+
+def _number(rule: str) -> int:
+    return RULES.index(rule)
+
+
+def _texts(texts: tuple[str | None, ...], numbers: npt.NDArray[Any]) -> pl.Series:
+    return pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(numbers)
+
+
+def _label(host: _Host, forward_op: Rows) -> dict[str, pl.Series]:
+    """Ranges of the user; failing those, ranges that a library opened around the launch."""
+    columns = _path(host, "label", *_own_or_forward(host, host.of("range"), forward_op))
+    library = host.climb(host.launch, host.of("framework"))
+    given = columns["label"].is_null() & pl.Series(library != NO_ROW)
+    if given.any():
+        path = path_names(host.parent, host.names, library, host.of("framework"))
+        rule = _texts(RULES, np.full(len(given), _number(LIBRARY)))
+        columns["label"] = columns["label"].zip_with(~given, path)
+        columns["label_rule"] = columns["label_rule"].zip_with(~given, rule)
+    return columns
+
+
+def _op(host: _Host) -> dict[str, pl.Series]:
+    row = host.climb(host.launch, host.of("op"))
+    return _column(host, "op", _gathered(host.names, row), _number(AROUND))
+
+
+def _gathered(values: pl.Series, row: Rows) -> pl.Series:
+    """The value at each row, null at `NO_ROW`."""
+    return values.gather(pl.Series(row).replace(NO_ROW, None).cast(pl.UInt32))
+
+
+def _source(host: _Host, forward_op: Rows) -> dict[str, pl.Series]:
+    """The innermost frame of the user's own code, else the innermost frame with a file."""
+    frames = source_lines(host.names, host.of("python"))
+    row, rule = _own_or_forward(host, frames.own, forward_op)
+    library, _ = _own_or_forward(host, frames.own | frames.installed, forward_op)
+    rule = np.where(row == NO_ROW, _number(LIBRARY_FRAME), rule)
+    return _column(
+        host, "source", _gathered(frames.line, np.where(row == NO_ROW, library, row)), rule
+    )
+
+
+def _phase(host: _Host, backward_op: Rows) -> dict[str, pl.Series]:
+    used = host.names.unique()
+    of_engine = (
+        used.cast(pl.String)
+        .str.starts_with("autograd::engine::evaluate_function")
+        .fill_null(value=False)
+    )
+    codes = used.to_physical().filter(of_engine).to_numpy()
+    in_engine = np.isin(host.names.to_physical().to_numpy(), codes)
+    is_forward = np.zeros(len(in_engine), np.bool_)
+    is_forward[host.forward[host.forward != NO_ROW]] = True
+    backward = (backward_op != NO_ROW) | (host.climb(host.launch, in_engine) != NO_ROW)
+    forward = host.climb(host.launch, is_forward) != NO_ROW
+    phase = _texts((None, "forward", "backward"), np.where(backward, 2, forward.astype(np.int64)))
+    return _column(host, "phase", phase, _number(AUTOGRAD))
+
+
+def _step(host: _Host) -> dict[str, pl.Series]:
+    """The step that was open in the launching process when the launch began, on whatever thread."""
+    table = host.tables.host
+    start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
+    at = np.where(host.launch == NO_ROW, 0, host.launch)
+    found = np.full(len(at), NO_ROW, np.int64)
+    steps = table.with_row_index("row").filter(pl.col("category") == "step").sort("start")
+    for (of_rank, of_process), own in steps.group_by("rank", "process"):
+        rows = own["row"].to_numpy().astype(np.int64)
+        begins, ends = own["start"].to_numpy(), (own["start"] + own["duration"]).to_numpy()
+        last = np.searchsorted(begins, start[at], side="right") - 1
+        inside = (last >= 0) & (start[at] < ends[last]) & (host.launch != NO_ROW)
+        inside &= (rank[at] == of_rank) & (process[at] == of_process)
+        found[inside] = rows[last[inside]]
+    return _column(host, "step", _gathered(host.names, found), _number(STEP))
+
+
+def _rows(references: pl.Series) -> Rows:
+    return references.fill_null(NO_ROW).cast(pl.Int64).to_numpy()

@@ -1,0 +1,73 @@
+"""Python frames as source lines, and which of them are the user's own code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Frames", "source_lines"]
+
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): .*", re.DOTALL)
+# torch writes the paths of its own files relative to the installation: torch/nn/modules/linear.py.
+_INSTALLED = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python[\d.]+/|^<|"
+    r"^(?:torch|torchvision|torchaudio|triton|numpy|threading|contextlib|functools|typing|runpy|collections|"
+    r"inspect|abc|os|enum|weakref|dataclasses|importlib|logging|warnings|copy|re|json|asyncio|concurrent|"
+    r"multiprocessing|unittest|queue|socket|selectors|subprocess|random|pickle|tempfile|types)(?:/|\.py$)"
+)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """What the host rows are as Python frames.
+
+    Attributes:
+        line: Categorical ``file.py:12``, null where the row is no frame with a file.
+        own: rows that are frames of the user's code.
+        installed: rows that are frames of the standard library or of installed packages.
+    """
+
+    line: pl.Series
+    own: npt.NDArray[np.bool_]
+    installed: npt.NDArray[np.bool_]
+
+
+def source_lines(names: pl.Series, python: npt.NDArray[np.bool_]) -> Frames:
+    """Source lines of the host rows.
+
+    Args:
+        names: Categorical names of the host rows; frames are written ``file.py(12): function``.
+        python: which rows are Python frames.
+    """
+    used = names.filter(pl.Series(python)).unique().drop_nulls()
+    parsed = [_FRAME.fullmatch(name) for name in used.cast(pl.String).to_list()]
+    lines = {
+        c: f"{m['file']}:{m['line']}"
+        for c, m in zip(used.to_physical().to_list(), parsed, strict=True)
+        if m
+    }
+    own = [
+        c
+        for c, m in zip(used.to_physical().to_list(), parsed, strict=True)
+        if m and not _INSTALLED.search(m["file"])
+    ]
+    codes = names.to_physical()
+    code = codes.to_numpy()
+    is_line = python & np.isin(code, list(lines))
+    is_own = is_line & np.isin(code, own)
+    texts = list(lines.values())
+    position = pl.Series(list(lines), dtype=codes.dtype)
+    number = codes.replace_strict(
+        position, pl.Series(range(len(lines)), dtype=pl.UInt32), default=None
+    )
+    line = pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(number)
+    return Frames(
+        line.set(pl.Series(~is_line), None) if len(line) else line, is_own, is_line & ~is_own
+    )

@@ -1,0 +1,60 @@
+"""The command line. Each verb is a module with one click command; only `main` prints errors."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from thence import __version__
+from thence.cli import demo, report, sql
+from thence.errors import ThenceError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: tuple[click.Command, ...] = (report.command, sql.command, demo.command)
+"""Every verb, in the order of ``thence --help``."""
+
+
+class _InOrder(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self.commands)
+
+
+_group = _InOrder(
+    "thence",
+    help=(
+        "Where did the GPU time come from?\n\n"
+        "Every verb takes files, directories and globs, several ranks at once, or - for standard input."
+    ),
+    epilog='Shell completion: eval "$(_THENCE_COMPLETE=bash_source thence)" (or zsh_source, fish_source).',
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+click.version_option(__version__, prog_name="thence")(_group)
+for _command in COMMANDS:
+    _group.add_command(_command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits: 0 done, 1 a check failed, 2 it could not be done."""
+    try:
+        code = _group.main(arguments, prog_name="thence", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.Abort:
+        _fail("interrupted", 130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except ThenceError as error:
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the rest of it has nowhere to go.
+        sys.stderr.close()
+        sys.exit(0)
+    except MemoryError:
+        _fail("not enough memory for this input", 2)
+
+
+def _fail(message: str, code: int) -> None:
+    click.echo(f"thence: {message}", err=True)
+    sys.exit(code)

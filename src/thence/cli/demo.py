@@ -1,0 +1,37 @@
+"""``thence demo``: the main job on a recording that ships with the package."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import click
+
+from thence.cli.common import console, open_with_progress, print_table
+
+__all__ = ["RECORDING", "command"]
+
+RECORDING = "torch_eager_stack_rank0.json.gz"
+"""Two training steps of a small GPT on one H200, with Python stacks (torch 2.11)."""
+
+
+@click.command("demo")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Rows of each table to show.",
+)
+def command(top: int) -> None:
+    """The main job on a recording of a small GPT that ships with thence."""
+    from thence.writers.table import attribution_table, heading, row_table
+
+    with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:
+        trace = open_with_progress([str(path)])
+    output = console()
+    print_table(output, heading(trace.summary()))
+    for by in ("kernel", "label", "module", "source"):
+        print_table(output, f"\n[green]$ thence report {RECORDING} --by {by}[/]")
+        print_table(output, row_table(trace.summary(by), top, output.width))
+    print_table(output, "")
+    print_table(output, attribution_table(trace.summary()))

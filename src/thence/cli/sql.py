@@ -1,0 +1,42 @@
+"""``thence sql``: any other question."""
+
+from __future__ import annotations
+
+import click
+
+from thence.cli.common import console, inputs_argument, open_with_progress, print_json, print_table
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Tables: gpu, host, places, activities (gpu and places side by side), collectives, threads, programs.
+Times are ns.
+
+\b
+Examples:
+  thence sql trace.json.gz "select label, sum(duration) as ns from activities group by label order by ns desc"
+  thence sql traces/ "select rank, count(*) as n from gpu where kind = 'memcpy' group by rank" --format csv
+"""
+
+
+@click.command("sql", epilog=_EXAMPLES)
+@inputs_argument
+@click.argument("query")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", "json", "csv")),
+    default="table",
+    show_default=True,
+)
+def command(inputs: tuple[str, ...], query: str, form: str) -> None:
+    """Answers an SQL query over the tables of a trace."""
+    answer = open_with_progress(inputs).sql(query)
+    if form == "json":
+        print_json(answer.to_dicts())
+    elif form == "csv":
+        click.echo(answer.write_csv(), nl=False)
+    else:
+        from thence.writers.table import frame_table
+
+        print_table(console(), frame_table(answer))

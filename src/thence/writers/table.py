@@ -1,0 +1,211 @@
+"""A summary as tables for a terminal of 80 columns or more."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from thence.model.kernel_names import clip
+from thence.units import format_bytes, format_count, format_ns, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import polars as pl
+    from rich.console import RenderableType
+
+    from thence.analysis.summary import Summary
+    from thence.model.tables import Device
+
+__all__ = ["attribution_table", "frame_table", "heading", "row_table", "summary_table"]
+
+_HEADINGS = {
+    "ops": "operator stack",
+    "stack": "Python stack",
+    "source": "source line",
+    "op": "operator",
+}
+_NAME_WIDTH = 96
+_BAR_WIDTH = 8
+_WIDE = 100
+_LONGEST_PATH = 48
+
+
+def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
+    """What ``thence report`` shows.
+
+    Args:
+        summary: to be shown.
+        top: how many rows at most.
+        width: columns of the terminal.
+    """
+    warnings = [Text(f"warning: {text}", "yellow") for text in summary.meta.warnings]
+    parts = (
+        heading(summary),
+        "",
+        row_table(summary, top, width),
+        "",
+        attribution_table(summary),
+        *warnings,
+    )
+    return Group(*parts)
+
+
+def heading(summary: Summary) -> RenderableType:
+    """What was read, and its totals."""
+    inputs = summary.meta.inputs
+    first = inputs[0] if len(inputs[0]) <= _LONGEST_PATH else PurePath(inputs[0]).name
+    title = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
+    formats = ", ".join(dict.fromkeys(summary.meta.formats))
+    numbers = Table.grid(padding=(0, 3))
+    numbers.add_row(
+        *(
+            Text.assemble((f"{name} ", "dim"), (value, "bold"))
+            for name, value in (
+                ("span", format_ns(summary.span_ns)),
+                (
+                    "busy",
+                    f"{format_ns(summary.busy_ns)} ({format_share(summary.busy_ns, summary.span_ns)})",
+                ),
+                ("idle", format_ns(summary.idle_ns)),
+                ("sum", format_ns(summary.sum_ns)),
+            )
+        )
+    )
+    counts = ", ".join(
+        _counted(kind, n, summary.kind_ns[kind]) for kind, n in summary.counts.items() if n
+    )
+    where = f"{_plural(summary.ranks, 'rank')}, {_plural(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
+    return Group(
+        Text.assemble((title, "bold"), (f"   {formats}", "dim"), overflow="fold"),
+        Text(f"{where}, {_plural(summary.streams, 'stream')}"),
+        Text(counts),
+        numbers,
+    )
+
+
+def _models(devices: Iterable[Device]) -> str:
+    names = sorted({device.name for device in devices if device.name})
+    memory = {device.memory_bytes for device in devices}
+    if not names:
+        return ""
+    size = memory.pop() if len(memory) == 1 else None
+    return f" ({', '.join(names)}{', ' + format_bytes(size) if size else ''})"
+
+
+_WORDS = {
+    "kernel": ("kernel", "kernels"),
+    "memcpy": ("copy", "copies"),
+    "memset": ("set", "sets"),
+    "thunk": ("thunk", "thunks"),
+}
+
+
+def _counted(kind: str, count: int, total_ns: int) -> str:
+    word = _WORDS[kind][count != 1]
+    return f"{format_count(count)} {word} {format_ns(total_ns)}"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{format_count(count)} {word}{'' if count == 1 else 's'}"
+
+
+def row_table(summary: Summary, top: int, width: int) -> RenderableType:
+    """GPU time by kernel, label or whatever the summary is by, and a line for what is not shown."""
+    shown = _shown_columns(summary, width)
+    used = sum(columns + 2 for columns in shown.values())
+    name_width = max(16, min(width - used - 2, _NAME_WIDTH))
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    table.add_column(
+        f"GPU time by {_HEADINGS.get(summary.by, summary.by)}", width=name_width, overflow="fold"
+    )
+    for column, columns in shown.items():
+        justify = "left" if column == "" else "right"
+        table.add_column(column, justify=justify, min_width=columns, no_wrap=True)  # type: ignore[arg-type]
+    largest = max([*summary.rows["share"].head(1), 1e-12])
+    for row in summary.rows.head(top).iter_rows(named=True):
+        values: dict[str, RenderableType] = {
+            "count": format_count(row["count"]),
+            "total": format_ns(row["total_ns"]),
+            "mean": format_ns(row["mean_ns"]),
+            "backward": format_ns(row["backward_ns"]) if row["backward_ns"] else "-",
+            "share": format_share(row["total_ns"], summary.sum_ns),
+            "": Text(_bar(row["share"] / largest), "cyan"),
+        }
+        name = Text(
+            clip(row["short_name"], 2 * name_width), "" if row["attributed"] else "dim italic"
+        )
+        table.add_row(name, *(values[column] for column in shown))
+    hidden = summary.rows.height - top
+    if hidden <= 0:
+        return table
+    rest = int(summary.rows["total_ns"].slice(top).sum())
+    share = format_share(rest, summary.sum_ns)
+    more = f"... {format_count(hidden)} more, {format_ns(rest)} ({share}); --top {summary.rows.height} shows all"
+    return Group(table, Text(more, "dim"))
+
+
+def _shown_columns(summary: Summary, width: int) -> dict[str, int]:
+    """Columns beside the name, with their widths: as many as leave room for the name."""
+    by_place = summary.by not in (
+        "kernel",
+        "phase",
+        "rank",
+        "device",
+        "stream",
+        "kind",
+        "collective",
+    )
+    backward = by_place and bool(summary.rows["backward_ns"].max())
+    wide = width >= _WIDE
+    return {
+        "count": max(5, len(format_count(sum(summary.counts.values())))),
+        "total": 8,
+        **({"mean": 8} if wide or not backward else {}),
+        **({"backward": 8} if backward else {}),
+        "share": 7,
+        **({"": _BAR_WIDTH} if wide else {}),
+    }
+
+
+def _bar(fraction: float) -> str:
+    eighths = round(fraction * _BAR_WIDTH * 8)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def attribution_table(summary: Summary) -> RenderableType:
+    """What share of the GPU time could be attributed, and why the rest could not."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim")
+    for kind, attributed in summary.attributed_ns.items():
+        reasons = list(summary.unattributed_ns[kind].items())
+        if attributed:
+            text = "; ".join(
+                f"{format_share(ns, summary.sum_ns)} {reason}" for reason, ns in reasons
+            )
+        else:
+            text = reasons[0][0] if reasons else ""
+        table.add_row(kind, format_share(attributed, summary.sum_ns), escape(text))
+    return Group(Text("attributed GPU time", "bold"), table)
+
+
+def frame_table(frame: pl.DataFrame) -> Table:
+    """Any frame, one line per row; numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    for name, dtype in frame.schema.items():
+        table.add_column(
+            escape(name),
+            justify="right" if dtype.is_numeric() else "left",
+            overflow="ellipsis",
+            no_wrap=True,
+        )
+    for row in frame.iter_rows():
+        table.add_row(*(Text("" if value is None else str(value)) for value in row))
+    return table
