@@ -1,0 +1,36 @@
+# Everything happens in a virtual environment in .venv; delete it to start afresh.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check format clean
+
+demo: $(VENV)/installed  ## the main job on a real recording that ships with the package
+	$(BIN)/thence demo
+
+test: $(VENV)/installed-dev  ## the tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev  ## linter, formatter and type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed-dev  ## formats the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+$(VENV)/installed: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed pyproject.toml
+	$(BIN)/pip install --quiet --group dev
+	touch $@
