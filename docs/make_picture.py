@@ -15,7 +15,7 @@ import thence
 from thence.cli.demo import RECORDING
 from thence.writers.table import attribution_table, heading, row_table
 
-WIDTH = 100
+WIDTH = 104
 
 
 def main() -> None:

@@ -47,5 +47,5 @@ def format_count(count: int) -> str:
 
 
 def _four_digits(value: float) -> str:
-    digits = len(f"{abs(value):.0f}")
-    return f"{value:.{max(0, 4 - digits)}f}"
+    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:.{decimals}f}"

@@ -16,7 +16,7 @@ call on its thread. Work of a backward op belongs to the label, module and sourc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,7 @@ class _Host:
     parent: Rows
     forward: Rows
     launch: Rows
+    _masks: dict[tuple[str, ...], Mask] = field(default_factory=dict)
 
     @property
     def names(self) -> pl.Series:
@@ -115,12 +116,14 @@ class _Host:
         of_graph: Mask = np.isin(
             self.names.to_physical().to_numpy(), launches.to_physical().to_numpy()
         )
-        return np.asarray(of_graph[self.launch] & (self.launch != NO_ROW), np.bool_)
+        return _at(of_graph, self.launch, missing=False)
 
     def of(self, *categories: str) -> Mask:
         """Which host rows are of one of the categories."""
-        chosen: Mask = np.array([category in categories for category in HOST_CATEGORIES])
-        return chosen[self.category]
+        if categories not in self._masks:
+            chosen = np.array([category in categories for category in HOST_CATEGORIES], np.bool_)
+            self._masks[categories] = chosen[self.category]
+        return self._masks[categories]
 
     def climb(self, rows: Rows, wanted: Mask) -> Rows:
         """Nearest wanted host row around each of the rows."""
@@ -144,7 +147,7 @@ def attribute(tables: Tables) -> pl.DataFrame:
         launch,
     )
     backward_op = host.climb(launch, host.forward != NO_ROW)
-    forward_op = np.where(backward_op == NO_ROW, NO_ROW, host.forward[backward_op])
+    forward_op = _at(host.forward, backward_op, NO_ROW)
     columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
     columns |= _label(host, forward_op)
     columns |= _path(host, "module", *_own_or_forward(host, host.of("module"), forward_op))
@@ -164,7 +167,7 @@ def _own_or_forward(host: _Host, wanted: Mask, forward_op: Rows) -> tuple[Rows, 
     then what is open around the backward op.
     """
     nearest = host.climb(host.launch, wanted | (host.forward != NO_ROW))
-    inside = (nearest != NO_ROW) & wanted[nearest]
+    inside = _at(wanted, nearest, missing=False)
     around_forward = host.climb(forward_op, wanted)
     around = host.climb(nearest, wanted)
     by_forward = ~inside & (around_forward != NO_ROW)
@@ -261,6 +264,14 @@ def _step(host: _Host) -> dict[str, pl.Series]:
         inside &= (rank[at] == of_rank) & (process[at] == of_process)
         found[inside] = rows[last[inside]]
     return _column(host, "step", _gathered(host.names, found), _number(STEP))
+
+
+def _at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
+    """The value at each row, ``missing`` at `NO_ROW`; there may be no rows at all."""
+    result = np.full(len(rows), missing, values.dtype)
+    known = rows != NO_ROW
+    result[known] = values[rows[known]]
+    return result
 
 
 def _rows(references: pl.Series) -> Rows:

@@ -9,9 +9,9 @@ import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from isal import igzip, isal_zlib
+from isal import isal_zlib
 
 from thence.errors import InputError
 
@@ -25,7 +25,47 @@ HEAD_BYTES = 1 << 16
 _GZIP_MAGIC = b"\x1f\x8b"
 # isal's stub declares its error as an instance of Exception.
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
-_DAMAGE = (EOFError, igzip.BadGzipFile, _ISAL_ERROR, zlib.error)
+_DAMAGE = (EOFError, _ISAL_ERROR, zlib.error)
+_STEP_BYTES = 1 << 15
+
+
+class _Unzipped:
+    """The members of a gzip file. `gzip` and `isal.igzip` would drop what stands just before the damage."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self._stored = b""
+        self._member = _new_member()
+
+    def read(self, size: int) -> bytes:
+        """Some decompressed bytes, at most ``size``; none at the end.
+
+        Raises:
+            EOFError: the file ends inside a member.
+            isal_zlib.error: it is damaged; up to `_STEP_BYTES` before that place are lost.
+        """
+        while True:
+            if not self._stored:
+                self._stored = self._raw.read(4 * _STEP_BYTES)
+            if self._member.eof:
+                self._stored = self._stored.lstrip(b"\0")  # padding between members and at the end
+                if self._stored:
+                    self._member = _new_member()
+                elif not self._raw.peek(1):  # type: ignore[attr-defined]
+                    return b""
+                continue
+            ended = not self._stored
+            part: bytes = self._member.decompress(self._stored, min(size, _STEP_BYTES))
+            member = self._member
+            self._stored = member.unused_data if member.eof else member.unconsumed_tail
+            if part:
+                return part
+            if ended and not member.eof:
+                raise EOFError("it ends before its end marker")
+
+
+def _new_member() -> Any:
+    return isal_zlib.decompressobj(wbits=31)
 
 
 @dataclass
@@ -40,7 +80,7 @@ class Source:
     """
 
     name: str
-    stream: BinaryIO
+    stream: BinaryIO | _Unzipped
     stored_bytes: int
     plain: bool
     damage: str | None = None
@@ -69,8 +109,7 @@ class Source:
                 raise InputError(name, f"is no path ({error})") from error
         try:
             if raw.peek(2)[:2] == _GZIP_MAGIC:
-                unzipped = igzip.IGzipFile(fileobj=raw)  # type: ignore[no-untyped-call]
-                yield cls(name, unzipped, size, plain=False, _raw=raw)  # type: ignore[arg-type]
+                yield cls(name, _Unzipped(raw), size, plain=False, _raw=raw)
             else:
                 yield cls(name, raw, size, plain=name != STANDARD_INPUT, _raw=raw)
         except IsADirectoryError as error:
@@ -84,6 +123,11 @@ class Source:
         while len(self._ahead) < HEAD_BYTES and (more := self._take(HEAD_BYTES - len(self._ahead))):
             self._ahead += more
         return self._ahead
+
+    @property
+    def expected_bytes(self) -> int:
+        """About how many bytes reading will give, 0 where unknown; gzip makes JSON some 12 times smaller."""
+        return self.stored_bytes if self.plain else 12 * self.stored_bytes
 
     @property
     def consumed(self) -> int:
@@ -104,8 +148,9 @@ class Source:
 
     def seek(self, offset: int) -> None:
         """Makes reading go on at an offset; only where the stream is `plain`."""
+        assert self._raw is not None
         self._ahead = b""
-        self.stream.seek(offset)
+        self._raw.seek(offset)
 
     def _take(self, size: int) -> bytes:
         if self.damage is not None:

@@ -8,6 +8,7 @@ of a piece travels, and the process reads it itself.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import subprocess
@@ -40,20 +41,20 @@ _MOST_PROCESSES = 8
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(256 << 20), "MALLOC_MMAP_THRESHOLD_": str(64 << 20)}
 
 
-def decoded(pieces: Iterable[Piece], path: str) -> Iterator[Columns]:
+def decoded(pieces: Iterable[Piece], path: str, expected_bytes: int) -> Iterator[Columns]:
     """The columns of each piece, in order.
 
     Args:
         pieces: as `Envelope.pieces` gives them.
         path: the file that pieces without bytes are to be read from.
+        expected_bytes: how much JSON there will be, 0 where unknown; decides only how soon other
+            processes are started.
     """
-    done = 0
+    done = 0 if expected_bytes < _BYTES_BEFORE_PROCESSES else _BYTES_BEFORE_PROCESSES
     pieces = iter(pieces)
-    for piece in pieces:
+    while done < _BYTES_BEFORE_PROCESSES and (piece := next(pieces, None)) is not None:
         yield _decoded_here(piece, path)
         done += piece.size
-        if done >= _BYTES_BEFORE_PROCESSES:
-            break
     processes = min(_usable_cores(), _MOST_PROCESSES)
     if processes < 2:
         for piece in pieces:
@@ -65,12 +66,14 @@ def decoded(pieces: Iterable[Piece], path: str) -> Iterator[Columns]:
 
 
 def _decoded_here(piece: Piece, path: str) -> Columns:
-    events = piece.events
-    if events is None:
-        with Path(path).open("rb") as file:
-            file.seek(piece.offset)
-            events = file.read(piece.size)
-    return decode(b"[" + events + b"]")
+    if piece.events is not None:
+        return decode(b"[" + piece.events + b"]")
+    array = bytearray(piece.size + 2)
+    with Path(path).open("rb") as file:
+        file.seek(piece.offset)
+        file.readinto(memoryview(array)[1:-1])
+    array[0], array[-1] = b"[]"
+    return decode(array)
 
 
 def _usable_cores() -> int:
@@ -174,6 +177,7 @@ def _unpacked(value: Any) -> Any:
 
 def _serve() -> None:
     """The life of a decoding process."""
+    gc.disable()  # what is decoded here holds no cycles
     answers = sys.stdout.buffer
     while True:
         try:

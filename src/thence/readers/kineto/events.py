@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
+from dataclasses import dataclass
 from itertools import chain, compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -104,9 +105,15 @@ _HOST = {
 }
 RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
 """What the numbers in ``host.category`` stand for."""
-_HOST_NUMBER = {name: RECORDED_CATEGORIES.index(category) for name, category in _HOST.items()}
-_FORWARD_BACKWARD = {"fwdbwd", "forward_backward", "fwd_bwd"}
-_SKIPPED, _GPU_ROW, _HOST_ROW, _FLOW, _THREAD_NAME, _LOST = range(6)
+_UNPAIRED = ("B", "E")
+_FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
+# Numbers that an event's category gets: kinds of device activities first, then host categories.
+_FIRST_HOST, _FLOW, _OTHER = 8, 100, 101
+_NUMBERS = (
+    _GPU
+    | {name: _FIRST_HOST + RECORDED_CATEGORIES.index(category) for name, category in _HOST.items()}
+    | dict.fromkeys(_FORWARD_BACKWARD, _FLOW)
+)
 
 _strict = msgspec.json.Decoder(list[Event], strict=False)
 
@@ -119,25 +126,15 @@ class _Codes(dict[Any, int]):
         return code
 
 
-class _Targets(dict[tuple[str, str], int]):
-    """(phase, category) -> where such an event goes."""
+class _CategoryNumbers(dict[str, int]):
+    """Category -> its number in `_NUMBERS`."""
 
-    def __missing__(self, key: tuple[str, str]) -> int:
-        phase, category = key
-        if phase == "X":
-            target = _GPU_ROW if category in _GPU else _HOST_ROW if category in _HOST else _SKIPPED
-        elif phase in ("s", "f") and category in _FORWARD_BACKWARD:
-            target = _FLOW
-        elif phase == "M":
-            target = _THREAD_NAME
-        else:
-            # Begin/end pairs come from other tracers; what they hold would be lost without a word.
-            target = _LOST if phase in ("B", "E") else _SKIPPED
-        self[key] = target
-        return target
+    def __missing__(self, category: str) -> int:
+        self[category] = _OTHER
+        return _OTHER
 
 
-def decode(piece: bytes) -> Columns:
+def decode(piece: bytes | bytearray) -> Columns:
     """The columns of one piece.
 
     Args:
@@ -156,35 +153,75 @@ def decode(piece: bytes) -> Columns:
         events = _strict.decode(piece)
         return _columns(events, damaged)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, ValueError):
-        events, damaged = decode_leniently(piece, Event, Args)
+        events, damaged = decode_leniently(bytes(piece), Event, Args)
         return _columns(events, damaged)
 
 
 def _columns(events: Sequence[Event], damaged: int) -> Columns:
-    targets = np.fromiter(
-        map(_Targets().__getitem__, map(attrgetter("ph", "cat"), events)), np.int8, len(events)
+    numbers = np.fromiter(
+        map(_CategoryNumbers(_NUMBERS).__getitem__, map(attrgetter("cat"), events)),
+        np.uint8,
+        len(events),
     )
 
-    def chosen(target: int) -> list[Event]:
-        return list(compress(events, (targets == target).tolist()))
+    def chosen(mask: np.ndarray[Any, Any]) -> list[Event]:
+        return list(compress(events, mask.tolist()))
 
+    gpu_mask, host_mask = numbers < _FIRST_HOST, (numbers >= _FIRST_HOST) & (numbers < _FLOW)
+    gpu = _Complete.of(chosen(gpu_mask), numbers[gpu_mask])
+    host = _Complete.of(chosen(host_mask), numbers[host_mask])
+    others = chosen(numbers == _OTHER)
     names, lanes = _Codes(), _Codes()
     columns: Columns = {
-        "events": len(events),
+        "events": len(events) + damaged,
         "damaged": damaged,
-        "unpaired": int((targets == _LOST).sum()),
+        "timeless": gpu.timeless + host.timeless,
+        "unpaired": gpu.unpaired + host.unpaired + sum(e.ph in _UNPAIRED for e in others),
     }
-    gpu, gpu_start = _with_start(chosen(_GPU_ROW))
-    host, host_start = _with_start(chosen(_HOST_ROW))
-    columns["timeless"] = int(np.isin(targets, (_GPU_ROW, _HOST_ROW)).sum()) - len(gpu) - len(host)
-    columns |= _prefixed("gpu", _common(gpu, names, lanes) | {"start": gpu_start} | _gpu(gpu))
-    columns |= _prefixed("host", _common(host, names, lanes) | {"start": host_start} | _host(host))
-    columns |= _prefixed("flow", _flows(chosen(_FLOW), lanes))
-    columns |= _prefixed("thread", _threads(chosen(_THREAD_NAME), lanes))
-    columns |= _prefixed("collective", _collectives({"gpu": gpu, "host": host}))
+    columns |= _prefixed("gpu", _common(gpu, names, lanes) | _gpu(gpu))
+    columns |= _prefixed("host", _common(host, names, lanes) | _host(host))
+    columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
+    columns |= _prefixed("thread", _threads(others, lanes))
+    columns |= _prefixed("collective", _collectives({"gpu": gpu.events, "host": host.events}))
     columns["names"] = list(names)
     columns["lanes"] = list(lanes)
     return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Complete:
+    """Complete events (phase X) with their times, and how many others there were among them.
+
+    Attributes:
+        events: the complete ones.
+        number: of the category of each.
+        start, duration: ns; the duration may be `NO_TIME_NS`.
+        timeless: how many do not say when they began.
+        unpaired: how many begin or end something; torch.profiler writes no such events.
+    """
+
+    events: list[Event]
+    number: np.ndarray[Any, Any]
+    start: np.ndarray[Any, Any]
+    duration: np.ndarray[Any, Any]
+    timeless: int
+    unpaired: int
+
+    @classmethod
+    def of(cls, events: list[Event], number: np.ndarray[Any, Any]) -> _Complete:
+        start = nanoseconds(list(map(attrgetter("ts"), events)))
+        duration = nanoseconds(list(map(attrgetter("dur"), events)))
+        wrong = (start == NO_TIME_NS) | (duration == NO_TIME_NS)
+        if not wrong.any():
+            return cls(events, number, start, duration, 0, 0)
+        # Only events without a duration can be of another phase; the rest need not be looked at.
+        phases = {row: events[row].ph for row in np.flatnonzero(wrong).tolist()}
+        kept = np.array([phases.get(row, "X") == "X" for row in range(len(events))], np.bool_)
+        timeless = int((kept & (start == NO_TIME_NS)).sum())
+        kept &= start != NO_TIME_NS
+        unpaired = sum(phase in _UNPAIRED for phase in phases.values())
+        complete = list(compress(events, kept.tolist()))
+        return cls(complete, number[kept], start[kept], duration[kept], timeless, unpaired)
 
 
 def _prefixed(prefix: str, columns: Columns) -> Columns:
@@ -201,33 +238,25 @@ def _coded(values: Iterable[Any], code: Callable[[Any], int], count: int) -> np.
     return np.fromiter(map(code, values), np.int32, count)
 
 
-def _with_start(events: list[Event]) -> tuple[list[Event], np.ndarray[Any, Any]]:
-    """The events that say when they began, and when that was."""
-    start = nanoseconds(list(map(attrgetter("ts"), events)))
-    known = start != NO_TIME_NS
-    if known.all():
-        return events, start
-    return list(compress(events, known.tolist())), start[known]
-
-
-def _common(events: Sequence[Event], names: _Codes, lanes: _Codes) -> Columns:
-    count = len(events)
+def _common(rows: _Complete, names: _Codes, lanes: _Codes) -> Columns:
+    count = len(rows.events)
     return {
-        "name": _coded(map(attrgetter("name"), events), names.__getitem__, count),
-        "lane": _coded(map(attrgetter("pid", "tid"), events), lanes.__getitem__, count),
-        "duration": nanoseconds(list(map(attrgetter("dur"), events))),
+        "name": _coded(map(attrgetter("name"), rows.events), names.__getitem__, count),
+        "lane": _coded(map(attrgetter("pid", "tid"), rows.events), lanes.__getitem__, count),
+        "start": rows.start,
+        "duration": rows.duration,
     }
 
 
-def _gpu(events: Sequence[Event]) -> Columns:
-    args = list(map(attrgetter("args"), events))
+def _gpu(rows: _Complete) -> Columns:
+    args = list(map(attrgetter("args"), rows.events))
     sizes = _numbers(
         args, "external", "correlation", "device", "stream", "original_stream", "bytes",
         "registers", "shared_memory", "from_device",
     )  # fmt: skip
-    count = len(events)
+    count = len(args)
     return sizes | {
-        "kind": _coded(map(attrgetter("cat"), events), _GPU.__getitem__, count).astype(np.uint8),
+        "kind": rows.number,
         # Node ids use all 64 bits: executable graph id << 32 | node id.
         "graph": np.fromiter(map(attrgetter("graph"), args), np.uint64, count),
         "node": np.fromiter(map(attrgetter("node"), args), np.uint64, count),
@@ -242,12 +271,10 @@ def _triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.nd
     return np.fromiter(flat, np.int64, 3 * count).reshape(count, 3)
 
 
-def _host(events: Sequence[Event]) -> Columns:
-    args = list(map(attrgetter("args"), events))
-    categories = _coded(map(attrgetter("cat"), events), _HOST_NUMBER.__getitem__, len(events))
-    return _numbers(args, "external", "correlation", "sequence", "forward_thread") | {
-        "category": categories.astype(np.uint8)
-    }
+def _host(rows: _Complete) -> Columns:
+    args = list(map(attrgetter("args"), rows.events))
+    numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
+    return numbers | {"category": rows.number - np.uint8(_FIRST_HOST)}
 
 
 def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
@@ -267,7 +294,11 @@ def _coded_ids(events: Sequence[Event]) -> np.ndarray[Any, Any]:
 
 
 def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
-    named = [e for e in events if e.name == "thread_name" and isinstance(e.args.label, str)]
+    named = [
+        e
+        for e in events
+        if e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str)
+    ]
     return {
         "lane": _coded(((e.pid, e.tid) for e in named), lanes.__getitem__, len(named)),
         "name": [str(e.args.label) for e in named],

@@ -22,22 +22,29 @@ if TYPE_CHECKING:
 __all__ = ["forward_rows"]
 
 
-def forward_rows(ops: dict[str, Any], flows: dict[str, Any], rows: int) -> Rows:
+def forward_rows(ops: dict[str, Any], flows: dict[str, Any], parent: npt.NDArray[Any]) -> Rows:
     """Host row of the forward op, for the rows of backward ops.
 
     Args:
-        ops: columns of the host rows with a sequence number, ascending by row: row, rank, lane,
-            start, sequence, forward_thread (0 for a forward op, else the autograd engine's number
-            of the thread that ran it).
-        flows: columns of the forward-backward arrows: id, rank, lane, time, is_start.
-        rows: number of host rows.
+        ops: columns of the host rows with a sequence number, in their order: row, rank, track (number
+            of the thread in the order of the host table), start, sequence, forward_thread (0 for a
+            forward op, else the autograd engine's number of the thread that ran it).
+        flows: columns of the forward-backward arrows: id, rank, track (-1 for a thread without host
+            rows), time, is_start.
+        parent: parent row of every host row, `NO_ROW` at the top.
 
     Returns:
-        int64 array of shape (rows,), `NO_ROW` where there is none.
+        int64 array, one per host row, `NO_ROW` where there is none.
     """
-    forward = np.full(rows, NO_ROW, np.int64)
+    forward = np.full(len(parent), NO_ROW, np.int64)
     begins, ends = _by_flow(ops, flows)
     forward[ends] = begins
+    # An arrow ends at the op itself; the engine's range around it has the same sequence number.
+    sequence = np.full(len(parent), NO_ROW, np.int64)
+    sequence[ops["row"]] = ops["sequence"]
+    around = parent[ends]
+    same = (around != NO_ROW) & (sequence[around] == sequence[ends]) & (forward[around] == NO_ROW)
+    forward[around[same]] = begins[same]
     without = (ops["forward_thread"] != 0) & (forward[ops["row"]] == NO_ROW)
     if without.any():
         pairs = _by_sequence(pl.DataFrame(ops), pl.Series(without))
@@ -53,21 +60,30 @@ def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
     """
     if not len(flows["id"]) or not len(ops["row"]):
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    count = len(ops["row"])
-    _, moment = np.unique(np.concatenate([ops["start"], flows["time"]]), return_inverse=True)
-    span = int(moment.max()) + 1
-    op_key = ops["lane"].astype(np.int64) * span + moment[:count]
-    flow_key = flows["lane"].astype(np.int64) * span + moment[count:]
-    order = np.argsort(op_key, kind="stable")
-    found = np.searchsorted(op_key[order], flow_key, side="right") - 1
-    tied = (found >= 0) & (op_key[order][found] == flow_key)
-    row = ops["row"][order][found]
+    op_key, flow_key = _keys(ops, flows)
+    found = np.searchsorted(op_key, flow_key, side="right") - 1
+    tied = (found >= 0) & (op_key[found] == flow_key)
+    row = ops["row"][found]
     _, identity = np.unique(flows["id"], return_inverse=True)
     arrow = flows["rank"].astype(np.int64) * (int(identity.max()) + 1) + identity
     begin_ids, begin_rows = _once(arrow[tied & flows["is_start"]], row[tied & flows["is_start"]])
     end_ids, end_rows = _once(arrow[tied & ~flows["is_start"]], row[tied & ~flows["is_start"]])
     _, begins, ends = np.intersect1d(begin_ids, end_ids, assume_unique=True, return_indices=True)
     return begin_rows[begins], end_rows[ends]
+
+
+def _keys(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
+    """(track, time) as one number, ascending for the ops as these are sorted by track and start."""
+    first = min(int(ops["start"].min()), int(flows["time"].min()))
+    span = max(int(ops["start"].max()), int(flows["time"].max())) - first + 1
+    start, time = ops["start"] - first, flows["time"] - first
+    if (
+        int(ops["track"].max()) + 2
+    ) * span >= 1 << 63:  # times that far apart are rare: number them
+        _, moment = np.unique(np.concatenate([start, time]), return_inverse=True)
+        start, time = moment[: len(start)], moment[len(start) :]
+        span = len(moment)
+    return ops["track"] * span + start, flows["track"] * span + time
 
 
 def _once(keys: Rows, rows: Rows) -> tuple[Rows, Rows]:
@@ -87,20 +103,20 @@ def _by_sequence(ops: pl.DataFrame, wanted: pl.Series) -> pl.DataFrame:
     threads = (
         backward.select("rank", "sequence", "forward_thread")
         .unique()
-        .join(forward.select("rank", "sequence", "lane").unique(), on=["rank", "sequence"])
-        .group_by("rank", "forward_thread", forward_lane="lane")
+        .join(forward.select("rank", "sequence", "track").unique(), on=["rank", "sequence"])
+        .group_by("rank", "forward_thread", forward_track="track")
         .len()
-        .sort("len", "forward_lane", descending=[True, False])
+        .sort("len", "forward_track", descending=[True, False])
         .unique(["rank", "forward_thread"], keep="first", maintain_order=True)
-        .select("rank", "forward_thread", "forward_lane")
+        .select("rank", "forward_thread", "forward_track")
     )
     return (
         backward.join(threads, on=["rank", "forward_thread"])
         .sort("start")
         .join_asof(
-            forward.select("sequence", "start", forward_lane="lane", forward="row"),
+            forward.select("sequence", "start", forward_track="track", forward="row"),
             on="start",
-            by=["sequence", "forward_lane"],
+            by=["sequence", "forward_track"],
             strategy="backward",
             check_sortedness=False,
         )

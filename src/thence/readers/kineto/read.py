@@ -68,7 +68,10 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         DamagedInput: nothing in it could be read.
     """
     envelope = Envelope(source)
-    columns = _collected(decoded(envelope.pieces(), source.name), lambda: progress(source.consumed))
+    columns = _collected(
+        decoded(envelope.pieces(), source.name, source.expected_bytes),
+        lambda: progress(source.consumed),
+    )
     gpu, host = _table(columns, "gpu"), _table(columns, "host")
     if columns["events"] == columns["damaged"]:
         raise DamagedInput(
@@ -299,9 +302,8 @@ def _host_frame(
     )
     track = np.cumsum(np.concatenate([[0], lane[1:] != lane[:-1]])) if len(lane) else lane
     parent = enclosing(track, host["start"], _nesting_end(host)).astype(np.int32)
-    forward = forward_rows(
-        _numbered_ops(host, rank), {**flows, "rank": rank[flows["lane"]]}, len(lane)
-    ).astype(np.int32)
+    ops, arrows = _numbered_ops(host, rank, track), _placed_flows(flows, rank, lane, track)
+    forward = forward_rows(ops, arrows, parent).astype(np.int32)
     del host["forward_thread"], host["lane"]
     shown = names.map_elements(shown_name, pl.String) if len(names) else names
     columns = {
@@ -321,10 +323,17 @@ def _host_frame(
     return HOST.frame(columns)
 
 
-def _numbered_ops(host: Arrays, rank: Array) -> Arrays:
+def _numbered_ops(host: Arrays, rank: Array, track: Array) -> Arrays:
     rows = np.flatnonzero(host["sequence"] >= 0)
-    columns = {key: host[key][rows] for key in ("lane", "start", "sequence", "forward_thread")}
-    return {"row": rows, "rank": rank[columns["lane"]], **columns}
+    columns = {key: host[key][rows] for key in ("start", "sequence", "forward_thread")}
+    return {"row": rows, "rank": rank[host["lane"][rows]], "track": track[rows], **columns}
+
+
+def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arrays:
+    """The arrows, with rank and track instead of lane."""
+    track_of = np.full(len(rank), -1, np.int64)
+    track_of[lane] = track
+    return {**flows, "rank": rank[flows["lane"]], "track": track_of[flows["lane"]]}
 
 
 def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
