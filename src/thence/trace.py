@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
+from thence.analysis.alignment import Alignment, align
+from thence.analysis.communication import Collectives, collectives
+from thence.analysis.compilation import Autotuning, Compilation, compilation
+from thence.analysis.programs import Programs, programs
 from thence.analysis.summary import Summary, summarize
-from thence.attribution.collectives import described_collectives
-from thence.attribution.places import PLACES, attribute
-from thence.errors import UsageError
+from thence.analysis.warmup import WarmUp
+from thence.attribution.combined import KINDS_OF_PLACES, Attribution, attribution_of
+from thence.errors import MissingData, UsageError
 from thence.readers.registry import read
 
 if TYPE_CHECKING:
@@ -62,28 +68,88 @@ class Trace:
         return self.tables.meta
 
     @cached_property
-    def places(self) -> pl.DataFrame:
-        """Where each row of `gpu` came from, in its order: see `thence.attribution.places`."""
-        return attribute(self.tables)
+    def attribution(self) -> Attribution:
+        """Everything known about where the device time came from: see `thence.attribution.combined`."""
+        return attribution_of(self.tables)
 
-    @cached_property
+    @property
+    def places(self) -> pl.DataFrame:
+        """Where each row of `gpu` came from, in its order: label, module, op, source, hlo ... and their rules."""
+        return self.attribution.places
+
+    @property
     def collectives(self) -> pl.DataFrame:
         """What each collective kernel moved; ``gpu`` is its row in `gpu`."""
-        return described_collectives(self.tables, self.places["launch"])
+        return self.attribution.collectives
 
     @cached_property
     def activities(self) -> pl.DataFrame:
         """`gpu` and `places` side by side: the frame for questions of one's own."""
-        return pl.concat([self.gpu, self.places], how="horizontal")
+        recorded = self.gpu.drop("program", "hlo")  # places has them by name
+        return pl.concat([recorded, self.places], how="horizontal")
 
     def summary(self, by: str = "kernel") -> Summary:
         """Totals, and GPU time by kernel, label, module, op, source, step, stream, rank and others.
 
         Raises:
-            UsageError: ``by`` is none of `thence.analysis.summary.BY`.
+            UsageError: ``by`` is none of `thence.analysis.division.BY`.
             MissingData: the trace holds no device activity.
         """
-        return summarize(self.tables, self.places, self.collectives, by)
+        return summarize(self.tables, self.attribution, by)
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
+        return align(self.tables)
+
+    def program_times(self, warm_up: str = "heuristic") -> Programs:
+        """Executions, GPU time, idle time and launch latency of XLA programs.
+
+        Args:
+            warm_up: which executions to leave out: heuristic, first-compiled or keep.
+
+        Raises:
+            MissingData: the trace holds no XLA program.
+        """
+        if self.programs.is_empty():
+            raise MissingData(
+                f"{self._inputs}: holds no XLA programs; jax.profiler and nsys-jax record them"
+            )
+        return programs(self.tables, _choice(WarmUp, warm_up))
+
+    def collective_times(self, warm_up: str = "heuristic") -> Collectives:
+        """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
+
+        Args:
+            warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
+
+        Raises:
+            MissingData: the trace describes no collectives.
+        """
+        if self.collectives.is_empty():
+            raise MissingData(f"{self._inputs}: describes no collectives; one GPU has none")
+        tables = dataclasses.replace(self.tables, collectives=self.collectives)
+        alignment = self.alignment if len(self.tables.ranks) > 1 else None
+        return collectives(tables, _choice(WarmUp, warm_up), alignment)
+
+    def compile_times(self, autotuning: str = "block") -> Compilation:
+        """Wall time of compilation by phase.
+
+        Args:
+            autotuning: block, or detail to see the phases inside.
+
+        Raises:
+            MissingData: the trace holds no compilation.
+        """
+        if not (self.host["category"] == "compile").any():
+            raise MissingData(
+                f"{self._inputs}: holds no compilation; nsys-jax records XLA's compile phases"
+            )
+        return compilation(self.tables, _choice(Autotuning, autotuning))
+
+    @property
+    def _inputs(self) -> str:
+        return ", ".join(self.meta.inputs)
 
     def sql(self, query: str) -> pl.DataFrame:
         """The answer to an SQL query over the tables gpu, host, places, activities, collectives, threads, programs.
@@ -122,7 +188,7 @@ class Trace:
         assert self.collectives["gpu"].is_between(0, rows - 1).all()
         if not rows:
             return
-        for kind in PLACES:
+        for kind in KINDS_OF_PLACES:
             assert self.places[f"{kind}_rule"].null_count() == 0
         summary = self.summary()
         assert 0 <= summary.busy_ns <= min(summary.span_ns, summary.sum_ns)
@@ -150,3 +216,14 @@ def open_trace(
         thence.InputError: an input is missing, of no known format, or damaged beyond reading.
     """
     return Trace(read(inputs, progress))
+
+
+_Choice = TypeVar("_Choice", bound=enum.Enum)
+
+
+def _choice(choices: type[_Choice], name: str) -> _Choice:
+    try:
+        return choices(name)
+    except ValueError:
+        known = ", ".join(str(choice.value) for choice in choices)
+        raise UsageError(f"{name!r} is no choice here; choose one of {known}") from None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.errors import MissingData, UsageError
+from thence.analysis.division import divided
+from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
 from thence.model.tables import KINDS
@@ -22,35 +23,21 @@ from thence.model.tables import KINDS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from thence.attribution.combined import Attribution
     from thence.model.tables import Meta, Tables
     from thence.units import Ns
 
-__all__ = ["BY", "Summary", "summarize"]
+__all__ = ["ATTRIBUTED", "ATTRIBUTED_XLA", "Summary", "summarize"]
 
 ATTRIBUTED = ("label", "module", "op", "source", "phase", "step")
-"""Kinds of places whose share of the GPU time every summary states."""
+"""Kinds of places whose share of the GPU time a summary states."""
+ATTRIBUTED_XLA = ("program", "hlo", "op_name", "label", "source", "phase", "step")
+"""The same for a trace that holds XLA programs."""
 
-_FROM_GPU = {
-    "kernel": pl.col("name").cast(pl.String),
-    "kind": pl.col("kind").cast(pl.String),
-    "rank": pl.format("rank {}", "rank"),
-    "device": pl.format("rank {} device {}", "rank", "device"),
-    "stream": pl.format("rank {} device {} stream {}", "rank", "device", "stream"),
-}
-BY = (
-    "kernel",
-    "label",
-    "module",
-    "op",
-    "ops",
-    "source",
-    "stack",
-    "phase",
-    "step",
-    "collective",
-    *tuple(_FROM_GPU)[1:],
-)
-"""What a summary can be made by."""
+
+ATTRIBUTED = ("label", "module", "op", "source", "phase", "step")
+"""Kinds of places whose share of the GPU time every summary states, and, of traces with XLA programs:"""
+ATTRIBUTED_XLA = ("program", "hlo", "op_name", "label", "source", "phase", "step")
 
 
 @dataclass(frozen=True)
@@ -119,23 +106,18 @@ class Summary:
         }
 
 
-def summarize(
-    tables: Tables, places: pl.DataFrame, collectives: pl.DataFrame, by: str = "kernel"
-) -> Summary:
+def summarize(tables: Tables, attribution: Attribution, by: str = "kernel") -> Summary:
     """The summary of a trace.
 
     Args:
         tables: of the trace.
-        places: place of every device activity, as `thence.attribution.places.attribute` gives them.
-        collectives: described collectives, each with its device activity.
-        by: one of `BY`.
+        attribution: of the same trace.
+        by: one of `thence.analysis.division.BY`.
 
     Raises:
         UsageError: ``by`` is none of them.
-        MissingData: the trace holds no device activity, or no place of that kind.
+        MissingData: the trace holds no device activity, or describes no collectives if asked for.
     """
-    if by not in BY:
-        raise UsageError(f"cannot summarise by {by!r}; choose one of {', '.join(BY)}")
     gpu = tables.gpu
     if gpu.is_empty():
         raise MissingData(_no_activity(tables))
@@ -144,6 +126,8 @@ def summarize(
     kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
     counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
     shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
+    stated = ATTRIBUTED if tables.programs.is_empty() else ATTRIBUTED_XLA
+    reasons = {kind: _reasons(divided(tables, attribution, kind)) for kind in stated}
     return Summary(
         meta=tables.meta,
         ranks=gpu["rank"].n_unique(),
@@ -154,13 +138,10 @@ def summarize(
         counts={kind: counted.get(kind, (0, 0))[0] for kind in shown},
         streams=gpu.select("rank", "device", "stream").n_unique(),
         kind_ns={kind: counted.get(kind, (0, 0))[1] for kind in shown},
-        attributed_ns={
-            kind: int(gpu["duration"].filter(places[kind].is_not_null()).sum())
-            for kind in ATTRIBUTED
-        },
-        unattributed_ns={kind: _reasons(gpu, places, kind) for kind in ATTRIBUTED},
+        attributed_ns={kind: total - sum(reasons[kind].values()) for kind in stated},
+        unattributed_ns=reasons,
         by=by,
-        rows=_with_short_names(_rows(_keyed(gpu, places, collectives, by), total)),
+        rows=_rows(divided(tables, attribution, by), total, by),
     )
 
 
@@ -193,63 +174,34 @@ def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:
     return int((last - first).sum()), int(busy.sum())
 
 
-def _reasons(gpu: pl.DataFrame, places: pl.DataFrame, kind: str) -> dict[str, Ns]:
-    missing = places[kind].is_null()
-    reasons = pl.DataFrame(
-        {"reason": places[f"{kind}_rule"].filter(missing), "ns": gpu["duration"].filter(missing)}
+def _reasons(parts: pl.DataFrame) -> dict[str, Ns]:
+    """The time that has no place, by the reason why."""
+    missing = parts.filter(pl.col("place").is_null())
+    grouped = (
+        missing.group_by("reason").agg(pl.col("duration").sum()).sort("duration", descending=True)
     )
-    grouped = reasons.group_by("reason").agg(pl.col("ns").sum()).sort("ns", descending=True)
     return {str(reason): int(ns) for reason, ns in grouped.iter_rows()}
 
 
-def _keyed(
-    gpu: pl.DataFrame, places: pl.DataFrame, collectives: pl.DataFrame, by: str
-) -> pl.DataFrame:
-    """Each activity with the name of its row (null: none), and the reason where it has none."""
-    base = pl.DataFrame({"duration": gpu["duration"], "phase": places["phase"].cast(pl.String)})
-    reason = pl.lit(None, pl.String)
-    if by in places.columns:
-        return base.with_columns(key=places[by], reason=places[f"{by}_rule"])
-    if by == "collective":
-        named = collectives.select("gpu", key="collective").unique("gpu", keep="first")
-        keys = pl.select(gpu=pl.int_range(gpu.height, dtype=pl.Int32)).join(
-            named, on="gpu", how="left", maintain_order="left"
-        )
-        if named.is_empty():
-            raise MissingData(
-                "the trace describes no collectives; torch 2.1 and newer record them for NCCL"
-            )
-        return base.with_columns(key=keys["key"], reason=pl.lit("no collective"))
-    key = gpu["name"] if by == "kernel" else gpu.select(_FROM_GPU[by]).to_series()
-    return base.with_columns(key=key, reason=reason)
-
-
-def _rows(keyed: pl.DataFrame, total: Ns) -> pl.DataFrame:
+def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
+    reason = pl.format("[{}]", pl.col("reason").cast(pl.String))
     grouped = (
-        keyed.group_by("key", pl.when(pl.col("key").is_null()).then("reason").alias("why"))
+        parts.group_by("place", "reason")
         .agg(
-            pl.len().alias("count"),
+            pl.col("gpu").n_unique().cast(pl.Int64).alias("count"),
             total_ns=pl.col("duration").sum(),
             backward_ns=pl.col("duration").filter(pl.col("phase") == "backward").sum(),
         )
         .with_columns(
-            name=pl.coalesce(
-                pl.col("key").cast(pl.String), pl.format("[{}]", pl.col("why").cast(pl.String))
-            ),
-            attributed=pl.col("key").is_not_null(),
+            name=pl.coalesce(pl.col("place").cast(pl.String), reason),
+            attributed=pl.col("place").is_not_null(),
             mean_ns=pl.col("total_ns") / pl.col("count"),
             share=pl.col("total_ns") / max(total, 1),
         )
         .sort("total_ns", "name", descending=[True, False])
     )
-    return grouped.select(
-        "name", "attributed", "count", "total_ns", "mean_ns", "share", "backward_ns"
-    )
-
-
-def _with_short_names(rows: pl.DataFrame) -> pl.DataFrame:
-    """A kernel's name as short as it stays unambiguous; other names are short enough, and no C++."""
-    short = short_names(rows["name"].to_list())
-    return rows.with_columns(
-        short_name=pl.Series([short[name] for name in rows["name"]], dtype=pl.String)
-    )
+    # Only kernels have names that need shortening; other names are what the user wrote.
+    short = short_names(grouped["name"].to_list()) if by == "kernel" else {}
+    names = pl.Series([short.get(name, name) for name in grouped["name"]], dtype=pl.String)
+    columns = ("name", "attributed", "count", "total_ns", "mean_ns", "share", "backward_ns")
+    return grouped.select(*columns, short_name=names)

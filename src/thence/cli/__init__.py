@@ -7,12 +7,20 @@ import sys
 import click
 
 from thence import __version__
-from thence.cli import demo, report, sql
+from thence.cli import collectives, demo, programs, report, sql
+from thence.cli import compile as compile_verb
 from thence.errors import ThenceError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: tuple[click.Command, ...] = (report.command, sql.command, demo.command)
+COMMANDS: tuple[click.Command, ...] = (
+    report.command,
+    programs.command,
+    collectives.command,
+    compile_verb.command,
+    sql.command,
+    demo.command,
+)
 """Every verb, in the order of ``thence --help``."""
 
 

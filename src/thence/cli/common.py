@@ -10,18 +10,44 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import polars as pl
     from rich.console import Console, RenderableType
 
     from thence.trace import Trace
 
-__all__ = ["console", "inputs_argument", "open_with_progress", "print_json", "print_table"]
+__all__ = [
+    "console",
+    "emit",
+    "format_option",
+    "inputs_argument",
+    "open_with_progress",
+    "print_json",
+    "print_table",
+    "warm_up_option",
+]
 
 _BYTES_WITH_PROGRESS = 50_000_000
 
 inputs_argument = click.argument(
     "inputs", nargs=-1, required=True, metavar="INPUT...", type=click.Path(allow_dash=True)
+)
+
+format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", "json", "csv")),
+    default="table",
+    show_default=True,
+    help="json and csv hold every column.",
+)
+warm_up_option = click.option(
+    "--warm-up",
+    type=click.Choice(("heuristic", "first-compiled", "keep")),
+    default="heuristic",
+    show_default=True,
+    help="Which executions of XLA programs count as warm-up and are left out.",
 )
 
 
@@ -77,3 +103,36 @@ def print_json(value: Any) -> None:
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def emit(
+    document: Any,
+    rows: pl.DataFrame,
+    headings: Mapping[str, str],
+    form: str,
+    notes: Iterable[str],
+) -> None:
+    """A result in the wanted form; what must be said beside it goes below the table, or to standard error.
+
+    Args:
+        document: the result as JSON values.
+        rows: the result's main table.
+        headings: columns that the terminal shows, with their headings.
+        form: table, json or csv.
+        notes: sentences.
+    """
+    if form == "json":
+        print_json({**document, "warnings": list(notes)})
+    elif form == "csv":
+        click.echo(rows.write_csv(), nl=False)
+        for note in notes:
+            click.echo(note, err=True)
+    else:
+        from rich.text import Text
+
+        from thence.writers.frames import frame_table
+
+        output = console()
+        print_table(output, frame_table(rows, headings, output.width))
+        for note in notes:
+            print_table(output, Text(note, "dim"))

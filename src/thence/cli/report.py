@@ -13,8 +13,8 @@ __all__ = ["command", "show"]
 # Listed here and not taken from the analysis, so that --help and completion need not import it;
 # a test holds the two lists together.
 BY = (
-    "kernel", "label", "module", "op", "ops", "source", "stack", "phase", "step", "collective",
-    "kind", "rank", "device", "stream",
+    "kernel", "label", "module", "op", "ops", "source", "stack", "phase", "step",
+    "program", "hlo", "opcode", "op_name", "collective", "kind", "rank", "device", "stream",
 )  # fmt: skip
 
 _EXAMPLES = """\b

@@ -8,6 +8,9 @@ from thence.cli.common import console, inputs_argument, open_with_progress, prin
 
 __all__ = ["command"]
 
+_SQL_WIDTH = 200
+"""What was asked for is shown, also where the terminal has to wrap it."""
+
 _EXAMPLES = """\b
 Tables: gpu, host, places, activities (gpu and places side by side), collectives, threads, programs.
 Times are ns.
@@ -37,6 +40,8 @@ def command(inputs: tuple[str, ...], query: str, form: str) -> None:
     elif form == "csv":
         click.echo(answer.write_csv(), nl=False)
     else:
-        from thence.writers.table import frame_table
+        from thence.writers.frames import frame_table
 
-        print_table(console(), frame_table(answer))
+        output = console()
+        columns = {name: name for name in answer.columns}
+        print_table(output, frame_table(answer, columns, max(output.width, _SQL_WIDTH)))

@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
 
 from thence.errors import InputError, UnknownFormat
 from thence.model.tables import Tables, concat
 from thence.readers.files import STANDARD_INPUT, Source, expand
-from thence.readers.kineto import read as kineto
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
-__all__ = ["FORMATS", "Format", "read"]
+__all__ = ["ARCHIVE_READERS", "FILE_READERS", "ArchiveReader", "FileReader", "read"]
+
+FILE_READERS = ("thence.readers.kineto.read", "thence.readers.xplane")
+"""Modules that read one file as a stream, asked in this order. They are imported when their turn
+comes: a Kineto trace is read without the protobuf library."""
+
+ARCHIVE_READERS = ("thence.readers.nsys_jax",)
+"""Modules that read several files together: a zip file, or the folder it was unpacked to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One kind of input.
+class FileReader(Protocol):
+    """What a module of `FILE_READERS` holds."""
 
-    Attributes:
-        name: for people.
-        patterns: globs that its files match within a directory.
-        sniff: whether a file may be of this format, from its first bytes (decompressed).
-        read: the tables of one file.
-    """
+    NAME: str
+    """Of the format, for people."""
+    PATTERNS: tuple[str, ...]
+    """Globs that its files match within a directory."""
 
-    name: str
-    patterns: tuple[str, ...]
-    sniff: Callable[[bytes], bool]
-    read: Callable[[Source, Callable[[int], None]], Tables]
+    def sniff(self, head: bytes) -> bool:
+        """Whether a file may be of this format, from its first bytes (decompressed)."""
+
+    def read(self, source: Source, progress: Callable[[int], None]) -> Tables:
+        """The tables of one file."""
 
 
-FORMATS = (Format(kineto.NAME, kineto.PATTERNS, kineto.sniff, kineto.read),)
+class ArchiveReader(Protocol):
+    """What a module of `ARCHIVE_READERS` holds."""
+
+    NAME: str
+    PATTERNS: tuple[str, ...]
+
+    def sniff_archive(self, path: str) -> bool:
+        """Whether a file or directory is such an archive."""
+
+    def read(self, name: str, progress: Callable[[int], None]) -> Tables:
+        """The tables of one archive."""
+
+
+def _file_readers() -> Iterable[FileReader]:
+    return (cast("FileReader", importlib.import_module(name)) for name in FILE_READERS)
+
+
+def _archive_readers() -> Iterable[ArchiveReader]:
+    return (cast("ArchiveReader", importlib.import_module(name)) for name in ARCHIVE_READERS)
 
 
 def read(
@@ -52,15 +75,13 @@ def read(
         UnknownFormat: its content is nothing that thence reads.
         DamagedInput: nothing of its content could be read.
     """
-    patterns = tuple(dict.fromkeys(pattern for known in FORMATS for pattern in known.patterns))
     names = [str(name) for name in inputs]
-    given = {name for name in names if name != STANDARD_INPUT}
     parts, skipped = [], []
-    for name in expand(names, patterns):
+    for name in _files(names):
         try:
             parts.append(_read_one(name, progress))
         except UnknownFormat:
-            if name in given or name == STANDARD_INPUT:
+            if name in names:
                 raise
             skipped.append(name)  # a directory or a glob may hold other files too
     if not parts:
@@ -69,16 +90,45 @@ def read(
     return tables.with_warnings(f"{name}: not a trace, skipped" for name in skipped)
 
 
+def _files(names: list[str]) -> list[str]:
+    """Files and archives behind the inputs."""
+    if not any(Path(name).is_dir() for name in names):
+        return expand(names, ())
+    patterns = [p for reader in _file_readers() for p in reader.PATTERNS]
+    patterns += [p for reader in _archive_readers() for p in reader.PATTERNS]
+    whole = [
+        n for n in names if Path(n).is_dir() and any(r.sniff_archive(n) for r in _archive_readers())
+    ]
+    files = [
+        file
+        for name in names
+        for file in ([name] if name in whole else expand([name], tuple(dict.fromkeys(patterns))))
+    ]
+    return list(dict.fromkeys(files))
+
+
 def _read_one(name: str, progress: Callable[[str, int, int], None]) -> Tables:
+    if Path(name).is_dir():
+        return _read_archive(name, progress)
     with Source.open(name) as source:
         head = source.head()
-        for known in FORMATS:
-            if known.sniff(head):
-                return known.read(source, lambda done: progress(name, done, source.stored_bytes))
+        for reader in _file_readers():
+            if reader.sniff(head):
+                return reader.read(source, lambda done: progress(name, done, source.stored_bytes))
+    if head.startswith(b"PK") and name != STANDARD_INPUT:
+        return _read_archive(name, progress)
     if not head:
         raise UnknownFormat(name, source.damage or "is empty")
     raise UnknownFormat(name, f"is no trace that thence reads; expected one of: {_expected()}")
 
 
+def _read_archive(name: str, progress: Callable[[str, int, int], None]) -> Tables:
+    for reader in _archive_readers():
+        if reader.sniff_archive(name):
+            return reader.read(name, lambda done: progress(name, done, 0))
+    raise UnknownFormat(name, f"is no archive that thence reads; expected one of: {_expected()}")
+
+
 def _expected() -> str:
-    return ", ".join(known.name for known in FORMATS)
+    names = [reader.NAME for reader in _file_readers()]
+    return ", ".join([*names, *(reader.NAME for reader in _archive_readers())])

@@ -12,17 +12,17 @@ from rich.text import Text
 
 from thence.model.kernel_names import clip
 from thence.units import format_bytes, format_count, format_ns, format_share
+from thence.writers.plain import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import polars as pl
     from rich.console import RenderableType
 
     from thence.analysis.summary import Summary
     from thence.model.tables import Device
 
-__all__ = ["attribution_table", "frame_table", "heading", "row_table", "summary_table"]
+__all__ = ["attribution_table", "heading", "row_table", "summary_table"]
 
 _HEADINGS = {
     "ops": "operator stack",
@@ -44,7 +44,7 @@ def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
         top: how many rows at most.
         width: columns of the terminal.
     """
-    warnings = [Text(f"warning: {text}", "yellow") for text in summary.meta.warnings]
+    warnings = [Text(f"warning: {printable(text)}", "yellow") for text in summary.meta.warnings]
     parts = (
         heading(summary),
         "",
@@ -82,7 +82,7 @@ def heading(summary: Summary) -> RenderableType:
     )
     where = f"{_plural(summary.ranks, 'rank')}, {_plural(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
-        Text.assemble((title, "bold"), (f"   {formats}", "dim"), overflow="fold"),
+        Text.assemble((printable(title), "bold"), (f"   {formats}", "dim"), overflow="fold"),
         Text(f"{where}, {_plural(summary.streams, 'stream')}"),
         Text(counts),
         numbers,
@@ -138,7 +138,8 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
             "": Text(_bar(row["share"] / largest), "cyan"),
         }
         name = Text(
-            clip(row["short_name"], 2 * name_width), "" if row["attributed"] else "dim italic"
+            printable(clip(row["short_name"], 2 * name_width)),
+            "" if row["attributed"] else "dim italic",
         )
         table.add_row(name, *(values[column] for column in shown))
     hidden = summary.rows.height - top
@@ -194,18 +195,3 @@ def attribution_table(summary: Summary) -> RenderableType:
             text = reasons[0][0] if reasons else ""
         table.add_row(kind, format_share(attributed, summary.sum_ns), escape(text))
     return Group(Text("attributed GPU time", "bold"), table)
-
-
-def frame_table(frame: pl.DataFrame) -> Table:
-    """Any frame, one line per row; numbers to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    for name, dtype in frame.schema.items():
-        table.add_column(
-            escape(name),
-            justify="right" if dtype.is_numeric() else "left",
-            overflow="ellipsis",
-            no_wrap=True,
-        )
-    for row in frame.iter_rows():
-        table.add_row(*(Text("" if value is None else str(value)) for value in row))
-    return table

@@ -66,7 +66,7 @@ def described_devices(
     """
     listed = metadata.get("deviceProperties")
     known = (
-        {d["id"]: d for d in listed if isinstance(d, dict) and "id" in d}
+        {d["id"]: d for d in listed if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(listed, list)
         else {}
     )

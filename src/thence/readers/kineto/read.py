@@ -49,12 +49,16 @@ _FIRST_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
 )
 _API_CALLS = ("runtime", "driver")
+# jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
+_OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
 
 
 def sniff(head: bytes) -> bool:
     """Whether a file that begins like this may be a Kineto trace."""
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    return start[:1] in (b"{", b"[") and _FIRST_KEYS.search(head) is not None
+    if start[:1] not in (b"{", b"[") or _FIRST_KEYS.search(head) is None:
+        return False
+    return _OF_JAX not in head[:_OF_JAX_WITHIN]
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:
@@ -99,7 +103,9 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     tables = Tables(
         gpu=_gpu_frame(gpu, gpu_order, names),
         host=_host_frame(host, host_order, lanes, names, flows),
-        collectives=COLLECTIVES.frame(collective_columns(described, gpu_order, host_order)),
+        collectives=COLLECTIVES.frame(collective_columns(described, gpu_order, host_order)).sort(
+            "gpu", "host", nulls_last=True
+        ),
         threads=_threads_frame(threads, on_host, lanes),
     )
     meta = Meta(
@@ -162,10 +168,14 @@ def _table(columns: Arrays, name: str) -> Arrays:
 
 def _choose_device_and_stream(gpu: Arrays, lanes: list[tuple[Any, Any]]) -> None:
     """Where the arguments are silent, a lane is (device, stream); a moved one keeps its real stream aside."""
-    lane_device = np.array([pid if isinstance(pid, int) else 0 for pid, _ in lanes], np.int64)
-    lane_stream = np.array([tid if isinstance(tid, int) else 0 for _, tid in lanes], np.int64)
+    lane_device = np.array([_lane_number(pid) for pid, _ in lanes], np.int64)
+    lane_stream = np.array([_lane_number(tid) for _, tid in lanes], np.int64)
     gpu["device"] = _first_known(gpu["device"], gpu["from_device"], lane_device[gpu["lane"]])
     gpu["stream"] = _first_known(gpu["original_stream"], gpu["stream"], lane_stream[gpu["lane"]])
+
+
+def _lane_number(value: int | str) -> int:
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else 0
 
 
 def _first_known(*choices: Array) -> Array:

@@ -74,4 +74,5 @@ def _exact(text: bytes) -> int:
     # The exponent is looked at before any arithmetic: 1e999999999 must not become an integer.
     if not value.is_finite() or value.adjusted() > 15:
         return NO_TIME_NS
-    return int((value * 1000).to_integral_value())
+    rounded = int((value * 1000).to_integral_value())
+    return rounded if abs(rounded) < 1 << 63 else NO_TIME_NS

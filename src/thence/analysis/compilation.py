@@ -1,0 +1,291 @@
+"""Compile time by phase, with parts that add up to wall time although threads compile side by side.
+
+On the thread that called the compiler, time belongs to the innermost range. While that thread waits
+for workers, the time from the first worker's start to the last one's end is wall time once, and is
+divided among what the workers do in proportion to the time each phase takes on them; that is the
+accounting of nsys-jax (generate_compilation_statistics). Sum of self times = wall time of the
+outermost XlaCompile ranges, exactly.
+
+nsys-jax's early versions dropped the rest of a range that launched workers (its time outside the
+workers and other children); here it counts as the range's own.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.overlap import covered_lengths
+from thence.model.intervals import NO_ROW, chain_to
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.tables import Tables
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["LIBRARY_LOADING", "Autotuning", "Compilation", "compilation"]
+
+LIBRARY_LOADING = "first XlaCompile: library loading"
+"""Phase of the own time of each rank's first compilation, which loads cuBLAS, cuDNN and others."""
+
+_COMPILE = "XlaCompile"
+_AUTOTUNING = ("XlaAutotunerCompilation", "XlaAutotunerMeasurement")
+_MODULE = r"[#,]module=([^#,]+)"
+
+
+class Autotuning(enum.Enum):
+    """How the phases inside autotuning are shown."""
+
+    BLOCK = "block"
+    """As XlaAutotunerCompilation and XlaAutotunerMeasurement, whatever happens inside."""
+    DETAIL = "detail"
+    """Phase by phase, together with the same phases of other compilation."""
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Where compile time goes.
+
+    Attributes:
+        autotuning: how the phases inside autotuning are shown.
+        wall_ns: duration of the outermost XlaCompile ranges, summed over ranks.
+        phases: by phase, longest first: name, self_ns (Float64; wall time of this phase alone; they sum
+            to wall_ns), total_ns (with the phases inside, so totals overlap), share (of wall_ns),
+            count (ranges).
+        programs: by outermost XlaCompile, in order: rank, program, start, total_ns (wall time),
+            autotuning_ns, and parallel_ns (wall time with workers busy, in autotuning or not), both
+            part of it.
+    """
+
+    autotuning: Autotuning
+    wall_ns: int
+    phases: pl.DataFrame
+    programs: pl.DataFrame
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {
+            "autotuning": self.autotuning.value,
+            "total_ns": self.wall_ns,
+            "rows": self.phases.rows(named=True),
+            "programs": self.programs.rows(named=True),
+        }
+
+
+def compilation(tables: Tables, autotuning: Autotuning = Autotuning.BLOCK) -> Compilation:
+    """Compile time by phase and by program.
+
+    Args:
+        tables: host ranges of category compile are used; of ranks with several processes each is
+            accounted on its own.
+        autotuning: how the phases inside autotuning are shown.
+    """
+    ranges = tables.host.with_row_index("row").filter(pl.col("category") == "compile")
+    parts = [
+        _accounted(_Ranges.of(part, tables.host.height), autotuning)
+        for part in ranges.partition_by("rank", "process", maintain_order=True)
+    ]
+    rows = pl.concat(parts) if parts else _EMPTY
+    outermost = rows.filter("outermost")
+    wall = int(outermost["total_ns"].sum())
+    grouped = (
+        rows.filter(pl.col("self_ns").is_not_null())
+        .group_by("name")
+        .agg(pl.col("self_ns", "total_ns").sum(), count=pl.len())
+        .with_columns(share=pl.col("self_ns") / max(wall, 1))
+        .select("name", "self_ns", "total_ns", "share", "count")
+        .sort("self_ns", "name", descending=[True, False])
+    )
+    return Compilation(autotuning, wall, grouped, _by_program(rows))
+
+
+_EMPTY = pl.DataFrame(
+    schema={
+        "row": pl.Int64,
+        "rank": pl.Int32,
+        "name": pl.String,
+        "program": pl.String,
+        "start": pl.Int64,
+        "self_ns": pl.Float64,
+        "total_ns": pl.Float64,
+        "top": pl.Int64,
+        "outermost": pl.Boolean,
+        "tuning": pl.Boolean,
+        "parallel_ns": pl.Float64,
+    }
+)
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """The compile ranges of one process as arrays, with row numbers of their own."""
+
+    frame: pl.DataFrame
+    start: Int64
+    end: Int64
+    parent: Int64
+    phase: npt.NDArray[np.object_]
+    main: Mask  # on a thread that called the compiler
+    launcher: Int64  # of workers: the range on such a thread that they work for; else NO_ROW
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame, height: int) -> _Ranges:
+        numbers = np.full(height + 1, NO_ROW, np.int64)
+        numbers[frame["row"].to_numpy()] = np.arange(frame.height)
+        above = frame["parent"].cast(pl.Int64).fill_null(height).to_numpy()
+        parent = numbers[above]
+        start = frame["start"].to_numpy()
+        end = start + frame["duration"].to_numpy()
+        phase = _phases(frame["name"]).to_numpy()
+        rows = np.arange(frame.height)
+        top = chain_to(parent, rows, parent == NO_ROW)
+        main = phase[top] == _COMPILE
+        launcher = _launchers(frame["thread"].to_numpy(), start, end, parent, main)
+        return cls(frame, start, end, parent, phase, main, np.where(main, NO_ROW, launcher[top]))
+
+
+def _phases(names: pl.Series) -> pl.Series:
+    """XlaPass:#name=...# is phase XlaPass, and a pipeline of passes counts with them."""
+    phase = pl.col("name").cast(pl.String).str.extract(r"^([^:#]+)")
+    return names.to_frame("name").select(phase.replace("XlaPassPipeline", "XlaPass")).to_series()
+
+
+def _launchers(thread: Int64, start: Int64, end: Int64, parent: Int64, main: Mask) -> Int64:
+    """For outermost ranges of workers the innermost range around them on a main thread."""
+    found = np.full(len(start), NO_ROW, np.int64)
+    workers = np.flatnonzero(~main & (parent == NO_ROW))
+    for number in np.unique(thread[main]):
+        rows = np.flatnonzero(main & (thread == number))  # in order of their start
+        before = np.searchsorted(start[rows], start[workers], side="right") - 1
+        around = np.where(before >= 0, rows[before], NO_ROW)
+        climbing = np.flatnonzero(around >= 0)
+        climbing = climbing[end[around[climbing]] < end[workers[climbing]]]
+        while len(climbing):
+            around[climbing] = parent[around[climbing]]
+            climbing = climbing[around[climbing] >= 0]
+            climbing = climbing[end[around[climbing]] < end[workers[climbing]]]
+        # Of several threads that compile, the one that began its range last.
+        known = np.where(found[workers] >= 0, start[found[workers]], np.iinfo(np.int64).min)
+        later = (around >= 0) & (start[around] > known)
+        found[workers[later]] = around[later]
+    return found
+
+
+def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
+    """Self and total wall time of every range of one process, in the columns of `_EMPTY`."""
+    duration = (ranges.end - ranges.start).astype(np.float64)
+    above = np.where(ranges.parent >= 0, ranges.parent, _top_launcher(ranges))
+    tuning = np.isin(ranges.phase, _AUTOTUNING)
+    inside_tuning = _below(above, tuning)
+    hidden = inside_tuning if autotuning is Autotuning.BLOCK else np.zeros(len(duration), bool)
+    own = duration - _children(ranges.parent, duration, ~hidden)
+    launchers, parallel = _parallel(ranges, ~hidden & (ranges.launcher >= 0))
+    own[launchers] -= parallel
+    scale = _shares(ranges, own, hidden, launchers, parallel)
+    counted = ~hidden & (ranges.main | (ranges.launcher >= 0))
+    top = chain_to(above, np.arange(len(above)), above == NO_ROW)
+    first = _first_compile(ranges)
+    name = np.where(np.arange(len(own)) == first, LIBRARY_LOADING, ranges.phase)
+    window = np.zeros(len(own))
+    everywhere, busy = _parallel(ranges, ranges.launcher >= 0)  # autotuning shown or not
+    window[everywhere] = busy
+    frame = pl.DataFrame(
+        {
+            "row": ranges.frame["row"].cast(pl.Int64),
+            "rank": ranges.frame["rank"],
+            "name": pl.Series(name.tolist(), dtype=pl.String),
+            "program": ranges.frame["name"].cast(pl.String).str.extract(_MODULE),
+            "start": ranges.start,
+            "self_ns": own * scale,
+            "total_ns": duration * scale,
+            "top": ranges.frame["row"].cast(pl.Int64).to_numpy()[top],
+            "outermost": ranges.main & (ranges.parent == NO_ROW),
+            "tuning": tuning & ~inside_tuning,
+            "parallel_ns": window,
+        }
+    )
+    return frame.with_columns(
+        pl.when(pl.Series(counted)).then(pl.col("self_ns")).alias("self_ns")
+    ).select(*_EMPTY.columns)
+
+
+def _top_launcher(ranges: _Ranges) -> Int64:
+    """The launcher of each worker's outermost range; NO_ROW for all others."""
+    return np.where(ranges.parent == NO_ROW, ranges.launcher, NO_ROW)
+
+
+def _below(above: Int64, wanted: Mask) -> Mask:
+    """Which rows have a wanted row strictly above them."""
+    return chain_to(above, above, wanted) >= 0
+
+
+def _children(
+    parent: Int64, duration: npt.NDArray[np.float64], counted: Mask
+) -> npt.NDArray[np.float64]:
+    """Summed duration of the ranges directly below each, on its thread."""
+    chosen = np.flatnonzero((parent >= 0) & counted)
+    summed = np.bincount(parent[chosen], weights=duration[chosen], minlength=len(parent))
+    return summed.astype(np.float64)  # bincount of nothing gives integers
+
+
+def _parallel(ranges: _Ranges, workers: Mask) -> tuple[Int64, npt.NDArray[np.float64]]:
+    """Ranges that launched workers, and the wall time during which those worked.
+
+    From the first start to the last end, without what the launching thread did itself meanwhile.
+    """
+    tops = np.flatnonzero(workers & (ranges.parent == NO_ROW))
+    launchers, group = np.unique(ranges.launcher[tops], return_inverse=True)
+    first = np.full(len(launchers), np.iinfo(np.int64).max)
+    last = np.full(len(launchers), np.iinfo(np.int64).min)
+    np.minimum.at(first, group, ranges.start[tops])
+    np.maximum.at(last, group, ranges.end[tops])
+    busy = np.zeros(len(launchers), np.int64)
+    for number, launcher in enumerate(launchers):  # some hundred at most
+        own = np.flatnonzero(ranges.parent == launcher)
+        window = (first[number : number + 1], last[number : number + 1])
+        busy[number] = covered_lengths(*window, ranges.start[own], ranges.end[own])[0]
+    return launchers, (last - first - busy).astype(np.float64)
+
+
+def _shares(
+    ranges: _Ranges,
+    own: npt.NDArray[np.float64],
+    hidden: Mask,
+    launchers: Int64,
+    parallel: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """What a nanosecond of each range is in wall time: 1 on main threads, less on parallel workers."""
+    scale = np.ones(len(own))
+    working = np.flatnonzero(~hidden & (ranges.launcher >= 0))
+    group = np.searchsorted(launchers, ranges.launcher[working])
+    summed = np.bincount(group, weights=own[working], minlength=len(launchers))
+    share = np.divide(parallel, summed, out=np.zeros(len(launchers)), where=summed > 0)
+    scale[working] = share[group]
+    return scale
+
+
+def _first_compile(ranges: _Ranges) -> int:
+    """Row of the first outermost XlaCompile; NO_ROW if there is none."""
+    rows = np.flatnonzero(ranges.main & (ranges.parent == NO_ROW))
+    return int(rows[np.argmin(ranges.start[rows])]) if len(rows) else NO_ROW
+
+
+def _by_program(rows: pl.DataFrame) -> pl.DataFrame:
+    within = rows.group_by("top").agg(
+        autotuning_ns=pl.col("total_ns").filter("tuning").sum(),
+        parallel_ns=pl.col("parallel_ns").sum(),
+    )
+    return (
+        rows.filter("outermost")
+        .select("rank", "program", "start", "total_ns", "row")
+        .join(within, left_on="row", right_on="top", how="left", maintain_order="left")
+        .drop("row")
+        .sort("rank", "start", maintain_order=True)
+    )

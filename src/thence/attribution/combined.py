@@ -1,0 +1,94 @@
+"""Everything that is known about where the device time of a trace came from.
+
+PyTorch work is traced through its launches (`places`), XLA work through its HLO (`hlo`). A trace
+may hold both; where an activity has an HLO instruction, what that says comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.attribution import hlo, places
+from thence.attribution.collectives import described_collectives
+
+if TYPE_CHECKING:
+    from thence.model.tables import Tables
+
+__all__ = ["KINDS_OF_PLACES", "Attribution", "attribution_of"]
+
+_FROM_HLO = ("program", "hlo", "opcode", "op_name")
+KINDS_OF_PLACES = (*places.PLACES, *_FROM_HLO)
+"""Kinds of places, each a column of `Attribution.places` beside its ``_rule``."""
+
+NO_XLA = "no XLA programs in this trace"
+RECORDED = "recorded by the profiler"
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Where the device time came from.
+
+    Attributes:
+        places: one row per row of gpu, in its order: ``launch`` (host row) and, for each of
+            `KINDS_OF_PLACES`, the place and ``<kind>_rule``, how it was found or why there is none.
+        shares: how the time of each activity divides among source lines: gpu (row), place, weight,
+            rule; None where every activity has one line at most, that of ``places``.
+        collectives: the `collectives` table, every row with its device activity.
+    """
+
+    places: pl.DataFrame
+    shares: pl.DataFrame | None
+    collectives: pl.DataFrame
+
+
+def attribution_of(tables: Tables) -> Attribution:
+    """All of it, for a whole trace."""
+    found = places.attribute(tables)
+    collectives = described_collectives(tables, found["launch"])
+    if tables.programs.is_empty():
+        return Attribution(
+            found.with_columns(_nothing_from_hlo(tables.gpu.height)), None, collectives
+        )
+    of_hlo = hlo.attribute_hlo(tables).with_columns(_named(tables))
+    both = [kind for kind in hlo.PLACES if kind in found.columns]
+    merged = found.with_columns(x for kind in both for x in _merged(found, of_hlo, kind))
+    extra = [column for kind in _FROM_HLO for column in (kind, f"{kind}_rule")]
+    shares = hlo.source_shares(tables) if tables.hlo else None
+    return Attribution(merged.with_columns(of_hlo.select(extra)), shares, collectives)
+
+
+def _nothing_from_hlo(rows: int) -> list[pl.Series]:
+    reason = pl.Series([NO_XLA], dtype=pl.Categorical()).new_from_index(0, rows)
+    null = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, rows)
+    return [x for kind in _FROM_HLO for x in (null.alias(kind), reason.alias(f"{kind}_rule"))]
+
+
+def _named(tables: Tables) -> list[pl.Series]:
+    """Program and HLO instruction of each activity, as the profiler recorded them."""
+    name = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
+    columns = []
+    for kind, place, reason in (
+        ("program", name, hlo.NO_PROGRAM),
+        ("hlo", tables.gpu["hlo"], hlo.NO_HLO_OP),
+    ):
+        texts = pl.Series([RECORDED, reason, hlo.IN_GRAPH], dtype=pl.Categorical())
+        absent = pl.Series([1] * tables.gpu.height, dtype=pl.UInt32)
+        if kind == "hlo":
+            in_graph = tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null()
+            absent = in_graph.cast(pl.UInt32) + 1
+        number = absent.zip_with(place.is_null(), pl.Series([0] * len(place), dtype=pl.UInt32))
+        columns += [place.alias(kind), texts.gather(number).alias(f"{kind}_rule")]
+    return columns
+
+
+def _merged(found: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> tuple[pl.Series, pl.Series]:
+    """What the HLO says of an activity of an XLA program; what the launch says of any other."""
+    of_launch = of_hlo[kind].is_null() & found[kind].is_not_null() | of_hlo["program"].is_null()
+    rule = f"{kind}_rule"
+    return (
+        found[kind].zip_with(of_launch, of_hlo[kind]).alias(kind),
+        found[rule].zip_with(of_launch, of_hlo[rule]).alias(rule),
+    )

@@ -1,0 +1,178 @@
+"""Paths that frameworks write on HLO instructions: ``jit(step)/transpose(jvp(layer1))/mlp/dot_general``.
+
+The parts are what was open when the operation was traced: transformations around scopes that the
+user named (``jax.named_scope``), and last the primitive. XLA joins the paths of instructions that it
+merges, as ``(a:b)`` or, where they begin alike, ``prefix/(a:b)``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["labels", "parts_of", "phase_of"]
+
+ARGUMENT = "the op_name names an argument of the program"
+
+_WRAPPED = re.compile(r"(?P<transformation>[A-Za-z_][\w.-]*)\((?P<inner>.*)\)", re.DOTALL)
+_FUNCTIONS = frozenset(("jit", "pjit", "xla_call", "pmap", "xmap", "core_call", "closed_call"))
+"""What stands around the name of a function, which is no scope that the user named."""
+_TRANSFORMATIONS = frozenset(
+    ("jvp", "transpose", "vmap", "linearize", "remat", "checkpoint", "shard_map", "custom_vjp")
+)
+_STRUCTURE = frozenset(
+    (
+        *(
+            "while",
+            "scan",
+            "compute_on",
+            "checkpoint",
+            "remat",
+            "remat2",
+            "rematted_computation",
+            "shmap_body",
+        ),
+        *("shard_map", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "pjit"),
+        *("custom_vjp_call_jaxpr", "custom_lin", "jit", "pallas_call"),
+    )
+)
+"""Parts that jax writes for its own control flow and transformations."""
+_AFTER = {"while": ("body", "cond"), "cond": ("branch_",), "scan": ("body",)}
+_MAX_PARTS = 1000
+
+
+def phase_of(op_name: str) -> tuple[str | None, str]:
+    """Forward or backward, and the rule or why it is neither.
+
+    Reverse differentiation writes ``transpose(...)`` around what it makes; of merged operations it is
+    enough that one of them has it.
+    """
+    if "transpose(" in op_name:
+        return "backward", "transposition in op_name"
+    if any(_is_traced(part) for part in parts_of(op_name)):
+        return "forward", "no transposition in op_name"
+    return None, ARGUMENT
+
+
+def parts_of(op_name: str) -> list[str]:
+    """The paths of the operations that were merged into one; itself where there was no merging."""
+    waiting, done = [op_name], list[str]()
+    while waiting and len(waiting) + len(done) < _MAX_PARTS:
+        path = waiting.pop()
+        segments = _split(path, "/")
+        last = segments[-1]
+        inner = _split(last[1:-1], ":") if last.startswith("(") and last.endswith(")") else []
+        if not inner or not _closes_at_end(last):
+            done.append(path)
+            continue
+        prefix = "/".join(segments[:-1])
+        waiting += [f"{prefix}/{part}" if prefix else part for part in reversed(inner)]
+    return [*done, *reversed(waiting)]
+
+
+def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
+    """The path of named scopes in each op_name of one module, and the rule or why there is none.
+
+    The last part is the primitive, unless another op_name goes on below it: XLA also writes the
+    common beginning of several paths.
+    """
+    scopes_of = {
+        name: [_scopes(part) for part in parts_of(name) if _is_traced(part)]
+        for name in dict.fromkeys(op_names)
+    }
+    inner = {
+        path[:length]
+        for paths in scopes_of.values()
+        for path in paths
+        for length in range(1, len(path))
+    }
+    return {name: _label(paths, inner) for name, paths in scopes_of.items()}
+
+
+def _is_traced(path: str) -> bool:
+    """Whether it begins with a function, jit(f), and not with the name of an argument."""
+    return "(" in path.partition("/")[0]
+
+
+def _label(paths: list[tuple[str, ...]], scopes: set[tuple[str, ...]]) -> tuple[str | None, str]:
+    if not paths:
+        return None, ARGUMENT
+    named = {path if path in scopes else path[:-1] for path in paths}
+    if len(named) == 1:
+        label, rule = "/".join(named.pop()), "named scopes in op_name"
+    else:
+        label, rule = "/".join(_common(sorted(named))), "scopes that merged operations share"
+    if label:
+        return label, rule
+    scoped = any(len(path) > 1 for path in paths)
+    return None, "merged from different scopes" if scoped else "no named scope around it"
+
+
+def _common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:
+    first, last = paths[0], paths[-1]
+    length = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b),
+        min(len(first), len(last)),
+    )
+    return first[:length]
+
+
+def _scopes(path: str) -> tuple[str, ...]:
+    """Scopes, outermost first, and the primitive; "" where the path ends without one."""
+    segments = _split(path, "/")
+    found = list(_unwrapped(segments))
+    return (*found, "") if _WRAPPED.fullmatch(segments[-1]) else tuple(found)
+
+
+def _unwrapped(segments: list[str]) -> Iterator[str]:
+    """The segments without transformations and jax's own structure; the last one is kept."""
+    previous = ""
+    for number, segment in enumerate(segments):
+        is_last = number == len(segments) - 1
+        match = _WRAPPED.fullmatch(segment)
+        depth = 0
+        while match and match["transformation"] in _TRANSFORMATIONS and depth < _MAX_PARTS:
+            segment, depth = match["inner"], depth + 1  # noqa: PLW2901 - peeled layer by layer
+            match = _WRAPPED.fullmatch(segment)
+        if match and match["transformation"] in _FUNCTIONS:
+            continue
+        structural = segment in _STRUCTURE or segment.startswith(_AFTER.get(previous, ("\0",)))
+        structural = structural or segment == "cond" or "->" in segment  # jnp.einsum's own scope
+        previous = segment
+        if structural and not is_last:
+            continue
+        if segment:
+            yield from _split(segment, "/") if depth else (segment,)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """The text cut at separators outside of brackets and quotes."""
+    if separator not in text:
+        return [text]
+    parts, depth, begin, quote = [], 0, 0, ""
+    for at, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"" and depth:
+            quote = character
+        elif character in "([":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        elif character == separator and depth <= 0:
+            parts.append(text[begin:at])
+            begin = at + 1
+    return [*parts, text[begin:]]
+
+
+def _closes_at_end(text: str) -> bool:
+    """Whether the bracket that opens the text is the one that ends it."""
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return at == len(text) - 1
+    return False

@@ -1,0 +1,174 @@
+"""The op_name and source line of every instruction of an HLO module, its own or inherited.
+
+An instruction that only moves data, a collective or a copy, was often put in by the compiler and has
+no place of its own. It belongs to what it moves: the nearest instruction on the way up its operands
+that has one; failing that, as for parameters, to the nearest that uses its result. What computes
+inherits nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thence.model.hlo import HloModule
+
+__all__ = ["origins"]
+
+_COLLECTIVES = """
+all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all
+collective-broadcast collective-permute collective-permute-done collective-permute-start
+ragged-all-to-all recv recv-done reduce-scatter send send-done
+"""
+_MOVERS = """
+async-done async-start async-update bitcast concatenate copy copy-done copy-start dynamic-slice
+dynamic-update-slice get-tuple-element opt-barrier pad parameter reshape slice transpose tuple
+"""
+_MOVING = (*_COLLECTIVES.split(), *_MOVERS.split())
+_WRAPPERS = ("async-start", "call", "fusion")
+_ROUNDS = 64  # operands followed upwards or users downwards, one step each round
+_NESTED = 4  # wrappers in wrappers; XLA makes two
+
+OWN = "HLO instruction"
+INSIDE = "instruction inside"
+MOVED = "what it moves"
+USER = "what uses the result"
+_RULES = (OWN, INSIDE, MOVED, USER)
+NO_OP_NAME = "the HLO instruction has no op_name"
+NO_SOURCE = "the HLO instruction has no source line"
+
+
+def origins(module: HloModule) -> pl.DataFrame:
+    """Op_name and source of each instruction, in the module's order.
+
+    Returns:
+        columns op_name, op_name_rule, frame (number in ``module.frames``, 0: none), source
+        (``file.py:12``) and source_rule; a rule is the reason where there is no place.
+    """
+    table = module.instructions
+    links = _Links(module)
+    named = table["op_name"].is_not_null().to_numpy()
+    # An argument of the program has an op_name, its own, but was written nowhere.
+    placed = (table["frame"] > 0).to_numpy()
+    name_from, name_rule = links.nearest(named)
+    frame_from, frame_rule = links.nearest(placed)
+    op_name = table["op_name"].gather(pl.Series(name_from))
+    frame = table["frame"].gather(pl.Series(frame_from))
+    lines = table.select(
+        source=pl.when(pl.col("source_line").is_not_null())
+        .then(pl.format("{}:{}", "source_file", "source_line"))
+        .otherwise("source_file")
+    )["source"]
+    source = lines.gather(pl.Series(frame_from))
+    return pl.DataFrame(
+        {
+            "op_name": op_name,
+            "op_name_rule": _rules(name_rule, op_name, NO_OP_NAME),
+            "frame": frame,
+            "source": source,
+            "source_rule": _rules(frame_rule, source, NO_SOURCE),
+        }
+    )
+
+
+def _rules(rule: NDArray[np.int8], place: pl.Series, reason: str) -> pl.Series:
+    texts = pl.Series(_RULES, dtype=pl.String).gather(pl.Series(rule))
+    return texts.zip_with(place.is_not_null(), pl.Series([reason]).new_from_index(0, len(place)))
+
+
+class _Links:
+    """For each instruction: what it holds, what it moves and what uses it, as row numbers."""
+
+    def __init__(self, module: HloModule) -> None:
+        table = module.instructions.with_row_index("row")
+        self.count = table.height
+        self.moving = table["opcode"].is_in(_MOVING).to_numpy()
+        row_of = table.select("id", pl.col("row").alias("other")).unique("id", keep="first")
+        self.inner = self._inner(table)
+        self.edges = self._edges(table, row_of)
+        self.held = table.join(self.inner, on="computation").select(
+            "caller", "row", "is_root", "opcode"
+        )
+        self.moving |= self._only_moves()
+
+    def _edges(self, table: pl.DataFrame, row_of: pl.DataFrame) -> pl.DataFrame:
+        """(row, other): operands, and for a parameter what the caller hands in."""
+        operands = (
+            table.select("row", operand=pl.col("operands"))
+            .filter(pl.col("operand").list.len() > 0)
+            .explode("operand")
+            .with_columns(position=pl.int_range(pl.len()).over("row"))
+            .join(row_of, left_on="operand", right_on="id")
+            .select("row", "position", "other")
+        )
+        given = (
+            table.filter(pl.col("parameter").is_not_null())
+            .join(self.inner, on="computation")
+            .join(operands, left_on=["caller", "parameter"], right_on=["row", "position"])
+            .select("row", "other")
+        )
+        return pl.concat([operands.select("row", "other"), given])
+
+    def _inner(self, table: pl.DataFrame) -> pl.DataFrame:
+        """(caller row, computation) of what runs as part of one instruction."""
+        wraps = table.filter(pl.col("opcode").is_in(_WRAPPERS) & (pl.col("called").list.len() > 0))
+        return (
+            wraps.select(pl.col("row").alias("caller"), pl.col("called").alias("computation"))
+            .explode("computation")
+            .unique("computation", keep="first", maintain_order=True)
+        )
+
+    def _only_moves(self) -> NDArray[np.bool_]:
+        """Fusions and calls in which nothing computes."""
+        moves = pl.col("opcode").is_in([*_MOVING, "constant"])
+        rows = (
+            self.held.with_columns(moves=moves)
+            .group_by("caller")
+            .agg(pl.col("moves").all())
+            .filter("moves")["caller"]
+        )
+        result = np.zeros(self.count, np.bool_)
+        result[rows.to_numpy()] = True
+        return result
+
+    def nearest(self, has: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+        """The row that each instruction takes its place from, and the number of the rule."""
+        origin = np.where(has, np.arange(self.count), -1)
+        rule = np.zeros(self.count, np.int8)
+        self._from_inside(origin, rule)
+        self._spread(origin, rule, "row", _RULES.index(MOVED))
+        self._spread(origin, rule, "other", _RULES.index(USER))
+        return np.where(origin < 0, np.arange(self.count), origin), rule
+
+    def _from_inside(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
+        """A wrapper without a place has that of its root, or of the last instruction with one."""
+        for _ in range(_NESTED):
+            has = pl.Series(origin >= 0)
+            held = self.held.filter(has.gather(self.held["row"]) & ~has.gather(self.held["caller"]))
+            if held.is_empty():
+                return
+            chosen = held.sort("is_root", "row").unique("caller", keep="last")
+            caller = chosen["caller"].to_numpy()
+            origin[caller] = origin[chosen["row"].to_numpy()]
+            rule[caller] = _RULES.index(INSIDE)
+
+    def _spread(
+        self, origin: NDArray[np.int64], rule: NDArray[np.int8], to: str, number: int
+    ) -> None:
+        """Hands places along the edges to what moves data, from one instruction to the next."""
+        target = self.edges[to].to_numpy()
+        source = self.edges["other" if to == "row" else "row"].to_numpy()
+        for _ in range(_ROUNDS):
+            ready = (origin[target] < 0) & self.moving[target] & (origin[source] >= 0)
+            edges = np.flatnonzero(ready)[
+                ::-1
+            ]  # of several, the first operand wins: it is written last
+            if not len(edges):
+                return
+            origin[target[edges]] = origin[source[edges]]
+            rule[target[edges]] = number

@@ -1,0 +1,66 @@
+"""``thence collectives``: sizes, bandwidths, exposed time and waits of collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli.common import (
+    emit,
+    format_option,
+    inputs_argument,
+    open_with_progress,
+    warm_up_option,
+)
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from thence.trace import Trace
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence collectives traces/                      every rank of a torch.profiler job
+  thence collectives rank*.zip --format json
+Bandwidths are decimal GB/s. Exposed is the time in which no other work ran on the
+device; hidden is the rest. Wait is last start less first start among the ranks.
+"""
+
+_HEADINGS = {
+    "collective": "collective",
+    "bytes": "message",
+    "group_size": "ranks",
+    "count": "count",
+    "exposed_ns": "exposed",
+    "hidden_ns": "hidden",
+    "algorithm_gbps_mean": "alg GB/s",
+    "bus_gbps_mean": "bus GB/s",
+    "wait_ns_mean": "mean wait",
+}
+
+
+@click.command("collectives", epilog=_EXAMPLES)
+@inputs_argument
+@warm_up_option
+@format_option
+def command(inputs: tuple[str, ...], warm_up: str, form: str) -> None:
+    """Collectives: message size, bandwidth, exposed and hidden time, waits."""
+    trace = open_with_progress(inputs)
+    result = trace.collective_times(warm_up)
+    notes = (result.phases.statement, _clocks(trace), *trace.meta.warnings)
+    emit(result.to_json(), result.by_size, _HEADINGS, form, notes)
+
+
+def _clocks(trace: Trace) -> str:
+    """What was done about the clocks of several ranks."""
+    if len(trace.tables.ranks) == 1:
+        return "waits are among the devices of one process, which share a clock"
+    found = trace.alignment
+    if found.residual_median_ns is None or found.residual_max_ns is None:
+        return (
+            "the ranks share no collectives: their clocks are not aligned, and waits mean nothing"
+        )
+    median, most = format_ns(found.residual_median_ns), format_ns(found.residual_max_ns)
+    return f"clocks aligned by {found.matched:,} shared collectives; what is left: median {median}, at most {most}"

@@ -1,0 +1,205 @@
+"""An nsys-jax archive as named members: a zip file, or the directory it was unpacked into.
+
+Nothing is ever extracted. A member's name is checked all the same, since it is shown and compared,
+and both each member and the sum of all that is read are limited, so that a small hostile file
+cannot fill the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from thence.errors import DamagedInput, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from thence.units import Bytes
+
+__all__ = ["MAX_MEMBER", "MAX_MEMBERS", "MAX_TOTAL", "TRACE", "Archive", "sniff_archive"]
+
+TRACE = "nvtx_gpu_proj_trace/trace.parquet"
+"""The member that makes an archive one of nsys-jax; a folder of one file per rank when combined."""
+
+MAX_MEMBER: Bytes = 2 << 30
+"""Largest member that is read, unpacked; a trace.parquet of 10 million rows has some 400 MB."""
+MAX_TOTAL: Bytes = 8 << 30
+"""Most bytes that are read from one archive, unpacked."""
+MAX_MEMBERS = 1_000_000
+"""Most members an archive may list."""
+
+_ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack without a bound
+_ENCRYPTED = 1
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError)
+
+
+def sniff_archive(path: str) -> bool:
+    """Whether a path is an nsys-jax archive: a zip, or a directory, that holds `TRACE`."""
+    try:
+        if Path(path).is_dir():
+            return (Path(path) / TRACE).exists()
+        with Path(path).open("rb") as stream:
+            if stream.read(4) not in _ZIP_MAGIC:
+                return False
+        with zipfile.ZipFile(path) as archive:
+            return any(name == TRACE or name.startswith(f"{TRACE}/") for name in archive.namelist())
+    except (OSError, *_DAMAGE):
+        return False
+
+
+@dataclass
+class Archive:
+    """The members of one archive.
+
+    Attributes:
+        name: the path as the user named it.
+        sizes: unpacked size in bytes of every member, by its name with forward slashes.
+        max_member: largest member that is read.
+        max_total: most bytes that are read altogether, members read twice counted twice.
+        skipped: members that were left out of `sizes`, with the reason; links, for instance.
+        read_bytes: unpacked bytes read so far.
+    """
+
+    name: str
+    sizes: dict[str, Bytes]
+    max_member: Bytes = MAX_MEMBER
+    max_total: Bytes = MAX_TOTAL
+    skipped: tuple[str, ...] = ()
+    read_bytes: Bytes = field(default=0, init=False)
+
+    @classmethod
+    def open(
+        cls, name: str, max_member: Bytes = MAX_MEMBER, max_total: Bytes = MAX_TOTAL
+    ) -> Archive:
+        """The members of a zip file or a directory.
+
+        Raises:
+            InputError: the path cannot be opened.
+            DamagedInput: it is no zip file, or lists members outside its folder.
+        """
+        if Path(name).is_dir():
+            sizes, skipped = _directory_members(name)
+        else:
+            sizes, skipped = _zip_members(name), []
+        return cls(name, sizes, max_member, max_total, tuple(skipped))
+
+    def read(self, member: str) -> bytes:
+        """The content of one member.
+
+        Raises:
+            KeyError: there is no such member.
+            DamagedInput: it is damaged, encrypted, or larger than what is accepted.
+        """
+        size = self.sizes[member]
+        if size > self.max_member:
+            raise DamagedInput(
+                self.name,
+                f"{member} holds {size:,} bytes; at most {self.max_member:,} are accepted",
+            )
+        if self.read_bytes + size > self.max_total:
+            raise DamagedInput(
+                self.name, f"holds more than {self.max_total:,} bytes, the most that is accepted"
+            )
+        try:
+            data = self._content(member, size)
+        except OSError as error:
+            reason = error.strerror or error
+            raise DamagedInput(self.name, f"{member} cannot be read ({reason})") from error
+        except _DAMAGE as error:
+            raise DamagedInput(self.name, f"{member} is damaged ({error})") from error
+        if len(data) != size:
+            raise DamagedInput(self.name, f"{member} is damaged: its size is not the one listed")
+        self.read_bytes += size
+        return data
+
+    def _content(self, member: str, size: Bytes) -> bytes:
+        if Path(self.name).is_dir():
+            with (Path(self.name) / member).open("rb") as stream:
+                return stream.read(size)
+        with zipfile.ZipFile(self.name) as archive, archive.open(member) as packed:
+            return packed.read(size + 1)  # one more than listed: reads to the end, checks the CRC
+
+    def variants(self, member: str) -> dict[str, str]:
+        """Where a combined archive keeps a member of its inputs: stem of the input to member name."""
+        prefix = f"{member}/"
+        return {
+            name.removeprefix(prefix): name
+            for name in self.sizes
+            if name.startswith(prefix) and "/" not in name.removeprefix(prefix)
+        }
+
+    def of(self, member: str, stem: str | None) -> str | None:
+        """The name of a member as one rank has it; None if the archive lacks it.
+
+        Args:
+            member: its name in a single rank's archive.
+            stem: of the rank's input in a combined archive; None in a single rank's.
+        """
+        own = f"{member}/{stem}"
+        if stem is not None and own in self.sizes:
+            return own
+        return member if member in self.sizes else None
+
+
+def _zip_members(name: str) -> dict[str, Bytes]:
+    try:
+        with zipfile.ZipFile(name) as archive:
+            infos = [info for info in archive.infolist() if not info.is_dir()]
+    except OSError as error:
+        raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
+    except _DAMAGE as error:
+        raise DamagedInput(name, f"is no complete zip file ({error})") from error
+    if len(infos) > MAX_MEMBERS:
+        raise DamagedInput(name, f"lists {len(infos):,} members; expected an nsys-jax archive")
+    for info in infos:
+        _check_name(name, info.filename)
+        if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
+            raise DamagedInput(
+                name, f"{info.filename} is encrypted or packed in a way zip rarely is"
+            )
+    return {info.filename: info.file_size for info in infos}
+
+
+def _check_name(archive: str, member: str) -> None:
+    """Refuses names that would lead out of the archive's folder."""
+    path = PurePosixPath(member.replace("\\", "/"))
+    drive = len(member) > 1 and member[1] == ":"
+    if path.is_absolute() or drive or ".." in path.parts:
+        raise DamagedInput(archive, f"names a member outside its folder: {member!r}")
+
+
+def _directory_members(name: str) -> tuple[dict[str, Bytes], list[str]]:
+    sizes: dict[str, Bytes] = {}
+    skipped: list[str] = []
+    for member, entry in _files(name):
+        if entry.is_symlink():
+            skipped.append(f"{member} is a link and was not followed")
+        elif entry.is_file():
+            sizes[member] = entry.stat().st_size
+        if len(sizes) > MAX_MEMBERS:
+            raise DamagedInput(name, "holds too many files; expected an unpacked nsys-jax archive")
+    return sizes, skipped
+
+
+def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below a directory that is no directory, links included and not followed."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(Path(root) / folder) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            raise InputError(root, f"cannot be listed ({error.strerror or error})") from error
+        for entry in found:
+            member = f"{folder}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{member}/")
+            else:
+                yield member, entry

@@ -1,0 +1,99 @@
+"""Host NVTX ranges of an archive, reduced to compilation, as host ranges of category compile.
+
+Kept are the XlaCompile ranges, what runs inside them on their thread, and what other threads do
+meanwhile: XLA compiles with a pool of threads, whose ranges begin with no parent. Ranges of other
+libraries (cuBLAS, NCCL) are left out, so their time counts as that of the XLA range around them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.model.intervals import NO_ROW, chain_to, enclosing
+from thence.readers.nsys_jax.parquet import as_int64, renamed
+from thence.readers.nsys_jax.projection import bounded_nesting
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["compile_ranges"]
+
+_COLUMNS = {
+    "name": ("Name",),
+    "start": ("Start (ns)", "Start"),
+    "end": ("End (ns)", "End"),
+    "process": ("PID", ""),  # dropped by newer wrappers
+    "thread": ("TID",),
+}
+_NUMBERS = ("start", "end", "process", "thread")
+_COMPILE = r"^(?:TSL:)?XlaCompile(?::#|$)"
+_OF_XLA = r"^(?:TSL:)?(?:Xla|Thunk:#)"
+
+
+def compile_ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
+    """Compile ranges with columns name, start, duration (ns), process, thread and parent (row).
+
+    Rows are sorted by process, thread and start. Parents are those on the same thread; a worker's
+    outermost range has none. Where the table lacks process ids, process is null.
+
+    Args:
+        frame: content of report_nvtx_pushpop_trace, as Parquet or CSV.
+        path: for messages.
+
+    Raises:
+        DamagedInput: a needed column is missing or of another type.
+    """
+    ranges = renamed(frame, _COLUMNS, path)
+    if ranges.schema["name"] not in (pl.String, pl.Categorical, pl.Null):
+        raise DamagedInput(path, f"holds names of type {ranges.schema['name']}; expected text")
+    ranges = (
+        as_int64(ranges, _NUMBERS, path)
+        .with_columns(pl.col("name").cast(pl.String))
+        .filter(pl.col("name").str.contains(_OF_XLA), pl.col("end") >= pl.col("start"))
+        .filter(pl.col("thread").is_not_null())
+        .sort("process", "thread", "start", "end", descending=[False, False, False, True])
+    )
+    parent = _enclosing(ranges)
+    kept = _in_compilation(ranges, parent)
+    numbers = np.full(ranges.height + 1, NO_ROW, np.int64)  # the last one stands for no parent
+    numbers[np.flatnonzero(kept)] = np.arange(kept.sum())
+    parents = pl.Series(numbers[parent[kept]], dtype=pl.Int64)
+    return ranges.filter(pl.Series(kept)).select(
+        pl.col("name").str.strip_prefix("TSL:"),
+        "start",
+        (pl.col("end") - pl.col("start")).alias("duration"),
+        "process",
+        "thread",
+        parents.replace(NO_ROW, None).alias("parent"),
+    )
+
+
+def _enclosing(ranges: pl.DataFrame) -> npt.NDArray[np.int64]:
+    track = ranges.select(pl.struct("process", "thread").rank("dense")).to_series().cast(pl.Int64)
+    return bounded_nesting(
+        enclosing(track.to_numpy(), ranges["start"].to_numpy(), ranges["end"].to_numpy())
+    )
+
+
+def _in_compilation(ranges: pl.DataFrame, parent: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Ranges below an XlaCompile, and those of other threads that lie inside one in time."""
+    is_compile: npt.NDArray[np.bool_] = ranges["name"].str.contains(_COMPILE).to_numpy()
+    rows = np.arange(ranges.height)
+    below: npt.NDArray[np.bool_] = chain_to(parent, rows, is_compile) >= 0
+    top = chain_to(parent, rows, parent == NO_ROW)
+    start, end = ranges["start"].to_numpy(), ranges["end"].to_numpy()
+    compiles = np.flatnonzero(is_compile)
+    order = compiles[np.argsort(start[compiles], kind="stable")]
+    if len(order) == 0:
+        return below
+    # The XlaCompile that ends last among those that began before a range: if any contains it, so
+    # does that one. Ranges of threads that compile on their own are below one anyway.
+    before = np.searchsorted(start[order], start[top], side="right") - 1
+    latest_end = np.maximum.accumulate(end[order])
+    during = (before >= 0) & (latest_end[before] >= end[top])
+    result: npt.NDArray[np.bool_] = below | (during & ~is_compile[top])
+    return result

@@ -1,0 +1,101 @@
+"""Tries Parquet data in a process of its own, since damaged data can abort the one that reads it.
+
+Polars' reader trusts lengths inside pages: some damage makes it ask for more memory than there is,
+which ends the process without an exception. The child below reads everything first; only when it
+has survived is the data read here. It runs beside other work, so it costs little time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from typing import IO, TYPE_CHECKING
+
+from thence.errors import DamagedInput
+from thence.readers.nsys_jax.parquet import MAX_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["probing"]
+
+_EXPECTED = (0, 3, 4)  # all read; polars cannot be imported there; an error that will show here too
+_PATIENCE_S = 300
+_CHILD = f"""
+import sys
+try:
+    import io, polars
+except ImportError:
+    sys.exit(3)
+while head := sys.stdin.buffer.read(8):
+    data = sys.stdin.buffer.read(int.from_bytes(head, "little"))
+    try:
+        if polars.scan_parquet(io.BytesIO(data)).select(polars.len()).collect().item() > {MAX_ROWS}:
+            sys.exit(4)
+        polars.read_parquet(io.BytesIO(data))
+    except BaseException:
+        sys.exit(4)
+"""
+
+
+@contextlib.contextmanager
+def probing(tables: Iterable[bytes], path: str) -> Iterator[_Probe]:
+    """Begins to try Parquet files; call `passed` on the result before reading any of them.
+
+    Args:
+        tables: content of the files.
+        path: for messages.
+    """
+    with tempfile.TemporaryFile() as stream:
+        for data in tables:
+            stream.write(len(data).to_bytes(8, "little"))
+            stream.write(data)
+        stream.seek(0)
+        child = _started(stream)
+        try:
+            yield _Probe(child, path)
+        finally:
+            if child is not None:
+                child.kill()  # does nothing where it has ended
+                child.wait()
+
+
+def _started(stream: IO[bytes]) -> subprocess.Popen[bytes] | None:
+    """The child, reading from a file; None where no process can be started: then nothing protects."""
+    # Our own interpreter and code, isolated from the environment.
+    try:
+        return subprocess.Popen(  # noqa: S603 - no part of the command comes from outside
+            [sys.executable, "-I", "-c", _CHILD],
+            stdin=stream,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
+
+
+class _Probe:
+    """A child that tries to read."""
+
+    def __init__(self, child: subprocess.Popen[bytes] | None, path: str) -> None:
+        self._child = child
+        self._path = path
+
+    def passed(self) -> None:
+        """Waits for the child.
+
+        Raises:
+            DamagedInput: reading ended the child, or took longer than five minutes.
+        """
+        if self._child is None:
+            return
+        try:
+            code = self._child.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise DamagedInput(
+                self._path, "has Parquet tables that cannot be read in time"
+            ) from error
+        if code not in _EXPECTED:
+            raise DamagedInput(self._path, "has a damaged Parquet table, one that ends its reader")

@@ -1,0 +1,178 @@
+"""NVTX ranges projected on the GPU, in the three shapes that nsys has written, as thunks and programs.
+
+1. up to nsys 2024.4: columns ``Projected Start``, ``Orig Start``, ..., the domain inside the name.
+2. 2024.5 to 2025: columns ``Text``, ``Start``, ``End``, ...; no domain, no host times.
+3. from 2026.1: as 2, with a column ``Domain``.
+
+Rules (those of nsys-jax, generalised): of nested Thunk ranges only the innermost ran anything, and
+a thunk is part of the innermost XlaModule range around it, whatever other ranges (NCCL, user) lie
+between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.model.intervals import NO_ROW, chain_to
+from thence.readers.nsys_jax.parquet import as_int64, renamed
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["Projection", "bounded_nesting", "projection"]
+
+_LEVELS_LOG2 = 10
+
+_CLASSIC = {
+    "name": ("Name",),
+    "start": ("Projected Start",),
+    "duration": ("Projected Duration",),
+    "launch": ("Orig Start", ""),
+    "launch_duration": ("Orig Duration", ""),
+    "process": ("PID",),
+    "thread": ("TID",),
+    "range": ("RangeId",),
+    "parent": ("ParentId",),
+}
+_LATER = {
+    "name": ("Text",),
+    "start": ("Start",),
+    "end": ("End",),
+    "launch": ("",),
+    "launch_duration": ("",),
+    "process": ("PID",),
+    "thread": ("TID", ""),
+    "range": ("Range ID",),
+    "parent": ("Parent ID",),
+}
+_NUMBERS = (
+    "start",
+    "duration",
+    "launch",
+    "launch_duration",
+    "process",
+    "thread",
+    "range",
+    "parent",
+)
+
+_THUNK = r"^(?:TSL:)?Thunk:#(?:.*,)?hlo_op=([^#,]+)"
+_MODULE = r"^(?:TSL:)?XlaModule:#(?:.*,)?hlo_module=([^#,]+)"
+_PROGRAM_ID = r",program_id=(\d{1,18})#?$"
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What the GPU did, by thunk and by program.
+
+    Attributes:
+        thunks: leaf thunks: hlo (instruction), start, duration (ns), process, thread, and module
+            (row in modules; null where recording began inside a program).
+        modules: executions of programs: name, id (null for the autotuner's), start, duration,
+            launch, launch_duration (ns; null where the shape lacks host times), process, thread.
+        unreadable: rows of thunks or programs that were left out because they have no times.
+    """
+
+    thunks: pl.DataFrame
+    modules: pl.DataFrame
+    unreadable: int
+
+
+def projection(frame: pl.DataFrame, path: str) -> Projection:
+    """Thunks and programs from the content of trace.parquet.
+
+    Args:
+        frame: as read, in one of the three shapes.
+        path: for messages.
+
+    Raises:
+        DamagedInput: a needed column is missing or of another type.
+    """
+    ranges = _ranges(frame, path)
+    named = ranges.with_columns(
+        hlo=pl.col("name").str.extract(_THUNK),
+        module_name=pl.col("name").str.extract(_MODULE),
+        id=pl.col("name").str.extract(_PROGRAM_ID).cast(pl.Int64),
+    )
+    wanted = pl.col("hlo").is_not_null() | pl.col("module_name").is_not_null()
+    timed = pl.col("start").is_not_null() & (pl.col("duration") >= 0)
+    unreadable = named.filter(wanted & ~timed.fill_null(value=False)).height
+    named = named.filter(timed.fill_null(value=False)).sort("start", "range", maintain_order=True)
+    return _placed(named, unreadable)
+
+
+def _ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
+    """One shape for the three: name, start, duration, launch, process, thread, range and parent."""
+    if "Projected Start" in frame.columns:
+        ranges = renamed(frame, _CLASSIC, path)
+    else:
+        ranges = as_int64(renamed(frame, _LATER, path), ("start", "end"), path)
+        ranges = ranges.with_columns(duration=pl.col("end") - pl.col("start"))
+    if ranges.schema["name"] not in (pl.String, pl.Categorical, pl.Null):
+        raise DamagedInput(path, f"holds names of type {ranges.schema['name']}; expected text")
+    ranges = as_int64(ranges, _NUMBERS, path).with_columns(
+        pl.col("name").cast(pl.String),
+        pl.col("thread").fill_null(0),
+        pl.col("process").fill_null(0),
+    )
+    # Rows without a number are sums over whole threads, not ranges.
+    return ranges.filter(pl.col("range").is_not_null()).unique(
+        "range", keep="first", maintain_order=True
+    )
+
+
+def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
+    parent = _parent_rows(named["range"].to_numpy(), named["parent"])
+    is_thunk = named["hlo"].is_not_null().to_numpy()
+    is_module = named["module_name"].is_not_null().to_numpy()
+    thunks = np.flatnonzero(is_thunk)
+    above = chain_to(parent, parent[thunks], is_thunk | is_module)
+    outer = above[above >= 0]
+    inner = is_thunk.copy()
+    inner[outer[is_thunk[outer]]] = False
+    module = chain_to(parent, parent[thunks], is_module)
+    leaf = inner[thunks]
+    # Autotuning runs inside a compile range, and modules nest: only those with thunks ran something.
+    used = np.unique(module[leaf & (module >= 0)])
+    numbers = np.full(named.height + 1, NO_ROW, np.int64)  # the last one stands for no module
+    numbers[used] = np.arange(len(used))
+    place = pl.Series("module", numbers[module[leaf]], pl.Int64)
+    columns = ("start", "duration", "process", "thread")
+    leaves = named[thunks[leaf]].select("hlo", *columns)
+    return Projection(
+        thunks=leaves.with_columns(module=place.replace(NO_ROW, None)),
+        modules=named[used].select(
+            pl.col("module_name").alias("name"), "id", *columns, "launch", "launch_duration"
+        ),
+        unreadable=unreadable,
+    )
+
+
+def _parent_rows(ids: npt.NDArray[np.int64], parents: pl.Series) -> npt.NDArray[np.int64]:
+    """Row of each range's parent; links that would make a circle are cut."""
+    rows = pl.DataFrame({"range": ids, "row": np.arange(len(ids), dtype=np.int64)})
+    wanted = pl.DataFrame({"range": parents})
+    found = wanted.join(rows, on="range", how="left", maintain_order="left")["row"]
+    parent = found.fill_null(NO_ROW).to_numpy().astype(np.int64)
+    return bounded_nesting(parent)
+
+
+def bounded_nesting(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Parents, but none for rows 1024 levels deep or more, nor for those that lead into a circle.
+
+    Real ranges nest some 20 deep; walking a million deep would take for ever.
+
+    Args:
+        parent: parent row of every row, `NO_ROW` at the top.
+    """
+    far = parent.copy()
+    for _ in range(_LEVELS_LOG2):
+        far = np.where(far >= 0, far[far], NO_ROW)  # doubles the distance each time
+        if not (far >= 0).any():
+            return parent
+    return np.where(far >= 0, NO_ROW, parent)

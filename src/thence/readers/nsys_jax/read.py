@@ -1,0 +1,209 @@
+"""An nsys-jax archive as the tables of a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.model.tables import HOST, THREADS, Device, Meta, Tables, concat
+from thence.readers.nsys_jax.archive import TRACE, Archive
+from thence.readers.nsys_jax.compilation import compile_ranges
+from thence.readers.nsys_jax.devices import Launchers, launchers
+from thence.readers.nsys_jax.parquet import as_int64, csv_frame, parquet_frame, renamed
+from thence.readers.nsys_jax.probe import probing
+from thence.readers.nsys_jax.programs import device_tables
+from thence.readers.nsys_jax.projection import projection
+from thence.readers.xla.hlo import decode_hlo
+from thence.readers.xla.parsing import unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.model.hlo import HloModule
+
+__all__ = ["NAME", "PATTERNS", "read"]
+
+NAME = "nsys-jax archive"
+PATTERNS = ("*.zip",)
+"""Files of a directory that may be archives; an unpacked archive is a directory itself."""
+
+_PUSHPOP = ("report_nvtx_pushpop_trace.parquet", "report_nvtx_pushpop_trace.csv.xz")
+_THREADS = "thread-metadata.parquet"
+_DEVICES = "device-metadata.parquet"
+_DUMP = re.compile(
+    r"^(?P<path>dump/module_(?P<id>\d{1,18})\.(?P<name>.+?)"
+    r"(?:\.[^/]*gpu)?_?after_optimizations\.hlo\.pb(?:\.xz)?)(?:/(?P<stem>[^/]+))?$"
+)
+_OWN_CLOCKS = "times of each rank are on a clock of its own: align the ranks to compare them"
+_NO_HLO = (
+    "has no optimized HLO (dump/*after_optimizations.hlo.pb.xz): "
+    "no collectives, sources or op names"
+)
+_NO_STREAM = (
+    "nsys-jax archives do not say on which CUDA stream a thunk ran: stream is 0 throughout; "
+    "one row is one thunk, not one kernel"
+)
+
+
+def read(name: str, progress: Callable[[int], None]) -> Tables:
+    """The tables of one archive: of one rank, or of several combined by nsys-jax-combine.
+
+    GPU rows are leaf thunks. Members that are missing cost what they would have told, with a
+    warning each; only the projected ranges (trace.parquet) are indispensable.
+
+    Args:
+        name: path of a zip file or a directory.
+        progress: called with the number of unpacked bytes read so far.
+
+    Raises:
+        InputError: the path cannot be opened.
+        DamagedInput: it is no archive, lacks trace.parquet, or a member cannot be read.
+    """
+    archive = Archive.open(name)
+    stems: list[str | None] = [*sorted(archive.variants(TRACE))]
+    if not stems:
+        if TRACE not in archive.sizes:
+            raise DamagedInput(name, f"has no member {TRACE}; expected an nsys-jax archive")
+        stems = [None]
+    parts = []
+    tables_inside = (archive.read(member) for member in _parquet_members(archive))
+    with probing(tables_inside, name) as probe:
+        modules = _hlo(archive, stems)
+        progress(archive.read_bytes)
+        probe.passed()
+    for stem in stems:
+        parts.append(_rank(archive, stem, modules[stem]))
+        progress(archive.read_bytes)
+    tables = concat(parts)
+    clocks = (_OWN_CLOCKS,) if len(stems) > 1 else ()
+    meta = dataclasses.replace(
+        tables.meta,
+        inputs=(name,),
+        formats=(NAME,),
+        warnings=(
+            *dict.fromkeys(tables.meta.warnings),
+            *(f"{name}: {text}" for text in (_NO_STREAM, *clocks, *archive.skipped)),
+        ),
+    )
+    return dataclasses.replace(tables, meta=meta)
+
+
+def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> Tables:
+    """The tables of one rank's members."""
+    label = archive.name if stem is None else f"{archive.name} ({stem})"
+    member = archive.of(TRACE, stem)
+    if member is None:  # pragma: no cover - stems come from this very member
+        raise DamagedInput(label, f"has no member {TRACE}")
+    ran = projection(parquet_frame(archive.read(member), f"{archive.name}:{member}"), label)
+    warnings: list[str] = []
+    threads = _optional(archive, stem, _THREADS, warnings)
+    described = _optional(archive, stem, _DEVICES, warnings)
+    known = launchers(threads, described)
+    warnings += known.warnings
+    host = _host(archive, stem, known, warnings)
+    if not modules:
+        warnings.append(_NO_HLO)
+    tables, more = device_tables(ran, known, modules)
+    meta = Meta(
+        inputs=(label,),
+        formats=(NAME,),
+        facts=({"producer": "nsys-jax", "archive": label, "stream": None},),
+        devices=_devices(tables.gpu, known),
+        warnings=tuple(f"{label}: {text}" for text in (*warnings, *more)),
+    )
+    return dataclasses.replace(
+        tables,
+        host=host,
+        threads=_threads(threads, host, known.rank, label),
+        hlo=tuple(modules.values()),
+        meta=meta,
+    )
+
+
+def _optional(
+    archive: Archive, stem: str | None, wanted: str, warnings: list[str]
+) -> pl.DataFrame | None:
+    member = archive.of(wanted, stem)
+    if member is None:
+        warnings.append(f"has no member {wanted}")
+        return None
+    return parquet_frame(archive.read(member), f"{archive.name}:{member}")
+
+
+def _parquet_members(archive: Archive) -> list[str]:
+    """The Parquet members that `read` will read, of all ranks."""
+    wanted = (TRACE, _PUSHPOP[0], _THREADS, _DEVICES)
+    return [m for m in archive.sizes if m in wanted or m.rpartition("/")[0] in wanted]
+
+
+def _hlo(archive: Archive, stems: list[str | None]) -> dict[str | None, dict[int, HloModule]]:
+    """The HLO modules of every rank by XLA's module number; equal bytes are decoded once."""
+    decoded: dict[bytes, HloModule] = {}
+    found: dict[str | None, dict[int, HloModule]] = {stem: {} for stem in stems}
+    for member in sorted(archive.sizes):
+        match = _DUMP.match(member)
+        if match is None:
+            continue
+        data = archive.read(member)
+        digest = hashlib.sha256(data).digest()
+        if digest not in decoded:
+            decoded[digest] = decode_hlo(data, f"{archive.name}:{member}")
+        for stem in stems:
+            if archive.of(match["path"], stem) == member:
+                found[stem][int(match["id"])] = decoded[digest]
+    return found
+
+
+def _host(
+    archive: Archive, stem: str | None, known: Launchers, warnings: list[str]
+) -> pl.DataFrame:
+    """Compile ranges as rows of HOST."""
+    for wanted in _PUSHPOP:
+        member = archive.of(wanted, stem)
+        if member is None:
+            continue
+        where, data = f"{archive.name}:{member}", archive.read(member)
+        is_parquet = wanted.endswith(".parquet")
+        frame = (
+            parquet_frame(data, where) if is_parquet else csv_frame(unpacked(data, where), where)
+        )
+        ranges = compile_ranges(frame, where)
+        process = ranges["process"].fill_null(known.process)
+        columns: dict[str, Any] = {
+            "rank": pl.repeat(known.rank, ranges.height, dtype=pl.Int32, eager=True),
+            "process": process,
+            "category": pl.repeat("compile", ranges.height, dtype=pl.String, eager=True),
+            **{c: ranges[c] for c in ("thread", "name", "start", "duration", "parent")},
+        }
+        return HOST.frame(columns)
+    warnings.append(f"has no member {_PUSHPOP[0]}: nothing is known about compilation")
+    return HOST.empty()
+
+
+def _devices(gpu: pl.DataFrame, known: Launchers) -> tuple[Device, ...]:
+    used = gpu.select("rank", "device").unique().sort("rank", "device").rows()
+    return tuple(known.properties.get(device, Device(rank, device)) for rank, device in used)
+
+
+def _threads(
+    threads: pl.DataFrame | None, host: pl.DataFrame, rank: int, path: str
+) -> pl.DataFrame:
+    """Names of the threads that compiled, and of those that launch."""
+    if threads is None or not {"Name", "PID", "TID"} <= set(threads.columns):
+        return THREADS.empty()
+    named = renamed(threads, {"process": ("PID",), "thread": ("TID",), "name": ("Name",)}, path)
+    if named.schema["name"] != pl.String:
+        return THREADS.empty()
+    names = as_int64(named, ("process", "thread"), path).unique(
+        ["process", "thread"], keep="first", maintain_order=True
+    )
+    ours = pl.col("thread").is_in(host["thread"].unique().implode())
+    kept = names.filter(ours | pl.col("name").str.starts_with("XlaLauncher"))
+    return THREADS.frame(
+        {"rank": pl.repeat(rank, kept.height, dtype=pl.Int32, eager=True), **kept.to_dict()}
+    )

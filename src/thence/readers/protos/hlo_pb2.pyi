@@ -1,0 +1,295 @@
+# ruff: noqa: A002, E501, I001, RUF023, RUF100, UP007, UP035, UP045 - generated
+# fmt: off
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HloProto(_message.Message):
+    __slots__ = ("hlo_module",)
+    HLO_MODULE_FIELD_NUMBER: _ClassVar[int]
+    hlo_module: HloModuleProto
+    def __init__(self, hlo_module: _Optional[_Union[HloModuleProto, _Mapping[str, object]]] = ...) -> None: ...
+
+class HloModuleProto(_message.Message):
+    __slots__ = ("name", "entry_computation_name", "computations", "id", "entry_computation_id", "device_assignment", "stack_frame_index", "frontend_attributes", "payloads")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_COMPUTATION_NAME_FIELD_NUMBER: _ClassVar[int]
+    COMPUTATIONS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_COMPUTATION_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    STACK_FRAME_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FRONTEND_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    entry_computation_name: str
+    computations: _containers.RepeatedCompositeFieldContainer[HloComputationProto]
+    id: int
+    entry_computation_id: int
+    device_assignment: DeviceAssignmentProto
+    stack_frame_index: StackFrameIndexProto
+    frontend_attributes: FrontendAttributes
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, name: _Optional[str] = ..., entry_computation_name: _Optional[str] = ..., computations: _Optional[_Iterable[_Union[HloComputationProto, _Mapping[str, object]]]] = ..., id: _Optional[int] = ..., entry_computation_id: _Optional[int] = ..., device_assignment: _Optional[_Union[DeviceAssignmentProto, _Mapping[str, object]]] = ..., stack_frame_index: _Optional[_Union[StackFrameIndexProto, _Mapping[str, object]]] = ..., frontend_attributes: _Optional[_Union[FrontendAttributes, _Mapping[str, object]]] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class HloComputationProto(_message.Message):
+    __slots__ = ("name", "instructions", "id", "root_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ROOT_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    instructions: _containers.RepeatedCompositeFieldContainer[HloInstructionProto]
+    id: int
+    root_id: int
+    def __init__(self, name: _Optional[str] = ..., instructions: _Optional[_Iterable[_Union[HloInstructionProto, _Mapping[str, object]]]] = ..., id: _Optional[int] = ..., root_id: _Optional[int] = ...) -> None: ...
+
+class HloInstructionProto(_message.Message):
+    __slots__ = ("name", "opcode", "shape", "metadata", "parameter_number", "fusion_kind", "window", "convolution_dimension_numbers", "channel_id", "custom_call_target", "dot_dimension_numbers", "id", "operand_ids", "called_computation_ids", "backend_config", "is_host_transfer", "replica_groups", "source_target_pairs", "collective_device_list", "ragged_dot_dimension_numbers", "iota_collective_device_list", "mesh_axes_replica_group_list", "backend_config_payload")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPCODE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FUSION_KIND_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CONVOLUTION_DIMENSION_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_ID_FIELD_NUMBER: _ClassVar[int]
+    CUSTOM_CALL_TARGET_FIELD_NUMBER: _ClassVar[int]
+    DOT_DIMENSION_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OPERAND_IDS_FIELD_NUMBER: _ClassVar[int]
+    CALLED_COMPUTATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    IS_HOST_TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TARGET_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_DEVICE_LIST_FIELD_NUMBER: _ClassVar[int]
+    RAGGED_DOT_DIMENSION_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    IOTA_COLLECTIVE_DEVICE_LIST_FIELD_NUMBER: _ClassVar[int]
+    MESH_AXES_REPLICA_GROUP_LIST_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_CONFIG_PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    opcode: str
+    shape: ShapeProto
+    metadata: OpMetadata
+    parameter_number: int
+    fusion_kind: str
+    window: Window
+    convolution_dimension_numbers: ConvolutionDimensionNumbers
+    channel_id: int
+    custom_call_target: str
+    dot_dimension_numbers: DotDimensionNumbers
+    id: int
+    operand_ids: _containers.RepeatedScalarFieldContainer[int]
+    called_computation_ids: _containers.RepeatedScalarFieldContainer[int]
+    backend_config: bytes
+    is_host_transfer: bool
+    replica_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
+    source_target_pairs: _containers.RepeatedCompositeFieldContainer[SourceTarget]
+    collective_device_list: CollectiveDeviceListProto
+    ragged_dot_dimension_numbers: RaggedDotDimensionNumbers
+    iota_collective_device_list: IotaReplicaGroupListProto
+    mesh_axes_replica_group_list: MeshAxesReplicaGroupListProto
+    backend_config_payload: Payload
+    def __init__(self, name: _Optional[str] = ..., opcode: _Optional[str] = ..., shape: _Optional[_Union[ShapeProto, _Mapping[str, object]]] = ..., metadata: _Optional[_Union[OpMetadata, _Mapping[str, object]]] = ..., parameter_number: _Optional[int] = ..., fusion_kind: _Optional[str] = ..., window: _Optional[_Union[Window, _Mapping[str, object]]] = ..., convolution_dimension_numbers: _Optional[_Union[ConvolutionDimensionNumbers, _Mapping[str, object]]] = ..., channel_id: _Optional[int] = ..., custom_call_target: _Optional[str] = ..., dot_dimension_numbers: _Optional[_Union[DotDimensionNumbers, _Mapping[str, object]]] = ..., id: _Optional[int] = ..., operand_ids: _Optional[_Iterable[int]] = ..., called_computation_ids: _Optional[_Iterable[int]] = ..., backend_config: _Optional[bytes] = ..., is_host_transfer: bool = ..., replica_groups: _Optional[_Iterable[_Union[ReplicaGroup, _Mapping[str, object]]]] = ..., source_target_pairs: _Optional[_Iterable[_Union[SourceTarget, _Mapping[str, object]]]] = ..., collective_device_list: _Optional[_Union[CollectiveDeviceListProto, _Mapping[str, object]]] = ..., ragged_dot_dimension_numbers: _Optional[_Union[RaggedDotDimensionNumbers, _Mapping[str, object]]] = ..., iota_collective_device_list: _Optional[_Union[IotaReplicaGroupListProto, _Mapping[str, object]]] = ..., mesh_axes_replica_group_list: _Optional[_Union[MeshAxesReplicaGroupListProto, _Mapping[str, object]]] = ..., backend_config_payload: _Optional[_Union[Payload, _Mapping[str, object]]] = ...) -> None: ...
+
+class Payload(_message.Message):
+    __slots__ = ("value", "id")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    id: int
+    def __init__(self, value: _Optional[bytes] = ..., id: _Optional[int] = ...) -> None: ...
+
+class ShapeProto(_message.Message):
+    __slots__ = ("element_type", "dimensions", "tuple_shapes", "layout")
+    ELEMENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TUPLE_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    element_type: int
+    dimensions: _containers.RepeatedScalarFieldContainer[int]
+    tuple_shapes: _containers.RepeatedCompositeFieldContainer[ShapeProto]
+    layout: LayoutProto
+    def __init__(self, element_type: _Optional[int] = ..., dimensions: _Optional[_Iterable[int]] = ..., tuple_shapes: _Optional[_Iterable[_Union[ShapeProto, _Mapping[str, object]]]] = ..., layout: _Optional[_Union[LayoutProto, _Mapping[str, object]]] = ...) -> None: ...
+
+class LayoutProto(_message.Message):
+    __slots__ = ("element_size_in_bits", "memory_space")
+    ELEMENT_SIZE_IN_BITS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SPACE_FIELD_NUMBER: _ClassVar[int]
+    element_size_in_bits: int
+    memory_space: int
+    def __init__(self, element_size_in_bits: _Optional[int] = ..., memory_space: _Optional[int] = ...) -> None: ...
+
+class OpMetadata(_message.Message):
+    __slots__ = ("op_name", "source_file", "source_line", "stack_frame_id")
+    OP_NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FILE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LINE_FIELD_NUMBER: _ClassVar[int]
+    STACK_FRAME_ID_FIELD_NUMBER: _ClassVar[int]
+    op_name: str
+    source_file: str
+    source_line: int
+    stack_frame_id: int
+    def __init__(self, op_name: _Optional[str] = ..., source_file: _Optional[str] = ..., source_line: _Optional[int] = ..., stack_frame_id: _Optional[int] = ...) -> None: ...
+
+class StackFrameIndexProto(_message.Message):
+    __slots__ = ("file_names", "function_names", "file_locations", "stack_frames")
+    class FileLocation(_message.Message):
+        __slots__ = ("file_name_id", "function_name_id", "line", "column")
+        FILE_NAME_ID_FIELD_NUMBER: _ClassVar[int]
+        FUNCTION_NAME_ID_FIELD_NUMBER: _ClassVar[int]
+        LINE_FIELD_NUMBER: _ClassVar[int]
+        COLUMN_FIELD_NUMBER: _ClassVar[int]
+        file_name_id: int
+        function_name_id: int
+        line: int
+        column: int
+        def __init__(self, file_name_id: _Optional[int] = ..., function_name_id: _Optional[int] = ..., line: _Optional[int] = ..., column: _Optional[int] = ...) -> None: ...
+    class StackFrame(_message.Message):
+        __slots__ = ("file_location_id", "parent_frame_id")
+        FILE_LOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+        PARENT_FRAME_ID_FIELD_NUMBER: _ClassVar[int]
+        file_location_id: int
+        parent_frame_id: int
+        def __init__(self, file_location_id: _Optional[int] = ..., parent_frame_id: _Optional[int] = ...) -> None: ...
+    FILE_NAMES_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_NAMES_FIELD_NUMBER: _ClassVar[int]
+    FILE_LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    STACK_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    file_names: _containers.RepeatedScalarFieldContainer[str]
+    function_names: _containers.RepeatedScalarFieldContainer[str]
+    file_locations: _containers.RepeatedCompositeFieldContainer[StackFrameIndexProto.FileLocation]
+    stack_frames: _containers.RepeatedCompositeFieldContainer[StackFrameIndexProto.StackFrame]
+    def __init__(self, file_names: _Optional[_Iterable[str]] = ..., function_names: _Optional[_Iterable[str]] = ..., file_locations: _Optional[_Iterable[_Union[StackFrameIndexProto.FileLocation, _Mapping[str, object]]]] = ..., stack_frames: _Optional[_Iterable[_Union[StackFrameIndexProto.StackFrame, _Mapping[str, object]]]] = ...) -> None: ...
+
+class FrontendAttributes(_message.Message):
+    __slots__ = ("map",)
+    class MapEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    map: _containers.ScalarMap[str, str]
+    def __init__(self, map: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class DeviceAssignmentProto(_message.Message):
+    __slots__ = ("replica_count", "computation_count")
+    REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTATION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    replica_count: int
+    computation_count: int
+    def __init__(self, replica_count: _Optional[int] = ..., computation_count: _Optional[int] = ...) -> None: ...
+
+class DotDimensionNumbers(_message.Message):
+    __slots__ = ("lhs_contracting_dimensions",)
+    LHS_CONTRACTING_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    lhs_contracting_dimensions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lhs_contracting_dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RaggedDotDimensionNumbers(_message.Message):
+    __slots__ = ("dot_dimension_numbers",)
+    DOT_DIMENSION_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    dot_dimension_numbers: DotDimensionNumbers
+    def __init__(self, dot_dimension_numbers: _Optional[_Union[DotDimensionNumbers, _Mapping[str, object]]] = ...) -> None: ...
+
+class ConvolutionDimensionNumbers(_message.Message):
+    __slots__ = ("kernel_output_feature_dimension",)
+    KERNEL_OUTPUT_FEATURE_DIMENSION_FIELD_NUMBER: _ClassVar[int]
+    kernel_output_feature_dimension: int
+    def __init__(self, kernel_output_feature_dimension: _Optional[int] = ...) -> None: ...
+
+class Window(_message.Message):
+    __slots__ = ("dimensions",)
+    class Dimension(_message.Message):
+        __slots__ = ("size",)
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        size: int
+        def __init__(self, size: _Optional[int] = ...) -> None: ...
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    dimensions: _containers.RepeatedCompositeFieldContainer[Window.Dimension]
+    def __init__(self, dimensions: _Optional[_Iterable[_Union[Window.Dimension, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ReplicaGroup(_message.Message):
+    __slots__ = ("replica_ids",)
+    REPLICA_IDS_FIELD_NUMBER: _ClassVar[int]
+    replica_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class IotaReplicaGroupListProto(_message.Message):
+    __slots__ = ("num_replica_groups", "num_devices_per_group")
+    NUM_REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICES_PER_GROUP_FIELD_NUMBER: _ClassVar[int]
+    num_replica_groups: int
+    num_devices_per_group: int
+    def __init__(self, num_replica_groups: _Optional[int] = ..., num_devices_per_group: _Optional[int] = ...) -> None: ...
+
+class CollectiveDeviceListProto(_message.Message):
+    __slots__ = ("replica_groups", "iota_replica_group_list")
+    REPLICA_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    IOTA_REPLICA_GROUP_LIST_FIELD_NUMBER: _ClassVar[int]
+    replica_groups: _containers.RepeatedCompositeFieldContainer[ReplicaGroup]
+    iota_replica_group_list: IotaReplicaGroupListProto
+    def __init__(self, replica_groups: _Optional[_Iterable[_Union[ReplicaGroup, _Mapping[str, object]]]] = ..., iota_replica_group_list: _Optional[_Union[IotaReplicaGroupListProto, _Mapping[str, object]]] = ...) -> None: ...
+
+class MeshProto(_message.Message):
+    __slots__ = ("axes", "device_ids")
+    class MeshAxis(_message.Message):
+        __slots__ = ("size",)
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        size: int
+        def __init__(self, size: _Optional[int] = ...) -> None: ...
+    AXES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+    axes: _containers.RepeatedCompositeFieldContainer[MeshProto.MeshAxis]
+    device_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, axes: _Optional[_Iterable[_Union[MeshProto.MeshAxis, _Mapping[str, object]]]] = ..., device_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AxisRefProto(_message.Message):
+    __slots__ = ("mesh_axis_index", "sub_axis_info")
+    class SubAxis(_message.Message):
+        __slots__ = ("pre_size", "size")
+        PRE_SIZE_FIELD_NUMBER: _ClassVar[int]
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        pre_size: int
+        size: int
+        def __init__(self, pre_size: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    MESH_AXIS_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SUB_AXIS_INFO_FIELD_NUMBER: _ClassVar[int]
+    mesh_axis_index: int
+    sub_axis_info: AxisRefProto.SubAxis
+    def __init__(self, mesh_axis_index: _Optional[int] = ..., sub_axis_info: _Optional[_Union[AxisRefProto.SubAxis, _Mapping[str, object]]] = ...) -> None: ...
+
+class MeshAxesReplicaGroupListProto(_message.Message):
+    __slots__ = ("mesh", "axes")
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    AXES_FIELD_NUMBER: _ClassVar[int]
+    mesh: MeshProto
+    axes: _containers.RepeatedCompositeFieldContainer[AxisRefProto]
+    def __init__(self, mesh: _Optional[_Union[MeshProto, _Mapping[str, object]]] = ..., axes: _Optional[_Iterable[_Union[AxisRefProto, _Mapping[str, object]]]] = ...) -> None: ...
+
+class SourceTarget(_message.Message):
+    __slots__ = ("source", "target")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    target: int
+    def __init__(self, source: _Optional[int] = ..., target: _Optional[int] = ...) -> None: ...
+
+class WhileLoopBackendConfig(_message.Message):
+    __slots__ = ("known_trip_count",)
+    class KnownTripCount(_message.Message):
+        __slots__ = ("n",)
+        N_FIELD_NUMBER: _ClassVar[int]
+        n: int
+        def __init__(self, n: _Optional[int] = ...) -> None: ...
+    KNOWN_TRIP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    known_trip_count: WhileLoopBackendConfig.KnownTripCount
+    def __init__(self, known_trip_count: _Optional[_Union[WhileLoopBackendConfig.KnownTripCount, _Mapping[str, object]]] = ...) -> None: ...

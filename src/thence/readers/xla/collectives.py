@@ -1,0 +1,169 @@
+"""The collectives of an HLO module: which instructions communicate, how much, and among how many.
+
+Classification and message sizes follow those of nsys-jax (JAX-Toolbox), so that numbers compare,
+and go on where that stops: collectives that are not split into start and done, alone or wrapped in
+async-start (the form of XLA since 2025), ragged-all-to-all, send and recv, fused groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.readers.xla.shapes import HOST_MEMORY, MAX_INT64
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from thence.model.hlo import HloModule
+    from thence.units import Bytes
+
+__all__ = ["COLLECTIVES", "DEVICE_TO_HOST", "HOST_TO_DEVICE", "collectives"]
+
+COLLECTIVES = {
+    "row": pl.UInt32(),  # of the instruction in HloModule.instructions
+    "id": pl.Int64(),
+    "name": pl.String(),
+    "opcode": pl.String(),
+    "collective": pl.String(),  # all-gather, ..., host-to-device; several kinds joined by "+"
+    "message_bytes": pl.Int64(),  # of one rank, see `collectives`
+    "group_size": pl.Int64(),  # devices that take part; null: unknown, or the parts disagree
+    "group_count": pl.Int64(),  # groups that do so side by side; null: as above
+    "parts": pl.Int64(),  # number of collectives that run as this one
+}
+"""Schema of the collectives of a module."""
+
+HOST_TO_DEVICE = "host-to-device"
+DEVICE_TO_HOST = "device-to-host"
+
+_KINDS = {
+    **{name: name for name in ("all-to-all", "collective-broadcast", "collective-reduce")},
+    **{name: name for name in ("ragged-all-to-all", "recv", "reduce-scatter", "send")},
+    **{
+        f"{name}{form}": name
+        for name in ("all-gather", "all-reduce", "collective-permute")
+        for form in ("", "-start")
+    },
+}
+_LIBRARIES = r"(?i)nccl|nvshmem"
+_WRAPPERS = ("async-start", "fusion")
+_OFFLOADS = ("dynamic-slice", "dynamic-update-slice")
+_RECV_CONTEXT: Bytes = 4  # the result of a recv is (data, u32[], token)
+
+
+def collectives(module: HloModule) -> pl.DataFrame:
+    """One row for each instruction that communicates, in the columns of `COLLECTIVES`.
+
+    An async-start or fusion counts as what it holds, at any depth; instructions inside have rows of
+    their own, since traces name now the one and now the other. The message size is per rank and
+    as NCCL's tests define it: what goes in (all-gather, all-reduce, all-to-all, permute, broadcast,
+    send), what comes out (reduce-scatter, recv). Copies between device and host memory inside such
+    wrappers count as host-to-device and device-to-host, with group size 1. A custom call counts if
+    its target names NCCL or NVSHMEM, with the bytes of its operands and no group size.
+    """
+    rows = [
+        (*head, move.collective, move.bytes, move.size, move.count, move.parts)
+        for head, move in _moves(_candidates(module))
+    ]
+    return pl.DataFrame(rows, schema=COLLECTIVES, orient="row")
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One or several collectives that run as one."""
+
+    collective: str
+    bytes: Bytes
+    size: int | None
+    count: int | None
+    parts: int = 1
+
+
+def _candidates(module: HloModule) -> pl.DataFrame:
+    """Instructions that may communicate, with size and memory space of their first two operands."""
+    opcode = pl.col("opcode")
+    library = pl.col("custom_call_target").str.contains(_LIBRARIES).fill_null(value=False)
+    instructions = module.instructions.with_row_index("row").with_columns(library=library)
+    chosen = instructions.filter(
+        opcode.is_in([*_KINDS, *_OFFLOADS]) | (pl.col("called").list.len() > 0) | pl.col("library")
+    )
+    known = instructions.select("id", "result_bytes", "memory_space").unique("id", keep="first")
+    for position in (0, 1):
+        names = (f"operand_{position}", f"bytes_{position}", f"space_{position}")
+        operand = pl.col("operands").list.get(position, null_on_oob=True).alias(names[0])
+        given = known.rename(dict(zip(known.columns, names, strict=True)))
+        chosen = chosen.with_columns(operand).join(
+            given, on=names[0], how="left", maintain_order="left"
+        )
+    return chosen
+
+
+def _moves(candidates: pl.DataFrame) -> Iterator[tuple[tuple[int, int, str, str], _Move]]:
+    """The instructions that communicate, as (row, id, name, opcode) and what they move.
+
+    One pass without recursion: callees come before their callers.
+    """
+    inside: dict[int, _Move] = {}  # computation id to what runs in it
+    for row in candidates.iter_rows(named=True):
+        called = [inside[c] for c in dict.fromkeys(row["called"]) if c in inside]
+        own, offload = _own(row), _offload(row)
+        move = own or (_merged(called) if called and row["opcode"] in _WRAPPERS else None)
+        if move:
+            yield (row["row"], row["id"], row["name"], row["opcode"]), move
+        new = [own] if own else [offload] if offload else called
+        if new:
+            home = row["computation"]
+            inside[home] = _merged([*([inside[home]] if home in inside else []), *new])
+
+
+def _own(row: dict[str, object]) -> _Move | None:
+    """What an instruction communicates itself."""
+    opcode, operands = row["opcode"], _int(row["operand_bytes"])
+    size, count = _int(row["group_size"]) or None, _int(row["group_count"]) or None
+    if row["library"]:
+        return _Move("custom-call", operands, size, count)
+    kind = _KINDS.get(str(opcode))
+    if kind is None:
+        return None
+    if kind in ("send", "recv"):
+        sent = _int(row["bytes_0"]) if kind == "send" else _int(row["result_bytes"]) - _RECV_CONTEXT
+        if row["is_host_transfer"]:
+            return _Move(DEVICE_TO_HOST if kind == "send" else HOST_TO_DEVICE, max(sent, 0), 1, 1)
+        return _Move(kind, max(sent, 0), size or 2, count)
+    if kind == "reduce-scatter":
+        operands //= size or 1
+    elif kind == "ragged-all-to-all":  # input, output, and four lists of offsets and sizes
+        operands = _int(row["bytes_0"])
+    return _Move(kind, operands, size, count)
+
+
+def _offload(row: dict[str, object]) -> _Move | None:
+    """A slice read from, or written to, host memory."""
+    result, first, second = row["memory_space"], row["space_0"], row["space_1"]
+    if row["opcode"] == "dynamic-slice" and result != first and HOST_MEMORY in (result, first):
+        kind = HOST_TO_DEVICE if first == HOST_MEMORY else DEVICE_TO_HOST
+        return _Move(kind, _int(row["result_bytes"]), 1, 1)
+    updates = row["opcode"] == "dynamic-update-slice" and result == first != second
+    if updates and HOST_MEMORY in (first, second):
+        kind = DEVICE_TO_HOST if first == HOST_MEMORY else HOST_TO_DEVICE
+        return _Move(kind, _int(row["bytes_1"]), 1, 1)
+    return None
+
+
+def _merged(moves: Iterable[_Move]) -> _Move:
+    parts = list(moves)
+    kinds = sorted({kind for part in parts for kind in part.collective.split("+")})
+    sizes, counts = {part.size for part in parts}, {part.count for part in parts}
+    return _Move(
+        "+".join(kinds),
+        min(sum(part.bytes for part in parts), MAX_INT64),
+        sizes.pop() if len(sizes) == 1 else None,
+        counts.pop() if len(counts) == 1 else None,
+        min(sum(part.parts for part in parts), MAX_INT64),
+    )
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0

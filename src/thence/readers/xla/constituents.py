@@ -1,0 +1,272 @@
+"""What a kernel is made of: the instructions behind each instruction that runs, with shares of it.
+
+A fusion carries one op_name and one source line, and does the work of dozens. Two ways to divide
+its time among the instructions inside; both give rows (instruction, constituent, weight): row
+numbers of HloModule.instructions, and weights that sum to 1 for each instruction:
+
+- `constituents_by_cost`: in proportion to estimated work, all levels of called computations.
+- `constituents_by_place`: equal parts for the different places (stack and op_name) found in the
+  instruction and the computations it calls directly, the convention of nsys-jax's notebook.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.readers.xla.costs import IN_PLACE, SLICING
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thence.model.hlo import HloModule
+
+    Rows: TypeAlias = NDArray[np.int64]
+
+__all__ = ["CONSTITUENTS", "constituents_by_cost", "constituents_by_place"]
+
+CONSTITUENTS: dict[str, pl.DataType] = {
+    "instruction": pl.UInt32(),
+    "constituent": pl.UInt32(),
+    "weight": pl.Float64(),
+}
+"""Schema of both functions: rows of HloModule.instructions, and a share from 0 to 1."""
+
+MATRIX_FLOPS_PER_BYTE = 200
+VECTOR_FLOPS_PER_BYTE = 14
+"""Machine balance of an H200: some 990 (BF16 matrix) and 67 (FP32 vector) TFLOP/s at 4.8 TB/s. What
+matters is the order of magnitude, and that is alike on data center GPUs since 2020."""
+
+_FUSED = ("custom-call", "fusion")  # their computations run as one kernel with the caller
+_MATRIX = ("convolution", "dot", "ragged-dot")
+_RENAMING = ("bitcast", "get-tuple-element", "reshape")  # no work inside a kernel
+_FREE = (*_RENAMING, "after-all", "constant", "iota", "parameter", "tuple")
+_LEVELS = 8  # of fusions in fusions; XLA makes two
+_MAX_ROWS = 20_000_000  # the largest real modules have 1 million instructions, each called once
+
+
+def constituents_by_place(module: HloModule) -> pl.DataFrame:
+    """Equal parts for the different places of an instruction and of what it calls directly.
+
+    Of the instruction and the instructions of the computations it calls, those with a stack count;
+    if there are none, those with an op_name; else the instruction itself. Each different pair of
+    stack and op_name gets the same part, and its first instruction stands for it.
+
+    Returns:
+        Columns of `CONSTITUENTS` for every instruction of the module.
+
+    Raises:
+        DamagedInput: the same computations are called so often that the table would not fit.
+    """
+    stacks = module.frames.select("frame", "stack")
+    places = (
+        module.instructions.select("computation", "op_name", "frame", "called")
+        .join(stacks, on="frame", how="left", maintain_order="left")
+        .with_row_index("constituent")
+    )
+    pairs = places.select("constituent", "computation", "op_name", "stack")
+    callers = places.select(pl.col("constituent").alias("instruction"), "called")
+    calls = (
+        callers.filter(pl.col("called").list.len() > 0)
+        .explode("called")
+        .rename({"called": "computation"})
+        .unique(maintain_order=True)
+    )
+    _check_size(calls, pairs, module.name)
+    called = calls.join(pairs, on="computation", maintain_order="left_right").drop("computation")
+    itself = pairs.select(pl.col("constituent").alias("instruction"), pl.exclude("computation"))
+    rank = (
+        pl.when(pl.col("stack").is_not_null()).then(2).when(pl.col("op_name").is_not_null()).then(1)
+    )
+    chosen = (
+        pl.concat([itself, called.select(itself.columns)])
+        .with_columns(rank=rank.otherwise(0))
+        .filter(pl.col("rank") == pl.col("rank").max().over("instruction"))
+        .unique(["instruction", "stack", "op_name"], keep="first", maintain_order=True)
+    )
+    return (
+        chosen.with_columns(weight=1 / pl.len().over("instruction"))
+        .select(*CONSTITUENTS)
+        .cast(pl.Schema(CONSTITUENTS))
+        .sort("instruction", maintain_order=True)
+    )
+
+
+def _check_size(calls: pl.DataFrame, instructions: pl.DataFrame, name: str) -> None:
+    sizes = instructions.group_by("computation").len()
+    rows = int(calls.join(sizes, on="computation")["len"].sum())
+    if rows > _MAX_ROWS:
+        raise DamagedInput(name, f"calls lead to {rows:,} instructions, as in no module of XLA")
+
+
+def constituents_by_cost(module: HloModule) -> pl.DataFrame:
+    """Shares in proportion to the estimated work of each instruction inside a kernel.
+
+    The cost of an instruction is the bytes it moves between memory and the kernel plus its flops,
+    put on one scale by how many of them a GPU does while it moves a byte:
+
+        cost = bytes read from the kernel's parameters + bytes written of the kernel's results
+               + flops / (200 for dot and convolution, 14 for all others)
+
+    Values that one instruction hands to the next stay in registers and cost nothing. A slice or
+    gather reads what it returns, an in-place update writes its update. Parameters, constants,
+    tuples and bitcasts are free. Where everything inside is free, the kernel keeps its own place.
+
+    Returns:
+        Columns of `CONSTITUENTS` for the instructions on the top level, the ones that run.
+    """
+    graph = _Graph(module)
+    return graph.shares(_cost(module, graph))
+
+
+def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
+    """Cost of each instruction as part of a kernel; see `constituents_by_cost`."""
+    table = module.instructions
+    opcode = table["opcode"]
+    reads = graph.bytes_read()
+    writes = np.where(graph.is_output, table["result_bytes"].to_numpy().astype(np.float64), 0.0)
+    for name, update in IN_PLACE.items():
+        chosen = (opcode == name).to_numpy()
+        writes[chosen] = np.minimum(writes[chosen], graph.operand_bytes(update)[chosen])
+    matrix = opcode.is_in(_MATRIX).to_numpy()
+    flops = table["own_flops"].to_numpy().astype(np.float64)
+    work = flops / np.where(matrix, MATRIX_FLOPS_PER_BYTE, VECTOR_FLOPS_PER_BYTE)
+    free = (opcode.is_in(_FREE) | opcode.is_in(_FUSED)).to_numpy() | graph.in_reducer
+    return np.where(free, 0.0, reads + writes + work)
+
+
+class _Graph:
+    """Who runs inside which kernel, and which values enter and leave it."""
+
+    def __init__(self, module: HloModule) -> None:
+        table = module.instructions.with_row_index("row")
+        self.table = table
+        self.count = table.height
+        self.result = table["result_bytes"].to_numpy()
+        self.opcode = table["opcode"]
+        self.top = table["top_level"].to_numpy()
+        self.edges = self._edges()
+        self.inner = self._inner()
+        self.source = self._sources()
+        self.in_reducer = self._in_reducer()
+        self.is_output = self._outputs()
+
+    def _edges(self) -> pl.DataFrame:
+        """One row per operand: consumer and producer row, position of the operand."""
+        ids = self.table.select(pl.col("id").alias("operands"), pl.col("row").alias("producer"))
+        operands = self.table.filter(pl.col("operands").list.len() > 0)
+        return (
+            operands.select(pl.col("row").alias("consumer"), "operands")
+            .explode("operands")
+            .with_columns(position=pl.int_range(pl.len()).over("consumer"))
+            .join(ids.unique("operands", keep="first"), on="operands", maintain_order="left")
+            .drop("operands")
+        )
+
+    def _inner(self) -> pl.DataFrame:
+        """One row per fused computation: the row that calls it; XLA makes each for one caller."""
+        calls = self.table.filter(
+            pl.col("opcode").is_in(_FUSED) & (pl.col("called").list.len() > 0)
+        )
+        return (
+            calls.select(pl.col("row").alias("caller"), "called")
+            .explode("called")
+            .rename({"called": "computation"})
+            .unique("computation", keep="first", maintain_order=True)
+        )
+
+    def _sources(self) -> Rows:
+        """For each row the row whose value it only passes on: itself for all that compute.
+
+        A bitcast stands for its operand, the parameter of a fusion in a fusion for the operand that
+        the outer one hands in, and the inner fusion for the root of its computation.
+        """
+        source = np.arange(self.count, dtype=np.int64)
+        first = self.edges.filter(pl.col("position") == 0)
+        renaming = self.table.filter(pl.col("opcode").is_in(_RENAMING)).select(
+            pl.col("row").alias("consumer")
+        )
+        passed = first.join(renaming, on="consumer", how="semi")
+        source[passed["consumer"].to_numpy()] = passed["producer"].to_numpy()
+        nested = self.inner.filter(
+            ~pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean)
+        )
+        members = self.table.join(nested, on="computation")
+        roots = members.filter("is_root")
+        source[roots["caller"].to_numpy()] = roots["row"].to_numpy()
+        given = members.filter(pl.col("parameter").is_not_null()).join(
+            self.edges, left_on=["caller", "parameter"], right_on=["consumer", "position"]
+        )
+        source[given["row"].to_numpy()] = given["producer"].to_numpy()
+        for _ in range(_LEVELS):  # each round doubles the distance: 2 ** 8 renamings in a row
+            source = source[source]
+        return source
+
+    def _in_reducer(self) -> NDArray[np.bool_]:
+        """Instructions of computations that are applied per element: the caller has their cost."""
+        fused = self.inner["computation"].to_numpy()
+        inside = np.isin(self.table["computation"].to_numpy(), fused)
+        result: NDArray[np.bool_] = ~(inside | self.top)
+        return result
+
+    def _outputs(self) -> NDArray[np.bool_]:
+        """Instructions whose value leaves their kernel: roots, and what a root tuple gathers."""
+        kernels = self.inner.filter(
+            pl.Series(self.top[self.inner["caller"].to_numpy()], dtype=pl.Boolean)
+        )
+        roots = self.table.join(kernels, on="computation", how="semi").filter("is_root")
+        results = self.source[roots["row"].to_numpy()]
+        is_output = self.top.copy()
+        is_output[results] = True
+        tuples = results[(self.opcode == "tuple").to_numpy()[results]]
+        gathered = np.isin(self.edges["consumer"].to_numpy(), tuples)
+        is_output[self.source[self.edges["producer"].to_numpy()[gathered]]] = True
+        return is_output
+
+    def bytes_read(self) -> NDArray[np.float64]:
+        """Bytes that each instruction reads from outside its kernel."""
+        consumer = self.edges["consumer"].to_numpy()
+        position = self.edges["position"].to_numpy()
+        producer = self.edges["producer"].to_numpy()
+        origin = self.source[producer]
+        parameter = (self.opcode == "parameter").to_numpy()
+        amount = self.result[producer].astype(np.float64)
+        sliced = self.opcode.is_in(SLICING).to_numpy()[consumer] & (position == 0)
+        amount[sliced] = np.minimum(amount[sliced], self.result[consumer][sliced])
+        kept = self.opcode.is_in(list(IN_PLACE)).to_numpy()[consumer] & (position == 0)
+        amount[kept | ~(parameter[origin] | self.top[consumer])] = 0.0
+        return np.bincount(consumer, amount, self.count).astype(np.float64)
+
+    def operand_bytes(self, position: int) -> NDArray[np.float64]:
+        """Bytes of one operand of each instruction."""
+        given = self.edges.filter(pl.col("position") == position)
+        result = np.zeros(self.count)
+        result[given["consumer"].to_numpy()] = self.result[given["producer"].to_numpy()]
+        return result
+
+    def shares(self, cost: NDArray[np.float64]) -> pl.DataFrame:
+        """Every instruction on the top level with what it is made of, weighted by cost."""
+        # The kernel in which each instruction runs: the caller of its computation, and so on up.
+        caller = self.table.select("computation").join(
+            self.inner, on="computation", how="left", maintain_order="left"
+        )["caller"]
+        rows = np.arange(self.count, dtype=np.int64)
+        kernel = np.where(self.top, rows, caller.fill_null(self.count).to_numpy())
+        kernel = np.append(kernel, self.count)  # the last entry: in no kernel
+        for _ in range(_LEVELS):
+            kernel = kernel[kernel]
+        kernel = np.where(np.append(self.top, [False])[kernel], kernel, self.count)[:-1]
+        total = np.bincount(kernel, cost, self.count + 1)[: self.count]
+        alone = self.top & (total <= 0)
+        used = (cost > 0) & (kernel < self.count)
+        parts = pl.DataFrame(
+            {
+                "instruction": np.concatenate([kernel[used], rows[alone]]),
+                "constituent": np.concatenate([rows[used], rows[alone]]),
+                "weight": np.concatenate([cost[used] / total[kernel[used]], np.ones(alone.sum())]),
+            },
+        )
+        return parts.cast(pl.Schema(CONSTITUENTS)).sort("instruction", maintain_order=True)

@@ -1,0 +1,128 @@
+"""Work of single HLO instructions: floating-point operations from shapes, the way XLA counts them.
+
+An estimate for weighting and rooflines, not a measurement. The conventions are those of XLA's
+HloCostAnalysis where that is simple: a multiply-add counts 2, an elementwise operation 1 per result
+element whatever the operation, and moving data 0.
+"""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from thence.readers.xla.shapes import MAX_INT64, MAX_RANK, elements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from thence.readers.protos.hlo_pb2 import HloInstructionProto, ShapeProto
+
+__all__ = ["IN_PLACE", "NO_FLOPS", "SLICING", "flops", "json_config"]
+
+_MOVING = """
+add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done all-to-all
+async-done async-start async-update bitcast bitcast-convert broadcast call collective-broadcast
+collective-permute collective-permute-done collective-permute-start concatenate conditional constant
+copy copy-done copy-start custom-call domain dynamic-reshape dynamic-slice dynamic-update-slice
+fusion gather get-dimension-size get-tuple-element infeed iota opt-barrier outfeed pad parameter
+partition-id ragged-all-to-all recv recv-done replica-id reshape reverse send send-done
+set-dimension-size slice topk transpose tuple while
+"""
+NO_FLOPS = frozenset(_MOVING.split())
+"""Opcodes that compute nothing themselves: they name, move, call or communicate."""
+
+SLICING = frozenset(("dynamic-slice", "gather", "slice"))
+"""Opcodes that read only as much of operand 0 as they return."""
+
+IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
+"""Opcodes that XLA runs in place, with the operand that says how much they write."""
+
+_GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
+_MAX_CONFIG = 1 << 20
+
+
+def flops(instruction: HloInstructionProto, operands: Sequence[ShapeProto], config: bytes) -> int:
+    """Floating-point operations of one instruction, without those of computations that it calls.
+
+    Args:
+        instruction: its opcode, result shape and dimension numbers are used.
+        operands: shapes of its operands.
+        config: its backend config; cuBLAS calls keep their dimension numbers there.
+    """
+    opcode = instruction.opcode
+    if opcode == "dot":
+        numbers = instruction.dot_dimension_numbers.lhs_contracting_dimensions
+        count = _dot(instruction.shape, operands, numbers)
+    elif opcode == "ragged-dot":
+        ragged = instruction.ragged_dot_dimension_numbers.dot_dimension_numbers
+        count = _dot(instruction.shape, operands, ragged.lhs_contracting_dimensions)
+    elif opcode == "convolution":
+        count = _convolution(instruction, operands)
+    elif opcode == "custom-call":
+        count = _custom_call(instruction, operands, config)
+    elif opcode in NO_FLOPS:
+        return 0
+    elif opcode == "reduce":
+        count = elements(operands[0]) if operands else 0
+    elif opcode == "scatter":
+        count = elements(operands[-1]) if operands else 0
+    elif opcode in ("reduce-window", "select-and-scatter"):
+        window = instruction.window.dimensions[:MAX_RANK]
+        count = _size(instruction.shape) * prod(dimension.size for dimension in window)
+    elif opcode == "sort":
+        count = elements(operands[0]) * elements(operands[0]).bit_length() if operands else 0
+    else:
+        count = _size(instruction.shape)
+    return max(0, min(count, MAX_INT64))
+
+
+def _size(shape: ShapeProto) -> int:
+    """Elements of the result, of its first array if it is a tuple (multi-output reductions)."""
+    return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
+
+
+def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterable[int]) -> int:
+    """2 * (result elements) * (length of the contraction)."""
+    if not operands:
+        return 0
+    left = operands[0].dimensions[:MAX_RANK]
+    return 2 * _size(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
+
+
+def _convolution(instruction: HloInstructionProto, operands: Sequence[ShapeProto]) -> int:
+    """2 * (result elements) * (kernel elements of one output feature)."""
+    if len(operands) < 2:
+        return 0
+    kernel = operands[1]
+    feature = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
+    outputs = kernel.dimensions[feature] if 0 <= feature < len(kernel.dimensions) else 0
+    return 2 * _size(instruction.shape) * elements(kernel) // outputs if outputs > 0 else 0
+
+
+def _custom_call(
+    instruction: HloInstructionProto, operands: Sequence[ShapeProto], config: bytes
+) -> int:
+    """Of library matrix products and convolutions; 0 for other targets, which could be anything."""
+    target = instruction.custom_call_target
+    if target.startswith("__cudnn$conv"):
+        return _convolution(instruction, operands)
+    if not target.startswith(_GEMM_TARGETS):
+        return 0
+    gemm = json_config(config).get("gemm_backend_config")
+    numbers = gemm.get("dot_dimension_numbers") if isinstance(gemm, dict) else None
+    listed = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
+    digits = [str(d) for d in listed] if isinstance(listed, list) else []
+    contracting = [int(d) for d in digits if d.isdecimal() and len(d) < 3]
+    return _dot(instruction.shape, operands, contracting) if contracting else 0
+
+
+def json_config(config: bytes) -> dict[str, Any]:
+    """A backend config that is a JSON object; empty for other forms (it may be any bytes)."""
+    if not config.startswith(b"{") or len(config) > _MAX_CONFIG:
+        return {}
+    try:
+        parsed = json.loads(config)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,108 @@
+"""What several test modules share: recordings, hand-written traces, and the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polars.testing import assert_frame_equal
+
+import thence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thence.model.tables import Tables
+
+DATA = Path(__file__).parent / "data" / "torch"
+STACK = Path(str(resources.files("thence") / "data" / "torch_eager_stack_rank0.json.gz"))
+FSDP = tuple(DATA / f"torch_fsdp_rank{rank}.json.gz" for rank in range(4))
+RECORDINGS = (*sorted(DATA.glob("*.json.gz")), STACK)
+TABLES = ("gpu", "host", "collectives", "threads")
+
+
+def recording(name: str) -> Path:
+    """A recording by its name without the ending."""
+    return DATA / f"{name}.json.gz"
+
+
+def unzipped(path: Path) -> bytes:
+    """Its JSON."""
+    return gzip.decompress(path.read_bytes())
+
+
+def written(path: Path, events: Iterable[Any], **metadata: Any) -> Path:
+    """A trace with these events, as json.dumps lays it out."""
+    path.write_text(json.dumps({"schemaVersion": 1, **metadata, "traceEvents": list(events)}))
+    return path
+
+
+def opened(folder: Path, events: Iterable[Any], **metadata: Any) -> thence.Trace:
+    """The trace of these events, self-checked."""
+    trace = thence.open(written(folder / "trace.json", events, **metadata))
+    trace.self_check()
+    return trace
+
+
+def opened_text(folder: Path, text: str | bytes) -> thence.Trace:
+    """The trace of a file with exactly this content, self-checked."""
+    path = folder / "trace.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    trace = thence.open(path)
+    trace.self_check()
+    return trace
+
+
+def event(category: str, name: str, start: Any, duration: Any, **rest: Any) -> dict[str, Any]:
+    """A complete event on thread 2 of process 1; arguments are given as ``args``."""
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": 2, "ts": start, "dur": duration, **rest,
+    }  # fmt: skip
+
+
+def launch(correlation: int, start: Any, **rest: Any) -> dict[str, Any]:
+    """A cudaLaunchKernel call."""
+    arguments = {"correlation": correlation}
+    return event("cuda_runtime", "cudaLaunchKernel", start, 1, args=arguments, **rest)
+
+
+def kernel(correlation: int, start: Any, duration: Any = 5, **rest: Any) -> dict[str, Any]:
+    """A kernel on stream 7 of device 0; ``args`` are added to what it needs."""
+    arguments = {"device": 0, "stream": 7, "correlation": correlation} | rest.pop("args", {})
+    defaults = {"pid": 0, "tid": 7, "args": arguments}
+    return event("kernel", rest.pop("name", "gemm"), start, duration) | defaults | rest
+
+
+# Two kernels, the first launched inside aten::mm inside a range, and what they must become.
+OP = event("cpu_op", "aten::mm", 10, 20, args={"External id": 5})
+LABEL = event("user_annotation", "train", "1.500", 99)
+PAIR = [LABEL, OP, launch(1, "12.001"), kernel(1, "40.250", "5.125"), launch(2, 50), kernel(2, 60)]
+
+
+def assert_same_tables(left: Tables, right: Tables) -> None:
+    """Every table equal, whatever numbers stand behind the categories."""
+    for table in TABLES:
+        assert_frame_equal(getattr(left, table), getattr(right, table), categorical_as_str=True)
+
+
+def run_thence(
+    *arguments: str | Path, stdin: bytes | None = None, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """``python -m thence`` in a process of its own, its output a pipe."""
+    settings = {
+        k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "thence", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env=settings | environment,
+    )

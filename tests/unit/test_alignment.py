@@ -1,0 +1,137 @@
+"""Clock alignment from the ends of shared collectives."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+
+from thence.analysis.alignment import align, instances
+from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables, concat
+
+# (rank, end of each all-reduce); every one lasts 10 ns
+Ends = dict[int, list[int]]
+
+
+def xla(ends: Ends, *, group_size: int = 4, fingerprints: dict[int, str] | None = None) -> Tables:
+    """One rank each runs program "step" once per collective."""
+    parts = []
+    for rank, times in ends.items():
+        count = len(times)
+        rows = {"rank": [rank] * count, "device": [0] * count}
+        starts = [end - 10 for end in times]
+        identity = (fingerprints or {}).get(rank, "same")
+        table = PROGRAMS.frame(
+            {**rows, "program": [identity] * count, "name": ["step"] * count, "start": starts}
+            | {"execution": list(range(count)), "duration": [10] * count}
+        )
+        gpu = GPU.frame(
+            {**rows, "kind": ["thunk"] * count, "name": ["all-reduce.1"] * count, "start": starts}
+            | {
+                "hlo": ["all-reduce.1"] * count,
+                "duration": [10] * count,
+                "program": list(range(count)),
+            }
+        )
+        described = COLLECTIVES.frame(
+            {"gpu": list(range(count)), "collective": ["all-reduce"] * count}
+            | {"bytes": [8] * count, "group_size": [group_size] * count}
+        )
+        parts.append(Tables(gpu=gpu, programs=table, collectives=described))
+    return concat(parts)
+
+
+def corrections(tables: Tables) -> dict[int, int | None]:
+    return dict(align(tables).corrections.select("rank", "correction_ns").rows())
+
+
+def test_a_constant_offset_is_found_and_the_residual_reported() -> None:
+    found = align(xla({0: [100, 200, 300], 1: [1100, 1200, 1306]}))
+    # Skews of rank 1: 500, 500, 503; its median 500. What is left: 0, 0 and 3, on both ranks.
+    assert dict(found.corrections.select("rank", "correction_ns").rows()) == {0: -500, 1: 500}
+    assert found.residual_median_ns == 0
+    assert found.residual_max_ns == 3
+    assert found.matched == 3
+
+
+def test_any_subset_of_the_ranks_will_do() -> None:
+    assert corrections(xla({0: [100, 200], 3: [90, 190]}, group_size=8)) == {0: 5, 3: -5}
+
+
+def test_another_fingerprint_on_one_rank_does_not_matter() -> None:
+    ends = {0: [100, 200], 1: [100, 200], 2: [130, 230]}
+    assert corrections(xla(ends, fingerprints={2: "other tile"})) == {0: -10, 1: -10, 2: 20}
+
+
+def test_ranks_that_share_only_some_instances_settle() -> None:
+    # Rank 2 saw only the last collective. Rank 1 is 100 late, rank 2 is 40 late.
+    whole = xla({0: [100, 200, 300], 1: [200, 300, 400]})
+    late = xla({0: [100], 1: [200], 2: [140]})
+    assert corrections(whole) == {0: -50, 1: 50}
+    found = corrections(late)
+    assert found[1] - found[0] == pytest.approx(100, abs=1)  # type: ignore[operator]
+    assert found[2] - found[0] == pytest.approx(40, abs=1)  # type: ignore[operator]
+
+
+def test_a_rank_without_shared_collectives_has_no_correction() -> None:
+    tables = xla({0: [100], 1: [300], 2: [500]})
+    alone = tables.programs.with_columns(
+        name=pl.when(pl.col("rank") == 2).then(pl.lit("own")).otherwise(pl.lit("step"))
+    ).cast({"name": pl.Categorical()})
+    found = align(Tables(gpu=tables.gpu, programs=alone, collectives=tables.collectives))
+    assert found.corrections["correction_ns"].to_list() == [-100, 100, None]
+    assert found.corrections["cluster"].to_list() == [0, 0, 2]
+    assert found.corrections["instances"].to_list() == [1, 1, 0]
+
+
+def test_groups_side_by_side_and_transfers_say_nothing() -> None:
+    ends = {0: [100], 1: [100], 2: [900], 3: [900]}
+    assert align(xla(ends, group_size=2)).matched == 0
+    tables = xla({0: [100], 1: [130]}, group_size=2)
+    kinds = tables.collectives.with_columns(
+        collective=pl.lit("collective-permute").cast(pl.Categorical())
+    )
+    permutes = Tables(gpu=tables.gpu, programs=tables.programs, collectives=kinds)
+    assert align(permutes).corrections["correction_ns"].to_list() == [None, None]
+
+
+def test_times_are_not_changed_but_can_be_shifted() -> None:
+    tables = xla({0: [100, 200], 1: [1100, 1200]})
+    found = align(tables)
+    aligned = tables.gpu.select("rank", start=pl.col("start") - found.shift())
+    assert aligned.filter(rank=0)["start"].to_list() == aligned.filter(rank=1)["start"].to_list()
+    assert tables.gpu["start"].to_list() == [90, 190, 1090, 1190]
+
+
+def kineto(rank: int, sequence: list[int | None], starts: list[int], group: str = "dp") -> Tables:
+    count = len(starts)
+    gpu = GPU.frame(
+        {"rank": [rank] * count, "device": [0] * count, "kind": ["kernel"] * count}
+        | {"name": ["ncclDevKernel"] * count, "start": starts, "duration": [10] * count}
+    )
+    described = COLLECTIVES.frame(
+        {"gpu": list(range(count)), "collective": ["allreduce"] * count, "sequence": sequence}
+        | {"bytes": [8] * count, "group_size": [2] * count, "group_name": [group] * count}
+    )
+    return Tables(gpu=gpu, collectives=described)
+
+
+def test_collectives_outside_programs_match_by_group_and_sequence() -> None:
+    tables = concat([kineto(0, [4, 5], [100, 200]), kineto(1, [5, 6], [260, 300])])
+    assert instances(tables)["instance"].n_unique() == 3
+    assert corrections(tables) == {0: -30, 1: 30}
+
+
+def test_groups_are_told_apart_and_order_stands_in_for_sequence() -> None:
+    tables = concat([kineto(0, [None, None], [100, 200]), kineto(1, [None, None], [150, 250])])
+    assert corrections(tables) == {0: -25, 1: 25}
+    other = concat([kineto(0, [1], [100], "a"), kineto(1, [1], [150], "b")])
+    assert align(other).matched == 0
+
+
+def test_without_collectives_there_is_nothing_to_align() -> None:
+    found = align(Tables())
+    assert found.matched == 0
+    assert found.residual_median_ns is None
+    assert json.loads(json.dumps(found.to_json()))["rows"] == []
