@@ -164,7 +164,7 @@ def op_runtime(
 def module_rows(result: Programs) -> list[dict[str, Any]]:
     return [
         {
-            "Name": row["name"],
+            "Name": row["program"],
             "instances": row["executions"],
             "gpu_ms_total": row["gpu_ms_total"],
             "gpu_ms_mean": row["gpu_ms_mean"],

@@ -1,6 +1,6 @@
 """Draws docs/report.svg, the picture in the README, from the recording that ships with thence.
 
-    python docs/make_picture.py
+python docs/make_picture.py
 """
 
 from __future__ import annotations
