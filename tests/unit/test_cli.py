@@ -1,0 +1,296 @@
+"""The command line: what it prints, where, how wide, and how it exits."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import thence
+from helpers import FSDP, kernel, launch, recording, run_thence, unzipped, written
+from slow_kineto import SlowTrace
+from thence.analysis.division import BY
+from thence.cli import COMMANDS, main, report
+from thence.errors import ThenceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EAGER = recording("torch_eager_rank0")
+ESCAPE = "\x1b"
+
+
+def output(
+    capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0
+) -> tuple[str, str]:
+    """What the command line prints, run in this process."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    assert stopped.value.code == code, printed.err
+    return printed.out, printed.err
+
+
+def report_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    return json.loads(output(capsys, "report", *arguments, "--format", "json")[0])
+
+
+def test_json_of_a_report_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    found, expected = report_json(capsys, EAGER), SlowTrace(EAGER)
+    assert found["inputs"] == [str(EAGER)]
+    assert found["ranks"] == 1
+    assert found["span_ns"] == expected.span_ns
+    assert found["busy_ns"] == expected.busy_ns
+    assert found["sum_ns"] == expected.sum_ns
+    assert found["counts"] == {"kernel": 753, "memcpy": 0, "memset": 75}
+    assert found["by"] == "kernel"
+    assert found["warnings"] == []
+    assert {"label", "module", "op", "source"} <= set(found["attributed_ns"])
+    assert found["attributed_ns"]["module"] == 0
+    for row in found["rows"]:
+        assert {"name", "count", "total_ns", "mean_ns", "share"} <= set(row)
+        assert row["mean_ns"] == pytest.approx(row["total_ns"] / row["count"])
+        assert row["share"] == pytest.approx(row["total_ns"] / expected.sum_ns)
+    assert sum(row["total_ns"] for row in found["rows"]) == expected.sum_ns
+    assert sum(row["count"] for row in found["rows"]) == len(expected.activities)
+
+
+def test_json_holds_every_row_with_full_names_whatever_top_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = report_json(capsys, EAGER, "--top", "1")["rows"]
+    assert {row["name"] for row in rows} == {a["name"] for a in SlowTrace(EAGER).activities}
+
+
+def test_several_ranks_count_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report_json(capsys, *FSDP[:2], "--by", "rank")
+    assert found["ranks"] == 2
+    assert {row["name"] for row in found["rows"]} == {"rank 0", "rank 1"}
+
+
+def test_csv_is_a_table_with_a_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    text, _ = output(capsys, "report", EAGER, "--by", "label", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["name"] for row in rows} >= {"forward/mlp", "optimizer"}
+    assert sum(int(row["total_ns"]) for row in rows) == SlowTrace(EAGER).sum_ns
+
+
+def test_top_limits_the_rows_and_says_what_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    text, _ = output(capsys, "report", EAGER, "--by", "label", "--top", "2")
+    assert "forward/attention" in text
+    assert "optimizer" not in text
+    assert "3 more" in text
+
+
+@pytest.mark.parametrize("by", BY)
+def test_every_kind_of_rows_can_be_asked_for(by: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text, _ = output(capsys, "report", FSDP[0], "--by", by)
+    assert "GPU time by" in text
+
+
+def test_choices_of_by_are_those_of_the_analysis() -> None:
+    assert set(report.BY) == set(BY)
+    assert len(report.BY) == len(BY)
+
+
+@pytest.mark.parametrize("by", ["kernel", "label", "stack", "ops"])
+def test_no_line_is_wider_than_80_columns(
+    by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text, _ = output(capsys, "report", FSDP[0], "--by", by)
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_pipe_gets_no_escape_codes_and_80_columns() -> None:
+    done = run_thence("report", EAGER)
+    assert done.returncode == 0
+    assert ESCAPE not in done.stdout.decode()
+    assert max(len(line) for line in done.stdout.decode().splitlines()) <= 80
+    assert done.stderr == b""
+
+
+def test_no_color_is_minded_even_on_a_terminal() -> None:
+    # FORCE_COLOR makes Rich take the pipe for a terminal.
+    assert b"\x1b[36m" in run_thence("report", EAGER, FORCE_COLOR="1", COLUMNS="120").stdout
+    plain = run_thence("report", EAGER, FORCE_COLOR="1", COLUMNS="120", NO_COLOR="1").stdout
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-7]m", plain)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
+def test_a_dash_reads_standard_input(packed: bool) -> None:
+    content = EAGER.read_bytes() if packed else unzipped(EAGER)
+    done = run_thence("report", "-", "--format", "json", stdin=content)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sum_ns"] == SlowTrace(EAGER).sum_ns
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "absent.json"),
+        ("report",),
+        ("report", "x", "--by", "weather"),
+        ("report", "x", "--top", "0"),
+        ("nonsense",),
+        ("--nonsense",),
+        ("sql", "absent.json", "select 1"),
+        ("sql",),
+    ],
+)
+def test_what_cannot_be_done_exits_with_2_and_one_sentence(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, errors = output(capsys, *arguments, code=2)
+    assert text == ""
+    assert errors.strip()
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b'{"traceEvents": [', b"\x1f\x8bx", b"\0" * 99])
+def test_a_bad_file_gives_one_line_and_no_traceback(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    done = run_thence("report", path)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.decode().startswith(f"thence: {path}: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_trace_without_gpu_rows_exits_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = written(tmp_path / "trace.json", [launch(1, 10)])
+    assert "no GPU activity" in output(capsys, "report", path, code=2)[1]
+
+
+def test_whoever_closes_the_pipe_early_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "thence", "report", str(EAGER), "--format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert b"Traceback" not in errors
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    text, _ = output(capsys, "--help")
+    for command in COMMANDS:
+        assert str(command.name) in text
+        assert "Usage: thence" in output(capsys, str(command.name), "--help")[0]
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert thence.__version__ in output(capsys, "--version")[0]
+
+
+def test_shell_completion_script_and_choices() -> None:
+    script = run_thence(_THENCE_COMPLETE="bash_source")
+    assert script.returncode == 0
+    assert b"complete" in script.stdout
+    words = {"COMP_WORDS": "thence report --by st", "COMP_CWORD": "3"}
+    done = run_thence(_THENCE_COMPLETE="bash_complete", **words)
+    assert {line.split(",")[1] for line in done.stdout.decode().split()} == {
+        "stack",
+        "step",
+        "stream",
+    }
+
+
+def test_the_demo_runs_on_what_ships_with_the_package(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text, _ = output(capsys, "demo")
+    assert "forward/attention" in text
+    assert "torch_gpt.py:" in text
+    assert "GPT_0/Block_" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_sql_answers_as_json_csv_and_table(capsys: pytest.CaptureFixture[str]) -> None:
+    query = "select kind, count(*) as n from gpu group by kind order by n desc"
+    answer = json.loads(output(capsys, "sql", EAGER, query, "--format", "json")[0])
+    assert answer == [{"kind": "kernel", "n": 753}, {"kind": "memset", "n": 75}]
+    text, _ = output(capsys, "sql", EAGER, query, "--format", "csv")
+    assert text == "kind,n\nkernel,753\nmemset,75\n"
+    assert "memset" in output(capsys, "sql", EAGER, query)[0]
+
+
+def test_sql_over_places_agrees_with_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    query = "select sum(duration) as ns from activities where label like '%mlp'"
+    (answer,) = json.loads(output(capsys, "sql", EAGER, query, "--format", "json")[0])
+    rows = report_json(capsys, EAGER, "--by", "label")["rows"]
+    assert answer["ns"] == next(r["total_ns"] for r in rows if r["name"] == "forward/mlp")
+
+
+@pytest.mark.parametrize(
+    "query", ["selec 1", "", "select x from gpu", "select * from nothing", ";"]
+)
+def test_bad_sql_exits_with_2(query: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, errors = output(capsys, "sql", EAGER, query, code=2)
+    assert "Traceback" not in errors
+
+
+def odd_trace(folder: Path, name: str) -> Path:
+    label = {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": name,
+        "pid": 1,
+        "tid": 2,
+        "ts": 0,
+        "dur": 99,
+    }
+    return written(folder / "trace.json", [label, launch(1, 5), kernel(1, 10, name=name)])
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", '" onmouseover="x', "a & b"])
+def test_names_are_escaped_in_html(name: str, tmp_path: Path) -> None:
+    trace = thence.open(odd_trace(tmp_path, name))
+    for html in (trace._repr_html_(), trace.summary("label")._repr_html_()):
+        assert name not in html
+        assert "<script" not in html
+        assert re.search(r'title="[^"<>]*"', html)
+
+
+def test_input_names_are_escaped_in_html(tmp_path: Path) -> None:
+    folder = tmp_path / "<i>"
+    folder.mkdir()
+    assert "<i>" not in thence.open(odd_trace(folder, "x"))._repr_html_()
+
+
+@pytest.mark.parametrize("by", ["kernel", "label"])
+@pytest.mark.parametrize("name", ["[red]hot[/red]", "[/]", "a[bold", ":smile:", r"\[x]"])
+def test_markup_in_names_is_shown_as_it_is(
+    name: str, by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = odd_trace(tmp_path, name)
+    assert name in output(capsys, "report", path, "--by", by)[0]
+    assert name in output(capsys, "sql", path, "select name from gpu")[0]
+
+
+def test_escape_codes_in_names_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = odd_trace(tmp_path, "evil\x1b]0;title\x07\x1b[2Jname")
+    for arguments in (
+        ("report", path),
+        ("report", path, "--by", "label"),
+        ("sql", path, "select name from gpu"),
+    ):
+        assert ESCAPE not in output(capsys, *arguments)[0]
+
+
+def test_an_error_is_printed_by_main_only(tmp_path: Path) -> None:
+    with pytest.raises(ThenceError):
+        report.show((os.fspath(tmp_path / "absent"),), "kernel", 5, "table")
