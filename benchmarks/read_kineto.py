@@ -66,9 +66,22 @@ def resident_bytes(root: int) -> int:
     return total
 
 
+def physical_cores(count: int) -> list[int]:
+    """Processors to run on: one of each physical core before a second one of any."""
+    seen: dict[str, int] = {}
+    usable = sorted(os.sched_getaffinity(0))
+    rounds = []
+    for cpu in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = siblings.read_text() if siblings.exists() else str(cpu)
+        seen[core] = seen.get(core, 0) + 1
+        rounds.append((seen[core], cpu))
+    return [cpu for _, cpu in sorted(rounds)[:count]]
+
+
 def measured(command: list[str], cores: int) -> tuple[float, int]:
-    """Wall seconds and peak bytes of a command on the first ``cores`` cores."""
-    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    """Wall seconds and peak bytes of a command on some physical cores."""
+    chosen = physical_cores(cores)
     begin = time.perf_counter()
     process = subprocess.Popen(
         command,

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.launches import NOT_FOUND, launch_rows
-from thence.attribution.paths import path_names
+from thence.attribution.paths import numbered_paths, path_names
 from thence.attribution.sources import source_lines
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import HOST_CATEGORIES
@@ -33,7 +33,7 @@ from thence.model.tables import HOST_CATEGORIES
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
-__all__ = ["PLACES", "attribute"]
+__all__ = ["PLACES", "attribute", "paths_of"]
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -137,15 +137,8 @@ def attribute(tables: Tables) -> pl.DataFrame:
         columns ``launch`` (host row of the API call, or of the op where the call was not recorded)
         and, for each kind of `PLACES`, the place and its rule, both Categorical.
     """
-    host_table = tables.host
     launch, _ = launch_rows(tables)
-    host = _Host(
-        tables,
-        host_table["category"].to_physical().to_numpy(),
-        _rows(host_table["parent"]),
-        _rows(host_table["forward"]),
-        launch,
-    )
+    host = _host(tables, launch)
     backward_op = host.climb(launch, host.forward != NO_ROW)
     forward_op = _at(host.forward, backward_op, NO_ROW)
     columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
@@ -160,12 +153,46 @@ def attribute(tables: Tables) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
+def paths_of(tables: Tables, launch: pl.Series, kind: str) -> tuple[list[tuple[str, ...]], Rows]:
+    """The names on the path of each activity, apart: the names themselves may hold a separator.
+
+    Args:
+        tables: of the trace.
+        launch: host row that launched each row of gpu, as in the result of `attribute`.
+        kind: label, module, ops or stack; or source, for the lines of the user's own code that were
+            open, ``file.py:12``, the innermost of which is the place that `attribute` gives.
+
+    Returns:
+        The distinct paths, the first of them empty, and the number of each activity's path.
+    """
+    host = _host(tables, _rows(launch))
+    names, wanted = host.names, host.of(*CATEGORIES[kind])
+    if kind == "ops":
+        return numbered_paths(host.parent, names, host.climb(host.launch, wanted), wanted)
+    if kind == "source":
+        frames = source_lines(names, wanted)
+        names, wanted = frames.line, frames.own
+    backward_op = host.climb(host.launch, host.forward != NO_ROW)
+    row, _ = _own_or_forward(host, wanted, _at(host.forward, backward_op, NO_ROW))
+    return numbered_paths(host.parent, names, row, wanted)
+
+
+def _host(tables: Tables, launch: Rows) -> _Host:
+    table = tables.host
+    category = table["category"].to_physical().to_numpy()
+    return _Host(tables, category, _rows(table["parent"]), _rows(table["forward"]), launch)
+
+
 def _own_or_forward(host: _Host, wanted: Mask, forward_op: Rows) -> tuple[Rows, Rules]:
     """The nearest wanted row, and the rule that gave it.
 
     What is open inside the backward op itself is nearest; then what was open around its forward op;
     then what is open around the backward op.
     """
+    if not wanted.any():  # no use in climbing to the top from everywhere
+        return np.full(len(host.launch), NO_ROW, np.int64), np.full(
+            len(host.launch), _number(AROUND)
+        )
     nearest = host.climb(host.launch, wanted | (host.forward != NO_ROW))
     inside = _at(wanted, nearest, missing=False)
     around_forward = host.climb(forward_op, wanted)

@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_ROW", "chain_to", "enclosing", "union_length", "union_lengths"]
+__all__ = ["NO_ROW", "chain_to", "enclosing", "gaps", "union_length", "union_lengths"]
 
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -44,6 +44,22 @@ def union_lengths(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
 def union_length(start: Int64, end: Int64) -> int:
     """Time covered by at least one of the intervals, in nanoseconds."""
     return int(union_lengths(np.zeros(len(start), np.int64), start, end, 1)[0])
+
+
+def gaps(start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """The intervals between the first start and the last end that none of the intervals covers.
+
+    Args:
+        start: first nanosecond, shape (n,), in any order.
+        end: first nanosecond after, shape (n,).
+
+    Returns:
+        Starts and ends of the gaps, in order of time; their lengths are more than 0.
+    """
+    order = np.argsort(start, kind="stable")
+    begins, covered_to = start[order][1:], np.maximum.accumulate(end[order])[:-1]
+    empty = begins > covered_to
+    return covered_to[empty], begins[empty]
 
 
 def _union_of_sorted(start: Int64, end: Int64) -> int:
@@ -100,6 +116,8 @@ def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     Returns:
         int64 array of shape (m,): row numbers, `NO_ROW` where none is found.
     """
+    if not wanted.any():
+        return np.full(len(rows), NO_ROW, np.int64)
     found = rows.copy()
     climbing = np.flatnonzero(found >= 0)
     climbing = climbing[~wanted[found[climbing]]]

@@ -240,12 +240,25 @@ def _gpu_order(gpu: Arrays) -> Array:
 
 def _host_order(host: Arrays, lanes: Lanes) -> Array:
     """By thread, then start; what contains another comes first."""
+    if not len(host["start"]):
+        return np.empty(0, np.int64)
     track = np.lexsort((lanes.thread, lanes.process, lanes.rank))
-    position = np.empty(len(track), np.int32)
-    position[track] = np.arange(len(track), dtype=np.int32)
-    order: Array = np.lexsort(
-        (host["category"], -_nesting_end(host), host["start"], position[host["lane"]])
-    )
+    position = np.empty(len(track), np.int64)
+    position[track] = np.arange(len(track))
+    place, start = position[host["lane"]], host["start"]
+    first, last = int(start.min()), int(start.max())
+    if len(track) * (last - first + 1) >= 1 << 63:
+        order: Array = np.lexsort((host["category"], -_nesting_end(host), start, place))
+        return order
+    # One key for thread and start sorts several times faster; only rows that begin together, which
+    # are few, are then put in order among themselves.
+    key = place * (last - first + 1) + (start - first)
+    order = np.argsort(key, kind="stable")
+    equal = key[order][1:] == key[order][:-1]
+    together = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+    rows = order[together]
+    part = {name: host[name][rows] for name in ("start", "duration", "category")}
+    order[together] = rows[np.lexsort((rows, part["category"], -_nesting_end(part), key[rows]))]
     return order
 
 
