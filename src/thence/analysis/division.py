@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from thence.attribution.combined import Attribution
     from thence.model.tables import Tables
 
-__all__ = ["BY", "divided"]
+__all__ = ["BY", "divided", "weighed"]
 
 _FROM_GPU = {
     "kernel": pl.col("name"),
@@ -76,20 +76,32 @@ def _whole(
 
 
 def _by_share(tables: Tables, attribution: Attribution, shares: pl.DataFrame) -> pl.DataFrame:
-    """Every activity divided by weight, in whole ns: parts are differences of rounded running sums."""
-    activities = pl.DataFrame(
-        {"whole": tables.gpu["duration"], "phase": attribution.places["phase"]}
-    ).with_row_index("gpu")
-    rows = shares.with_columns(pl.col("gpu").cast(pl.UInt32)).join(
-        activities, on="gpu", how="left", maintain_order="left"
-    )
-    reached = (pl.col("weight").cum_sum().over("gpu") * pl.col("whole")).round().cast(pl.Int64)
-    return rows.with_columns(reached=reached).select(
+    """Every activity divided by weight."""
+    rows = shares["gpu"].cast(pl.UInt32)
+    return shares.with_columns(
+        duration=weighed(tables, shares), phase=attribution.places["phase"].gather(rows)
+    ).select(
         gpu=pl.col("gpu").cast(pl.Int32),
         place="place",
         reason=pl.when(pl.col("place").is_null()).then("rule"),
-        duration=pl.col("reached") - pl.col("reached").shift(1).over("gpu").fill_null(0),
+        duration="duration",
         phase="phase",
+    )
+
+
+def weighed(tables: Tables, claims: pl.DataFrame) -> pl.Series:
+    """The time of each claim in whole ns: differences of rounded running sums, so nothing is lost.
+
+    Args:
+        tables: of the trace.
+        claims: columns gpu and weight; the weights of one activity sum to 1.
+    """
+    whole = tables.gpu["duration"].gather(claims["gpu"].cast(pl.UInt32))
+    reached = (pl.col("weight").cum_sum().over("gpu") * whole).round().cast(pl.Int64)
+    return (
+        claims.select("gpu", reached=reached)
+        .select(pl.col("reached") - pl.col("reached").shift(1).over("gpu").fill_null(0))
+        .to_series()
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 
-__all__ = ["CLAIMS", "PLACES", "attribute_hlo", "source_shares"]
+__all__ = ["CLAIMS", "PLACES", "attribute_hlo", "frame_names", "source_shares", "stack_shares"]
 
 PLACES = ("op_name", "opcode", "source", "stack", "label", "phase")
 """Kinds of places, each a column of `attribute_hlo` beside its ``_rule``."""
@@ -104,6 +104,38 @@ def source_shares(
     )
 
 
+def stack_shares(tables: Tables) -> pl.DataFrame:
+    """The same division with whole source stacks in place of their innermost lines.
+
+    Returns:
+        columns gpu, module (row in ``tables.hlo``), frame (number in its frames, null where there
+        is no stack), weight and rule; weights as in `source_shares`.
+    """
+    keys = _keys(tables)
+    columns = ["module", "hlo", "frame", "weight", "rule"]
+    parts = [
+        _constituents(module, constituents_by_cost(module), keys, i)
+        .with_columns(pl.lit(i, pl.Int32).alias("module"))
+        .group_by("module", "hlo", "frame", "rule", maintain_order=True)
+        .agg(pl.col("weight").sum())
+        .select(columns)
+        for i, module in _used(tables, keys)
+    ]
+    types = (pl.Int32, pl.String, pl.Int32, pl.Float64, pl.String)
+    empty = pl.DataFrame(schema=dict(zip(columns, types, strict=True)))
+    rule = pl.coalesce("reason", "rule", pl.lit(NO_INSTRUCTION))
+    return (
+        keys.with_row_index("gpu")
+        .join(pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left")
+        .select("gpu", "module", "frame", pl.col("weight").fill_null(1.0), rule.alias("rule"))
+    )
+
+
+def frame_names(module: HloModule, frame: int) -> tuple[str, ...]:
+    """The stack that ends in a frame as ``file.py(12): function``, outermost first."""
+    return tuple(f"{f.file}({f.line}): {f.function}" for f in module.stack(frame))
+
+
 def _keys(tables: Tables) -> pl.DataFrame:
     """For every gpu row: module, hlo, and the reason why there is no instruction, or null."""
     modules = tables.programs.select(
@@ -148,8 +180,7 @@ def _places(module: HloModule, ran: pl.DataFrame) -> pl.DataFrame:
     names = labels([name for name in origin["op_name"].to_list() if name is not None])
     frames = origin["frame"].to_list()
     stacks = {
-        frame: ";".join(f"{f.file}({f.line}): {f.function}" for f in module.stack(frame))
-        for frame in set(frames)
+        frame: ";".join(frame_names(module, frame)) for frame in set(frames)
     }
     op_names = origin["op_name"].to_list()
     lacking = (None, NO_OP_NAME)
@@ -174,11 +205,32 @@ def _shares(
     module: HloModule, parts: pl.DataFrame, number: int, keys: pl.DataFrame
 ) -> pl.DataFrame:
     """Shares of the source lines in every instruction that ran: module, hlo, place, weight, rule."""
+    return (
+        _constituents(module, parts, keys, number)
+        .group_by("hlo", "place", "rule", maintain_order=True)
+        .agg(pl.col("weight").sum())
+        .sort("hlo", "weight", descending=[False, True], maintain_order=True)
+        .select(pl.lit(number, pl.Int32).alias("module"), "hlo", "place", "weight", "rule")
+    )
+
+
+def _constituents(
+    module: HloModule, parts: pl.DataFrame, keys: pl.DataFrame, number: int
+) -> pl.DataFrame:
+    """What every instruction that ran is made of: hlo, weight, place, frame (null: none), rule."""
     ran = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
     rows = module.instructions.select(pl.col("name").alias("hlo")).with_row_index("instruction")
     chosen = rows.join(ran.select("hlo").unique(), on="hlo", how="semi").unique("hlo", keep="first")
-    origin = origins(module).select("source", "source_rule").with_row_index("constituent")
-    own = origin.rename({"constituent": "instruction", "source": "own", "source_rule": "own_rule"})
+    columns = ("source", "source_rule", "frame")
+    origin = origins(module).select(columns).with_row_index("constituent")
+    own = origin.rename(
+        {
+            "constituent": "instruction",
+            "source": "own",
+            "source_rule": "own_rule",
+            "frame": "own_frame",
+        }
+    )
     whole = chosen.join(parts, on="instruction", how="anti").with_columns(
         constituent=pl.col("instruction"), weight=pl.lit(1.0)
     )  # an instruction that the weighting does not know is made of itself
@@ -195,14 +247,14 @@ def _shares(
             "hlo",
             "weight",
             place=pl.coalesce("source", "own"),
+            frame=pl.when(pl.col("source").is_not_null())
+            .then("frame")
+            .when(pl.col("own").is_not_null())
+            .then("own_frame"),
             rule=pl.when(pl.col("source").is_not_null() | pl.col("own").is_null())
             .then("source_rule")
             .when(pl.col("own_rule") == OWN)
             .then(pl.lit(OF_FUSION))
             .otherwise("own_rule"),
         )
-        .group_by("hlo", "place", "rule", maintain_order=True)
-        .agg(pl.col("weight").sum())
-        .sort("hlo", "weight", descending=[False, True], maintain_order=True)
-        .select(pl.lit(number, pl.Int32).alias("module"), "hlo", "place", "weight", "rule")
     )

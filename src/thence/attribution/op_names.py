@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["labels", "parts_of", "phase_of"]
+__all__ = ["labels", "parts_of", "phase_of", "segments_of"]
 
 ARGUMENT = "the op_name names an argument of the program"
 
@@ -71,6 +71,11 @@ def parts_of(op_name: str) -> list[str]:
         prefix = "/".join(segments[:-1])
         waiting += [f"{prefix}/{part}" if prefix else part for part in reversed(inner)]
     return [*done, *reversed(waiting)]
+
+
+def segments_of(path: str) -> list[str]:
+    """The parts of a path, outermost first, cut at each ``/`` that no bracket or quote is around."""
+    return _split(path, "/")
 
 
 def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
