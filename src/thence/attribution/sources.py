@@ -48,26 +48,15 @@ def source_lines(names: pl.Series, python: npt.NDArray[np.bool_]) -> Frames:
     """
     used = names.filter(pl.Series(python)).unique().drop_nulls()
     parsed = [_FRAME.fullmatch(name) for name in used.cast(pl.String).to_list()]
-    lines = {
-        c: f"{m['file']}:{m['line']}"
-        for c, m in zip(used.to_physical().to_list(), parsed, strict=True)
-        if m
-    }
-    own = [
-        c
-        for c, m in zip(used.to_physical().to_list(), parsed, strict=True)
-        if m and not _INSTALLED.search(m["file"])
-    ]
-    codes = names.to_physical()
-    code = codes.to_numpy()
-    is_line = python & np.isin(code, list(lines))
+    matches = dict(zip(used.to_physical().to_list(), parsed, strict=True))
+    lines = {code: f"{m['file']}:{m['line']}" for code, m in sorted(matches.items()) if m}
+    own = [code for code, m in matches.items() if m and not _INSTALLED.search(m["file"])]
+    code = names.to_physical().to_numpy()
+    known = np.array(list(lines), code.dtype)
+    is_line = python & np.isin(code, known)
     is_own = is_line & np.isin(code, own)
-    texts = list(lines.values())
-    position = pl.Series(list(lines), dtype=codes.dtype)
-    number = codes.replace_strict(
-        position, pl.Series(range(len(lines)), dtype=pl.UInt32), default=None
-    )
-    line = pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(number)
-    return Frames(
-        line.set(pl.Series(~is_line), None) if len(line) else line, is_own, is_line & ~is_own
-    )
+    number = np.full(len(code), -1, np.int64)
+    number[is_line] = np.searchsorted(known, code[is_line])
+    texts = pl.Series(list(lines.values()), dtype=pl.String).cast(pl.Categorical())
+    line = texts.gather(pl.Series(number).replace(-1, None).cast(pl.UInt32))
+    return Frames(line, is_own, is_line & ~is_own)
