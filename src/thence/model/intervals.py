@@ -11,7 +11,18 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NO_ROW", "chain_to", "enclosing", "gaps", "union_length", "union_lengths"]
+__all__ = [
+    "NO_ROW",
+    "chain_to",
+    "covered_lengths",
+    "enclosing",
+    "gaps",
+    "levels",
+    "shared_length",
+    "union",
+    "union_length",
+    "union_lengths",
+]
 
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -62,6 +73,87 @@ def gaps(start: Int64, end: Int64) -> tuple[Int64, Int64]:
     return covered_to[empty], begins[empty]
 
 
+def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """The same time as intervals that neither overlap nor touch.
+
+    Args:
+        start: first nanosecond, shape (n,), in any order.
+        end: first nanosecond after, shape (n,); an interval that ends before it starts covers nothing.
+
+    Returns:
+        Starts and ends, in order of time, int64 arrays of shape (m,), m <= n.
+    """
+    lasting = end > start
+    order = np.argsort(start[lasting], kind="stable")
+    start, reached = start[lasting][order], np.maximum.accumulate(end[lasting][order])
+    first = np.ones(len(start), np.bool_)
+    first[1:] = start[1:] > reached[:-1]
+    last = np.ones(len(start), np.bool_)
+    last[:-1] = first[1:]
+    return start[first], reached[last]
+
+
+def levels(start: Int64, end: Int64, weight: Int64) -> tuple[Int64, Int64, Int64]:
+    """The sum of the weights of the intervals that last, over time.
+
+    With weight 1 that is how many last at once; with a power of two for each of several unions, which.
+
+    Args:
+        start: first nanosecond, shape (n,), in any order.
+        end: first nanosecond after, shape (n,), not before the start.
+        weight: of each interval, shape (n,).
+
+    Returns:
+        Starts, ends and sums of consecutive pieces of time, none of them empty, in order.
+    """
+    times, steps = np.concatenate([start, end]), np.concatenate([weight, -weight])
+    order = np.argsort(times, kind="stable")
+    times, level = times[order], np.cumsum(steps[order])
+    lasting = times[1:] > times[:-1]
+    return times[:-1][lasting], times[1:][lasting], level[:-1][lasting]
+
+
+def covered_lengths(start: Int64, end: Int64, other_start: Int64, other_end: Int64) -> Int64:
+    """Time of each interval during which at least one of the others lasts, in nanoseconds.
+
+    Args:
+        start: of the intervals asked about, shape (n,), in any order.
+        end: of the same, not before their start.
+        other_start: of the intervals that cover, shape (m,), in any order; they may overlap.
+        other_end: of the same.
+
+    Returns:
+        int64 array of shape (n,), between 0 and ``end - start``.
+    """
+    if len(other_start) == 0:
+        return np.zeros(len(start), np.int64)
+    order = np.argsort(other_start, kind="stable")
+    begins = other_start[order]
+    reached = np.maximum.accumulate(other_end[order])
+    fresh = begins.copy()  # where each adds to what those before it cover
+    np.maximum(fresh[1:], reached[:-1], out=fresh[1:])
+    total = np.concatenate([[0], np.cumsum(np.maximum(reached - fresh, 0))])
+
+    def covered_until(time: Int64) -> Int64:
+        begun = np.searchsorted(begins, time, side="right")
+        last = np.maximum(begun - 1, 0)
+        beyond = np.where(begun > 0, np.maximum(reached[last] - time, 0), 0)
+        result: Int64 = total[begun] - beyond
+        return result
+
+    return covered_until(end) - covered_until(start)
+
+
+def shared_length(one: tuple[Int64, Int64], other: tuple[Int64, Int64]) -> int:
+    """Time in which both of two unions last, in nanoseconds.
+
+    Args:
+        one: starts and ends of intervals that do not overlap each other, as `union` returns them.
+        other: the same.
+    """
+    return int(covered_lengths(*one, *other).sum())
+
+
 def _union_of_sorted(start: Int64, end: Int64) -> int:
     if len(start) == 0:
         return 0
@@ -87,15 +179,21 @@ def enclosing(track: Int64, start: Int64, end: Int64) -> Int64:
         int64 array of shape (n,): row numbers, `NO_ROW` for the outermost.
     """
     rows = len(start)
-    end = np.maximum(end, start + 1)
-    candidate = np.arange(-1, rows - 1, dtype=np.int64)
     if rows == 0:
-        return candidate
-    candidate[0] = NO_ROW
-    candidate[1:][track[1:] != track[:-1]] = NO_ROW
-    # Every interval between a row and its candidate is known to end too early. So where the
-    # candidate ends too early as well, its own candidate is the next one to try, and the distance
-    # roughly doubles each round: "previous greater element" by pointer jumping.
+        return np.empty(0, np.int64)
+    end = np.maximum(end, start + 1)
+    number = np.arange(rows, dtype=np.int64)
+    same_track = track[1:] == track[:-1]
+    # Only what the next interval begins in can contain anything, so the first candidate of each row
+    # is the last such interval before it on its track.
+    open_at_next = np.append(same_track & (start[1:] < end[:-1]), [False])
+    last = np.maximum.accumulate(np.where(open_at_next, number, NO_ROW))
+    first = np.maximum.accumulate(np.where(np.append([True], ~same_track), number, 0))
+    candidate = np.append([NO_ROW], last[:-1])
+    candidate[candidate < first] = NO_ROW
+    # What lies between a row and its candidate is known to end too early. So where the candidate
+    # ends too early as well, its own candidate is the next one to try, and the distance roughly
+    # doubles each round: "previous greater element" by pointer jumping.
     active = np.flatnonzero(candidate >= 0)
     while len(active):
         tried = candidate[active]
