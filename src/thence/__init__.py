@@ -26,6 +26,7 @@ from thence.errors import (
 
 if TYPE_CHECKING:
     from thence.analysis.summary import Summary
+    from thence.frameworks import jax as jax
     from thence.trace import Trace
     from thence.trace import open_trace as open
 
@@ -45,6 +46,11 @@ __all__ = [
     "open",
 ]
 
+_MODULES = {"jax": "thence.frameworks.jax"}
+"""Modules that are reached as attributes. They are not in __all__: a star import would hide the
+frameworks that they are named for."""
+
+
 _LATER = {
     "Summary": ("thence.analysis.summary", "Summary"),
     "Trace": ("thence.trace", "Trace"),
@@ -53,6 +59,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _LATER:
         raise AttributeError(f"module 'thence' has no attribute {name!r}")
     module, attribute = _LATER[name]
@@ -62,4 +70,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_MODULES]

@@ -16,7 +16,7 @@ LAYERS = (
     {"errors", "units"},
     {"model"},
     {"readers"},
-    {"attribution"},
+    {"attribution", "frameworks"},
     {"analysis"},
     {"writers"},
     {"trace"},

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from thence.analysis.alignment import align
 from thence.analysis.communication import Collectives, collectives, compute_spread, kind_of
-from thence.analysis.overlap import covered_lengths
 from thence.analysis.warmup import WarmUp
+from thence.model.intervals import covered_lengths
 from thence.model.tables import COLLECTIVES, GPU, Tables, concat
 
 Kernel = tuple[str, int, int]  # name, start, duration

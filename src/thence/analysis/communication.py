@@ -20,8 +20,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.alignment import Alignment, instances
-from thence.analysis.overlap import covered_lengths
 from thence.analysis.warmup import Phases, WarmUp, phases
+from thence.model.intervals import covered_lengths
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables

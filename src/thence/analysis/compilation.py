@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.overlap import covered_lengths
-from thence.model.intervals import NO_ROW, chain_to
+from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,7 +7,7 @@ import sys
 import click
 
 from thence import __version__
-from thence.cli import collectives, demo, programs, report, sql
+from thence.cli import collectives, convert, demo, flame, programs, report, sql, streams
 from thence.cli import compile as compile_verb
 from thence.errors import ThenceError
 
@@ -15,8 +15,11 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: tuple[click.Command, ...] = (
     report.command,
+    convert.command,
+    flame.command,
     programs.command,
     collectives.command,
+    streams.command,
     compile_verb.command,
     sql.command,
     demo.command,

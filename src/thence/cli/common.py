@@ -21,7 +21,9 @@ __all__ = [
     "console",
     "emit",
     "format_option",
+    "hlo_option",
     "inputs_argument",
+    "json_text",
     "open_with_progress",
     "print_json",
     "print_table",
@@ -51,12 +53,21 @@ warm_up_option = click.option(
 )
 
 
-def open_with_progress(inputs: Sequence[str]) -> Trace:
+hlo_option = click.option(
+    "--hlo",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(),
+    help="HLO dumps (*.hlo.pb, a folder, a glob) for traces that lack them.",
+)
+
+
+def open_with_progress(inputs: Sequence[str], hlo: Sequence[str] = ()) -> Trace:
     """The trace behind the inputs; a bar on standard error while a large one is read, if that is a terminal."""
     from thence.trace import open_trace
 
     with _progress() as progress:
-        return open_trace(*inputs, progress=progress)
+        return open_trace(*inputs, hlo=hlo, progress=progress)
 
 
 @contextmanager
@@ -98,11 +109,16 @@ def print_table(output: Console, table: RenderableType) -> None:
     output.print(table)
 
 
-def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+def json_text(value: Any) -> str:
+    """A JSON document as text."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json_text(value))
 
 
 def emit(

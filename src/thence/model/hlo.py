@@ -36,6 +36,7 @@ INSTRUCTIONS = {
     "top_level": pl.Boolean(),  # runs as a step of its own: not inside a fusion, nor a reducer
     "loop": pl.Int64(),  # id of the innermost while whose body or condition it is in; null: none
     "trip_count": pl.Int64(),  # how often that loop runs; null: none, or unknown
+    "step": pl.Int32(),  # place in the schedule of its computation, from 0; null: not scheduled
 }
 """Schema of the instructions of a module."""
 

@@ -1,0 +1,188 @@
+"""Expectations about streams: ``GEMM>=2``, ``communication==1``, ``communication!=GEMM``.
+
+``GROUP>=N``, ``GROUP==N`` and ``GROUP<=N`` say on how many different streams of one device the
+kernels of a group ran; ``GROUP!=GROUP`` says that no stream of a device ran kernels of both. An
+expectation is judged on every device that ran the group (both groups), and must hold on each.
+Where none did, or the trace does not say on which streams, it cannot be judged: that is no pass.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Check", "Expectation", "judge", "parse"]
+
+_COUNTED: dict[str, Callable[[int, int], bool]] = {
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<=": operator.le,
+}
+_FORM = re.compile(r"\s*([^=<>!]+?)\s*(>=|==|<=|!=)\s*([^=<>!]+?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One expectation, parsed.
+
+    Attributes:
+        text: as the user wrote it.
+        group: whose streams are meant.
+        sign: one of >=, ==, <=, !=.
+        count: streams that are expected, at least 1; 0 for !=.
+        other: the other group of !=; None otherwise.
+    """
+
+    text: str
+    group: str
+    sign: str
+    count: int = 0
+    other: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What became of one expectation.
+
+    Attributes:
+        expect: as the user wrote it.
+        ok: whether it holds; None where that cannot be judged.
+        streams: on which kernels of the group ran on the device that decided: the first one where
+            the expectation fails, else the first one that was judged.
+        reason: one sentence.
+        devices: for each device judged: rank, device, streams, ok; for != also other_streams.
+    """
+
+    expect: str
+    ok: bool | None
+    streams: tuple[int, ...]
+    reason: str
+    devices: tuple[dict[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The check as the command line prints it with ``--format json``."""
+        return {
+            "expect": self.expect,
+            "streams": list(self.streams),
+            "ok": self.ok,
+            "reason": self.reason,
+            "devices": list(self.devices),
+        }
+
+    def __str__(self) -> str:
+        verdict = {True: "ok", False: "FAILED", None: "cannot be judged"}[self.ok]
+        return f"{verdict}: {self.expect}: {self.reason}"
+
+
+def parse(text: str, groups: Sequence[str]) -> Expectation:
+    """An expectation from its text.
+
+    Args:
+        text: such as ``GEMM>=2``; group names may be written in any case.
+        groups: that there are.
+
+    Raises:
+        UsageError: it has another form, or names a group that there is not.
+    """
+    found = _FORM.fullmatch(text)
+    if not found:
+        raise UsageError(
+            f"cannot read the expectation {text!r}: write GROUP>=N, GROUP==N, GROUP<=N or GROUP!=GROUP"
+        )
+    name, sign, right = found.groups()
+    group = _known(name, groups, text)
+    if sign == "!=":
+        other = _known(right, groups, text)
+        if other == group:
+            raise UsageError(f"{text}: a group never keeps off its own streams; name two groups")
+        return Expectation(text, group, sign, other=other)
+    if not (right.isascii() and right.isdecimal() and len(right) < 10 and int(right)):
+        raise UsageError(f"{text}: expected a number of streams, 1 or more, after {sign}")
+    return Expectation(text, group, sign, count=int(right))
+
+
+def _known(name: str, groups: Sequence[str], text: str) -> str:
+    if name in groups:
+        return name
+    alike = [group for group in groups if group.casefold() == name.casefold()]
+    if len(alike) != 1:
+        raise UsageError(
+            f"{text}: there is no group {name!r}, only {', '.join(groups)}; --group NAME=REGEX makes one"
+        )
+    return alike[0]
+
+
+def judge(expectation: Expectation, rows: pl.DataFrame) -> Check:
+    """Whether an expectation holds.
+
+    Args:
+        expectation: about groups.
+        rows: rank, device, stream (null where the trace does not say) and group of all activities,
+            each combination at least once.
+    """
+    wanted = [name for name in (expectation.group, expectation.other) if name is not None]
+    relevant = rows.filter(pl.col("group").cast(pl.String).is_in(wanted))
+    missing = [name for name in wanted if not (relevant["group"] == name).any()]
+    if missing:
+        absent = f"the trace has no kernels of the group {' or '.join(missing)}"
+        return Check(expectation.text, None, (), absent)
+    if relevant["stream"].null_count():
+        return Check(
+            expectation.text, None, (), "the trace does not say on which streams kernels ran"
+        )
+    devices = [
+        found
+        for (rank, device), lanes in relevant.group_by("rank", "device", maintain_order=True)
+        if (found := _on_device(expectation, lanes, {"rank": rank, "device": device}))
+    ]
+    if not devices:
+        apart = f"no device ran kernels of both {' and '.join(wanted)}"
+        return Check(expectation.text, None, (), apart)
+    devices.sort(key=lambda found: (found["rank"], found["device"]))
+    failed = [found for found in devices if not found["ok"]]
+    decided = failed[0] if failed else devices[0]
+    reason = _reason(expectation, decided, len(failed), len(devices))
+    return Check(expectation.text, not failed, tuple(decided["streams"]), reason, tuple(devices))
+
+
+def _on_device(
+    expectation: Expectation, lanes: pl.DataFrame, place: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The verdict on one device; None where it ran nothing that is meant."""
+    streams = _streams(lanes, expectation.group)
+    if expectation.other is None:
+        ok = _COUNTED[expectation.sign](len(streams), expectation.count)
+        return place | {"streams": streams, "ok": ok}
+    others = _streams(lanes, expectation.other)
+    if not streams or not others:
+        return None
+    return place | {"streams": streams, "other_streams": others, "ok": not {*streams} & {*others}}
+
+
+def _streams(lanes: pl.DataFrame, group: str) -> list[int]:
+    return sorted(lanes.filter(pl.col("group") == group)["stream"].unique().to_list())
+
+
+def _reason(expectation: Expectation, decided: dict[str, Any], failed: int, judged: int) -> str:
+    where = f"rank {decided['rank']} device {decided['device']}"
+    text = f"{expectation.group} ran on {_named(decided['streams'])}"
+    if expectation.other is not None:
+        text += f", {expectation.other} on {_named(decided['other_streams'])}"
+    text += f" of {where}"
+    if judged > 1:
+        held = judged - failed
+        text += f"; holds on {held} of {judged} devices"
+    return text
+
+
+def _named(streams: list[int]) -> str:
+    return f"stream{'s' if len(streams) != 1 else ''} {', '.join(map(str, streams))}"

@@ -1,0 +1,236 @@
+"""What sort of work an activity does: GEMM, attention, communication, elementwise, reduction, copy, other.
+
+The first of these that says something decides:
+
+1. the groups of the user, tried on the full kernel name and, of XLA work, on the name of the HLO
+   instruction, its opcodes and its op_name;
+2. the table of collectives: what it describes is communication;
+3. the kind: copies and sets are "copy";
+4. `KERNEL_PATTERNS`, on the full kernel name;
+5. `OPCODE_PATTERNS`, on what the HLO instruction is made of, for kernels whose name says nothing
+   (``fusion_280``).
+
+What is left is "other". Convolutions count as GEMM, since libraries compute them as such. A kernel
+that does several things has the group of the heaviest: a GEMM with a bias and an activation is a
+GEMM, a normalisation a reduction.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from thence.model.hlo import HloModule
+    from thence.model.tables import Tables
+
+__all__ = ["GROUPS", "KERNEL_PATTERNS", "OPCODE_PATTERNS", "OTHER", "Patterns", "kernel_groups"]
+
+COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
+GROUPS = ("GEMM", "attention", COMMUNICATION, "elementwise", "reduction", COPY, OTHER)
+"""The groups that there always are."""
+
+_MOVES = "transpose|copy|concatenate|slice|dynamic_slice|dynamic_update_slice|pad|gather|reverse"
+
+KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
+    # Libraries of collectives, and kernels that frameworks wrote for NVLink.
+    (COMMUNICATION, r"(?i)^(?:nccl|rccl|nvshmem|msccl)|nvshmem|mscclpp|cross_device_reduce"),
+    (COMMUNICATION, r"(?i)(?:one|two)_?shot_?\w*reduce|multimem_|symm_mem|userbuffers"),
+    (COMMUNICATION, r"(?i)all[-_]?reduce|all[-_]?gather|reduce[-_]?scatter|all[-_]?to[-_]?all"),
+    (COMMUNICATION, r"^(?:collective-|ragged-all|send|recv)"),
+    # Inductor says what it generated before the names of the ops, which would mislead below.
+    ("reduction", r"^triton_(?:red|per|mix|spl)\w*_fused_"),
+    ("elementwise", r"^triton_(?:poi|for)\w*_fused_|^triton_for_"),
+    # Before GEMM: attention kernels are written with CUTLASS, too.
+    ("attention", r"(?i)flash|fmha|sdpa|attention|attn|_mha|mha_|compute_dot_do_o|convert_dq_to"),
+    ("GEMM", r"(?i)gemm|gemv|nvjet|cutlass|xmma|wmma|matmul|splitk|cublas|moe_kernel"),
+    (
+        "GEMM",
+        r"(?i)^C(?:ustom_C)?ijk_|conv(?:olve|olution|_?[123]d)|implicit_con|[wd]grad|winograd",
+    ),
+    ("GEMM", r"(?i)(?:^|_)(?:add|b|baddb|scaled_)?mm(?:_|$)|^triton_tem_|^dot(?:[._]\d+)?$"),
+    # XLA: loop_, input_ and wrapped_ fusions carry the names of the ops they are made of.
+    (COPY, rf"^(?:(?:loop|input|wrapped)_)?(?:(?:{_MOVES})_?)+(?:fusion)?(?:[._]\d+)*$"),
+    (OTHER, r"^(?:loop|input|wrapped)_(?:\w+_)?(?:scatter|sort)(?:_|$)"),
+    ("reduction", r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?!_precision)"),
+    ("elementwise", r"^(?:loop|input|wrapped)_"),
+    # Copies before the elementwise kernels that they are instances of.
+    (COPY, r"(?i)^mem(?:cpy|set)|copy_kernel|copy_device|BatchedCopy|split_with_sizes|chunk_cat"),
+    (COPY, r"(?i)transpose|permute_kernel"),
+    ("reduction", r"(?i)reduce(?!_precision)|reduction|soft_?max|(?:layer|rms|group|batch)_?norm"),
+    (
+        "reduction",
+        r"(?i)LpNorm|GammaBeta|RowwiseMoments|welford|nll_loss|cross_entropy|arg(?:max|min)",
+    ),
+    (
+        "elementwise",
+        r"(?i)elementwise|pointwise|multi_tensor_apply|foreach|functor|gelu|silu|dropout",
+    ),
+    ("elementwise", r"(?i)rotary|rope|act_and_mul|cast|convert|quantize|adam|^fused_(?:add|mul)"),
+)
+"""Group and regular expression, searched for in full kernel names; the first match decides."""
+
+_MOVING = (
+    "fusion|parameter|constant|bitcast|copy|transpose|reshape|slice|dynamic-slice|gather|reverse|tuple|pad"
+    "|dynamic-update-slice|concatenate|get-tuple-element|copy-start|copy-done"
+)
+
+OPCODE_PATTERNS: tuple[tuple[str, str], ...] = (
+    (COMMUNICATION, r"^(?:all-|reduce-scatter|collective-|ragged-all|send|recv)"),
+    ("attention", r"(?i)^custom-call \S*(?:fmha|attn|attention|flash)"),
+    ("GEMM", r"(?i)^custom-call \S*(?:gemm|matmul|cublas|conv)"),
+    ("GEMM", r"^[^|]*\b(?<!-)(?:dot|convolution|ragged-dot|scaled-dot)\b(?!-)"),
+    ("GEMM", r"^custom-call [^|]*\|.*/(?:dot_general|conv_general_dilated)$"),
+    ("reduction", r"^[^|]*\b(?<!-)(?:reduce|reduce-window)\b(?!-)"),
+    (COPY, rf"^(?:(?:{_MOVING}) )+\|"),
+    (OTHER, r"^[^|]*\b(?:scatter|sort|rng|custom-call|fft|cholesky|while|conditional)\b"),
+    ("elementwise", r"^fusion "),
+)
+"""Group and regular expression, searched for in ``opcode ... | op_name``: the opcode of the
+instruction and the target of a custom call or, sorted, the opcodes inside a fusion."""
+
+
+@dataclass(frozen=True)
+class Patterns:
+    """Groups of the user, which come first.
+
+    Attributes:
+        pairs: group and regular expression, in order; a name in `GROUPS` extends that group.
+    """
+
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, expression in self.pairs:
+            if not re.fullmatch(r"[^\s=<>!](?:[^=<>!]*[^\s=<>!])?", name):
+                raise UsageError(
+                    f"{name!r} cannot name a group: = < > ! have a meaning in --expect"
+                )
+            try:
+                re.compile(expression)
+            except re.error as error:
+                raise UsageError(
+                    f"group {name}: {expression!r} is no regular expression: {error}"
+                ) from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All groups that there are, those of the user first."""
+        return tuple(dict.fromkeys([*(name for name, _ in self.pairs), *GROUPS]))
+
+
+def kernel_groups(tables: Tables, collectives: pl.DataFrame, patterns: Patterns) -> pl.Series:
+    """The group of every row of ``tables.gpu``, in its order.
+
+    Args:
+        tables: of the trace.
+        collectives: the collectives table with its device activities, as attribution completes it.
+        patterns: of the user.
+
+    Returns:
+        Categories among ``patterns.names``, as pl.Enum.
+    """
+    keys = _keys(tables, collectives)
+    parts = list(keys.columns)
+    distinct = keys.unique(maintain_order=True)
+    texts = [_HloTexts(module) for module in tables.hlo]
+    kernel, opcode = _compiled(KERNEL_PATTERNS), _compiled(OPCODE_PATTERNS)
+    own = _compiled(patterns.pairs)
+    found = []
+    for kind, name, hlo, module, described in _readable(tables, distinct):
+        of_hlo = texts[module].text(hlo) if hlo is not None and module is not None else ""
+        group = _first(own, (name, hlo or "", of_hlo))
+        if group is None and described:
+            group = COMMUNICATION
+        if group is None and kind in ("memcpy", "memset"):
+            group = COPY
+        found.append(group or _first(kernel, (name,)) or _first(opcode, (of_hlo,)) or OTHER)
+    named = distinct.with_columns(group=pl.Series(found, dtype=pl.Enum(patterns.names)))
+    return keys.join(named, on=parts, how="left", maintain_order="left")["group"]
+
+
+def _keys(tables: Tables, collectives: pl.DataFrame) -> pl.DataFrame:
+    """What decides about each activity, as numbers without null, so that equal ones are found fast."""
+    gpu = tables.gpu
+    module = tables.programs["hlo"].gather(gpu["program"].cast(pl.UInt32))
+    rows = collectives["gpu"].drop_nulls().unique().cast(pl.UInt32)
+    described = pl.Series("described", [0], dtype=pl.Int64).new_from_index(0, gpu.height)
+    return gpu.select(
+        kind=pl.col("kind").to_physical().cast(pl.Int64),
+        name=pl.col("name").to_physical().cast(pl.Int64).fill_null(-1),
+        hlo=pl.col("hlo").to_physical().cast(pl.Int64).fill_null(-1),
+        module=module.cast(pl.Int64).fill_null(-1),
+        described=described.scatter(rows, 1),
+    )
+
+
+def _readable(
+    tables: Tables, distinct: pl.DataFrame
+) -> Iterable[tuple[str, str, str | None, int | None, int]]:
+    """Kind, name, HLO instruction, module and whether it is a described collective, of each key."""
+
+    def texts(column: str) -> dict[int, str]:
+        values = tables.gpu[column].drop_nulls().unique()
+        return dict(
+            zip(values.to_physical().to_list(), values.cast(pl.String).to_list(), strict=True)
+        )
+
+    kinds, names, instructions = texts("kind"), texts("name"), texts("hlo")
+    for kind, name, hlo, module, described in distinct.iter_rows():
+        number = module if module >= 0 else None
+        yield kinds.get(kind, ""), names.get(name, ""), instructions.get(hlo), number, described
+
+
+def _compiled(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
+    return [(name, re.compile(expression)) for name, expression in pairs]
+
+
+def _first(patterns: list[tuple[str, re.Pattern[str]]], texts: Sequence[str]) -> str | None:
+    matches = (name for name, p in patterns if any(p.search(text) for text in texts if text))
+    return next(matches, None)
+
+
+@dataclass(frozen=True)
+class _HloTexts:
+    """The instructions of a module as `OPCODE_PATTERNS` see them."""
+
+    module: HloModule
+
+    @cached_property
+    def _rows(self) -> dict[str, tuple[str, str | None, str | None, list[int]]]:
+        columns = ("name", "opcode", "custom_call_target", "op_name", "called")
+        rows = self.module.instructions.filter("top_level").select(columns)
+        return {name: tuple(rest) for name, *rest in rows.iter_rows()}
+
+    @cached_property
+    def _inside(self) -> dict[int, tuple[set[str], list[int]]]:
+        """Opcodes of each computation, and the computations that it calls."""
+        grouped = self.module.instructions.group_by("computation").agg(
+            pl.col("opcode").unique(), pl.col("called").explode().drop_nulls().unique()
+        )
+        return {number: (set(codes), called) for number, codes, called in grouped.iter_rows()}
+
+    def text(self, name: str) -> str:
+        """Opcodes, each followed by a space, then ``| op_name``; empty for an unknown instruction."""
+        if name not in self._rows:
+            return ""
+        opcode, target, op_name, called = self._rows[name]
+        codes, waiting, seen = set[str](), list(called), set[int]()
+        while waiting and opcode == "fusion":
+            number = waiting.pop()
+            if number in seen or number not in self._inside:
+                continue
+            seen.add(number)
+            inside, further = self._inside[number]
+            codes |= inside
+            waiting += further
+        words = (opcode, *([target] if target else ()), *sorted(codes - {opcode}))
+        return f"{' '.join(words)} | {op_name or ''}"

@@ -1,0 +1,285 @@
+"""What ran on which stream, and what ran at the same time.
+
+busy        time in which at least one activity of a stream ran (union)
+concurrent  part of it in which another stream of the device was busy, too
+overlap     of groups A and B: time in which at least one activity of each ran, whatever their
+            streams; of A with itself: in which at least two of A ran
+hidden      part of the time in which communication ran during which a kernel of another group ran
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.expectations import Check, judge, parse
+from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
+from thence.errors import MissingData
+from thence.model.intervals import levels, shared_length, union
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from thence.model.tables import Meta, Tables
+    from thence.units import Ns
+
+    Int64 = npt.NDArray[np.int64]
+    Intervals = tuple[Int64, Int64]
+
+__all__ = ["Concurrency", "Streams", "streams"]
+
+IN_GRAPHS = (
+    "{:,} activities ran inside CUDA graphs: their streams are those that the driver gave the branches "
+    "of the graph"
+)
+NO_PATTERNS = Patterns()
+NO_STREAMS = "the trace does not say on which streams its kernels ran"
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """What ran at the same time on one device. All times are ns.
+
+    Attributes:
+        rank, device: which.
+        busy_ns: time in which anything ran.
+        busy_streams_ns: time in which exactly 1, 2, 3 ... streams were busy; it adds up to busy_ns.
+            Empty where the trace does not say which streams there were.
+        overlap_ns: by group and group, see the module; symmetric, without zeros.
+        communication_ns: time in which communication ran.
+        hidden_ns: see the module.
+    """
+
+    rank: int
+    device: int
+    busy_ns: Ns
+    busy_streams_ns: tuple[Ns, ...]
+    overlap_ns: Mapping[str, Mapping[str, Ns]]
+    communication_ns: Ns
+    hidden_ns: Ns
+
+    @property
+    def hidden_share(self) -> float | None:
+        """Hidden part of the communication, from 0 to 1; None without communication."""
+        return self.hidden_ns / self.communication_ns if self.communication_ns else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The concurrency of the device as JSON values."""
+        one, two, *more = (*self.busy_streams_ns, 0, 0)
+        return {
+            "busy_ns": self.busy_ns,
+            "busy_streams_ns": {"1": one, "2": two, "3+": sum(more)}
+            if self.busy_streams_ns
+            else None,
+            "overlap_ns": {a: dict(row) for a, row in self.overlap_ns.items()},
+            "communication": {
+                "busy_ns": self.communication_ns,
+                "hidden_ns": self.hidden_ns,
+                "exposed_ns": self.communication_ns - self.hidden_ns,
+                "hidden_share": self.hidden_share,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The streams of a trace. All times are ns.
+
+    Attributes:
+        meta: facts of the trace.
+        groups: names of all groups there can be, those of the user first.
+        rows: rank, device, stream (null where the trace does not say), group, count, total_ns (sum
+            of durations), share (of the stream's sum).
+        streams: rank, device, stream, busy_ns, concurrent_ns.
+        concurrency: of each device.
+        notes: what must be known to read the numbers, one sentence each.
+    """
+
+    meta: Meta
+    groups: tuple[str, ...]
+    rows: pl.DataFrame
+    streams: pl.DataFrame
+    concurrency: tuple[Concurrency, ...]
+    notes: tuple[str, ...]
+
+    def check(self, *expectations: str) -> tuple[Check, ...]:
+        """Judges expectations such as ``GEMM>=2``: see `thence.analysis.expectations`.
+
+        Raises:
+            UsageError: one cannot be read, or names a group that there is not.
+        """
+        return tuple(judge(parse(text, self.groups), self.rows) for text in expectations)
+
+    def to_json(self, checks: Sequence[Check] = ()) -> dict[str, Any]:
+        """The streams, and what became of expectations, as JSON values."""
+        return {
+            "inputs": list(self.meta.inputs),
+            "groups": list(self.groups),
+            "devices": [self._device_json(device) for device in self.concurrency],
+            "checks": [check.to_json() for check in checks],
+        }
+
+    def _device_json(self, of: Concurrency) -> dict[str, Any]:
+        here = (pl.col("rank") == of.rank) & (pl.col("device") == of.device)
+        counted: dict[int | None, dict[str, dict[str, int]]] = {}
+        columns = ("stream", "group", "count", "total_ns")
+        for stream, group, count, total in self.rows.filter(here).select(columns).iter_rows():
+            counted.setdefault(stream, {})[group] = {"count": count, "total_ns": total}
+        lanes = self.streams.filter(here).select("stream", "busy_ns", "concurrent_ns")
+        return {
+            "rank": of.rank,
+            "device": of.device,
+            "streams": [lane | {"groups": counted[lane["stream"]]} for lane in lanes.to_dicts()],
+            **of.to_json(),
+        }
+
+
+def streams(
+    tables: Tables,
+    collectives: pl.DataFrame,
+    patterns: Patterns = NO_PATTERNS,
+) -> Streams:
+    """What ran on which stream, and what ran at the same time.
+
+    Args:
+        tables: of the trace.
+        collectives: the collectives table with its device activities, as attribution completes it.
+        patterns: groups of the user.
+
+    Raises:
+        MissingData: the trace holds no device activity.
+    """
+    if tables.gpu.is_empty():
+        reasons = "; ".join(["holds no GPU activity", *tables.meta.warnings])
+        raise MissingData(f"{', '.join(tables.meta.inputs)}: {reasons}")
+    group = kernel_groups(tables, collectives, patterns)
+    # A thunk stands for kernels whose streams its producer did not record.
+    known = pl.when(pl.col("kind") != "thunk").then("stream")
+    activities = tables.gpu.select(
+        "rank",
+        "device",
+        known.alias("stream"),
+        "start",
+        "duration",
+        copy=pl.col("kind").is_in(["memcpy", "memset"]),
+    ).with_columns(group)
+    devices = sorted(activities.partition_by("rank", "device"), key=lambda d: d.row(0)[:2])
+    measured = [_device(device, patterns.names) for device in devices]
+    in_graphs = tables.gpu["graph"].count()
+    notes = [IN_GRAPHS.format(in_graphs)] if in_graphs else []
+    if activities["stream"].null_count():
+        notes.append(NO_STREAMS)
+    return Streams(
+        meta=tables.meta,
+        groups=patterns.names,
+        rows=_rows(activities),
+        streams=pl.concat([lanes for lanes, _ in measured]),
+        concurrency=tuple(concurrency for _, concurrency in measured),
+        notes=tuple(notes),
+    )
+
+
+def _rows(activities: pl.DataFrame) -> pl.DataFrame:
+    lane = ("rank", "device", "stream")
+    counted = activities.group_by(*lane, "group").agg(
+        pl.len().cast(pl.Int64).alias("count"), total_ns=pl.col("duration").sum()
+    )
+    whole = pl.col("total_ns").sum().over(lane)
+    share = pl.col("total_ns") / pl.when(whole > 0).then(whole)
+    ordered = counted.sort(*lane, "total_ns", "group", descending=[False] * 3 + [True, False])
+    return ordered.with_columns(share=share)
+
+
+def _device(activities: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFrame, Concurrency]:
+    """The streams of one device, and what ran at the same time there."""
+    start = activities["start"].to_numpy()
+    end = start + activities["duration"].to_numpy()
+    lanes = _unions(activities["stream"].fill_null(-1).to_numpy(), start, end)
+    pieces = levels(*_joined(lanes.values()))
+    several = union(*_where(pieces, pieces[2] > 1))  # joined, they are far fewer
+    (rank, device) = activities.row(0)[:2]
+    known = activities["stream"].null_count() == 0
+    frame = pl.DataFrame(
+        {
+            "stream": [stream if stream >= 0 else None for stream in lanes],
+            "busy_ns": [_length(lane) for lane in lanes.values()],
+            "concurrent_ns": [shared_length(lane, several) for lane in lanes.values()],
+        },
+        schema={"stream": pl.Int64, "busy_ns": pl.Int64, "concurrent_ns": pl.Int64},
+    ).select(
+        pl.lit(rank, pl.Int32).alias("rank"),
+        pl.lit(device, pl.Int32).alias("device"),
+        "stream",
+        "busy_ns",
+        pl.when(pl.lit(known)).then("concurrent_ns").alias("concurrent_ns"),
+    )
+    group = activities["group"].to_physical().cast(pl.Int64).to_numpy()
+    hidden, communication = _hidden(activities, start, end)
+    concurrency = Concurrency(
+        rank=rank,
+        device=device,
+        busy_ns=_length(_where(pieces, pieces[2] > 0)),
+        busy_streams_ns=_by_depth(pieces) if known else (),
+        overlap_ns=_overlaps(group, start, end, names),
+        communication_ns=communication,
+        hidden_ns=hidden,
+    )
+    return frame, concurrency
+
+
+def _unions(key: Int64, start: Int64, end: Int64) -> dict[int, Intervals]:
+    """By key, ascending: the time in which intervals of that key last."""
+    order = np.argsort(key, kind="stable")
+    keys, first = np.unique(key[order], return_index=True)
+    rows = np.split(order, first[1:])
+    return {int(k): union(start[r], end[r]) for k, r in zip(keys, rows, strict=True)}
+
+
+def _joined(unions: Iterable[Intervals]) -> tuple[Int64, Int64, Int64]:
+    """All intervals of several unions with weight 1."""
+    starts, ends = (np.concatenate(parts) for parts in zip(*unions, strict=True))
+    return starts, ends, np.ones(len(starts), np.int64)
+
+
+def _where(pieces: tuple[Int64, Int64, Int64], chosen: npt.NDArray[np.bool_]) -> Intervals:
+    return pieces[0][chosen], pieces[1][chosen]
+
+
+def _length(intervals: Intervals) -> Ns:
+    return int((intervals[1] - intervals[0]).sum())
+
+
+def _by_depth(pieces: tuple[Int64, Int64, Int64]) -> tuple[Ns, ...]:
+    deepest = int(pieces[2].max(initial=0))
+    depths = range(1, deepest + 1)
+    return tuple(_length(_where(pieces, pieces[2] == depth)) for depth in depths)
+
+
+def _overlaps(
+    group: Int64, start: Int64, end: Int64, names: Sequence[str]
+) -> dict[str, dict[str, Ns]]:
+    unions = _unions(group, start, end)
+    result: dict[str, dict[str, Ns]] = {names[g]: {} for g in unions}
+    for a, ours in unions.items():
+        mine = group == a
+        if int((end[mine] - start[mine]).sum()) > _length(ours):  # else none of them overlap
+            pieces = levels(start[mine], end[mine], np.ones(int(mine.sum()), np.int64))
+            result[names[a]][names[a]] = _length(_where(pieces, pieces[2] > 1))
+        for b, theirs in unions.items():
+            if b > a and (shared := shared_length(ours, theirs)):
+                result[names[a]][names[b]] = result[names[b]][names[a]] = shared
+    return {name: row for name, row in result.items() if row}
+
+
+def _hidden(activities: pl.DataFrame, start: Int64, end: Int64) -> tuple[Ns, Ns]:
+    """Hidden and whole time of the communication."""
+    talks = (activities["group"] == COMMUNICATION).to_numpy()
+    computes = ~talks & ~activities["copy"].to_numpy()
+    communication = union(start[talks], end[talks])
+    compute = union(start[computes], end[computes])
+    return shared_length(communication, compute), _length(communication)

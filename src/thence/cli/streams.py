@@ -1,0 +1,140 @@
+"""``thence streams``: what ran on which stream, what ran at once, and tests of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli.common import emit, format_option, inputs_argument, open_with_progress, print_table
+from thence.errors import UsageError
+from thence.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from thence.analysis.expectations import Check
+    from thence.analysis.streams import Concurrency, Streams
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence streams trace.json.gz
+  thence streams profile_dir/ --expect 'GEMM>=2'               on two streams of a device, or more
+  thence streams traces/ --expect 'communication!=GEMM'        never on the same stream
+  thence streams trace.json --group 'rope=rotary|_rope_' --expect 'rope==1'
+\b
+Groups: GEMM, attention, communication, elementwise, reduction, copy, other. A --group comes before
+them, and is tried on kernel names and on the names, opcodes and op_names of HLO instructions; one
+of their names extends that group. --expect takes >=, ==, <= and a number of streams, or != and a
+group. It exits with 1 when one fails, with 2 when one cannot be judged: no such kernels is no pass.
+"""
+
+_ROWS = {
+    "rank": "rank",
+    "device": "device",
+    "stream": "stream",
+    "group": "group",
+    "count": "count",
+    "total_ns": "total",
+    "share": "share",
+}
+_LANES = {
+    "rank": "rank",
+    "device": "device",
+    "stream": "stream",
+    "busy_ns": "busy",
+    "concurrent_ns": "while another ran",
+}
+_PAIRS = 5
+"""Most pairs of groups whose overlap the terminal shows."""
+
+
+@click.command("streams", epilog=_EXAMPLES)
+@inputs_argument
+@click.option(
+    "--group", "groups", multiple=True, metavar="NAME=REGEX", help="A group of kernels of your own."
+)
+@click.option(
+    "--expect", "expectations", multiple=True, metavar="EXPECTATION", help="Something to be tested."
+)
+@format_option
+def command(
+    inputs: tuple[str, ...], groups: tuple[str, ...], expectations: tuple[str, ...], form: str
+) -> int:
+    """Streams: kernels by group, what ran at the same time, and tests of where kernels run."""
+    from thence.analysis.expectations import judge, parse
+    from thence.analysis.kernel_groups import Patterns
+
+    # What is wrong with the question is said before a large trace is read.
+    patterns = Patterns(tuple(map(_pair, groups)))
+    parsed = [parse(text, patterns.names) for text in expectations]
+    trace = open_with_progress(inputs)
+    result = trace.streams(patterns)
+    checks = [judge(expectation, result.rows) for expectation in parsed]
+    notes = (*result.notes, *trace.meta.warnings)
+    emit(result.to_json(checks), result.rows, _ROWS, form, notes if form != "table" else ())
+    if form == "table":
+        _show(result, notes)
+    _show_checks(checks, form)
+    verdicts = {check.ok for check in checks}
+    return 1 if False in verdicts else 2 if None in verdicts else 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, expression = text.partition("=")
+    if not (name.strip() and equals and expression):
+        raise UsageError(f"--group {text}: write NAME=REGEX, such as 'rope=rotary|_rope_'")
+    return name.strip(), expression
+
+
+def _show(result: Streams, notes: tuple[str, ...]) -> None:
+    """What the table of groups does not hold, for people."""
+    from rich.text import Text
+
+    from thence.cli.common import console
+    from thence.writers.frames import frame_table
+    from thence.writers.plain import printable
+
+    output = console()
+    print_table(output, "")
+    print_table(output, frame_table(result.streams, _LANES, output.width))
+    print_table(output, "")
+    for device in result.concurrency:
+        for line in _lines(device):
+            print_table(output, Text(printable(line)))
+    for note in notes:
+        print_table(output, Text(printable(note), "dim"))
+
+
+def _lines(of: Concurrency) -> Iterator[str]:
+    """What ran at the same time on one device."""
+    one, two, *more = (*of.busy_streams_ns, 0, 0)
+    times = (("1 stream", one), ("2 streams", two), ("3 and more", sum(more)))
+    shares = [
+        f"{name} {format_ns(ns)} ({format_share(ns, of.busy_ns)})" for name, ns in times if ns
+    ]
+    where = f"rank {of.rank} device {of.device}"
+    yield f"{where}: busy {format_ns(of.busy_ns)}{': ' if shares else ''}{', '.join(shares)}"
+    pairs = [(ns, a, b) for a, row in of.overlap_ns.items() for b, ns in row.items() if a <= b]
+    pairs.sort(reverse=True)
+    if pairs:
+        named = [f"{a} and {b} {format_ns(ns)}" for ns, a, b in pairs[:_PAIRS]]
+        rest = f"; {len(pairs) - _PAIRS} more pairs" if len(pairs) > _PAIRS else ""
+        yield f"  at the same time: {', '.join(named)}{rest}"
+    if of.communication_ns:
+        share = format_share(of.hidden_ns, of.communication_ns)
+        exposed = format_ns(of.communication_ns - of.hidden_ns)
+        yield (
+            f"  communication: {format_ns(of.communication_ns)}, {share} of it hidden behind other"
+            f" kernels, {exposed} exposed"
+        )
+
+
+def _show_checks(checks: list[Check], form: str) -> None:
+    """One line per expectation: below a table, else on standard error."""
+    from thence.writers.plain import printable
+
+    for check in checks:
+        click.echo(printable(str(check)), err=form != "table")

@@ -1,0 +1,159 @@
+"""JAX: put work on CUDA streams of its own, and ask what the compiler made of that.
+
+    import thence
+
+    side = thence.jax.on_stream(dense, 1)        # or @thence.jax.on_stream(n=1)
+
+    @jax.jit
+    def layer(x, k0, k1, b):
+        return dense(x, k0, b) + side(x, k1, b)  # two GEMMs, two streams
+
+    thence.jax.stream_of(layer.lower(x, k0, k1, b).compile())   # (1,)
+
+XLA honours a stream annotation only where it sits on a call that is not inlined; on a bare op it has
+no effect. So the function becomes one call that carries ``_xla_stream_annotation`` and
+``inlineable=false``, by the best way that the installed jax offers:
+
+    jax 0.11.1 and newer   jax.experimental.compute_on.compute_on, called with the function
+    jax 0.10.1 to 0.11.0   jax.experimental.compute_on.compute_on2
+    jax 0.6 to 0.10.0      set_xla_metadata around a jitted call
+
+The annotation follows through jit, grad and vmap: the backward pass runs on the stream, too. On other
+devices than CUDA GPUs it has no effect.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+from thence.errors import MissingRequirement, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["on_stream", "stream_of"]
+
+_OLDEST = (0, 6)
+_START = re.compile(r" (?:call|async)-start\(")
+_ANNOTATION = re.compile(r'_xla_stream_annotation="([0-9]{1,9})"')
+
+
+def on_stream(f: Callable[..., Any] | None = None, n: int | None = None) -> Any:
+    """The function with its work on stream ``n`` of XLA.
+
+    Args:
+        f: function of arrays and pytrees of arrays, positional or by keyword, that returns such. Bind
+            anything else with functools.partial. Left out, the result is a decorator.
+        n: number of the stream, 1 or more; 0 is the one that everything else runs on. XLA maps numbers to
+            CUDA streams of its own: traces show other ids, and may show several for one number.
+
+    Returns:
+        A function like ``f``. Work that it does not depend on can run beside it; `stream_of` tells
+        whether XLA kept the annotation, and ``thence streams --expect`` where the kernels ran.
+
+    Raises:
+        UsageError: ``n`` is no such number, or ``f`` is no function.
+        MissingRequirement: jax is not installed, or older than 0.6.
+    """
+    if f is None and n is not None:
+        return functools.partial(on_stream, n=n)
+    if not callable(f):
+        raise UsageError(f"on_stream takes a function and a stream number, not {f!r}")
+    if not isinstance(n, int) or isinstance(n, bool) or not 0 < n < 10**9:
+        raise UsageError(f"on_stream needs the number of a stream, 1 or more, not {n!r}")
+    place = _placing()
+
+    def work(args: Any, kwargs: Any) -> Any:  # two pytrees: compute_on knows no keywords
+        return f(*args, **kwargs)
+
+    work.__name__ = getattr(f, "__name__", work.__name__)  # jit shows it in op names
+    placed = place(work, n)
+
+    @functools.wraps(f, updated=())
+    def on_its_stream(*args: Any, **kwargs: Any) -> Any:
+        return placed(args, kwargs)
+
+    return on_its_stream
+
+
+def stream_of(compiled: Any) -> tuple[int, ...]:
+    """The streams that the optimized program gives to asynchronous calls.
+
+    Args:
+        compiled: what ``jax.jit(f).lower(...).compile()`` returns.
+
+    Returns:
+        Stream numbers as `on_stream` took them, ascending; empty where no annotation survived: the
+        device is no CUDA GPU, or --xla_gpu_experimental_stream_annotation is switched off.
+
+    Raises:
+        UsageError: it is something else, or its HLO is not to be had.
+    """
+    text = compiled.as_text() if hasattr(compiled, "as_text") else None
+    if not isinstance(text, str) or "HloModule" not in text:
+        raise UsageError(
+            "stream_of needs the compiled program, jax.jit(f).lower(...).compile(), and its HLO"
+        )
+    starts = (line for line in text.splitlines() if _START.search(line))
+    numbers = (found for line in starts if (found := _ANNOTATION.search(line)))
+    return tuple(sorted({int(number[1]) for number in numbers}))
+
+
+def _placing() -> Callable[[Callable[..., Any], int], Callable[..., Any]]:
+    """How the installed jax puts a function on a stream."""
+    try:
+        import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
+    except ImportError as error:
+        raise MissingRequirement(
+            "thence.jax needs jax, which is not installed: pip install 'jax[cuda13]'"
+        ) from error
+    version = tuple(int(part) for part in re.findall(r"\d+", jax.__version__)[:2])
+    if version < _OLDEST:
+        raise MissingRequirement(
+            f"jax {jax.__version__} cannot put work on a stream of its own; jax 0.6 and newer can"
+        )
+    # As long as it exists, the context manager of the same name ignores bare ops: not that one.
+    compute_on = _compute_on()
+    return _by_metadata if compute_on is None else functools.partial(_by_compute_on, compute_on)
+
+
+def _compute_on() -> Callable[..., Any] | None:
+    """compute_on as a function of functions, by either of its names; None where jax lacks it."""
+    from jax.experimental import (  # type: ignore[import-not-found,unused-ignore]  # see _placing
+        compute_on,
+    )
+
+    for name in ("compute_on2", "compute_on"):
+        found = getattr(compute_on, name, None)
+        if found is not None and "out_memory_spaces" in inspect.signature(found).parameters:
+            return found  # type: ignore[no-any-return,unused-ignore]  # jax may be untyped here
+    return None
+
+
+def _by_compute_on(
+    compute_on: Callable[..., Any], f: Callable[..., Any], n: int
+) -> Callable[..., Any]:
+    import jax
+
+    placed: Callable[..., Any] = compute_on(
+        f, compute_type=f"gpu_stream:{n}", out_memory_spaces=jax.memory.Space.Device
+    )
+    return placed
+
+
+def _by_metadata(f: Callable[..., Any], n: int) -> Callable[..., Any]:
+    import jax
+    from jax.experimental.xla_metadata import (  # type: ignore[import-not-found,unused-ignore]
+        set_xla_metadata,
+    )
+
+    called = jax.jit(f)  # jit makes the call that the annotation must sit on
+
+    def placed(*args: Any) -> Any:
+        with set_xla_metadata(_xla_stream_annotation=str(n), inlineable="false"):
+            return called(*args)
+
+    return placed
