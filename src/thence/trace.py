@@ -11,18 +11,30 @@ from typing import TYPE_CHECKING, TypeVar
 import polars as pl
 
 from thence.analysis.alignment import Alignment, align
-from thence.analysis.communication import Collectives, collectives
+from thence.analysis.communication import Collectives, collectives, compute_spread
 from thence.analysis.compilation import Autotuning, Compilation, compilation
+from thence.analysis.flame import Flame, default_kind, flame
+from thence.analysis.kernel_groups import Patterns
 from thence.analysis.programs import Programs, programs
+from thence.analysis.report import DIVISIONS, DIVISIONS_XLA, Report, part
+from thence.analysis.streams import NO_PATTERNS, Streams, streams
 from thence.analysis.summary import Summary, summarize
+from thence.analysis.timeline import LANES, Timeline, timeline
+from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
 from thence.attribution.combined import KINDS_OF_PLACES, Attribution, attribution_of
 from thence.errors import MissingData, UsageError
 from thence.readers.registry import read
+from thence.writers import plots
+from thence.writers.files import write_timeline
+from thence.writers.html_report import report_html
+from thence.writers.timeline_plot import timeline_figure
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+
+    import plotly.graph_objects as go
 
     from thence.model.tables import Meta, Tables
 
@@ -97,6 +109,19 @@ class Trace:
         """
         return summarize(self.tables, self.attribution, by)
 
+    def flame(self, by: str | None = None) -> Flame:
+        """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
+
+        Args:
+            by: one of `thence.attribution.stacks.KINDS_OF_STACKS`; None chooses what says most.
+
+        Raises:
+            UsageError: ``by`` is none of them.
+            MissingData: the trace holds no device activity.
+        """
+        chosen = by or default_kind(self.tables, self.attribution)
+        return flame(self.tables, self.attribution, chosen)
+
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
@@ -132,6 +157,20 @@ class Trace:
         alignment = self.alignment if len(self.tables.ranks) > 1 else None
         return collectives(tables, _choice(WarmUp, warm_up), alignment)
 
+    def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
+        """What ran on which stream, by group of kernels, and what ran at the same time.
+
+        Args:
+            groups: further groups, names and regular expressions; they come before those of
+                `thence.analysis.kernel_groups`, and a name of one of those extends it.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+            UsageError: a group has a name or regular expression that cannot be used.
+        """
+        patterns = groups if isinstance(groups, Patterns) else Patterns(tuple(groups.items()))
+        return streams(self.tables, self.collectives, patterns)
+
     def compile_times(self, autotuning: str = "block") -> Compilation:
         """Wall time of compilation by phase.
 
@@ -146,6 +185,129 @@ class Trace:
                 f"{self._inputs}: holds no compilation; nsys-jax records XLA's compile phases"
             )
         return compilation(self.tables, _choice(Autotuning, autotuning))
+
+    def timeline(self, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
+        """The trace as viewers show it.
+
+        Args:
+            lanes: of `thence.analysis.timeline.LANES`: what to show again on rows of its own.
+            clocks: aligned, which subtracts the corrections of `alignment` from all times of a rank
+                where there are any and says so in ``notes``; or recorded.
+
+        Raises:
+            UsageError: a lane or clock that there is not.
+        """
+        if clocks not in ("aligned", "recorded") or not set(lanes) <= set(LANES):
+            raise UsageError(
+                f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
+            )
+        several = clocks == "aligned" and len(self.tables.ranks) > 1
+        return timeline(self.tables, self.attribution, lanes, self.alignment if several else None)
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        lanes: Sequence[str] = (),
+        clocks: str = "aligned",
+    ) -> None:
+        """Writes the trace for a viewer, in the format that the path's ending says.
+
+        Args:
+            path: ending in .pftrace (ui.perfetto.dev), .json or .json.gz (Chrome, HTA, TensorBoard) or
+                .parquet (a folder of tables). Replaced if it exists, but only by a complete one.
+            lanes: as in `timeline`; Perfetto shows them.
+            clocks: as in `timeline`.
+
+        Raises:
+            UsageError: a format, lane or clock that there is not.
+            ThenceError: it cannot be written there.
+        """
+        write_timeline(self.timeline(lanes, clocks), path)
+
+    def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
+        """How much durations vary between runs of the same computation: see `compute_spread`.
+
+        Args:
+            warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
+        """
+        tables = dataclasses.replace(self.tables, collectives=self.collectives)
+        return compute_spread(tables, _choice(WarmUp, warm_up))
+
+    def overview(self) -> Overview:
+        """Every stream over time in a limited number of bins, clocks aligned where they can be.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        aligned = len(self.tables.ranks) > 1 and self.alignment.matched > 0
+        return overview(self.tables, self.attribution, self.alignment if aligned else None)
+
+    def report(self) -> Report:
+        """All analyses together, as ``thence report -o report.html`` shows them.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        divisions = DIVISIONS if self.programs.is_empty() else DIVISIONS_XLA
+        return Report(
+            summaries={by: self.summary(by) for by in divisions},
+            overview=self.overview(),
+            flame=self.flame(),
+            streams=self.streams(),
+            collectives=part(self.collective_times),
+            programs=part(self.program_times),
+            compilation=part(self.compile_times),
+            spread=self.spread(),
+        )
+
+    def report_html(self) -> str:
+        """The report as one page that needs no other file and no network.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+            MissingRequirement: Plotly is not installed.
+        """
+        return report_html(self.report())
+
+    def plot_timeline(self) -> go.Figure:
+        """Every stream over time, as a Plotly figure like all that follow."""
+        return timeline_figure(self.overview())
+
+    def plot_by(self, by: str = "kernel", top: int = 15) -> go.Figure:
+        """The largest rows of ``summary(by)``."""
+        return plots.by_figure(self.summary(by), top)
+
+    def plot_streams(self) -> go.Figure:
+        """Time of each stream by group of kernels."""
+        return plots.groups_figure(self.streams())
+
+    def plot_concurrency(self) -> go.Figure:
+        """How long one, two or more streams of each device were busy at once."""
+        return plots.concurrency_figure(self.streams())
+
+    def plot_bandwidth(self) -> go.Figure:
+        """Bus bandwidth of collectives against message size."""
+        return plots.bandwidth_figure(self.collective_times())
+
+    def plot_waits(self) -> go.Figure:
+        """How long collectives waited for the last device to start."""
+        return plots.waits_figure(self.collective_times())
+
+    def plot_stragglers(self) -> go.Figure:
+        """Which rank the others waited for."""
+        return plots.stragglers_figure(self.collective_times())
+
+    def plot_programs(self) -> go.Figure:
+        """Active and idle time of XLA programs."""
+        return plots.programs_figure(self.program_times())
+
+    def plot_spread(self) -> go.Figure:
+        """Spread of durations against their mean, for each computation."""
+        return plots.spread_figure(self.spread())
+
+    def plot_compile(self) -> go.Figure:
+        """Compile time by phase."""
+        return plots.compile_figure(self.compile_times())
 
     @property
     def _inputs(self) -> str:
@@ -204,18 +366,27 @@ class Trace:
 
 def open_trace(
     *inputs: str | os.PathLike[str],
+    hlo: Sequence[str] = (),
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Trace:
     """Reads traces: files, directories, globs; several ranks become one trace.
 
     Args:
         inputs: what to read; the format is told from the content.
+        hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
+            ``--xla_dump_to`` left behind, or globs.
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
 
     Raises:
         thence.InputError: an input is missing, of no known format, or damaged beyond reading.
     """
-    return Trace(read(inputs, progress))
+    tables = read(inputs, progress)
+    if hlo:
+        from thence.readers.xla.attach import attach_hlo
+        from thence.readers.xla.hlo_files import hlo_dump_modules
+
+        tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
+    return Trace(tables)
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

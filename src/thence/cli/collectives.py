@@ -9,6 +9,7 @@ import click
 from thence.cli.common import (
     emit,
     format_option,
+    hlo_option,
     inputs_argument,
     open_with_progress,
     warm_up_option,
@@ -44,10 +45,11 @@ _HEADINGS = {
 @click.command("collectives", epilog=_EXAMPLES)
 @inputs_argument
 @warm_up_option
+@hlo_option
 @format_option
-def command(inputs: tuple[str, ...], warm_up: str, form: str) -> None:
+def command(inputs: tuple[str, ...], warm_up: str, hlo: tuple[str, ...], form: str) -> None:
     """Collectives: message size, bandwidth, exposed and hidden time, waits."""
-    trace = open_with_progress(inputs)
+    trace = open_with_progress(inputs, hlo)
     result = trace.collective_times(warm_up)
     notes = (result.phases.statement, _clocks(trace), *trace.meta.warnings)
     emit(result.to_json(), result.by_size, _HEADINGS, form, notes)

@@ -7,6 +7,7 @@ import click
 from thence.cli.common import (
     emit,
     format_option,
+    hlo_option,
     inputs_argument,
     open_with_progress,
     warm_up_option,
@@ -37,10 +38,11 @@ _HEADINGS = {
 @click.command("programs", epilog=_EXAMPLES)
 @inputs_argument
 @warm_up_option
+@hlo_option
 @format_option
-def command(inputs: tuple[str, ...], warm_up: str, form: str) -> None:
+def command(inputs: tuple[str, ...], warm_up: str, hlo: tuple[str, ...], form: str) -> None:
     """XLA programs: executions, GPU time, idle time inside and between, launch latency."""
-    trace = open_with_progress(inputs)
+    trace = open_with_progress(inputs, hlo)
     result = trace.program_times(warm_up)
     emit(
         result.to_json(),

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from thence.cli.common import console, inputs_argument, open_with_progress, print_json, print_table
+from thence.cli.common import (
+    console,
+    inputs_argument,
+    json_text,
+    open_with_progress,
+    print_json,
+    print_table,
+)
+from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from thence.analysis.summary import Summary
 
 __all__ = ["command", "show"]
 
@@ -24,7 +38,10 @@ Examples:
   thence report traces/ --by rank                  all ranks of a job
   thence report trace.json --by kernel --format json | jq '.rows[0]'
   zcat trace.json.gz | thence report -
+  thence report traces/ -o report.html             one page with everything, offline
 """
+
+_ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
 
 @click.command("report", epilog=_EXAMPLES)
@@ -47,9 +64,22 @@ Examples:
     show_default=True,
     help="json and csv hold every row, with full kernel names.",
 )
-def command(inputs: tuple[str, ...], by: str, top: int, form: str) -> None:
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help=".html (one page with everything, needs Plotly), .json or .csv.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def command(output: str | None, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag
     """Where the GPU time of a trace went."""
-    show(inputs, by, top, form)
+    if output is None:
+        show(**options)
+        return
+    form = _format(output)
+    if Path(output).exists() and not force:
+        raise UsageError(f"{output} exists; --force overwrites it")
+    _write(Path(output), _document(options["inputs"], options["by"], form))
 
 
 def show(inputs: tuple[str, ...], by: str, top: int, form: str) -> None:
@@ -61,9 +91,44 @@ def show(inputs: tuple[str, ...], by: str, top: int, form: str) -> None:
         print_json(summary.to_json())
     elif form == "csv":
         click.echo(summary.rows.write_csv(), nl=False)
-        for warning in summary.meta.warnings:
-            click.echo(f"warning: {warning}", err=True)
+        _warn(summary)
     else:
         output = console()
         print_table(output, summary_table(summary, top, output.width))
     sys.stdout.flush()
+
+
+def _format(output: str) -> str:
+    form = _ENDINGS.get(Path(output).suffix.lower())
+    if form is None:
+        raise UsageError(f"{output}: the name must end in one of {', '.join(_ENDINGS)}")
+    return form
+
+
+def _document(inputs: tuple[str, ...], by: str, form: str) -> str:
+    trace = open_with_progress(inputs)
+    if form == "html":
+        return trace.report_html()
+    summary = trace.summary(by)
+    if form == "json":
+        return json_text(summary.to_json())
+    _warn(summary)
+    return summary.rows.write_csv()
+
+
+def _warn(summary: Summary) -> None:
+    for warning in summary.meta.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """The file appears under its name only when it is complete."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("x", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        unfinished.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)

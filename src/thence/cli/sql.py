@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from thence.cli.common import console, inputs_argument, open_with_progress, print_json, print_table
+from thence.cli.common import (
+    console,
+    format_option,
+    hlo_option,
+    inputs_argument,
+    open_with_progress,
+    print_json,
+    print_table,
+)
 
 __all__ = ["command"]
 
@@ -25,16 +33,11 @@ Examples:
 @click.command("sql", epilog=_EXAMPLES)
 @inputs_argument
 @click.argument("query")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(("table", "json", "csv")),
-    default="table",
-    show_default=True,
-)
-def command(inputs: tuple[str, ...], query: str, form: str) -> None:
+@hlo_option
+@format_option
+def command(inputs: tuple[str, ...], query: str, hlo: tuple[str, ...], form: str) -> None:
     """Answers an SQL query over the tables of a trace."""
-    answer = open_with_progress(inputs).sql(query)
+    answer = open_with_progress(inputs, hlo).sql(query)
     if form == "json":
         print_json(answer.to_dicts())
     elif form == "csv":

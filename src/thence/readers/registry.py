@@ -16,12 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["ARCHIVE_READERS", "FILE_READERS", "ArchiveReader", "FileReader", "read"]
 
-FILE_READERS = ("thence.readers.kineto.read", "thence.readers.xplane")
+FILE_READERS = (
+    "thence.readers.kineto.read",
+    "thence.readers.xplane",
+    "thence.readers.nsight.files",
+    "thence.readers.nsight.csv",
+)
 """Modules that read one file as a stream, asked in this order. They are imported when their turn
 comes: a Kineto trace is read without the protobuf library."""
 
-ARCHIVE_READERS = ("thence.readers.nsys_jax",)
-"""Modules that read several files together: a zip file, or the folder it was unpacked to."""
+ARCHIVE_READERS = (
+    "thence.readers.nsys_jax",
+    "thence.readers.nsight.export",
+    "thence.readers.nsight.folder",
+)
+"""Modules that are given a path: of several files together, a zip file or the folder it was unpacked
+to, or of a file that another program has to read first."""
 
 
 class FileReader(Protocol):
@@ -104,11 +114,24 @@ def _files(names: list[str]) -> list[str]:
         for name in names
         for file in ([name] if name in whole else expand([name], tuple(dict.fromkeys(patterns))))
     ]
-    return list(dict.fromkeys(files))
+    twice = _recorded_twice(files)
+    return [file for file in dict.fromkeys(files) if file not in twice or file in names]
+
+
+def _recorded_twice(files: list[str]) -> set[str]:
+    """Files of a directory that say, less well, what others beside them say."""
+    # A report of nsys and what was exported from it are the same recording.
+    stems = {str(Path(file).with_suffix("")) for file in files if file.endswith(".sqlite")}
+    reports = {f for f in files if f.endswith(".nsys-rep") and f.removesuffix(".nsys-rep") in stems}
+    # jax.profiler writes a JSON for viewers beside each xplane file.
+    xplanes = {Path(file).parent for file in files if ".xplane.pb" in Path(file).name}
+    viewers = {f for f in files if f.endswith(".trace.json.gz") and Path(f).parent in xplanes}
+    return reports | viewers
 
 
 def _read_one(name: str, progress: Callable[[str, int, int], None]) -> Tables:
-    if Path(name).is_dir():
+    is_report = name.endswith((".nsys-rep", ".qdrep")) and Path(name).is_file()
+    if Path(name).is_dir() or is_report:
         return _read_archive(name, progress)
     with Source.open(name) as source:
         head = source.head()

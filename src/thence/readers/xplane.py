@@ -363,8 +363,8 @@ def _doubts(space: XSpace, events: pl.DataFrame) -> list[str]:
         share = 100 * int(graphs["duration"].sum()) / max(total, 1)
         warnings.append(
             f"{graphs.height:,} activities, {share:.0f} % of device time, ran inside CUDA graphs (command "
-            "buffers), where the profiler records no HLO op; "
-            "XLA_FLAGS=--xla_gpu_enable_command_buffer= makes it record them"
+            "buffers), where the profiler records no HLO op: theirs follows from the order of the graphs' "
+            "nodes where that fits the HLO, else XLA_FLAGS=--xla_gpu_enable_command_buffer= records them"
         )
     unlaunched = events.filter(pl.col("execution").is_not_null() & pl.col("launch_row").is_null())
     if unlaunched.height:

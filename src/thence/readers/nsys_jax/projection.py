@@ -24,7 +24,7 @@ from thence.readers.nsys_jax.parquet import as_int64, renamed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Projection", "bounded_nesting", "projection"]
+__all__ = ["MODULE", "PROGRAM_ID", "THUNK", "Projection", "bounded_nesting", "projection"]
 
 _LEVELS_LOG2 = 10
 
@@ -61,9 +61,9 @@ _NUMBERS = (
     "parent",
 )
 
-_THUNK = r"^(?:TSL:)?Thunk:#(?:.*,)?hlo_op=([^#,]+)"
-_MODULE = r"^(?:TSL:)?XlaModule:#(?:.*,)?hlo_module=([^#,]+)"
-_PROGRAM_ID = r",program_id=(\d{1,18})#?$"
+THUNK = r"^(?:TSL:)?Thunk:#(?:.*,)?hlo_op=([^#,]+)"
+MODULE = r"^(?:TSL:)?XlaModule:#(?:.*,)?hlo_module=([^#,]+)"
+PROGRAM_ID = r",program_id=(\d{1,18})#?$"
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def projection(frame: pl.DataFrame, path: str) -> Projection:
     """
     ranges = _ranges(frame, path)
     named = ranges.with_columns(
-        hlo=pl.col("name").str.extract(_THUNK),
-        module_name=pl.col("name").str.extract(_MODULE),
-        id=pl.col("name").str.extract(_PROGRAM_ID).cast(pl.Int64),
+        hlo=pl.col("name").str.extract(THUNK),
+        module_name=pl.col("name").str.extract(MODULE),
+        id=pl.col("name").str.extract(PROGRAM_ID).cast(pl.Int64),
     )
     wanted = pl.col("hlo").is_not_null() | pl.col("module_name").is_not_null()
     timed = pl.col("start").is_not_null() & (pl.col("duration") >= 0)

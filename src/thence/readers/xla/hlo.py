@@ -74,7 +74,7 @@ def decode_hlo(data: bytes, path: str) -> HloModule:
         entry=entry,
         replicas=module.device_assignment.replica_count if known else None,
         partitions=module.device_assignment.computation_count if known else None,
-        instructions=_with_sources(instructions, frames.table(), loops),
+        instructions=_with_steps(_with_sources(instructions, frames.table(), loops), module),
         computations=_computations(module, placed),
         loops=loops,
         frames=frames.table(),
@@ -291,8 +291,27 @@ def _with_sources(
         source_line=pl.when(pl.col("line") > 0).then("line"),
     )
     trips = loops.select(pl.col("id").alias("loop"), "trip_count").unique("loop", keep="first")
-    return (
-        instructions.join(sources, on="frame", how="left", maintain_order="left")
-        .join(trips, on="loop", how="left", maintain_order="left")
-        .select(*INSTRUCTIONS)
+    return instructions.join(sources, on="frame", how="left", maintain_order="left").join(
+        trips, on="loop", how="left", maintain_order="left"
     )
+
+
+def _with_steps(instructions: pl.DataFrame, module: HloModuleProto) -> pl.DataFrame:
+    """The place of each instruction in the schedule of its computation.
+
+    A proto lists instructions in an order that respects their operands; the order in which they run is
+    HloModuleProto.schedule (xla/service/hlo.proto).
+    """
+    sequences = module.schedule.sequences
+    steps = pl.DataFrame(
+        [
+            (computation, number, step)
+            for computation, sequence in sequences.items()
+            for step, number in enumerate(sequence.instruction_ids)
+        ],
+        schema={"computation": pl.Int64, "id": pl.Int64, "step": pl.Int32},
+        orient="row",
+    ).unique(["computation", "id"], keep="first")
+    return instructions.join(
+        steps, on=["computation", "id"], how="left", maintain_order="left"
+    ).select(*INSTRUCTIONS)

@@ -1,0 +1,125 @@
+"""``thence convert``: a trace in another format."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli.common import inputs_argument, open_with_progress
+from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["command"]
+
+# Listed here and not taken from the analysis, so that --help need not import it; a test holds the
+# two lists together.
+LANES = ("label", "module", "collective", "process-group")
+_TO_STDOUT = {"pftrace": ".pftrace", "json": ".json", "json.gz": ".json.gz"}
+_ROWS_WITH_PROGRESS = 1_000_000
+
+_EXAMPLES = """\b
+Examples:
+  thence convert trace.json.gz -o trace.pftrace          open it at ui.perfetto.dev
+  thence convert traces/ -o all_ranks.pftrace            all ranks on one clock
+  thence convert trace.json -o t.pftrace --lanes label --lanes collective
+  thence convert profile.xplane.pb -o trace.json.gz      for chrome://tracing
+  thence convert trace.json -o tables.parquet/
+  thence convert trace.json -o - --to json | jq .
+"""
+
+
+@click.command("convert", epilog=_EXAMPLES)
+@inputs_argument
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    metavar="OUT",
+    help="File ending in .pftrace, .json or .json.gz, folder ending in .parquet, or - for standard output.",
+)
+@click.option(
+    "--lanes",
+    type=click.Choice(LANES),
+    multiple=True,
+    help="Show kernels again on a row for each of these, beside the streams (Perfetto). Repeatable.",
+)
+@click.option(
+    "--clocks",
+    type=click.Choice(("aligned", "recorded")),
+    default="aligned",
+    show_default=True,
+    help="Whether the clocks of several ranks are brought together by their collectives.",
+)
+@click.option(
+    "--to", type=click.Choice(tuple(_TO_STDOUT)), default="pftrace", show_default=True,
+    help="Format on standard output.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+def command(
+    inputs: tuple[str, ...],
+    output: str,
+    lanes: tuple[str, ...],
+    clocks: str,
+    to: str,
+    force: bool,  # noqa: FBT001 - click passes it by name
+) -> None:
+    """Write a trace for Perfetto, Chrome, or as Parquet tables."""
+    if output == "-":
+        _to_stdout(inputs, lanes, clocks, _TO_STDOUT[to])
+        return
+    from thence.writers.files import ending_of, write_timeline
+
+    ending_of(output)  # before anything is read
+    if os.path.lexists(output) and not force:
+        raise UsageError(f"{output}: exists already; --force replaces it")
+    if not Path(output).absolute().parent.is_dir():
+        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
+    timeline = open_with_progress(inputs).timeline(lanes, clocks)
+    with _progress() as progress:
+        write_timeline(timeline, output, progress)
+    for note in timeline.notes:
+        click.echo(note, err=True)
+    for warning in timeline.tables.meta.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _to_stdout(inputs: tuple[str, ...], lanes: tuple[str, ...], clocks: str, ending: str) -> None:
+    if sys.stdout.isatty() and ending != ".json":
+        raise UsageError("binary output is not written to a terminal; send it to a file or a pipe")
+    from thence.writers.files import write_timeline_to
+
+    timeline = open_with_progress(inputs).timeline(lanes, clocks)
+    write_timeline_to(timeline, sys.stdout.buffer, ending)
+    sys.stdout.flush()
+    for note in timeline.notes:
+        click.echo(note, err=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error for large traces, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _all: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = None
+
+        def show(done: int, total: int) -> None:
+            nonlocal task
+            if total < _ROWS_WITH_PROGRESS:
+                return
+            if task is None:
+                task = bar.add_task("writing", total=total)
+            bar.update(task, completed=done)
+
+        yield show

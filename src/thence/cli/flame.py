@@ -1,0 +1,162 @@
+"""``thence flame``: GPU time as a flame graph."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from thence import __version__
+from thence.cli.common import hlo_option, inputs_argument, open_with_progress
+from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from thence.analysis.flame import Flame
+
+__all__ = ["BY", "command"]
+
+# Listed here and not taken from the analysis, so that --help and completion need not import it;
+# a test holds the two lists together.
+BY = ("source", "op_name", "module", "label", "stack", "ops")
+
+_FORMATS = {
+    ".html": "html",
+    ".htm": "html",
+    ".speedscope.json": "speedscope",
+    ".folded": "folded",
+    ".collapsed": "folded",
+}
+_EXAMPLES = """\b
+Examples:
+  thence flame trace.json.gz -o flame.html                    opens in any browser, offline
+  thence flame profile_dir/ --by source -o flame.html         JAX: source stacks, shared among fusions
+  thence flame traces/ --rank 3 --split phase -o flame.html   forward and backward apart
+  thence flame trace.json.gz --by ops -o ops.speedscope.json
+  thence flame trace.json.gz -o - | inferno-flamegraph > flame.svg
+"""
+
+
+@click.command("flame", epilog=_EXAMPLES)
+@inputs_argument
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(allow_dash=True, dir_okay=False),
+    help=".html, .folded or .speedscope.json; - prints folded stacks.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(BY),
+    help="What the frames are. Without it: op_name for JAX, else module, label or ops, as recorded.",
+)
+@click.option(
+    "--rank",
+    type=int,
+    multiple=True,
+    help="Only this rank; may be repeated. Without it, all are merged.",
+)
+@click.option(
+    "--split",
+    type=click.Choice(("none", "phase")),
+    default="none",
+    show_default=True,
+    help="phase: forward and backward as outermost frames.",
+)
+@click.option(
+    "--idle",
+    type=click.Choice(("include", "exclude")),
+    default="include",
+    show_default=True,
+    help="Whether idle GPU time has frames of its own.",
+)
+@hlo_option
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT001 - a click flag
+    """GPU time as a flame graph: a page, folded stacks or speedscope."""
+    form = _format(output)
+    if output != "-" and Path(output).exists() and not force:
+        raise UsageError(f"{output} exists; --force overwrites it")
+    flame = _flame(**options)  # type: ignore[arg-type] # click passes what it declares
+    with _written(output) as stream:
+        _write(flame, form, stream)
+    if output != "-":
+        for note in flame.notes:
+            click.echo(note, err=True)
+        click.echo(f"{output}: {flame.nodes.height:,} frames by {flame.by}", err=True)
+
+
+def _flame(
+    inputs: tuple[str, ...],
+    by: str | None,
+    rank: tuple[int, ...],
+    split: str,
+    idle: str,
+    hlo: tuple[str, ...],
+) -> Flame:
+    from thence.analysis import flame as analysis
+
+    trace = open_with_progress(inputs, hlo)
+    return analysis.flame(
+        trace.tables,
+        trace.attribution,
+        by or analysis.default_kind(trace.tables, trace.attribution),
+        analysis.Split(split),
+        analysis.Idle(idle),
+        rank or None,
+    )
+
+
+def _format(output: str) -> str:
+    if output == "-":
+        return "folded"
+    for suffix, form in _FORMATS.items():
+        if output.lower().endswith(suffix):
+            return form
+    raise UsageError(f"{output}: the name must end in one of {', '.join(_FORMATS)}")
+
+
+def _write(flame: Flame, form: str, stream: TextIO) -> None:
+    if form == "html":
+        from thence.writers.flame_html import flame_html
+
+        stream.write(flame_html(flame))
+    elif form == "folded":
+        from thence.writers.folded import folded_lines
+
+        stream.writelines(folded_lines(flame))
+    else:
+        import json
+
+        from thence.writers.speedscope import speedscope_document
+
+        json.dump(
+            speedscope_document(flame, f"thence {__version__}"), stream, separators=(",", ":")
+        )
+
+
+@contextmanager
+def _written(output: str) -> Iterator[TextIO]:
+    """A text stream into the file, which appears under its name only when it is complete."""
+    if output == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: names hold anything
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    unfinished = Path(f"{output}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("x", encoding="utf-8", newline="\n") as stream:
+            yield stream
+        unfinished.replace(output)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What Nsight Systems leaves behind: SQLite exports, table folders, CSV reports and ``.nsys-rep``."""

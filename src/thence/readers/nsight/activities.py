@@ -1,0 +1,161 @@
+"""Kernels, copies and sets of an export, with the names that torch's profiler gives copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.readers.nsight.store import process_of
+from thence.readers.nsight.times import bounded, lasting
+
+if TYPE_CHECKING:
+    from thence.readers.nsight.store import Store
+
+__all__ = ["DIRECTIONS", "activities", "copy_name", "set_name"]
+
+DIRECTIONS = {
+    "Host-to-Device": "HtoD", "Device-to-Host": "DtoH", "Host-to-Array": "HtoA", "Array-to-Host": "AtoH",
+    "Array-to-Array": "AtoA", "Array-to-Device": "AtoD", "Device-to-Array": "DtoA", "Device-to-Device": "DtoD",
+    "Host-to-Host": "HtoH", "Peer-to-Peer": "PtoP",
+}  # fmt: skip
+"""Labels of ENUM_CUDA_MEMCPY_OPER, as Kineto abbreviates them; the rest is shown as it is."""
+
+# The enums of the exporter schema reference, for exports from before 2022 that lack their tables.
+_COPY_KINDS = ("Unknown", *DIRECTIONS)
+_MEMORY_KINDS = (
+    *("Pageable", "Pinned", "Device", "Array", "Managed"),
+    *("Device Static", "Managed Static", "Unknown"),
+)
+
+_WHERE = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId")
+_TRIPLES = {"grid": ("gridX", "gridY", "gridZ"), "block": ("blockX", "blockY", "blockZ")}
+_KERNEL = (
+    *("demangledName", "shortName", "graphId", "registersPerThread"),
+    *("staticSharedMemory", "dynamicSharedMemory", *_TRIPLES["grid"], *_TRIPLES["block"]),
+)
+
+
+def copy_name(direction: str | None, source: str | None, destination: str | None) -> str:
+    """``Memcpy HtoD (Pinned -> Device)``, of labels as nsys writes them."""
+    short = DIRECTIONS.get(direction or "", direction or "")
+    kinds = f" ({source or 'Unknown'} -> {destination or 'Unknown'})"
+    return f"Memcpy {short}{kinds if source or destination else ''}"
+
+
+def set_name(kind: str | None) -> str:
+    """``Memset (Device)``."""
+    return f"Memset ({kind or 'Unknown'})"
+
+
+def activities(store: Store) -> tuple[pl.DataFrame, list[str]]:
+    """Every device activity of an export, and warnings.
+
+    Returns:
+        columns of `GPU` as far as the export tells them, with ``process`` instead of rank; in no
+        particular order.
+
+    Raises:
+        DamagedInput: a table cannot be read.
+    """
+    warnings = []
+    parts = []
+    for read, what in ((_kernels, "kernels"), (_graphs, "graph launches"),
+                       (_copies, "copies"), (_sets, "sets")):  # fmt: skip
+        part, more = lasting(read(store), what)
+        warnings += more
+        parts.append(_common(part))
+    if parts[1].height:
+        warnings.append(
+            f"{parts[1].height:,} CUDA graph launches were traced as a whole, shown as one kernel each;"
+            " nsys profile --cuda-graph-trace=node records their kernels"
+        )
+    return pl.concat(parts), warnings
+
+
+def _kernels(store: Store) -> pl.DataFrame:
+    frame = store.frame("CUPTI_ACTIVITY_KIND_KERNEL", (*_WHERE, *_KERNEL))
+    texts = store.strings(pl.concat([frame["demangledName"], frame["shortName"]]))
+    for column in ("demangledName", "shortName"):
+        frame = frame.join(texts.rename({"id": column, "value": f"{column}_text"}), on=column,
+                           how="left", maintain_order="left")  # fmt: skip
+    unnamed = pl.lit("(unnamed)").cast(pl.Categorical())
+    return frame.with_columns(
+        bounded("registersPerThread", 31).alias("registers"),
+        kind=pl.lit("kernel"),
+        name=pl.coalesce("demangledName_text", "shortName_text", unnamed),
+        shared_memory=pl.col("staticSharedMemory") + pl.col("dynamicSharedMemory"),
+        **{name: _triple(columns) for name, columns in _TRIPLES.items()},
+    )
+
+
+def _triple(columns: tuple[str, ...]) -> pl.Expr:
+    known = pl.all_horizontal(pl.col(c).is_between(0, (1 << 32) - 1) for c in columns)
+    values = pl.concat_list(pl.when(known).then(pl.col(c)).otherwise(0) for c in columns)
+    return pl.when(known).then(values.cast(pl.List(pl.UInt32)).list.to_array(3))
+
+
+def _graphs(store: Store) -> pl.DataFrame:
+    """Launches of whole graphs, of recordings with --cuda-graph-trace=graph."""
+    frame = store.frame("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*_WHERE, "graphId"))
+    return frame.with_columns(
+        kind=pl.lit("kernel"),
+        name=pl.format("[CUDA graph {}]", pl.col("graphId").fill_null(0)).cast(pl.Categorical()),
+    )
+
+
+def _copies(store: Store) -> pl.DataFrame:
+    kinds = ("copyKind", "srcKind", "dstKind")
+    frame = store.frame("CUPTI_ACTIVITY_KIND_MEMCPY", (*_WHERE, "bytes", *kinds))
+    directions = _labels(store, "ENUM_CUDA_MEMCPY_OPER", _COPY_KINDS)
+    memories = _labels(store, "ENUM_CUDA_MEM_KIND", _MEMORY_KINDS)
+    used = frame.select(kinds).unique()
+    names = [
+        copy_name(directions.get(c), memories.get(s), memories.get(d)) for c, s, d in used.rows()
+    ]
+    named = used.with_columns(name=pl.Series(names, dtype=pl.Categorical()))
+    return frame.join(
+        named, on=kinds, how="left", nulls_equal=True, maintain_order="left"
+    ).with_columns(kind=pl.lit("memcpy"))
+
+
+def _sets(store: Store) -> pl.DataFrame:
+    frame = store.frame("CUPTI_ACTIVITY_KIND_MEMSET", (*_WHERE, "bytes", "memKind"))
+    memories = _labels(store, "ENUM_CUDA_MEM_KIND", _MEMORY_KINDS)
+    used = frame.select("memKind").unique()
+    names = [set_name(memories.get(kind)) for kind in used["memKind"]]
+    named = used.with_columns(name=pl.Series(names, dtype=pl.Categorical()))
+    return frame.join(
+        named, on="memKind", how="left", nulls_equal=True, maintain_order="left"
+    ).with_columns(kind=pl.lit("memset"))
+
+
+def _labels(store: Store, table: str, known: tuple[str, ...]) -> dict[int, str]:
+    frame = store.frame(table, ("id",), ("label",)).drop_nulls()
+    return dict(enumerate(known)) | dict(frame.with_columns(pl.col("label").cast(pl.String)).rows())
+
+
+def _common(frame: pl.DataFrame) -> pl.DataFrame:
+    node = pl.when(pl.col("graphNodeId") >= 0).then(pl.col("graphNodeId")).cast(pl.UInt64)
+    # A node id is the graph's id and the node's number within it, 32 bits each.
+    graph = bounded("graphId", 32) if "graphId" in frame.columns else pl.lit(None, pl.Int64)
+    optional = {
+        "grid": pl.Array(pl.UInt32, 3), "block": pl.Array(pl.UInt32, 3), "registers": pl.Int32(),
+        "shared_memory": pl.Int64(), "bytes": pl.Int64(),
+    }  # fmt: skip
+    return frame.select(
+        process_of(pl.col("globalPid")).fill_null(0).alias("process"),
+        bounded("deviceId", 31).fill_null(0).cast(pl.Int32).alias("device"),
+        pl.col("streamId").fill_null(0).alias("stream"),
+        pl.col("kind"),
+        pl.col("name").cast(pl.Categorical()),
+        "start",
+        "duration",
+        pl.col("correlationId").alias("correlation"),
+        pl.coalesce(graph.cast(pl.UInt64), node // (1 << 32)).alias("graph"),
+        node.alias("node"),
+        *(
+            pl.col(name).cast(dtype) if name in frame.columns else pl.lit(None, dtype).alias(name)
+            for name, dtype in optional.items()
+        ),
+    )

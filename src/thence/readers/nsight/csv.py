@@ -1,0 +1,243 @@
+"""The ``cuda_gpu_trace`` report of ``nsys stats`` as CSV, called ``gputrace`` before 2022.
+
+The columns differ by version in wording and units: ``Start (ns)``, ``Start(nsec)``, ``Start (sec)``,
+``Bytes (MB)``; units follow the options of ``nsys stats``. A CSV holds no host ranges and no
+processes: one file is one rank, and what launched its activities is unknown.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.errors import DamagedInput, UnknownFormat
+from thence.model.tables import GPU, Device, Meta, Tables
+from thence.readers.kineto.describe import rank_of
+from thence.readers.nsight.activities import copy_name, set_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.readers.files import Source
+
+__all__ = ["NAME", "PATTERNS", "read", "sniff"]
+
+NAME = "Nsight Systems cuda_gpu_trace (CSV)"
+PATTERNS: tuple[str, ...] = ()
+"""None: beside a CSV lies the export that it was made from, and both would count twice."""
+
+_HEADER = re.compile(
+    rb'^"?Start ?\([a-z]+\)"?,"?Duration ?\([a-z]+\)"?,"?CorrId"?,.*Name"?\r?$', re.MULTILINE
+)
+_UNIT = re.compile(r"^(?P<name>.*?) ?\((?P<unit>[A-Za-z/]+)\)$")
+_NS = {
+    "ns": 1, "nsec": 1, "us": 10**3, "usec": 10**3, "ms": 10**6, "msec": 10**6, "s": 10**9, "sec": 10**9,
+}  # fmt: skip
+_BYTES = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
+_MAX_BYTES = 8 << 30
+_COPY = r"^\[CUDA (?:Unified Memory )?memcpy ?(.*)\]$"
+_SET = r"^\[CUDA (?:Unified Memory )?memset\]$"
+_EARLIER = {
+    "HtoD": "Host-to-Device",
+    "DtoH": "Device-to-Host",
+    "DtoD": "Device-to-Device",
+    "PtoP": "Peer-to-Peer",
+}
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file that begins like this is such a report."""
+    return _HEADER.search(head) is not None
+
+
+def read(source: Source, progress: Callable[[int], None]) -> Tables:
+    """The activities of one report.
+
+    Args:
+        source: the opened file.
+        progress: called with the number of stored bytes consumed so far.
+
+    Raises:
+        DamagedInput: it cannot be read.
+    """
+    frame, units = _table(source)
+    progress(source.consumed)
+    name = source.name
+    times = {column: _scaled(frame, column, units, _NS, name) for column in ("Start", "Duration")}
+    known = times["Start"].is_not_null() & (times["Duration"].fill_null(-1) >= 0)
+    rank = rank_of({}, name) or 0
+    device = _number(frame, "Device", r"\((\d{1,9})\)\s*$").fill_null(0)
+    sizes, rounded = _sizes(frame, units, name)
+    gpu = GPU.frame(
+        {
+            "rank": pl.repeat(rank, frame.height, dtype=pl.Int32, eager=True),
+            "device": device,
+            "stream": _number(frame, "Strm").fill_null(0),
+            **_names(frame),
+            "start": times["Start"],
+            "duration": times["Duration"],
+            "correlation": _number(frame, "CorrId"),
+            "grid": _triple(frame, "Grd"),
+            "block": _triple(frame, "Blk"),
+            "registers": _number(frame, "Reg/Trd"),
+            **sizes,
+        }
+    )
+    if not known.any():
+        raise DamagedInput(name, "holds no activity that could be read")
+    warnings = ["a cuda_gpu_trace CSV does not say what launched anything; the SQLite export does"]
+    if lost := int((~known).sum()):
+        warnings.append(f"{lost:,} rows have no times that can be read and are left out")
+    if rounded:
+        warnings.append(f"sizes are rounded to thousandths of {rounded}: shown as unknown")
+    return Tables(
+        gpu=gpu.filter(known).sort("rank", "device", "start", "stream", maintain_order=True),
+        meta=Meta(
+            inputs=(name,),
+            formats=(NAME,),
+            facts=({"producer": "nsys stats"},),
+            devices=_devices(frame, device, rank),
+            warnings=tuple(f"{name}: {text}" for text in warnings),
+        ),
+    )
+
+
+def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
+    """All cells as text, columns without their units, and the unit of each."""
+    parts = []
+    size = 0
+    while part := source.read(1 << 22):
+        parts.append(part)
+        size += len(part)
+        if size > _MAX_BYTES:
+            raise DamagedInput(
+                source.name, f"has more than {_MAX_BYTES:,} bytes; export to SQLite instead"
+            )
+    data = b"".join(parts)
+    header = _HEADER.search(data)
+    if source.damage or header is None:
+        raise DamagedInput(
+            source.name, f"cannot be read whole: {source.damage or 'it has no header'}"
+        )
+    try:
+        # nsys stats prints lines of its own around a report: what follows an empty line is not part of it.
+        body = re.split(rb"\r?\n[ \t]*\r?\n", data[header.start() :], maxsplit=1)[0]
+        frame = pl.read_csv(
+            io.BytesIO(body), infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy"
+        )
+    except (pl.exceptions.PolarsError, OverflowError) as error:
+        reason = (str(error).splitlines() or ["it is empty"])[0]
+        raise DamagedInput(source.name, f"is no CSV table that can be read ({reason})") from error
+    split = {column: _UNIT.match(column) for column in frame.columns}
+    plain = {column: match["name"] if match else column for column, match in split.items()}
+    if len(set(plain.values())) < len(plain):
+        raise DamagedInput(source.name, f"has columns twice: {', '.join(frame.columns)}")
+    units = {match["name"]: match["unit"] for match in split.values() if match}
+    missing = {"Strm", "Name", "Device"} - set(plain.values())
+    if missing:
+        raise UnknownFormat(
+            source.name, f"lacks the columns {', '.join(sorted(missing))} of cuda_gpu_trace"
+        )
+    return frame.rename(plain), units
+
+
+def _scaled(
+    frame: pl.DataFrame, column: str, units: dict[str, str], factors: dict[str, int], path: str
+) -> pl.Series:
+    """Numbers with a unit as whole numbers of the smallest one; null where there is none."""
+    factor = factors.get(units.get(column, ""))
+    if factor is None:
+        raise DamagedInput(
+            path, f"has {column!r} in {units.get(column)!r}; known are {', '.join(factors)}"
+        )
+    text = frame[column].str.strip_chars()
+    if factor == 1:
+        whole = text.cast(pl.Int64, strict=False)
+        if whole.null_count() == text.null_count():
+            return whole
+    # Decimal places are taken as digits: a float has no room for the nanoseconds of a long recording.
+    places = len(str(factor)) - 1
+    number = text.str.extract(r"^(\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False)
+    digits = text.str.extract(r"^\d+\.(\d+)$").fill_null("")
+    fraction = (
+        digits.str.pad_end(places, "0")
+        .str.slice(0, places)
+        .replace("", "0")
+        .cast(pl.Int64, strict=False)
+    )
+    whole = number * factor + fraction * (factor // 10**places)
+    result: pl.Series = whole.set(number > (1 << 62) // factor, None)
+    return result
+
+
+def _sizes(
+    frame: pl.DataFrame, units: dict[str, str], path: str
+) -> tuple[dict[str, pl.Series], str | None]:
+    """Sizes in bytes where the report gives bytes; a megabyte with three decimals tells none."""
+    columns = {"bytes": ("Bytes",), "shared_memory": ("StcSMem", "DymSMem")}
+    used = [c for names in columns.values() for c in names if c in frame.columns]
+    coarse = next((units[c] for c in used if units.get(c) in _BYTES and units[c] != "B"), None)
+    if coarse is not None or len(used) < 3:
+        return {}, coarse
+    scaled = {c: _scaled(frame, c, units, _BYTES, path) for c in used}
+    return {
+        "bytes": scaled["Bytes"],
+        "shared_memory": scaled["StcSMem"] + scaled["DymSMem"],
+    }, None
+
+
+def _number(frame: pl.DataFrame, column: str, pattern: str = r"^\s*(\d{1,18})\s*$") -> pl.Series:
+    if column not in frame.columns:
+        return pl.repeat(None, frame.height, dtype=pl.Int64, eager=True)
+    numbers = frame[column].str.extract(pattern).cast(pl.Int64, strict=False)
+    return numbers.set(numbers >= 1 << 31, None) if column != "CorrId" else numbers
+
+
+def _triple(frame: pl.DataFrame, prefix: str) -> pl.Series:
+    parts = [_number(frame, f"{prefix}{axis}") for axis in "XYZ"]
+    columns = [part.alias(axis) for part, axis in zip(parts, "xyz", strict=True)]
+    known = pl.all_horizontal(pl.col("x", "y", "z").is_not_null())
+    values = (
+        pl.concat_list(pl.col("x", "y", "z").fill_null(0)).cast(pl.List(pl.UInt32)).list.to_array(3)
+    )
+    return pl.DataFrame(columns).select(pl.when(known).then(values)).to_series()
+
+
+def _names(frame: pl.DataFrame) -> dict[str, pl.Series]:
+    """Kind and name, copies named as in the SQLite export."""
+    kinds = [c if c in frame.columns else None for c in ("SrcMemKd", "DstMemKd")]
+    cells = frame.select("Name", *(pl.col(c) if c else pl.lit(None, pl.String).alias(f"no {i}")
+                                   for i, c in enumerate(kinds)))  # fmt: skip
+    cells = cells.rename(dict(zip(cells.columns, ("name", "source", "destination"), strict=True)))
+    distinct = cells.unique()
+    shown = [_shown(*row) for row in distinct.rows()]
+    named = distinct.with_columns(
+        kind=pl.Series([kind for kind, _ in shown], dtype=pl.String),
+        shown=pl.Series([name for _, name in shown], dtype=pl.String),
+    )
+    joined = cells.join(
+        named, on=cells.columns, how="left", nulls_equal=True, maintain_order="left"
+    )
+    return {"kind": joined["kind"], "name": joined["shown"]}
+
+
+def _shown(name: str | None, source: str | None, destination: str | None) -> tuple[str, str]:
+    name = name or "(unnamed)"
+    if copy := re.match(_COPY, name):
+        return "memcpy", copy_name(_EARLIER.get(copy[1], copy[1]), source, destination)
+    if re.match(_SET, name):
+        return "memset", set_name(source or destination)
+    return "kernel", name
+
+
+def _devices(frame: pl.DataFrame, device: pl.Series, rank: int) -> tuple[Device, ...]:
+    """``NVIDIA H200 (0)`` is the device 0 and its name."""
+    named = frame.select(name=pl.col("Device").str.extract(r"^(.*?) ?\(\d+\)\s*$"))
+    named = named.with_columns(device=device).unique("device", keep="first").sort("device")
+    return tuple(Device(rank, number, name) for name, number in named.rows())

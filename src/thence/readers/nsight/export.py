@@ -1,0 +1,111 @@
+"""``.nsys-rep`` reports: exported by ``nsys`` itself, once, into a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thence.errors import DamagedInput, InputError, MissingRequirement
+from thence.readers.nsight import sqlite
+from thence.readers.nsight.read import tables_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.model.tables import Tables
+
+__all__ = ["NAME", "PATTERNS", "cache_file", "read", "sniff_archive"]
+
+NAME = "Nsight Systems report (.nsys-rep)"
+PATTERNS = ("*.nsys-rep", "*.qdrep")
+"""Reports; in a directory that also holds their export, that is read instead."""
+
+_POLL_S = 0.2
+
+
+def sniff_archive(path: str) -> bool:
+    """Whether a file is a report: by its name, as its content is nobody's business but nsys's."""
+    return path.endswith((".nsys-rep", ".qdrep")) and Path(path).is_file()
+
+
+def read(name: str, progress: Callable[[int], None]) -> Tables:
+    """The tables of one report.
+
+    Args:
+        name: path of the report.
+        progress: called with the number of bytes that nsys has exported so far.
+
+    Raises:
+        InputError: the report cannot be opened.
+        MissingRequirement: there is no nsys to export it.
+        DamagedInput: nsys cannot export it.
+    """
+    exported = cache_file(name)
+    if not exported.is_file():
+        _export(name, exported, progress)
+    with sqlite.opened(str(exported), name) as database:
+        return tables_of(database)
+
+
+def cache_file(name: str) -> Path:
+    """Where the export of a report is kept: in the user's cache, by path, size and time of change.
+
+    Raises:
+        InputError: the report cannot be opened.
+    """
+    try:
+        path = Path(name).resolve(strict=True)
+        state = path.stat()
+    except OSError as error:
+        raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
+    identity = f"{path}\0{state.st_size}\0{state.st_mtime_ns}"
+    digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification: a relative path is to be ignored.
+    cache = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
+    return cache / "thence" / "nsys" / f"{digest}.sqlite"
+
+
+def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:
+    command = ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "--output"]
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        beside = Path(name).with_suffix(".sqlite")
+        raise MissingRequirement(
+            f"{name}: only nsys can read a report, and none is on PATH. Where it is installed, run "
+            f"`{' '.join(command)} {beside} {name}` and give the result to thence"
+        )
+    # An export holds the environment of the program: nobody else may read it.
+    exported.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=exported.parent, prefix="export-") as folder:
+        made = Path(folder) / "export.sqlite"
+        _run([nsys, *command[1:], str(made), str(Path(name).resolve())], name, made, progress)
+        made.replace(exported)
+
+
+def _run(command: list[str], name: str, made: Path, progress: Callable[[int], None]) -> None:
+    with tempfile.TemporaryFile() as output:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - no shell, and the path is absolute
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise MissingRequirement(f"{command[0]}: cannot be started ({error})") from error
+        try:
+            while child.poll() is None:
+                time.sleep(_POLL_S)
+                progress(made.stat().st_size if made.is_file() else 0)
+        finally:
+            child.kill()  # does nothing where it has ended
+            child.wait()
+        output.seek(0)
+        lines = output.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+    if child.returncode or not made.is_file():
+        said = f": {lines[-1].strip()}" if lines else ""
+        raise DamagedInput(name, f"nsys cannot export it (exit code {child.returncode}{said})")

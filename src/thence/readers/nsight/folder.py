@@ -1,0 +1,148 @@
+"""The ``parquetdir`` and ``arrowdir`` exports: a folder with one file per table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.readers.nsight.read import NAME as EXPORT
+from thence.readers.nsight.read import tables_of
+from thence.readers.nsight.store import PAYLOADS, READABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thence.model.tables import Tables
+
+__all__ = ["NAME", "PATTERNS", "Folder", "read", "sniff_archive"]
+
+NAME = f"{EXPORT} (parquetdir, arrowdir)"
+PATTERNS: tuple[str, ...] = ()
+"""None: an export is a directory itself."""
+
+_SUFFIXES = (".parquet", ".arrow")
+_MARKS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS")
+_ARROW_FILE = b"ARROW1"
+
+
+def sniff_archive(path: str) -> bool:
+    """Whether a path is a directory with a table of Nsight Systems."""
+    return any(
+        (Path(path) / f"{table}{suffix}").is_file() for table in _MARKS for suffix in _SUFFIXES
+    )
+
+
+def read(name: str, progress: Callable[[int], None]) -> Tables:
+    """The tables of one export.
+
+    Args:
+        name: path of the directory.
+        progress: called with the bytes read so far: all of them, at the end.
+
+    Raises:
+        DamagedInput: a table cannot be read.
+    """
+    paths = {f.stem: f for f in sorted(Path(name).iterdir())
+             if f.suffix in _SUFFIXES and f.stem in READABLE and f.is_file()}  # fmt: skip
+    folder = Folder(name, paths)
+    tables = tables_of(folder)
+    progress(sum(path.stat().st_size for path in paths.values()))
+    return tables
+
+
+@dataclass
+class Folder:
+    """One folder of tables, read when asked for. Tables outside `READABLE` are not even listed."""
+
+    name: str
+    _paths: dict[str, Path]
+    _frames: dict[str, pl.LazyFrame] = field(default_factory=dict)
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Names of the columns of a table; none where there is no such table."""
+        return frozenset(self._schema(table))
+
+    def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
+        """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
+
+        Raises:
+            DamagedInput: the table cannot be read.
+        """
+        schema = {**dict.fromkeys(integers, pl.Int64()), **dict.fromkeys(texts, pl.Categorical())}
+        there = self._schema(table)
+        if not there:
+            return pl.DataFrame(schema=schema)
+        # Ids are unsigned in some versions: bits stay as they are, as in SQLite.
+        wrap = {c: there.get(c) == pl.UInt64 for c in schema}
+        return self._collected(
+            table,
+            *(
+                pl.col(c).cast(dtype, wrap_numerical=wrap[c])
+                if c in there
+                else pl.lit(None, dtype).alias(c)
+                for c, dtype in schema.items()
+            ),
+        )
+
+    def payloads(self) -> pl.DataFrame:
+        """Payloads of NVTX events; see `Store.payloads`."""
+        there = self._schema("NVTX_EVENTS")
+        binary = (
+            pl.col("binaryData").cast(pl.Binary)
+            if "binaryData" in there
+            else pl.lit(None, pl.Binary)
+        )
+        json = (
+            pl.col("jsonText").cast(pl.String) if "jsonText" in there else pl.lit(None, pl.String)
+        )
+        if not there.keys() & {"binaryData", "jsonText"}:
+            return pl.DataFrame(schema=PAYLOADS)
+        rows = pl.int_range(pl.len(), dtype=pl.Int64).alias("row")
+        frame = self._collected("NVTX_EVENTS", rows, binary.alias("binary"), json.alias("json"))
+        return frame.filter(pl.col("binary").is_not_null() | pl.col("json").is_not_null())
+
+    def strings(self, ids: pl.Series) -> pl.DataFrame:
+        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
+
+        Raises:
+            DamagedInput: the table cannot be read.
+        """
+        frame = self.frame("StringIds", ("id",), ("value",))
+        return frame.filter(pl.col("id").is_in(ids.drop_nulls().unique().implode())).unique(
+            "id", keep="first"
+        )
+
+    def _schema(self, table: str) -> dict[str, pl.DataType]:
+        if table not in self._paths:
+            return {}
+        try:
+            return dict(self._lazy(table).collect_schema())
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise self._damage(table, error) from error
+
+    def _lazy(self, table: str) -> pl.LazyFrame:
+        if table not in self._frames:
+            path = self._paths[table]
+            if path.suffix == ".parquet":
+                self._frames[table] = pl.scan_parquet(path)
+            else:
+                with path.open("rb") as stream:
+                    is_file = stream.read(len(_ARROW_FILE)) == _ARROW_FILE
+                # nsys writes the stream format; the file format is accepted as well.
+                whole = pl.read_ipc(path) if is_file else pl.read_ipc_stream(path)
+                self._frames[table] = whole.lazy()
+        return self._frames[table]
+
+    def _collected(self, table: str, *columns: pl.Expr) -> pl.DataFrame:
+        try:
+            return self._lazy(table).select(columns).collect()
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise self._damage(table, error) from error
+
+    def _damage(self, table: str, error: Exception) -> DamagedInput:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return DamagedInput(self.name, f"{self._paths[table].name} cannot be read ({reason})")

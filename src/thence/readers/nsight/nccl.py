@@ -1,0 +1,164 @@
+"""What NCCL's NVTX ranges say of collectives: message size, communicator and its size.
+
+NCCL describes its payloads by schemas (nccl/src/include/nvtx_payload_schemas.h). nsys exports a
+payload as JSON (``jsonText``) or as bytes (``binaryData``) where asked to (nsys export
+--include-json=true or --include-blobs=true). Bytes are read by the exported schema, and only where
+their lengths fit it: a header of schema id and size, with or without a pointer, before the payload
+(nvtxPayloadData_t of nvToolsExtPayload.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.tables import COLLECTIVES
+from thence.readers.nsight.nvtx import NCCL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.readers.nsight.store import Store
+
+__all__ = ["Described", "described"]
+
+COLLECTIVE_NAMES = {
+    "ncclAllReduce": "all_reduce", "ncclAllGather": "all_gather", "ncclReduceScatter": "reduce_scatter",
+    "ncclBroadcast": "broadcast", "ncclBcast": "broadcast", "ncclReduce": "reduce",
+    "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all", "ncclGather": "gather",
+    "ncclScatter": "scatter", "ncclSend": "send", "ncclRecv": "recv",
+}  # fmt: skip
+"""Calls that move data, and their names here."""
+
+_FIELDS = {
+    "communicator": "NCCL communicator ID",
+    "bytes": "Message size [bytes]",
+    "ranks": "No. of ranks",
+    "rank": "Rank",
+}
+_FIELD_BYTES = {"communicator": 8, "bytes": 8, "ranks": 4, "rank": 4}
+_HEADERS = (16, 24)
+_MAX_PAYLOAD = 1 << 12
+
+
+@dataclass(frozen=True)
+class Described:
+    """Payloads of NCCL's ranges.
+
+    Attributes:
+        payloads: row (in NVTX_EVENTS), and of `_FIELDS` those that are known, Int64.
+    """
+
+    payloads: pl.DataFrame
+
+    def ranks(self, ranges: pl.DataFrame) -> Mapping[int, int]:
+        """Rank of each process in its largest communicator.
+
+        Args:
+            ranges: process and row of NVTX ranges.
+        """
+        told = self.payloads.filter(pl.col("rank").is_between(0, 1 << 30) & (pl.col("ranks") > 0))
+        joined = told.join(ranges.select("process", "row"), on="row").sort("ranks", "row")
+        return dict(joined.select("process", "rank").rows())
+
+    def collectives(self, host: pl.DataFrame) -> pl.DataFrame:
+        """Rows of `COLLECTIVES`, by host range; the kernels are found when launches are known.
+
+        Args:
+            host: the host table, with domain and row (in NVTX_EVENTS) beside its columns.
+        """
+        names = pl.col("name").cast(pl.String)
+        calls = (
+            host.with_row_index("host")
+            .filter(pl.col("domain") == NCCL, names.is_in(list(COLLECTIVE_NAMES)))
+            .select("host", "row", collective=names.replace_strict(COLLECTIVE_NAMES, default=None))
+        )
+        sizes = self.payloads.filter(pl.col("ranks") > 0).select("communicator", group_size="ranks")
+        sizes = sizes.drop_nulls().unique("communicator", keep="first", maintain_order=True)
+        told = calls.join(self.payloads, on="row", how="left", maintain_order="left").join(
+            sizes, on="communicator", how="left", maintain_order="left"
+        )
+        name = pl.format("{}", pl.col("communicator").cast(pl.UInt64, wrap_numerical=True))
+        return COLLECTIVES.frame(
+            told.select("host", "collective", "bytes", "group_size", group_name=name).to_dict()
+        )
+
+
+def described(store: Store) -> Described:
+    """What the payloads of an export say; nothing where it holds none.
+
+    Raises:
+        DamagedInput: a table cannot be read.
+    """
+    payloads = store.payloads()
+    if payloads.is_empty():
+        schema = {"row": pl.Int64(), **dict.fromkeys(_FIELDS, pl.Int64())}
+        return Described(pl.DataFrame(schema=schema))
+    fields = _from_json(payloads)
+    if payloads["binary"].null_count() < payloads.height:
+        fields = fields.update(_from_bytes(store, payloads), on="row", how="left")
+    return Described(fields)
+
+
+def _from_json(payloads: pl.DataFrame) -> pl.DataFrame:
+    """Numbers by their names, wherever in the text they stand: the nesting differs by version."""
+    return payloads.select(
+        "row",
+        *(
+            pl.col("json")
+            .str.extract(
+                rf'"{name.replace("[", chr(92) + "[").replace(".", chr(92) + ".")}"\s*:\s*"?(\d{{1,20}})"?'
+            )
+            .cast(pl.UInt64, strict=False)
+            .cast(pl.Int64, wrap_numerical=True)
+            .alias(field)
+            for field, name in _FIELDS.items()
+        ),
+    )
+
+
+def _from_bytes(store: Store, payloads: pl.DataFrame) -> pl.DataFrame:
+    entries = store.frame("NVTX_PAYLOAD_SCHEMA_ENTRIES", ("schemaId", "offset"), ("name",))
+    entries = entries.with_columns(pl.col("offset").fill_null(0), pl.col("name").cast(pl.String))
+    parts = [pl.DataFrame(schema={"row": pl.Int64(), **dict.fromkeys(_FIELDS, pl.Int64())})]
+    sized = payloads.select("row", "binary", size=pl.col("binary").bin.size()).drop_nulls()
+    sized = sized.filter(pl.col("size").is_between(_HEADERS[0], _MAX_PAYLOAD))
+    for (size,), group in sized.group_by("size"):
+        count = int(str(size))
+        data = np.frombuffer(b"".join(group["binary"]), np.uint8).reshape(-1, count)
+        schema, length = _words(data, 0, 8), _words(data, 8, 8)
+        for header in _HEADERS:
+            for number in np.unique(schema[length == count - header]).tolist():
+                rows = (schema == number) & (length == count - header)
+                layout = entries.filter(pl.col("schemaId") == number).unique("name")
+                offsets = dict(layout.select("name", "offset").drop_nulls().rows())
+                parts.append(
+                    _fields(data[rows], group["row"].filter(pl.Series(rows)), offsets, header)
+                )
+    return pl.concat(parts).unique("row", keep="first")
+
+
+def _fields(
+    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]],
+    row: pl.Series,
+    offsets: Mapping[str, int],
+    header: int,
+) -> pl.DataFrame:
+    columns: dict[str, pl.Series] = {"row": row}
+    for field, name in _FIELDS.items():
+        at, width = header + offsets.get(name, 0), _FIELD_BYTES[field]
+        fits = name in offsets and header <= at <= data.shape[1] - width
+        values = _words(data, at, width) if fits else [None] * len(row)
+        columns[field] = pl.Series(field, values, pl.Int64)
+    return pl.DataFrame(columns)
+
+
+def _words(
+    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], at: int, width: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Little-endian whole numbers of a width in bytes at a place of every row."""
+    words = np.ascontiguousarray(data[:, at : at + width]).view(f"<i{width}").ravel()
+    return words.astype(np.int64)

@@ -1,0 +1,114 @@
+"""Processes, threads and devices of an export, and the rank of each process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.model.tables import Device
+from thence.readers.kineto.describe import rank_of
+from thence.readers.nsight.store import process_of, thread_of
+from thence.readers.nsys_jax.devices import launchers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.readers.nsight.store import Store
+
+__all__ = ["Ranks", "devices", "ranks", "threads"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of the processes.
+
+    Attributes:
+        of_process: process id to rank, for those that used a device.
+        warnings: what had to be assumed.
+    """
+
+    of_process: Mapping[int, int]
+    warnings: tuple[str, ...]
+
+    def column(self, process: pl.Series) -> pl.Series:
+        """Rank of each process; one that used no device counts with the first that did."""
+        first = min(self.of_process.values(), default=0)
+        return process.replace_strict(
+            list(self.of_process),
+            list(self.of_process.values()),
+            default=first,
+            return_dtype=pl.Int32,
+        ).alias("rank")
+
+
+def ranks(
+    used: list[int], named: pl.DataFrame, of_nccl: Mapping[int, int], file_name: str
+) -> Ranks:
+    """The rank of each process that used a device.
+
+    XLA's launching threads say it, then NCCL's communicators, then the file's name where there is
+    one process only. Where nothing does, ranks count the process ids.
+
+    Args:
+        used: ids of the processes that used a device.
+        named: names of threads: process, thread, name.
+        of_nccl: rank of each process in NCCL's largest communicator.
+        file_name: the input as the user named it.
+    """
+    found = {}
+    for process in used:
+        own = named.filter(pl.col("process") == process)
+        own = own.filter(pl.col("name").str.starts_with("XlaLauncher:"))
+        if own.height:
+            columns = {"process": "PID", "thread": "TID", "name": "Name"}
+            found[process] = launchers(own.rename(columns), None).rank
+        elif process in of_nccl:
+            found[process] = of_nccl[process]
+    if not found and len(used) == 1:
+        found[used[0]] = rank_of({}, file_name) or 0
+    if len(found) == len(used) and len(set(found.values())) == len(used):
+        return Ranks(found, ())
+    counted = {process: number for number, process in enumerate(sorted(used))}
+    shown = ", ".join(f"{rank} is process {process}" for process, rank in counted.items())
+    return Ranks(counted, (f"does not tell the ranks of its processes; counted by id: {shown}",))
+
+
+def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:
+    """Names of threads: process, thread, name (String); what NVTX says comes first.
+
+    Args:
+        store: the export.
+        of_nvtx: names that the program gave through NVTX, in the same columns.
+    """
+    frame = store.frame("ThreadNames", ("nameId", "globalTid"))
+    texts = store.strings(frame["nameId"])
+    recorded = frame.join(texts, left_on="nameId", right_on="id", maintain_order="left").select(
+        process_of(pl.col("globalTid")).alias("process"),
+        thread_of(pl.col("globalTid")).alias("thread"),
+        pl.col("value").cast(pl.String).alias("name"),
+    )
+    return (
+        pl.concat([of_nvtx.reverse(), recorded])
+        .drop_nulls()
+        .unique(["process", "thread"], keep="first", maintain_order=True)
+    )
+
+
+def devices(store: Store, gpu: pl.DataFrame) -> tuple[Device, ...]:
+    """Facts of every device that did something.
+
+    Args:
+        store: the export.
+        gpu: with rank and device, the number that CUDA gives it.
+    """
+    numbers = ("id", "cuDevice", "totalMemory", "smCount", "computeMajor", "computeMinor")
+    frame = store.frame("TARGET_INFO_GPU", numbers, ("name",))
+    known = {}
+    for number, cuda, memory, multiprocessors, major, minor, name in frame.rows():
+        capability = None if major is None else f"{major}.{minor or 0}"
+        known[number if cuda is None else cuda] = (name, memory, multiprocessors, capability)
+    used = gpu.select("rank", "device").unique().sort("rank", "device").rows()
+    nothing = (None, None, None, None)
+    return tuple(Device(rank, device, *known.get(device, nothing)) for rank, device in used)

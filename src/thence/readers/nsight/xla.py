@@ -1,0 +1,189 @@
+"""XLA's NVTX ranges: which program and HLO instruction each activity ran, and what was compiled.
+
+The rules are those of the nsys-jax reader: of nested thunks the innermost launched the work, and it
+is part of the innermost program (XlaModule) around it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.tables import PROGRAMS, Tables
+from thence.readers.nsight.nvtx import XLA
+from thence.readers.nsys_jax.compilation import compile_ranges
+from thence.readers.nsys_jax.devices import Launchers
+from thence.readers.nsys_jax.programs import device_tables
+from thence.readers.nsys_jax.projection import MODULE, PROGRAM_ID, THUNK, Projection
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["COMMAND_BUFFER", "with_compilation", "with_programs"]
+
+COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
+"""HLO op of the thunk that launches a CUDA graph of XLA's own: it names no instruction."""
+
+
+def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
+    """NVTX ranges, those of XLA's compilation with the category compile.
+
+    Args:
+        ranges: columns of `Nvtx.ranges`.
+        path: for messages.
+    """
+    of_xla = ranges.filter(pl.col("domain") == XLA)
+    if of_xla.is_empty():
+        return ranges
+    compiled = compile_ranges(
+        of_xla.select(
+            Name=pl.col("name").cast(pl.String), Start="start",
+            End=pl.col("start") + pl.col("duration"), PID="process", TID="thread",
+        ),
+        path,
+    )  # fmt: skip
+    keys = ["process", "thread", "start", "duration", "name"]
+    found = compiled.select(keys).with_columns(pl.col("name").cast(pl.Categorical())).unique()
+    joined = ranges.join(
+        found.with_columns(compiles=pl.lit(value=True)), on=keys, how="left", maintain_order="left"
+    )
+    compiles = pl.col("compiles").fill_null(value=False) & (pl.col("domain") == XLA)
+    category = pl.when(compiles).then(pl.lit("compile")).otherwise(pl.col("category"))
+    return joined.with_columns(category.alias("category")).drop("compiles")
+
+
+def with_programs(
+    tables: Tables,
+    domain: pl.Series,
+    launch: npt.NDArray[np.int64],
+    created: npt.NDArray[np.int64],
+) -> tuple[Tables, list[str]]:
+    """The tables with programs, and each activity's program, HLO instruction and iteration.
+
+    What XLA put into a CUDA graph (a command buffer) is launched by one thunk for all of it. Its
+    instruction is that of the thunk that was recorded when the activity's node was created.
+
+    Args:
+        tables: gpu and host.
+        domain: NVTX domain of each host row.
+        launch: host row that launched each activity, `NO_ROW` where unknown.
+        created: host row around the creation of its graph node, `NO_ROW` where there is none.
+
+    Returns:
+        the tables, and warnings; the tables as they are where XLA named nothing.
+    """
+    host = tables.host
+    names = _names(host["name"], domain)
+    is_thunk, is_module = (names[c].is_not_null().to_numpy() for c in ("hlo", "module"))
+    if not (is_thunk.any() or is_module.any()):
+        return tables, []
+    parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    ran = tables.gpu.select(
+        *("rank", "device", "start"),
+        end=pl.col("start") + pl.col("duration"),
+        thunk=chain_to(parent, launch, is_thunk),
+        module=chain_to(parent, launch, is_module),
+        recorded=chain_to(parent, created, is_thunk),
+    )
+    placed = _Placed.of(ran)
+    parts, programs, warnings = [], [PROGRAMS.empty()], []
+    for rank in sorted(placed.thunks["rank"].unique()):
+        projected, known = placed.projection(rank, names, host)
+        found, more = device_tables(projected, known, {})
+        before = sum(part.height for part in programs)
+        rows = pl.col("correlation").alias("group")
+        parts.append(found.gpu.select(rows, pl.col("program") + before, "hlo", "iteration"))
+        programs.append(found.programs)
+        warnings += more
+    if not parts:
+        return tables, []
+    told = placed.group.to_frame("group").join(
+        pl.concat(parts), on="group", how="left", maintain_order="left"
+    )
+    gpu = tables.gpu.with_columns(told["program"], told["hlo"], told["iteration"])
+    return dataclasses.replace(tables, gpu=gpu, programs=pl.concat(programs)), warnings
+
+
+def _names(name: pl.Series, domain: pl.Series) -> pl.DataFrame:
+    """Of each host row: hlo, module and id where it is one of XLA's ranges."""
+    of_xla = domain == XLA
+    text = pl.col("name").cast(pl.String)
+    hlo = text.str.extract(THUNK)
+    told = name.filter(of_xla).unique().to_frame("name").with_columns(
+        # A command buffer launches what many instructions compute.
+        hlo=pl.when(hlo.str.contains(COMMAND_BUFFER)).then(pl.lit("")).otherwise(hlo),
+        module=text.str.extract(MODULE),
+        id=text.str.extract(PROGRAM_ID).cast(pl.Int64),
+    )  # fmt: skip
+    return (
+        pl.DataFrame({"name": name.set(~of_xla.fill_null(value=False), None)})
+        .join(told, on="name", how="left", maintain_order="left")
+        .drop("name")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    """Activities by the thunk and program that launched them.
+
+    Attributes:
+        thunks: one row per thunk, program and device: rank, device, thunk, recorded, module (host rows),
+            start, end and group, its number.
+        modules: one row per program and device: rank, device, module, start, end.
+        group: of each activity; null outside XLA's programs.
+    """
+
+    thunks: pl.DataFrame
+    modules: pl.DataFrame
+    group: pl.Series
+
+    @classmethod
+    def of(cls, ran: pl.DataFrame) -> _Placed:
+        inside = ran.filter((pl.col("thunk") != NO_ROW) | (pl.col("module") != NO_ROW))
+        spans = (pl.col("start").min(), pl.col("end").max())
+        keys = ["rank", "device", "thunk", "recorded", "module"]
+        thunks = inside.group_by(keys, maintain_order=True).agg(spans)
+        thunks = thunks.with_row_index("group").with_columns(pl.col("group").cast(pl.Int64))
+        modules = inside.filter(pl.col("module") != NO_ROW)
+        modules = modules.group_by("rank", "device", "module", maintain_order=True).agg(spans)
+        group = ran.join(thunks.select("group", *keys), on=keys, how="left", maintain_order="left")
+        return cls(thunks, modules, group["group"])
+
+    def projection(
+        self, rank: int, names: pl.DataFrame, host: pl.DataFrame
+    ) -> tuple[Projection, Launchers]:
+        """One rank's thunks and programs in the shape of the nsys-jax reader.
+
+        There a thread stands for a device; here the device is known, and takes the thread's place.
+        """
+        lasting = (pl.col("end") - pl.col("start")).alias("duration")
+        place = (
+            pl.lit(0, pl.Int64).alias("process"),
+            pl.col("device").cast(pl.Int64).alias("thread"),
+        )
+        modules = self.modules.filter(pl.col("rank") == rank).with_row_index("number")
+        thunks = self.thunks.filter(pl.col("rank") == rank).join(
+            modules.select("device", "module", "number"), on=["device", "module"], how="left",
+            maintain_order="left",
+        )  # fmt: skip
+        rows = thunks["recorded"].zip_with(thunks["recorded"] != NO_ROW, thunks["thunk"])
+        hlo = names["hlo"].gather(rows.set(rows == NO_ROW, None).cast(pl.UInt32))
+        launched = host.select("start", "duration")[modules["module"].cast(pl.UInt32)]
+        of_modules = names.select("module", "id")[modules["module"].cast(pl.UInt32)]
+        projected = Projection(
+            thunks=thunks.select(
+                hlo.replace("", None).alias("hlo"), "start", lasting, *place,
+                pl.col("number").cast(pl.Int64).alias("module"), correlation="group",
+            ),
+            modules=modules.select(
+                of_modules["module"].alias("name"), of_modules["id"], "start", lasting, *place,
+                launched["start"].alias("launch"), launched["duration"].alias("launch_duration"),
+            ),
+            unreadable=0,
+        )  # fmt: skip
+        used = thunks["device"].unique().to_list()
+        return projected, Launchers(rank, 0, {(0, device): device for device in used})
