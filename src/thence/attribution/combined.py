@@ -24,7 +24,6 @@ KINDS_OF_PLACES = (*places.PLACES, *_FROM_HLO)
 """Kinds of places, each a column of `Attribution.places` beside its ``_rule``."""
 
 NO_XLA = "no XLA programs in this trace"
-RECORDED = "recorded by the profiler"
 
 
 @dataclass(frozen=True)
@@ -67,21 +66,12 @@ def _nothing_from_hlo(rows: int) -> list[pl.Series]:
 
 
 def _named(tables: Tables) -> list[pl.Series]:
-    """Program and HLO instruction of each activity, as the profiler recorded them."""
-    name = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
-    columns = []
-    for kind, place, reason in (
-        ("program", name, hlo.NO_PROGRAM),
-        ("hlo", tables.gpu["hlo"], hlo.NO_HLO_OP),
-    ):
-        texts = pl.Series([RECORDED, reason, hlo.IN_GRAPH], dtype=pl.Categorical())
-        absent = pl.Series([1] * tables.gpu.height, dtype=pl.UInt32)
-        if kind == "hlo":
-            in_graph = tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null()
-            absent = in_graph.cast(pl.UInt32) + 1
-        number = absent.zip_with(place.is_null(), pl.Series([0] * len(place), dtype=pl.UInt32))
-        columns += [place.alias(kind), texts.gather(number).alias(f"{kind}_rule")]
-    return columns
+    """Program and HLO instruction of each activity."""
+    program = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
+    texts = pl.Series([hlo.RECORDED, hlo.NO_PROGRAM], dtype=pl.Categorical())
+    rule = texts.gather(program.is_null().cast(pl.UInt32))
+    found = hlo.instructions(tables)
+    return [program.alias("program"), rule.alias("program_rule"), *found.get_columns()]
 
 
 def _merged(found: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> tuple[pl.Series, pl.Series]:

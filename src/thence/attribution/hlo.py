@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.attribution.command_buffers import IN_GRAPH, derived_instructions
 from thence.attribution.op_names import labels, phase_of
 from thence.attribution.origins import OWN, origins
 from thence.readers.xla.constituents import constituents_by_cost
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 
-__all__ = ["CLAIMS", "PLACES", "attribute_hlo", "frame_names", "source_shares", "stack_shares"]
+__all__ = [
+    "CLAIMS",
+    "PLACES",
+    "attribute_hlo",
+    "frame_names",
+    "instructions",
+    "source_shares",
+    "stack_shares",
+]
 
 PLACES = ("op_name", "opcode", "source", "stack", "label", "phase")
 """Kinds of places, each a column of `attribute_hlo` beside its ``_rule``."""
@@ -40,7 +49,7 @@ CLAIMS: dict[str, pl.DataType] = {
 }
 """Schema of `source_shares`."""
 
-IN_GRAPH = "inside a CUDA graph (command buffer): the profiler recorded no HLO op"
+RECORDED = "recorded by the profiler"
 NO_PROGRAM = "part of no XLA program"
 NO_HLO_OP = "the profiler recorded no HLO op"
 NO_MODULE = "the HLO of its program is not in the trace"
@@ -49,6 +58,32 @@ OF_FUSION = "line of the fusion: the instruction inside has none"
 NO_OP_NAME = "no op_name"
 
 _KEY = ["module", "hlo"]
+
+
+def instructions(tables: Tables) -> pl.DataFrame:
+    """The HLO instruction of every row of ``tables.gpu``, in its order.
+
+    Returns:
+        columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
+        instruction whose command the node is; and hlo_rule, which of both, or why there is none.
+    """
+    derived = derived_instructions(tables)
+    recorded = tables.gpu["hlo"].cast(pl.String)
+    reason = pl.when("in_graph").then(pl.lit(IN_GRAPH)).otherwise(pl.lit(NO_HLO_OP))
+    return (
+        derived.rename({"hlo": "derived"})
+        .with_columns(
+            recorded=recorded,
+            in_graph=tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null(),
+        )
+        .select(
+            hlo=pl.coalesce("recorded", "derived"),
+            hlo_rule=pl.when(pl.col("recorded").is_not_null())
+            .then(pl.lit(RECORDED))
+            .otherwise(pl.coalesce("rule", reason)),
+        )
+        .cast(pl.Categorical())
+    )
 
 
 def attribute_hlo(tables: Tables) -> pl.DataFrame:
@@ -142,12 +177,12 @@ def _keys(tables: Tables) -> pl.DataFrame:
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
     return (
-        tables.gpu.select("program", "graph", pl.col("hlo").cast(pl.String))
+        tables.gpu.select("program")
+        .hstack(instructions(tables).cast(pl.String))
         .join(modules, on="program", how="left", maintain_order="left")
         .with_columns(
             reason=pl.when(pl.col("program").is_null()).then(pl.lit(NO_PROGRAM))
-            .when(pl.col("hlo").is_null() & pl.col("graph").is_not_null()).then(pl.lit(IN_GRAPH))
-            .when(pl.col("hlo").is_null()).then(pl.lit(NO_HLO_OP))
+            .when(pl.col("hlo").is_null()).then("hlo_rule")
             .when(pl.col("module").is_null()).then(pl.lit(NO_MODULE))
         )
         .select("module", "hlo", "reason")
@@ -179,9 +214,7 @@ def _places(module: HloModule, ran: pl.DataFrame) -> pl.DataFrame:
     origin = origins(module)[ran["row"]]
     names = labels([name for name in origin["op_name"].to_list() if name is not None])
     frames = origin["frame"].to_list()
-    stacks = {
-        frame: ";".join(frame_names(module, frame)) for frame in set(frames)
-    }
+    stacks = {frame: ";".join(frame_names(module, frame)) for frame in set(frames)}
     op_names = origin["op_name"].to_list()
     lacking = (None, NO_OP_NAME)
     label = [names[name] if name else lacking for name in op_names]

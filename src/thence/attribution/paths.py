@@ -53,7 +53,10 @@ def numbered_paths(
     name), one level of nesting at a time.
 
     Args:
-        parent, names, rows, wanted: as for `path_names`; wanted rows have a name.
+        parent: parent row of every host row, `NO_ROW` at the top.
+        names: Categorical name of every host row; only those of wanted rows matter.
+        rows: innermost wanted row of each activity; `NO_ROW` gives the empty path.
+        wanted: which host rows belong on the path.
 
     Returns:
         The distinct paths, the first of them empty, and the number of each row's path.

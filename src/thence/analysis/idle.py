@@ -1,0 +1,97 @@
+"""When the GPU was idle: time in which nothing ran between a device's first and last activity.
+
+Idle time is put down to XLA programs as `thence.analysis.programs` does: ``inside`` the execution that
+it interrupts, or ``before`` the execution that it delays. The two agree to the nanosecond where
+everything on the device belongs to programs that do not overlap; here, time in which something else
+ran is never idle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import gaps
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.tables import Tables
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["idle_gaps"]
+
+_SCHEMA = {
+    "rank": pl.Int32,
+    "device": pl.Int32,
+    "start": pl.Int64,
+    "duration": pl.Int64,
+    "where": pl.String,
+    "program": pl.String,
+}
+
+
+def idle_gaps(tables: Tables) -> pl.DataFrame:
+    """Every gap of every device.
+
+    Returns:
+        columns rank, device, start and duration (ns), where (inside, before or after; null where the
+        device ran no XLA program) and program (its name; null for ``after``, the time behind the last
+        execution).
+    """
+    names = tables.programs["name"].cast(pl.String)
+    parts = [pl.DataFrame(schema=_SCHEMA)]
+    for (rank, device), own in tables.gpu.group_by("rank", "device", maintain_order=True):
+        start = own["start"].to_numpy()
+        begin, end = gaps(start, start + own["duration"].to_numpy())
+        where, row = _programs_at(tables, (rank, device), begin)
+        parts.append(
+            pl.DataFrame(
+                {
+                    "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, len(begin)),
+                    "device": pl.Series([device], dtype=pl.Int32).new_from_index(0, len(begin)),
+                    "start": begin,
+                    "duration": end - begin,
+                    "where": where,
+                    "program": names.gather(row),
+                },
+                schema=_SCHEMA,
+            )
+        )
+    return pl.concat(parts)
+
+
+def _programs_at(
+    tables: Tables, device: tuple[object, ...], time: Int64
+) -> tuple[pl.Series, pl.Series]:
+    """For moments in which a device is idle: where that is, and the row of the program, or null."""
+    executions = (
+        tables.programs.with_row_index("row")
+        .filter(pl.col("rank") == device[0], pl.col("device") == device[1])
+        .filter(pl.col("program").is_not_null())  # the autotuner's trials are no programs
+        .sort("start", maintain_order=True)
+    )
+    if executions.is_empty():
+        nothing = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(time))
+        return nothing.cast(pl.String), nothing
+    row = executions["row"].to_numpy()
+    begin = executions["start"].to_numpy()
+    end = begin + executions["duration"].to_numpy()
+    reached = np.maximum.accumulate(end)
+    # The execution that lasts longest of those begun so far: the last row that raised the maximum.
+    raised = np.concatenate([[True], reached[1:] > reached[:-1]])
+    longest = np.maximum.accumulate(np.where(raised, np.arange(len(end)), 0))
+    begun = np.searchsorted(begin, time, side="right") - 1
+    last = np.maximum(begun, 0)
+    around = np.where(end[last] > time, last, longest[last])
+    inside = (begun >= 0) & (end[around] > time)
+    following = np.minimum(begun + 1, len(begin) - 1)
+    before = ~inside & (begun + 1 < len(begin))
+    where = pl.Series(["inside", "before", "after"]).gather(
+        np.where(inside, 0, np.where(before, 1, 2))
+    )
+    found = pl.Series(row[np.where(inside, around, following)], dtype=pl.UInt32)
+    return where, found.set(pl.Series(~inside & ~before), None)

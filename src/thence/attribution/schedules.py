@@ -1,0 +1,163 @@
+"""The commands that an XLA program gives a GPU, in the order of its schedule, and what may run each.
+
+XLA turns each scheduled instruction into one command (a thunk), except those that only name a value:
+parameters, constants, tuples and bitcasts (xla/service/gpu/thunk_emitter.cc). Its own kernels are named
+after the instruction, with ``_`` for other characters; fusions that compute the same share the kernel,
+and the name, of one of them (KernelReuseCache, xla/service/gpu/kernel_reuse_cache.cc).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from thence.model.hlo import HloModule
+
+__all__ = ["Schedule", "schedule_of"]
+
+_SILENT = """
+add-dependency after-all bitcast constant domain get-tuple-element opt-barrier parameter tuple
+""".split()  # noqa: SIM905 - a list of words reads better
+_NESTING = ("async-start", "call", "conditional", "while")
+_MOVING = """
+bitcast broadcast concatenate constant copy dynamic-slice dynamic-update-slice
+get-tuple-element iota pad parameter partition-id replica-id reshape slice transpose tuple
+""".split()  # noqa: SIM905 - as above
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The commands of a program, in order; what runs elsewhere stands between them as a barrier.
+
+    Attributes:
+        names: HLO instruction of each command.
+        targets: custom call target of each, or an empty text.
+        copies: whether it only moves or fills memory, which a copy or set of the driver can do.
+        inputs: columns command and input: one row for each result that a command reads of another.
+        classes: kernel name to the classes of commands that a kernel of this name may run.
+        members: the commands of each class.
+    """
+
+    names: list[str]
+    targets: list[str]
+    copies: NDArray[np.bool_]
+    inputs: pl.DataFrame
+    classes: dict[str, list[int]]
+    members: dict[int, NDArray[np.int64]]
+
+    def run_by(self, kernel: str) -> NDArray[np.bool_]:
+        """For each command, whether a kernel of this name may run it."""
+        fits = np.zeros(len(self.names), np.bool_)
+        for number in self.classes.get(kernel, ()):
+            fits[self.members[number]] = True
+        return fits
+
+
+def schedule_of(module: HloModule) -> Schedule:
+    """The commands of a program; none where its HLO holds no schedule."""
+    table = module.instructions.with_row_index("row")
+    rows = _commands(module, table)
+    order = pl.DataFrame({"row": rows}, schema={"row": pl.UInt32}).with_row_index("command")
+    commands = order.join(table, on="row", how="left", maintain_order="left")
+    inside = _inside(table)
+    fused = commands.with_columns(
+        inner=pl.when(pl.col("opcode") == "fusion").then(pl.col("called").list.first())
+    ).join(inside, left_on="inner", right_on="computation", how="left", maintain_order="left")
+    own = pl.concat_str(pl.lit("row "), pl.col("row").cast(pl.String))
+    same = pl.format(
+        "{} {} {} {}", pl.col("fusion_kind").fill_null(""), "work", "result_bytes", "operand_bytes"
+    )
+    classed = fused.select(
+        "command",
+        kernel=pl.col("name").str.replace_all(r"[^0-9A-Za-z_]", "_"),
+        number=pl.coalesce(same, own).rank("dense").cast(pl.Int64),
+        runs=~pl.col("opcode").is_in(_NESTING),
+    ).filter("runs")
+    names = classed.group_by("kernel").agg(pl.col("number").unique())
+    members = classed.group_by("number").agg("command")
+    moving = pl.coalesce("moves", pl.col("opcode").is_in(_MOVING))
+    return Schedule(
+        names=commands["name"].to_list(),
+        targets=commands["custom_call_target"].fill_null("").to_list(),
+        copies=fused.select(moving.fill_null(value=False)).to_series().to_numpy(),
+        inputs=_inputs(table, order),
+        classes=dict(names.iter_rows()),
+        members={n: np.array(m, np.int64) for n, m in members.iter_rows()},
+    )
+
+
+def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
+    """Rows of the instructions that are commands; after one that holds others come those."""
+    scheduled = table.filter(pl.col("step").is_not_null() & ~pl.col("opcode").is_in(_SILENT)).sort(
+        "computation", "step"
+    )
+    bodies: dict[int, list[tuple[int, str, list[int]]]] = {}
+    columns = scheduled.select("computation", "row", "opcode", "called")
+    for computation, row, opcode, called in columns.iter_rows():
+        bodies.setdefault(computation, []).append((row, opcode, called))
+    rows: list[int] = []
+    seen = {module.entry}
+    open_bodies: list[Iterator[tuple[int, str, list[int]]]] = [iter(bodies.get(module.entry, ()))]
+    while open_bodies:
+        following = next(open_bodies[-1], None)
+        if following is None:
+            open_bodies.pop()
+            continue
+        row, opcode, called = following
+        rows.append(row)
+        if opcode in _NESTING:
+            new = [c for c in called if c not in seen]
+            seen.update(new)
+            open_bodies += [iter(bodies.get(c, ())) for c in reversed(new)]
+    return rows
+
+
+def _inside(table: pl.DataFrame) -> pl.DataFrame:
+    """Of each computation: ``work``, equal where the same is computed, and whether it only moves."""
+    features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")
+    return table.group_by("computation").agg(
+        work=features.hash().sort().implode().hash().first(),
+        moves=pl.col("opcode").is_in(_MOVING).all(),
+    )
+
+
+def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
+    """Which command reads the result of which, through instructions that only name a value."""
+    row_of = table.select(pl.col("row").alias("source"), pl.col("id").alias("operands"))
+    edges = (
+        table.select("row", "operands")
+        .explode("operands", empty_as_null=True)
+        .drop_nulls()
+        .join(row_of.unique("operands", keep="first"), on="operands")
+        .select("row", "source")
+    )
+    commands = order.select("row")
+    found = []
+    open_edges = edges.join(commands, on="row", how="semi")
+    for _ in range(table.height):
+        found.append(open_edges.join(commands, left_on="source", right_on="row", how="semi"))
+        silent = open_edges.join(commands, left_on="source", right_on="row", how="anti")
+        open_edges = (
+            silent.rename({"source": "via"})
+            .join(edges.rename({"row": "via"}), on="via")
+            .select("row", "source")
+            .unique()
+        )
+        if open_edges.is_empty():
+            break
+    positions = order.select("row", "command")
+    return (
+        pl.concat(found)
+        .unique()
+        .join(positions, on="row")
+        .join(positions.rename({"row": "source", "command": "input"}), on="source")
+        .select(pl.col("command", "input").cast(pl.Int64))
+    )

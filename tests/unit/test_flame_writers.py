@@ -1,0 +1,235 @@
+"""Flame graphs as files: folded stacks read back, speedscope by its schema, pages that hold any name."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import FSDP, STACK, run_thence
+from thence.analysis.flame import Flame, Split
+from thence.analysis.flame_tree import Groups, tree
+from thence.attribution.stacks import KINDS_OF_STACKS
+from thence.cli import main
+from thence.cli.flame import BY
+from thence.model.tables import Meta
+from thence.writers.flame_html import flame_html
+from thence.writers.folded import folded_lines
+from thence.writers.speedscope import speedscope_document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<!--",
+    "a;b",
+    "# comment",
+    "two\nlines 12",
+    "\u2028\u2029&amp;",
+    "\x1b[31m",
+    "{{data}}",
+    "日本語 🙂",
+    "",
+    "ends in a number 5",
+)
+
+
+def made(stacks: Sequence[tuple[tuple[str, ...], int]]) -> Flame:
+    """A flame graph of these stacks and times."""
+    frames = [tuple((name, "frame", None) for name in names) for names, _ in stacks]
+    times = [ns for _, ns in stacks]
+    sums = pl.DataFrame({"self_ns": times, "count": 1, "forward_ns": 0, "backward_ns": 0})
+    nodes = tree(Groups(frames, sums.cast(pl.Int64), None), "GPU time")
+    total = sum(times)
+    meta = Meta(inputs=("<b>.json",))
+    return Flame(meta, "label", Split.NONE, (0,), 1, total, total, total, nodes, ())
+
+
+def parsed(lines: str) -> dict[tuple[str, ...], int]:
+    """Folded stacks as flamegraph.pl and inferno take them apart: the value follows the last space."""
+    found: dict[tuple[str, ...], int] = {}
+    for line in lines.split("\n")[:-1]:
+        assert not line.startswith("#")
+        stack, _, value = line.rpartition(" ")
+        path = tuple(stack.split(";"))
+        found[path] = found.get(path, 0) + int(value)
+    return found
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(["flame", *map(str, arguments)])
+    printed = capsys.readouterr()
+    assert stopped.value.code == code, printed.err
+    return printed.out if code == 0 else printed.err
+
+
+def test_folded_stacks_read_back() -> None:
+    graph = thence.open(STACK).flame("module")
+    found = parsed("".join(folded_lines(graph)))
+    assert found == {
+        tuple(re.sub(";", "\uff1b", name) for name in names): ns for names, ns in graph.stacks()
+    }
+    assert sum(found.values()) == graph.total_ns
+
+
+def test_folded_frames_hold_any_name() -> None:
+    stacks = [((name, f"{number} kernel"), 10 + number) for number, name in enumerate(HOSTILE)]
+    found = parsed("".join(folded_lines(made(stacks))))
+    assert sorted(found.values()) == sorted(ns for _, ns in stacks)
+    assert ("a\uff1bb", "2 kernel") in found
+    assert ("\uff03 comment", "3 kernel") in found
+    assert ("two lines 12", "4 kernel") in found
+    assert ("(no name)", "9 kernel") in found
+    assert all(len(path) == 2 for path in found)
+
+
+def check_speedscope(document: dict[str, Any]) -> None:
+    """The schema of a file with sampled profiles, from speedscope's public description of its format."""
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    assert document.keys() <= {"$schema", "shared", "profiles", "name", "activeProfileIndex", "exporter"}  # fmt: skip
+    assert document.keys() >= {"$schema", "shared", "profiles"}
+    frames = document["shared"]["frames"]
+    for frame in frames:
+        assert isinstance(frame["name"], str)
+        assert frame.keys() <= {"name", "file", "line", "col"}
+    assert 0 <= document["activeProfileIndex"] < len(document["profiles"])
+    for profile in document["profiles"]:
+        keys = {"type", "name", "unit", "startValue", "endValue", "samples", "weights"}
+        assert profile.keys() == keys
+        assert profile["type"] == "sampled"
+        assert profile["unit"] == "nanoseconds"
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert all(0 <= i < len(frames) for sample in profile["samples"] for i in sample)
+        assert all(type(weight) is int and weight > 0 for weight in profile["weights"])
+        assert profile["endValue"] - profile["startValue"] == sum(profile["weights"])
+
+
+def test_speedscope_follows_its_schema_and_loses_nothing() -> None:
+    graph = thence.open(*FSDP[:2]).flame("ops")
+    document = json.loads(json.dumps(speedscope_document(graph, "thence")))
+    check_speedscope(document)
+    frames = [frame["name"] for frame in document["shared"]["frames"]]
+    (profile,) = document["profiles"]
+    found = [
+        (tuple(frames[i] for i in sample), weight)
+        for sample, weight in zip(profile["samples"], profile["weights"], strict=True)
+    ]
+    assert found == list(graph.stacks())
+
+
+def test_speedscope_holds_any_name() -> None:
+    document = speedscope_document(made([((name,), 1) for name in HOSTILE]), "thence")
+    check_speedscope(json.loads(json.dumps(document)))
+    assert {frame["name"] for frame in document["shared"]["frames"]} == set(HOSTILE)
+
+
+class _Page(HTMLParser):
+    """Elements of a page, what they name outside of it, and the text of its data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.outside: list[str] = []
+        self.data = self.title = self.policy = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        given = dict(attrs)
+        self.outside += [name for name in ("src", "href", "action") if name in given]
+        self._inside = "data" if given.get("id") == "data" else tag
+        if given.get("http-equiv"):
+            self.policy = given.get("content") or ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "data":
+            self.data += data
+        if self._inside == "title":
+            self.title += data
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002 - its signature
+        self._inside = ""
+
+
+def test_a_page_holds_any_name_as_data_alone() -> None:
+    harmless = _Page(flame_html(made([(("a",), 1)])))
+    text = flame_html(made([((name, "kernel"), 1) for name in HOSTILE]))
+    page = _Page(text)
+    assert page.tags == harmless.tags
+    assert not re.search("[<>&\u2028\u2029]", page.data)
+    assert set(json.loads(page.data)["strings"]) == {*HOSTILE, "kernel", "GPU time"}
+    assert page.title.endswith("<b>.json")
+
+
+def test_a_page_needs_nothing_from_outside() -> None:
+    page = _Page(flame_html(made([(("a",), 1)])))
+    template = (resources.files("thence.writers") / "templates" / "flame.html").read_text("utf-8")
+    assert page.outside == []
+    assert page.policy == (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    )
+    for forbidden in (
+        "http:",
+        "https:",
+        "//cdn",
+        "@import",
+        "url(",
+        "innerHTML",
+        "eval(",
+        "fetch(",
+    ):
+        assert forbidden not in template, forbidden
+
+
+def test_the_command_line_knows_every_kind() -> None:
+    assert BY == KINDS_OF_STACKS
+
+
+def test_the_suffix_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.html", "a.folded", "a.speedscope.json"):
+        run(capsys, STACK, "-o", tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "a.folded", "a.html", "a.speedscope.json",
+    ]  # fmt: skip
+    check_speedscope(json.loads((tmp_path / "a.speedscope.json").read_text()))
+    total = thence.open(STACK).flame().total_ns
+    assert sum(parsed((tmp_path / "a.folded").read_text()).values()) == total
+    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
+    assert "must end in one of" in run(capsys, STACK, "-o", tmp_path / "a.svg", code=2)
+
+
+def test_a_file_is_overwritten_only_when_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.folded"
+    path.write_text("mine")
+    assert "--force overwrites it" in run(capsys, STACK, "-o", path, code=2)
+    assert path.read_text() == "mine"
+    run(capsys, STACK, "-o", path, "--force")
+    assert path.read_text() != "mine"
+    assert "cannot be written" in run(capsys, STACK, "-o", tmp_path / "no" / "a.html", code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.folded"]
+
+
+def test_a_dash_prints_folded_stacks(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (*FSDP[:2], "-o", "-", "--by", "ops", "--rank", "1", "--split", "phase")
+    found = parsed(run(capsys, *arguments, "--idle", "exclude"))
+    assert sum(found.values()) == thence.open(FSDP[1]).summary().sum_ns
+    assert {"forward", "backward"} <= {path[0] for path in found}
+
+
+def test_a_pipe_gets_utf8() -> None:
+    done = run_thence("flame", STACK, "-o", "-", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert parsed(done.stdout.decode())
+    assert done.stderr == b""
