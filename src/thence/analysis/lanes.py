@@ -1,0 +1,267 @@
+"""Slices that overlap, arranged so that a viewer can draw them without moving any.
+
+A track of a timeline viewer shows slices that lie inside one another or beside one another, nothing
+else. Slices that cross (one begins inside another and ends after it) need lanes: tracks of their own
+that the viewer shows as one row.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thence.model.intervals import chain_to, enclosing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    Stacks = tuple[tuple[int, ...], ...]
+
+__all__ = ["Steps", "nested_sequence", "split_lanes"]
+
+_MOST_STEPS = 200_000
+"""Placements that are tried, over all slices together, to save a lane that first choices took."""
+_LARGEST_SEARCHED = 64
+"""Crossing slices up to which saving a lane is tried at all."""
+_MOST_COMPARED = 64
+"""Lanes that a slice is compared with; where more are open, they are handed out by when they are free."""
+
+
+def split_lanes(track: Int64, start: Int64, end: Int64) -> Int64:
+    """The lane of each slice on its track: 0 for all where nothing crosses, as few as can be found otherwise.
+
+    The smallest number is found for every group of crossing slices that needs two lanes by first
+    choice or is small; in general it is the colouring of a circle graph, which is NP-hard, and the
+    first choice stands: the lane whose open slice ends soonest after the new one, or an empty one.
+    It never takes more lanes than slices are open at once.
+
+    Args:
+        track: number of the track of each slice, shape (n,).
+        start: ns, shape (n,), in any order.
+        end: ns, not before the start. A slice of no length lies in what begins with it, not in what
+            ends there.
+
+    Returns:
+        int64 array of shape (n,), lanes of each track counted from 0.
+    """
+    lanes = np.zeros(len(track), np.int64)
+    order = np.lexsort((-end, start, track))
+    on, begin = track[order], start[order]
+    until = np.maximum(end[order], begin + 1)
+    parent = enclosing(on, begin, until)
+    crossing = _crossing(on, begin, until, parent)
+    if crossing.any():
+        # What lies inside a crossing slice has to find its place among the lanes as well.
+        rows = np.flatnonzero(chain_to(parent, np.arange(len(on)), crossing) >= 0)
+        lanes[order[rows]] = _placed(on[rows], begin[rows], until[rows])
+    return lanes
+
+
+def _crossing(track: Int64, start: Int64, end: Int64, parent: Int64) -> Mask:
+    """Which slices overlap a sibling; siblings never contain one another, so these cross."""
+    rows = len(track)
+    family = np.where(parent >= 0, parent, -1 - track)
+    order = np.argsort(family, kind="stable")
+    first = np.ones(rows, np.bool_)
+    first[1:] = family[order][1:] != family[order][:-1]
+    # The latest end so far in the family: ends become their ranks, so that (family, end) fits a number.
+    ranked = np.argsort(end, kind="stable")
+    rank = np.empty(rows, np.int64)
+    rank[ranked] = np.arange(rows)
+    number = np.cumsum(first) - 1
+    latest = np.maximum.accumulate(rank[order] + number * rows) - number * rows
+    overlaps = ~first
+    overlaps[1:] &= end[ranked[latest[:-1]]] > start[order][1:]
+    cluster = np.cumsum(~overlaps) - 1
+    result = np.zeros(rows, np.bool_)
+    result[order] = np.bincount(cluster)[cluster] > 1
+    return result
+
+
+def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
+    """Lanes of slices sorted by track and start, group by group of slices that overlap in time."""
+    number = np.cumsum(np.diff(track, prepend=track[:1]) != 0)
+    low, span = int(start.min()), int(end.max()) - int(start.min()) + 1
+    lanes = np.zeros(len(track), np.int64)
+    by_choice = np.ones(len(track), np.bool_)
+    if (int(number[-1]) + 1) * span < 1 << 62:
+        begin, until = start - low + number * span, end - low + number * span
+        reached = np.maximum.accumulate(until)
+        fresh = np.ones(len(track), np.bool_)
+        fresh[1:] = begin[1:] >= reached[:-1]
+        firsts = np.flatnonzero(fresh)
+        lanes = _alternating(until, reached, fresh)
+        open_now = np.arange(1, len(track) + 1) - np.searchsorted(np.sort(until), begin, "right")
+        by_choice = (np.maximum.reduceat(open_now, firsts) > 2)[np.cumsum(fresh) - 1]
+    else:  # times that far apart: tracks only are told apart
+        firsts = np.flatnonzero(np.diff(number, prepend=-1))
+    search = _Search(_MOST_STEPS)
+    chosen = firsts[by_choice[firsts]].tolist()
+    lasts = np.append(firsts, len(track))[np.searchsorted(firsts, chosen) + 1].tolist()
+    for first, last in zip(chosen, lasts, strict=True):
+        lanes[first:last] = search.lanes(start[first:last].tolist(), end[first:last].tolist())
+    return lanes
+
+
+def _alternating(end: Int64, reached: Int64, fresh: Mask) -> Int64:
+    """Lanes 0 and 1 of groups in which never more than two slices are open: each beside the open one.
+
+    What is open when a slice begins is the one of the latest end so far; such slices take turns.
+    """
+    latest = fresh.copy()
+    latest[1:] |= end[1:] > reached[:-1]
+    turn = np.cumsum(latest)
+    of_group = turn[np.flatnonzero(fresh)][np.cumsum(fresh) - 1]
+    lanes: Int64 = (turn - of_group + ~latest) % 2
+    return lanes
+
+
+@dataclass
+class _Search:
+    """Places groups of crossing slices, one slice after the other as they begin.
+
+    Attributes:
+        steps: placements that may still be tried to save lanes.
+    """
+
+    steps: int
+
+    def lanes(self, start: Sequence[int], end: Sequence[int]) -> list[int]:
+        """The lane of each slice of one group, in order of start."""
+        best = _first_choice(start, end)
+        while (count := max(best) + 1) > 2 and len(start) <= _LARGEST_SEARCHED:
+            found = self._within(start, end, count - 1)
+            if found is None:
+                break
+            best = found
+        return best
+
+    def _within(self, start: Sequence[int], end: Sequence[int], most: int) -> list[int] | None:
+        """Lanes below ``most`` for all, by trying; None where there are none, or the steps are used up."""
+        empty: Stacks = ((),) * most
+        states: list[Stacks] = [empty]
+        choices: list[Iterator[int]] = [iter(range(most))]
+        chosen: list[int] = []
+        while choices and self.steps > 0:
+            self.steps -= 1
+            row = len(choices) - 1
+            lane = next(choices[-1], None)
+            if lane is None:
+                choices.pop()
+                states.pop()
+                if chosen:
+                    chosen.pop()
+                continue
+            after = _put(states[-1], lane, start[row], end[row])
+            if after is None:
+                continue
+            chosen.append(lane)
+            if len(chosen) == len(start):
+                return chosen
+            states.append(after)
+            # Lanes that are all empty are alike: only the first of them need be tried.
+            used = next((i for i, stack in enumerate(after) if not stack), most - 1) + 1
+            choices.append(iter(range(max(used, max(chosen) + 1))))
+        return None
+
+
+def _put(state: Stacks, lane: int, start: int, end: int) -> Stacks | None:
+    """The open ends of all lanes once a slice is put into one; None where it would cross another."""
+    stack = tuple(e for e in state[lane] if e > start)
+    if stack and stack[-1] < end:
+        return None
+    return (*state[:lane], (*stack, end), *state[lane + 1 :])
+
+
+def _first_choice(start: Sequence[int], end: Sequence[int]) -> list[int]:
+    """Each slice into the lane that fits it most tightly, a new one only where none fits."""
+    stacks: list[list[int]] = []
+    lanes = []
+    for begin, until in zip(start, end, strict=True):
+        best, best_end, vacant = -1, 0, -1
+        for lane, stack in enumerate(stacks):
+            while stack and stack[-1] <= begin:
+                stack.pop()
+            if not stack:
+                vacant = lane if vacant < 0 else vacant
+            elif stack[-1] >= until and (best < 0 or stack[-1] < best_end):
+                best, best_end = lane, stack[-1]
+        chosen = best if best >= 0 else vacant
+        if chosen < 0:
+            if len(stacks) == _MOST_COMPARED:
+                return _by_vacancy(start, end)
+            chosen = len(stacks)
+            stacks.append([])
+        stacks[chosen].append(until)
+        lanes.append(chosen)
+    return lanes
+
+
+def _by_vacancy(start: Sequence[int], end: Sequence[int]) -> list[int]:
+    """Each slice into the first lane on which nothing is open: quick however many are open at once."""
+    taken: list[tuple[int, int]] = []  # end and lane of what is open
+    vacant: list[int] = []
+    lanes = []
+    for begin, until in zip(start, end, strict=True):
+        while taken and taken[0][0] <= begin:
+            heapq.heappush(vacant, heapq.heappop(taken)[1])
+        lane = heapq.heappop(vacant) if vacant else len(taken)
+        heapq.heappush(taken, (until, lane))
+        lanes.append(lane)
+    return lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Begins and ends of slices in the order in which they happen, track after track.
+
+    A slice with nothing inside begins and ends in one step.
+
+    Attributes:
+        begins: row of the slice that begins in each step, -1 where none does; int64.
+        ends: row of the slice that ends in each step, -1 where none does; int64.
+    """
+
+    begins: Int64
+    ends: Int64
+
+
+def nested_sequence(track: Int64, start: Int64, end: Int64) -> Steps:
+    """Begins and ends such that they nest on every track, at equal times as well.
+
+    Args:
+        track: number of the lane of each slice, on which no two cross; see `split_lanes`.
+        start: ns, in any order.
+        end: ns, not before the start.
+    """
+    rows = len(track)
+    order = np.lexsort((-end, start, track))
+    on, begin = track[order], start[order]
+    until = np.maximum(end[order], begin + 1)
+    bounds = [0, *(np.flatnonzero(on[1:] != on[:-1]) + 1).tolist(), rows]
+    closed = np.empty(rows, np.int64)  # slices that end before each begins
+    after = np.empty(rows, np.int64)  # the first slice that begins after each ends
+    for low, high in itertools.pairwise(bounds):
+        closed[low:high] = low + np.searchsorted(
+            np.sort(until[low:high]), begin[low:high], side="right"
+        )
+        after[low:high] = low + np.searchsorted(begin[low:high], until[low:high], side="left")
+    number = np.arange(rows)
+    begins_at = number + closed
+    inside = after - number - 1
+    begins = np.full(2 * rows, -1, np.int64)
+    ends = np.full(2 * rows, -1, np.int64)
+    begins[begins_at] = order
+    ends[begins_at[inside == 0]] = order[inside == 0]
+    around = inside > 0
+    ends[begins_at[around] + 2 * inside[around] + 1] = order[around]
+    happens = (begins >= 0) | (ends >= 0)
+    return Steps(begins[happens], ends[happens])

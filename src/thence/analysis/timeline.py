@@ -1,0 +1,216 @@
+"""A trace as a timeline: clocks of all ranks as one, counters, and what is drawn where.
+
+Writers of timelines encode what is worked out here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.communication import collectives, kind_of
+from thence.analysis.warmup import WarmUp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from thence.analysis.alignment import Alignment
+    from thence.attribution.combined import Attribution
+    from thence.model.tables import Tables
+
+__all__ = ["COUNTERS", "LANES", "Timeline", "counters", "on_one_clock", "timeline"]
+
+LANES = ("label", "module", "collective", "process-group")
+"""What extra lanes can be by."""
+
+COUNTERS = {
+    "busy streams": "streams",
+    "bytes in flight": "bytes",
+    "collective bus bandwidth": "GB/s",
+}
+"""Counters of each device, with their units. Busy streams: how many run something. Bytes in flight:
+of copies and sets, and the message sizes of collectives, that run. Bus bandwidth: sum over the
+collectives that run of what each achieves on average (see `thence.analysis.communication`)."""
+
+_KEY = ("rank", "device")
+_LANE_COLUMNS = ("label", "module")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What a viewer shows.
+
+    Attributes:
+        tables: with times on one clock.
+        places: where each row of gpu came from, as in `Attribution.places`.
+        collectives: the `collectives` table, each row with its device activity.
+        counters: rank, device, counter (of `COUNTERS`), time (ns), value (Float64): from that time on.
+        lanes: by kind of `LANES`: for each row of gpu the lane that shows it again, null for none.
+        corrections: ns that were subtracted from all times of a rank, by rank; empty where none were.
+        notes: what was done to clocks, and why, as sentences.
+    """
+
+    tables: Tables
+    places: pl.DataFrame
+    collectives: pl.DataFrame
+    counters: pl.DataFrame
+    lanes: Mapping[str, pl.Series] = field(default_factory=dict)
+    corrections: Mapping[int, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def timeline(
+    tables: Tables,
+    attribution: Attribution,
+    lanes: Sequence[str] = (),
+    alignment: Alignment | None = None,
+) -> Timeline:
+    """The timeline of a trace.
+
+    Args:
+        tables: of the trace.
+        attribution: of the same.
+        lanes: of `LANES`: what to show again on lanes of its own.
+        alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
+    """
+    moved, corrections, notes = on_one_clock(tables, alignment)
+    described = dataclasses.replace(moved, collectives=attribution.collectives)
+    return Timeline(
+        moved,
+        attribution.places,
+        attribution.collectives,
+        counters(described),
+        {kind: _lane_names(kind, described, attribution.places) for kind in lanes},
+        corrections,
+        notes,
+    )
+
+
+def on_one_clock(
+    tables: Tables, alignment: Alignment | None
+) -> tuple[Tables, dict[int, int], tuple[str, ...]]:
+    """The tables with each rank's correction subtracted from all its times.
+
+    Returns:
+        the tables, the corrections in ns by rank, and sentences that say what was moved and what
+        could not be.
+    """
+    if alignment is None or len(tables.ranks) < 2:
+        return tables, {}, ()
+    known = alignment.corrections.drop_nulls("correction_ns")
+    corrections = {rank: ns for rank, ns in known.select("rank", "correction_ns").rows() if ns}
+    notes = [
+        f"rank {rank}: all times moved by {-ns:+,} ns, to the clock that the ranks share at the ends of collectives"
+        for rank, ns in corrections.items()
+    ]
+    unknown = alignment.corrections.filter(pl.col("correction_ns").is_null())["rank"].to_list()
+    if unknown:
+        ranks = ", ".join(map(str, unknown))
+        notes.append(f"rank {ranks}: shares no collective with another; times as recorded")
+    if known["cluster"].n_unique() > 1:
+        notes.append(
+            "the ranks form groups that share no collective: clocks are aligned within each only"
+        )
+    if not corrections:
+        return tables, {}, tuple(notes)
+    shift = alignment.shift()
+
+    def moved(frame: pl.DataFrame) -> pl.DataFrame:
+        times = [column for column in ("start", "launch") if column in frame.columns]
+        return frame.with_columns(pl.col(times) - shift)
+
+    on_one = dataclasses.replace(
+        tables,
+        gpu=moved(tables.gpu),
+        host=moved(tables.host),
+        programs=moved(tables.programs),
+    )
+    return on_one, corrections, tuple(notes)
+
+
+def _lane_names(kind: str, tables: Tables, places: pl.DataFrame) -> pl.Series:
+    """The lane of each row of gpu, null where it is on none."""
+    if kind in _LANE_COLUMNS:
+        return places[kind]
+    group = pl.coalesce(
+        pl.concat_str(
+            pl.col("group_name").cast(pl.String),
+            pl.lit(" ("),
+            pl.col("group_description").cast(pl.String),
+            pl.lit(")"),
+        ),
+        pl.col("group_name", "group_description", "group_ranks").cast(pl.String),
+    )
+    name = kind_of(pl.col("collective")) if kind == "collective" else group
+    described = tables.collectives.select("gpu", name=name).unique("gpu", keep="first")
+    rows = pl.DataFrame({"gpu": pl.int_range(tables.gpu.height, dtype=pl.Int32, eager=True)})
+    joined = rows.join(described, on="gpu", how="left", maintain_order="left")
+    return joined["name"].cast(pl.Categorical())
+
+
+def counters(tables: Tables) -> pl.DataFrame:
+    """The counters of every device.
+
+    Args:
+        tables: whose collectives have their device activities.
+
+    Returns:
+        rank, device, counter, time (ns), value (Float64), sorted by all but the last; only changes.
+    """
+    gpu = tables.gpu.select(
+        *_KEY, "stream", "start", "bytes", end=pl.col("start") + pl.col("duration")
+    )
+    sizes = tables.collectives.select("gpu", size="bytes").drop_nulls()
+    moved = np.array(gpu["bytes"].fill_null(0).to_numpy())
+    np.add.at(moved, sizes["gpu"].to_numpy(), sizes["size"].to_numpy())
+    frames = [
+        _steps("busy streams", _busy(gpu)),
+        _steps("bytes in flight", gpu.with_columns(value=moved).filter(pl.col("value") > 0)),
+    ]
+    if tables.collectives.height:
+        rows = collectives(tables, WarmUp.KEEP).rows.drop_nulls("bus_gbps")
+        running = rows.select(
+            *_KEY, "start", end=pl.col("start") + pl.col("duration_ns"), value="bus_gbps"
+        )
+        frames.append(_steps("collective bus bandwidth", running))
+    return pl.concat(frames).sort(*_KEY, "counter", "time")
+
+
+def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
+    """When each stream runs something: what overlaps or touches on a stream as one interval."""
+    lane = (*_KEY, "stream")
+    ordered = gpu.filter(pl.col("end") > pl.col("start")).sort(*lane, "start")
+    reached = pl.col("end").cum_max().shift().over(*lane)
+    return (
+        ordered.with_columns(fresh=(pl.col("start") > reached).fill_null(value=True))
+        .with_columns(interval=pl.col("fresh").cum_sum())
+        .group_by("interval", maintain_order=True)
+        .agg(pl.col(*_KEY).first(), pl.col("start").first(), pl.col("end").max(), value=pl.lit(1))
+    )
+
+
+def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:
+    """The sum of the values of the intervals that last, from each change of it on."""
+    edges = pl.concat(
+        [
+            intervals.select(*_KEY, time="start", value=pl.col("value").cast(pl.Float64), open=1),
+            intervals.select(*_KEY, time="end", value=-pl.col("value").cast(pl.Float64), open=-1),
+        ]
+    )
+    totals = (
+        edges.group_by(*_KEY, "time")
+        .agg(pl.col("value", "open").sum())
+        .sort(*_KEY, "time")
+        .with_columns(pl.col("value", "open").cum_sum().over(*_KEY))
+    )
+    # Sums of floats need not come back to 0: where nothing lasts, they are.
+    value = pl.when(pl.col("open") > 0).then("value").otherwise(0.0)
+    return (
+        totals.select(*_KEY, "time", counter=pl.lit(counter), value=value)
+        .filter((pl.col("value") != pl.col("value").shift().over(*_KEY)).fill_null(value=True))
+        .select(*_KEY, "counter", "time", "value")
+    )

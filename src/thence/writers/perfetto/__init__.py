@@ -1,0 +1,10 @@
+"""Perfetto traces: native protobuf for ui.perfetto.dev and trace_processor.
+
+wire.py       protobuf's wire format, written from columns
+interning.py  names, categories, argument keys and texts, each written once
+tracks.py     processes, threads, devices, streams and lanes, in order
+packets.py    slices with arguments and flows, counters -> packets
+arguments.py  which columns become arguments
+layout.py     rows on tracks
+write.py      a timeline -> the file
+"""

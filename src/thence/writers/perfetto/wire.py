@@ -1,0 +1,185 @@
+"""Protobuf's wire format (https://protobuf.dev/programming-guides/encoding/), single values and whole columns.
+
+A record that many rows share in shape is put together from `Part`s: for each row a few bytes, of
+which it uses the first so many. Every step is a NumPy operation over all rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    Numbers = npt.NDArray[Any]
+
+__all__ = [
+    "BYTES", "FIXED64", "VARINT", "Part", "bytes_field", "constant", "delimited", "double_column", "field_tag",
+    "fixed64_column", "joined", "only_where", "ragged", "sizes", "text_field", "uint_field", "varint", "varint_column",
+]  # fmt: skip
+
+VARINT, FIXED64, BYTES = 0, 1, 2
+"""Wire types."""
+
+
+def varint(value: int) -> bytes:
+    """A number, seven bits a byte, the lowest first; negative ones as their 64-bit two's complement."""
+    value &= (1 << 64) - 1
+    result = bytearray()
+    while value > 0x7F:
+        result.append(value & 0x7F | 0x80)
+        value >>= 7
+    result.append(value)
+    return bytes(result)
+
+
+def field_tag(number: int, wire_type: int) -> bytes:
+    """What stands before each value: the field's number and how the value is encoded."""
+    return varint(number << 3 | wire_type)
+
+
+def uint_field(number: int, value: int) -> bytes:
+    """A field with a number, a truth value or an enum."""
+    return field_tag(number, VARINT) + varint(value)
+
+
+def bytes_field(number: int, content: bytes) -> bytes:
+    """A field with bytes or a message."""
+    return field_tag(number, BYTES) + varint(len(content)) + content
+
+
+def text_field(number: int, text: str) -> bytes:
+    """A field with text. Lone surrogates, which UTF-8 cannot hold, become question marks."""
+    return bytes_field(number, text.encode("utf-8", "replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The bytes of one place in the records of many rows.
+
+    Attributes:
+        data: uint8, shape (width, rows), or (width, 1) where they are the same for all.
+        length: int64, shape (rows,): how many of them each row uses.
+        ragged: uint8; where given, ``data`` is empty and these are the bytes of all rows one after
+            the other, ``length`` of them each.
+    """
+
+    data: Bytes
+    length: Int64
+    ragged: Bytes | None = None
+
+
+def constant(content: bytes, rows: int) -> Part:
+    """The same bytes in every row."""
+    data = np.frombuffer(content, np.uint8)[:, None]
+    return Part(data, np.full(rows, len(content), np.int64))
+
+
+def varint_column(values: Numbers) -> Part:
+    """A varint per row.
+
+    Args:
+        values: any integers; negative ones as their 64-bit two's complement.
+    """
+    unsigned = values.astype(np.uint64)
+    largest = int(unsigned.max(initial=0))
+    if largest < 1 << 32:
+        unsigned = unsigned.astype(np.uint32)
+    width = max(1, -(-largest.bit_length() // 7))
+    data = np.empty((width, len(values)), np.uint8)
+    length = np.ones(len(values), np.int64)
+    for place in range(width):
+        data[place] = unsigned & 0x7F
+        if place + 1 < width:
+            unsigned >>= 7
+            more = unsigned > 0
+            data[place] |= more.view(np.uint8) << 7
+            length += more
+    return Part(data, length)
+
+
+def fixed64_column(values: Numbers) -> Part:
+    """Eight bytes per row, the lowest first."""
+    data = values.astype("<u8").view(np.uint8).reshape(len(values), 8).T
+    return Part(data, np.full(len(values), 8, np.int64))
+
+
+def double_column(values: Numbers) -> Part:
+    """A double per row."""
+    data = values.astype("<f8").view(np.uint8).reshape(len(values), 8).T
+    return Part(data, np.full(len(values), 8, np.int64))
+
+
+def ragged(content: Bytes, length: Int64) -> Part:
+    """Any number of bytes per row.
+
+    Args:
+        content: of all rows, one after the other.
+        length: of each row.
+    """
+    return Part(np.empty((0, 1), np.uint8), length, content)
+
+
+def only_where(parts: Iterable[Part], present: Mask) -> list[Part]:
+    """The parts, empty in the rows that are not present; none of them may be ragged."""
+    return [Part(part.data, np.where(present, part.length, 0)) for part in parts]
+
+
+def sizes(parts: Iterable[Part]) -> Int64:
+    """Bytes of each row in all the parts together."""
+    total: Int64 = np.sum([part.length for part in parts], axis=0, dtype=np.int64)
+    return total
+
+
+def delimited(number: int, parts: Sequence[Part]) -> list[Part]:
+    """The parts as a message in a field: with tag and length before them."""
+    length = sizes(parts)
+    return [constant(field_tag(number, BYTES), len(length)), varint_column(length), *parts]
+
+
+def joined(parts: Sequence[Part]) -> Bytes:
+    """The bytes of all rows, row after row; within a row in the order of the parts."""
+    rows = len(parts[0].length)
+    width = sum(part.data.shape[0] for part in parts)
+    data = np.empty((width, rows), np.uint8)
+    used = np.empty((width, rows), np.bool_)
+    at = 0
+    for part in parts:
+        below = at + part.data.shape[0]
+        data[at:below] = part.data
+        np.less(np.arange(below - at)[:, None], part.length, out=used[at:below])
+        at = below
+    # Columns are filled where they lie together, then turned once: faster than strided writing.
+    regular = np.ascontiguousarray(data.T)[np.ascontiguousarray(used.T)]
+    return _with_ragged(regular, parts)
+
+
+def _with_ragged(regular: Bytes, parts: Sequence[Part]) -> Bytes:
+    """Puts the bytes of a ragged part into those of the others."""
+    place = next((i for i, part in enumerate(parts) if part.ragged is not None), None)
+    if place is None:
+        return regular
+    content, extra = parts[place].ragged, parts[place].length
+    assert content is not None
+    assert all(part.ragged is None for part in parts[place + 1 :]), "one ragged part at most"
+    if not len(content):
+        return regular
+    row = sizes(parts)
+    at = np.cumsum(row) - row + (sizes(parts[:place]) if place else 0)
+    edges = np.zeros(len(regular) + len(content) + 1, np.int8)
+    filled = extra > 0
+    edges[at[filled]] += 1
+    edges[(at + extra)[filled]] -= 1
+    inserted = np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
+    result = np.empty(len(inserted), np.uint8)
+    result[inserted] = content
+    result[~inserted] = regular
+    return result
