@@ -277,6 +277,10 @@ class Trace:
         """The largest rows of ``summary(by)``."""
         return plots.by_figure(self.summary(by), top)
 
+    def plot_flame(self, by: str | None = None) -> go.Figure:
+        """The flame graph; ``thence flame`` writes one that searches and filters."""
+        return plots.flame_figure(self.flame(by))
+
     def plot_streams(self) -> go.Figure:
         """Time of each stream by group of kernels."""
         return plots.groups_figure(self.streams())

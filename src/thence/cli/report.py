@@ -11,6 +11,7 @@ import click
 
 from thence.cli.common import (
     console,
+    hlo_option,
     inputs_argument,
     json_text,
     open_with_progress,
@@ -21,6 +22,7 @@ from thence.errors import UsageError
 
 if TYPE_CHECKING:
     from thence.analysis.summary import Summary
+    from thence.trace import Trace
 
 __all__ = ["command", "show"]
 
@@ -70,23 +72,25 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
     type=click.Path(dir_okay=False),
     help=".html (one page with everything, needs Plotly), .json or .csv.",
 )
+@hlo_option
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
 def command(output: str | None, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag
     """Where the GPU time of a trace went."""
+    inputs, hlo = options.pop("inputs"), options.pop("hlo")
     if output is None:
-        show(**options)
+        show(open_with_progress(inputs, hlo), **options)
         return
     form = _format(output)
     if Path(output).exists() and not force:
         raise UsageError(f"{output} exists; --force overwrites it")
-    _write(Path(output), _document(options["inputs"], options["by"], form))
+    _write(Path(output), _document(open_with_progress(inputs, hlo), options["by"], form))
 
 
-def show(inputs: tuple[str, ...], by: str, top: int, form: str) -> None:
-    """Reads the inputs and prints their summary."""
+def show(trace: Trace, by: str, top: int, form: str) -> None:
+    """Prints the summary of a trace."""
     from thence.writers.table import summary_table
 
-    summary = open_with_progress(inputs).summary(by)
+    summary = trace.summary(by)
     if form == "json":
         print_json(summary.to_json())
     elif form == "csv":
@@ -105,8 +109,7 @@ def _format(output: str) -> str:
     return form
 
 
-def _document(inputs: tuple[str, ...], by: str, form: str) -> str:
-    trace = open_with_progress(inputs)
+def _document(trace: Trace, by: str, form: str) -> str:
     if form == "html":
         return trace.report_html()
     summary = trace.summary(by)

@@ -1,0 +1,149 @@
+"""Writes and runs the example notebooks: ``python examples/build_notebooks.py``.
+
+Needs thence with its report extra, and nbformat, nbclient and ipykernel. Figures are stored as Plotly's
+JSON, without images and without a copy of Plotly.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+HERE = Path(__file__).parent
+MOST_BYTES = 300_000
+
+Cells = tuple[str, ...]
+"""Text of each cell; those that begin with ``#`` are prose."""
+
+PYTORCH: Cells = (
+    (
+        "# Where the GPU time of a PyTorch run went\n\n"
+        "A recording of `torch.profiler` with Python stacks: two training steps of a small GPT on one H200."
+    ),
+    (
+        'import thence\n\ntrace = thence.open("../src/thence/data/torch_eager_stack_rank0.json.gz")\n'
+        "trace.self_check()  # attributed and unattributed time add up\ntrace"
+    ),
+    (
+        "## By module, and by line of one's own code\n\n"
+        "Backward kernels belong to the module and line of their forward op."
+    ),
+    'trace.plot_by("module")',
+    'trace.summary(by="source")',
+    "## Every stream over time\n\nDrag to zoom. The gaps are idle time: this run is limited by its launches.",
+    "trace.plot_timeline()",
+    "## As a flame graph\n\nA click zooms. `thence flame` writes a page that also searches and filters.",
+    'trace.plot_flame("module")',
+    (
+        "## Several ranks\n\nTwo steps under FSDP2 on four GPUs, one file a rank. Clocks are aligned at the ends of "
+        "the collectives that the ranks share."
+    ),
+    (
+        'ranks = thence.open("../tests/data/torch/torch_fsdp_rank*.json.gz")\n'
+        'ranks.summary(by="rank").rows.select("name", "count", "total_ns", "share")'
+    ),
+    "ranks.plot_concurrency()",
+    "ranks.plot_streams()",
+    (
+        "## Collectives: bandwidth, waits, stragglers\n\n"
+        "The best kernels reach 180 to 250 GB/s of bus bandwidth, the average far less: most of the time is "
+        "waiting for a rank that starts late, and it is ranks 1 and 3 that do."
+    ),
+    "ranks.plot_bandwidth()",
+    "ranks.plot_waits()",
+    "ranks.plot_stragglers()",
+    "## Questions of one's own\n\n`activities` is a Polars frame: every device activity with where it came from.",
+    (
+        "import polars as pl\n\n"
+        "(\n"
+        '    trace.activities.filter(pl.col("phase") == "backward")\n'
+        '    .group_by("op")\n'
+        '    .agg(pl.len().alias("count"), total_us=pl.col("duration").sum() / 1e3)\n'
+        '    .sort("total_us", descending=True)\n'
+        "    .head(8)\n"
+        ")"
+    ),
+    (
+        "## One page to pass on\n\n"
+        "`trace.report_html()`, or `thence report traces/ -o report.html`: all of this in one file "
+        "that needs no network."
+    ),
+    'f"{len(trace.report_html().encode()) / 1e6:.1f} MB"',
+)
+
+JAX: Cells = (
+    (
+        "# Where the GPU time of a JAX run went\n\n"
+        "A recording of `jax.profiler`: training steps of a transformer sharded over two H200s of one process. "
+        "Neither JAX nor TensorFlow is needed to read it."
+    ),
+    (
+        'import polars as pl\n\nimport thence\n\ntrace = thence.open("../tests/data/jax/jax_fsdp2.xplane.pb.gz")\n'
+        "trace.self_check()  # attributed and unattributed time add up\ntrace"
+    ),
+    "## Programs\n\nHow often each XLA program ran, for how long, and when the GPU was idle.",
+    (
+        "programs = trace.program_times()\nprint(programs.phases.statement)\n"
+        'programs.programs.select("name", "executions", "^gpu_ns_.*$", "^idle_.*$", "^launch.*mean$")'
+    ),
+    "trace.plot_programs()",
+    "trace.plot_timeline()",
+    "## Compile time\n\nOnly recordings of nsys-jax hold XLA's compile phases; what is missing is said, not guessed.",
+    "try:\n    trace.plot_compile().show()\nexcept thence.MissingData as missing:\n    print(missing)",
+    (
+        "## Flame graphs by op and by source\n\n"
+        "A run on one GPU with command buffers switched off, so that every kernel leads to its HLO "
+        "op. A fusion's time is "
+        "shared among the source lines inside it by what its instructions cost."
+    ),
+    'single = thence.open("../tests/data/jax/jax_single_nocb.xplane.pb.gz")\nsingle.plot_flame("op_name")',
+    'single.plot_flame("source")',
+    'single.summary(by="source")',
+    "## Bandwidth against message size\n\nPoints are the fastest device of each instance, lines go through the means.",
+    "trace.plot_bandwidth()",
+    (
+        "sizes = trace.collective_times().by_size\n"
+        'sizes.select("collective", "bytes", "count", "bus_gbps_mean", "exposed_ns", "hidden_ns", "^wait.*$")'
+    ),
+    "## Waits\n\nHow long each collective waited for its last device to start.",
+    "trace.plot_waits()",
+    (
+        "## Spread\n\n"
+        "The same computation should always take the same time. What lies high and is large is worth a look."
+    ),
+    "single.plot_spread()",
+    'single.spread().filter(pl.col("count") > 1).sort("spread", descending=True).head(8)',
+    "## One page to pass on\n\n`thence report profile_dir/ -o report.html`: all of this in one file.",
+    'f"{len(trace.report_html().encode()) / 1e6:.1f} MB"',
+)
+
+
+def build(name: str, cells: Cells) -> None:
+    """Writes one notebook with the outputs of its cells."""
+    notebook = nbformat.v4.new_notebook()
+    for number, text in enumerate(cells):
+        prose = text.startswith("#")
+        cell = nbformat.v4.new_markdown_cell(text) if prose else nbformat.v4.new_code_cell(text)
+        cell["id"] = f"cell-{number}"  # the same each time, so that changes are those of content
+        notebook.cells.append(cell)
+    client = NotebookClient(
+        notebook, timeout=120, record_timing=False, resources={"metadata": {"path": str(HERE)}}
+    )
+    client.execute()
+    notebook.metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+    }
+    target = HERE / name
+    nbformat.write(notebook, target)
+    size = target.stat().st_size
+    print(f"{name}: {size / 1000:.0f} kB")
+    assert size < MOST_BYTES, "too large to keep"
+
+
+if __name__ == "__main__":
+    os.environ["PLOTLY_RENDERER"] = "plotly_mimetype"
+    build("pytorch.ipynb", PYTORCH)
+    build("jax.ipynb", JAX)

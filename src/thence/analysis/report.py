@@ -1,0 +1,102 @@
+"""Everything that a report on one trace shows, each part a result or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from thence.errors import MissingData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import polars as pl
+
+    from thence.analysis.communication import Collectives
+    from thence.analysis.compilation import Compilation
+    from thence.analysis.flame import Flame
+    from thence.analysis.programs import Programs
+    from thence.analysis.streams import Streams
+    from thence.analysis.summary import Summary
+    from thence.analysis.timeline_overview import Overview
+    from thence.units import Ns
+
+__all__ = ["DIVISIONS", "DIVISIONS_XLA", "Part", "Report", "part"]
+
+DIVISIONS = ("kernel", "label", "module", "op", "source", "step", "phase", "rank")
+"""What the GPU time of a report is divided by, and of a trace with XLA programs:"""
+DIVISIONS_XLA = (
+    "kernel",
+    "op_name",
+    "source",
+    "label",
+    "hlo",
+    "opcode",
+    "program",
+    "phase",
+    "rank",
+)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Part(Generic[_Result]):
+    """One part of a report.
+
+    Attributes:
+        result: None where the trace does not hold what it needs.
+        reason: why there is no result; empty where there is one.
+    """
+
+    result: _Result | None
+    reason: str = ""
+
+
+def part(question: Callable[[], _Result]) -> Part[_Result]:
+    """The answer, or why there is none."""
+    try:
+        return Part(question())
+    except MissingData as error:
+        return Part(None, str(error))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report shows. A trace without any device activity has none.
+
+    Attributes:
+        summaries: by what the time is divided by; the first is by kernel.
+        overview: the timeline.
+        flame: the flame graph.
+        streams: streams, groups of kernels, concurrency.
+        collectives: bandwidths and waits.
+        programs: executions of XLA programs.
+        compilation: compile time by phase.
+        spread: how much durations of the same computation vary, as
+            `thence.analysis.communication.compute_spread` returns it.
+    """
+
+    summaries: Mapping[str, Summary]
+    overview: Overview
+    flame: Flame
+    streams: Streams
+    collectives: Part[Collectives]
+    programs: Part[Programs]
+    compilation: Part[Compilation]
+    spread: pl.DataFrame
+
+    @property
+    def summary(self) -> Summary:
+        """Totals of the trace."""
+        return self.summaries["kernel"]
+
+    @property
+    def communication_ns(self) -> Ns:
+        """Time in which communication ran, summed over devices."""
+        return sum(device.communication_ns for device in self.streams.concurrency)
+
+    @property
+    def exposed_ns(self) -> Ns:
+        """Part of it in which no kernel of another kind ran."""
+        return self.communication_ns - sum(d.hidden_ns for d in self.streams.concurrency)

@@ -1,0 +1,252 @@
+"""A timeline small enough to look at whole: every stream of every device in a limited number of bins.
+
+Each lane is one stream. Where activities of one stream overlap, the time belongs to the one that began
+first, so that what is in a lane's bins adds up to the time in which the stream was busy (a union). All
+times are relative to the first activity, on one clock where the ranks' clocks could be aligned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
+from thence.errors import MissingData
+from thence.model.kernel_names import short_names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from thence.analysis.alignment import Alignment
+    from thence.attribution.combined import Attribution
+    from thence.model.tables import Tables
+    from thence.units import Ns
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["CLASSES", "MOST_BINS", "MOST_SLICES", "Overview", "overview"]
+
+CLASSES = ("computation", "communication", "copies and sets")
+"""What a slice or most of a bin can be."""
+
+MOST_SLICES = 12_000
+"""Activities up to which each is kept as it is."""
+MOST_BINS = 2_000
+"""Bins of a lane at most."""
+_MOST_CELLS = 32_000
+_FEWEST_BINS = 200
+_MOST_LANES = 160
+_LONGEST_NAME = 160
+_LANE = ("rank", "device", "stream")
+_SHOWN = ("class", "name", "label")
+_NO_PATTERNS = Patterns()
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A timeline of limited size. All times are ns after ``start_ns``.
+
+    Attributes:
+        start_ns: start of the first activity on the trace's clock, aligned where that could be done.
+        span_ns: from there to the end of the last activity, over all ranks.
+        bin_ns: width of a bin.
+        bin_count: how many each lane has.
+        lanes: one row per stream: lane (number), rank, device, stream (null where the trace does not
+            say), count, busy_ns.
+        bins: one row per bin in which anything ran: lane, bin, busy_ns (at most bin_ns), class
+            (number in `CLASSES`), name (number in ``names``) and label (the same; null for none) of
+            the kernel that took most of it.
+        slices: one row per activity: lane, start, duration, class, name, label; empty if there are more
+            than `MOST_SLICES`.
+        names: texts, shortened.
+        notes: what must be said beside it, one sentence each.
+    """
+
+    start_ns: Ns
+    span_ns: Ns
+    bin_ns: Ns
+    bin_count: int
+    lanes: pl.DataFrame
+    bins: pl.DataFrame
+    slices: pl.DataFrame
+    names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def coarser(self, most_bins: int) -> Overview:
+        """The same with at most so many bins in each lane, each named for the largest of its parts."""
+        factor = -(-self.bin_count // max(most_bins, 1))
+        if factor <= 1:
+            return self
+        bins = (
+            self.bins.with_columns(pl.col("bin") // factor)
+            .sort("lane", "bin", "busy_ns", maintain_order=True)
+            .group_by("lane", "bin", maintain_order=True)
+            .agg(pl.col("busy_ns").sum(), *(pl.col(c).last() for c in _SHOWN))
+        )
+        count = -(-self.bin_count // factor)
+        return dataclasses.replace(self, bin_ns=self.bin_ns * factor, bin_count=count, bins=bins)
+
+
+def overview(
+    tables: Tables, attribution: Attribution, alignment: Alignment | None = None
+) -> Overview:
+    """The overview of a trace.
+
+    Args:
+        tables: of the trace.
+        attribution: of the same.
+        alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
+
+    Raises:
+        MissingData: the trace holds no device activity.
+    """
+    if tables.gpu.is_empty():
+        raise MissingData(f"{', '.join(tables.meta.inputs)}: holds no GPU activity")
+    activities = _activities(tables, attribution, alignment)
+    start = int(activities.select(pl.col("start").min()).item())
+    activities = activities.with_columns(pl.col("start") - start)
+    span = int(activities.select((pl.col("start") + pl.col("duration")).max()).item())
+    lanes, rows, notes = _lanes(activities)
+    count = min(MOST_BINS, max(_FEWEST_BINS, _MOST_CELLS // max(lanes.height, 1)))
+    width = max(1, -(-span // count))
+    count = max(1, -(-span // width))
+    pieces = _pieces(rows)
+    busy = pieces.group_by("lane").agg(busy_ns=pl.col("duration").sum())
+    few = rows.height <= MOST_SLICES
+    if not few:
+        notes.append(
+            f"{rows.height:,} activities are shown in bins of {width:,} ns; each bin has the colour and "
+            "name of what took most of it"
+        )
+    bins, slices, names = _named(_bins(pieces, width), rows if few else rows.clear())
+    lanes = lanes.join(busy, on="lane", how="left", maintain_order="left").with_columns(
+        pl.col("busy_ns").fill_null(0)
+    )
+    if alignment is not None:
+        notes.append("clocks of the ranks are aligned at the ends of the collectives they share")
+    elif len(tables.ranks) > 1:
+        notes.append("the ranks share no collectives, so their clocks are shown as recorded")
+    return Overview(start, span, width, count, lanes, bins, slices, names, tuple(notes))
+
+
+def _activities(
+    tables: Tables, attribution: Attribution, alignment: Alignment | None
+) -> pl.DataFrame:
+    group = kernel_groups(tables, attribution.collectives, _NO_PATTERNS)
+    communication = group.cast(pl.String) == COMMUNICATION
+    copies = tables.gpu["kind"].is_in(["memcpy", "memset"])
+    shift = alignment.shift() if alignment else pl.lit(0)
+    known = pl.when(pl.col("kind") != "thunk").then("stream")
+    return tables.gpu.select(
+        "rank",
+        "device",
+        known.alias("stream"),
+        (pl.col("start") - shift).alias("start"),
+        "duration",
+        pl.when(copies).then(2).when(communication).then(1).otherwise(0).alias("class"),
+        pl.coalesce(pl.col("hlo").cast(pl.String), pl.col("name").cast(pl.String))
+        .cast(pl.Categorical())
+        .alias("name"),
+    ).with_columns(attribution.places["label"].cast(pl.Categorical()).alias("label"))
+
+
+def _lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    """Lanes with their numbers, the activities that are in them, and what was left out."""
+    counted = activities.group_by(_LANE).agg(
+        count=pl.len().cast(pl.Int64), total=pl.col("duration").sum()
+    )
+    notes = []
+    if counted.height > _MOST_LANES:
+        left = counted.height - _MOST_LANES
+        whole = int(counted["total"].sum())
+        counted = counted.sort("total", *_LANE, descending=[True, False, False, False])
+        counted = counted.head(_MOST_LANES)
+        share = 1 - int(counted["total"].sum()) / max(whole, 1)
+        notes.append(
+            f"{left:,} of {left + _MOST_LANES:,} streams, those with the least time ({100 * share:.2g} % "
+            "of it), are not drawn"
+        )
+    lanes = counted.sort(_LANE).drop("total").with_row_index("lane")
+    rows = activities.join(
+        lanes.select("lane", *_LANE), on=_LANE, how="inner", nulls_equal=True
+    ).drop(_LANE)
+    return lanes, rows.sort("lane", "start", maintain_order=True), notes
+
+
+def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
+    """The part of each activity in which nothing that began before it on its lane still ran."""
+    end = pl.col("start") + pl.col("duration")
+    return (
+        rows.with_columns(end=end)
+        .with_columns(reached=pl.col("end").cum_max().shift(1).over("lane"))
+        .with_columns(start=pl.max_horizontal("start", "reached"))
+        .with_columns(duration=pl.col("end") - pl.col("start"))
+        .filter(pl.col("duration") > 0)
+        .drop("end", "reached")
+    )
+
+
+def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
+    """Busy time of each bin, and the class, name and label of what took most of it."""
+    start = pieces["start"].to_numpy()
+    end = start + pieces["duration"].to_numpy()
+    first, last = start // width, (end - 1) // width
+    # Pieces of a lane do not overlap, so there are fewer parts than pieces and bins together.
+    parts = (last - first + 1).astype(np.int64)
+    row = np.repeat(np.arange(len(start)), parts)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts) + first[row]
+    inside = np.minimum(end[row], (number + 1) * width) - np.maximum(start[row], number * width)
+    spread = pieces.select("lane", "class", "name", "label")[row].with_columns(
+        bin=pl.Series(number, dtype=pl.Int64), ns=pl.Series(inside, dtype=pl.Int64)
+    )
+    by_name = spread.group_by("lane", "bin", "class", "name").agg(
+        pl.col("ns").sum(), label=pl.col("label").sort_by("ns").last()
+    )
+    largest = by_name.filter(pl.col("ns") == pl.col("ns").max().over("lane", "bin"))
+    busy = by_name.group_by("lane", "bin").agg(busy_ns=pl.col("ns").sum())
+    return (
+        largest.sort("lane", "bin", pl.col("name").cast(pl.String))  # names decide between equals
+        .unique(("lane", "bin"), keep="first", maintain_order=True)
+        .join(busy, on=["lane", "bin"], how="left", maintain_order="left")
+        .select("lane", "bin", "busy_ns", *_SHOWN)
+    )
+
+
+def _named(
+    bins: pl.DataFrame, slices: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
+    """Names as numbers of a list of short texts."""
+    kernels = _texts(bins, slices, "name")
+    labels = _texts(bins, slices, "label")
+    short: Mapping[str, str] = short_names(kernels)
+    texts = dict.fromkeys([*(short[k][:_LONGEST_NAME] for k in kernels), *_cut(labels)])
+    number = {text: i for i, text in enumerate(texts)}
+    of_kernel = {k: number[short[k][:_LONGEST_NAME]] for k in kernels}
+    of_label = dict(zip(labels, (number[text] for text in _cut(labels)), strict=True))
+
+    def numbered(frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.with_columns(
+            pl.col("name").cast(pl.String).replace_strict(of_kernel, return_dtype=pl.Int64),
+            pl.col("label")
+            .cast(pl.String)
+            .replace_strict(of_label, default=None, return_dtype=pl.Int64),
+        )
+
+    return numbered(bins), numbered(slices), tuple(texts)
+
+
+def _texts(bins: pl.DataFrame, slices: pl.DataFrame, column: str) -> list[str]:
+    both = pl.concat(
+        [bins[column].unique().cast(pl.String), slices[column].unique().cast(pl.String)]
+    )
+    return both.drop_nulls().unique().sort().to_list()
+
+
+def _cut(labels: list[str]) -> list[str]:
+    return [label[-_LONGEST_NAME:] for label in labels]

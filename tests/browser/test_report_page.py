@@ -1,0 +1,168 @@
+"""The report page in a real browser: it draws, searches, sorts, zooms, goes dark, and no name does anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import thence
+from browser.chromium import ABSENT, CHROMIUM
+from helpers import FSDP, STACK, kernel, launch, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from browser.live import Page
+
+pytest.importorskip("plotly", reason="Plotly is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
+
+HOSTILE = (
+    "<script>window.hacked = 1</script>",
+    "</script><img src=x onerror='window.hacked = 2'>",
+    "<a href='javascript:window.hacked=3'>kernel</a>",
+    "{{data}} ${window.hacked = 4} %{x} \u2028 <!--",
+)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    from browser.live import living_page
+
+    with living_page(tmp_path_factory.mktemp("browser")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("report") / "fsdp.html"
+    file.write_text(thence.open(*FSDP).report_html(), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _nothing_complains(page: Page) -> Iterator[None]:
+    page.complaints.clear()
+    yield
+    page.js("0")  # what the browser still has to say arrives before the answer
+    assert page.complaints == []
+
+
+def drawn_everywhere(page: Page) -> None:
+    """Scrolls through the page, so that all of it is drawn."""
+    page.js(
+        "(async () => { for (const x of document.querySelectorAll('.chart, #flame-place')) {"
+        "x.scrollIntoView(); await new Promise((done) => setTimeout(done, 60)); } })()"
+    )
+    page.wait_for("[...document.querySelectorAll('.chart')].every((x) => x.querySelector('svg'))")
+    page.wait_for("!!document.querySelector('iframe')?.contentDocument?.getElementById('graph')")
+
+
+def test_all_of_it_is_drawn(page: Page, fsdp: Path) -> None:
+    page.open(fsdp)
+    drawn_everywhere(page)
+    assert page.js("document.documentElement.scrollWidth <= innerWidth")
+    assert page.js("document.querySelectorAll('#timeline .hm image').length") == 1  # bins from afar
+
+
+def test_search_narrows_the_table(page: Page, fsdp: Path) -> None:
+    page.open(fsdp)
+    table = "document.querySelector('[data-table=by-kernel]')"
+    found = page.js(
+        f"(() => {{ const t = {table}, input = t.querySelector('input');"
+        "const search = (text) => { input.value = text; input.dispatchEvent(new Event('input'));"
+        "return [...t.querySelectorAll('tbody tr')].map((row) => row.cells[0].textContent); };"
+        "return [search(''), search('NCCL'), search('/^nvjet.*NTN$/'), search('/(/'), search('no such thing')]; })()"
+    )
+    everything, nccl, regex, broken, nothing = found
+    assert len(everything) == 25
+    assert sorted(nccl) == [
+        "ncclDevKernel_AllGather_RING_LL",
+        "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL",
+    ]
+    assert regex
+    assert all(name.startswith("nvjet") for name in regex)
+    assert broken == nothing == []
+
+
+def test_a_click_on_a_heading_sorts(page: Page, fsdp: Path) -> None:
+    page.open(fsdp)
+    counts = page.js(
+        "(() => { const t = document.querySelector('[data-table=by-kernel]');"
+        "const heading = [...t.querySelectorAll('th')].find((th) => th.textContent === 'count');"
+        "const column = () => [...t.querySelectorAll('tbody tr')].map((row) => +row.cells[1].textContent);"
+        "heading.click(); const down = column(); heading.click(); return [down, column()]; })()"
+    )
+    assert counts[0] == sorted(counts[0], reverse=True)
+    assert counts[1] == sorted(counts[1])
+    assert counts[0] != counts[1]
+
+
+def test_the_timeline_zooms_to_single_activities(page: Page, fsdp: Path) -> None:
+    page.open(fsdp)
+    chart = "document.querySelector('[data-figure=timeline]')"
+    page.js(f"Plotly.relayout({chart}, {{'xaxis.range': [11.5, 12.5]}}).then(() => 0)")
+    page.wait_for(f"{chart}.querySelectorAll('.bars path').length > 20")
+    assert page.js(f"{chart}.querySelectorAll('.hm image').length") == 0
+    page.js(f"Plotly.relayout({chart}, {{'xaxis.autorange': true}}).then(() => 0)")
+    page.wait_for(f"{chart}.querySelectorAll('.hm image').length == 1")
+    assert page.js(f"{chart}.layout.xaxis.range[0]") == 0
+
+
+def test_dark_where_the_system_is_and_at_a_click(page: Page, fsdp: Path) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    page.open(fsdp, "dark")
+    assert page.js(background) == "rgb(20, 23, 27)"
+    drawn_everywhere(page)
+    flame = "document.querySelector('iframe').contentDocument.documentElement.dataset.theme"
+    page.wait_for(f"{flame} === 'dark'")
+    page.js("document.getElementById('theme').click()")
+    assert page.js(background) == "rgb(255, 255, 255)"
+    page.wait_for(f"{flame} === 'light'")
+    page.open(fsdp)
+    assert page.js(background) == "rgb(255, 255, 255)"
+
+
+def test_printing_draws_everything_on_light_ground(page: Page, fsdp: Path) -> None:
+    page.open(fsdp, "dark")
+    page.js("window.dispatchEvent(new Event('beforeprint'))")
+    page.wait_for("[...document.querySelectorAll('.chart')].every((x) => x.querySelector('svg'))")
+    assert page.js("document.documentElement.dataset.theme") == "light"
+    page.js("window.dispatchEvent(new Event('afterprint'))")
+    assert page.js("document.documentElement.dataset.theme") == "dark"
+
+
+def test_names_are_shown_and_do_nothing(page: Page, tmp_path: Path) -> None:
+    kernels = [kernel(i, 10 * i, name=name) for i, name in enumerate(HOSTILE, 1)]
+    labels = [launch(i, 9 * i) for i in range(1, len(HOSTILE) + 1)]
+    file = tmp_path / "hostile.html"
+    file.write_text(opened(tmp_path, [*labels, *kernels]).report_html(), encoding="utf-8")
+    page.open(file)
+    drawn_everywhere(page)
+    titles = page.js(
+        "[...document.querySelectorAll('[data-table=by-kernel] td')].map((x) => x.title)"
+    )
+    assert set(HOSTILE) <= set(titles)
+    box = page.js(
+        "(() => { const r = document.querySelector('#timeline .bars path').getBoundingClientRect();"
+        "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    page.js("scrollTo(0, 0)")
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+    assert page.js("window.hacked === undefined")
+    assert page.js("document.querySelectorAll('img, section a[href^=javascript]').length") == 0
+
+
+def test_python_stacks_of_one_gpu(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "stack.html"
+    file.write_text(thence.open(STACK).report_html(), encoding="utf-8")
+    page.open(file)
+    drawn_everywhere(page)
+    tabs = page.js("[...document.querySelectorAll('.tabs button')].map((x) => x.textContent)")
+    assert tabs[:2] == ["Kernel", "Label"]
+    assert {"Module", "Source line"} <= set(tabs)
+    page.js("document.querySelector('[data-tab=by-module]').click()")
+    assert page.js("document.querySelector('[data-panel=by-module]').hidden") is False
+    assert page.js("document.querySelector('[data-panel=by-kernel]').hidden") is True
