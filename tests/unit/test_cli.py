@@ -293,4 +293,4 @@ def test_escape_codes_in_names_do_not_reach_the_terminal(
 
 def test_an_error_is_printed_by_main_only(tmp_path: Path) -> None:
     with pytest.raises(ThenceError):
-        report.show((os.fspath(tmp_path / "absent"),), "kernel", 5, "table")
+        report.command.main([os.fspath(tmp_path / "absent")], standalone_mode=False)
