@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,12 +150,7 @@ def _written(output: str) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    unfinished = Path(f"{output}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("x", encoding="utf-8", newline="\n") as stream:
-            yield stream
-        unfinished.replace(output)
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    from thence.writers.beside import text_beside
+
+    with text_beside(Path(output)) as stream:
+        yield stream

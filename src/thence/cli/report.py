@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,12 +125,7 @@ def _warn(summary: Summary) -> None:
 
 def _write(path: Path, text: str) -> None:
     """The file appears under its name only when it is complete."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-        unfinished.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    from thence.writers.beside import text_beside
+
+    with text_beside(path) as stream:
+        stream.write(text)

@@ -7,9 +7,10 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 from thence.errors import ThenceError, UsageError
+from thence.writers.beside import bytes_beside, umask
 from thence.writers.chrome import write_chrome
 from thence.writers.parquet import FILES, write_parquet
 from thence.writers.perfetto.write import write_perfetto
@@ -69,7 +70,7 @@ def write_timeline(
             with _folder_beside(target) as folder:
                 write_parquet(timeline, folder)
         else:
-            with _file_beside(target) as stream:
+            with bytes_beside(target) as stream:
                 write_timeline_to(timeline, stream, ending, progress)
     except OSError as error:
         raise ThenceError(f"{target}: cannot be written: {error.strerror or error}") from error
@@ -103,23 +104,6 @@ def write_timeline_to(
 
 
 @contextmanager
-def _file_beside(target: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the target's place when all went well."""
-    with tempfile.NamedTemporaryFile(
-        dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as file:
-        unfinished = Path(file.name)
-        try:
-            yield cast("IO[bytes]", file)
-            file.close()
-            unfinished.chmod(0o666 & ~_umask())
-            unfinished.replace(target)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
 def _folder_beside(target: Path) -> Iterator[Path]:
     """A new folder that takes the target's place when all went well."""
     if target.exists() and not target.is_dir():
@@ -129,17 +113,10 @@ def _folder_beside(target: Path) -> Iterator[Path]:
     unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         yield unfinished
-        unfinished.chmod(0o777 & ~_umask())
+        unfinished.chmod(0o777 & ~umask())
         if target.exists():
             shutil.rmtree(target)
         unfinished.replace(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-
-
-def _umask() -> int:
-    """Permissions that new files must not have; there is no way to ask without setting."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
