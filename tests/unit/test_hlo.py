@@ -10,6 +10,19 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hlo_building import (
+    BF16,
+    F32,
+    TOKEN,
+    TUPLE,
+    at,
+    build,
+    computation,
+    frame_index,
+    instruction,
+    shape,
+    tuple_of,
+)
 from protowire import every, fields, first, message, pack, packed
 
 from thence.errors import DamagedInput
@@ -59,7 +72,6 @@ WIDTHS = {
     35: 6,
     36: 6,
 }
-F32, BF16, TUPLE, TOKEN = 11, 16, 13, 17
 
 
 # --- the recorded module, read by other means ---------------------------------------------------
@@ -175,37 +187,6 @@ def test_a_module_proto_alone_and_a_plain_file_read_the_same(module: HloModule) 
 # --- modules built by hand ----------------------------------------------------------------------
 
 
-def shape(kind: int, *dimensions: int, space: int = 0, bits: int = 0) -> bytes:
-    layout = message((7, bits), (8, space))
-    return message((2, kind), (3, pack(*dimensions)), (5, layout))
-
-
-def tuple_of(*parts: bytes) -> bytes:
-    return message((2, TUPLE), *((4, part) for part in parts))
-
-
-def instruction(name, opcode, number, result, operands=(), called=(), *more) -> bytes:
-    head = ((1, name), (2, opcode), (3, result), (35, number))
-    return message(*head, (36, pack(*operands)), (38, pack(*called)), *more)
-
-
-def computation(number: int, *instructions: bytes, root: int = 0) -> bytes:
-    return message((1, f"c{number}"), *((2, i) for i in instructions), (5, number), (6, root))
-
-
-def build(*computations: bytes, entry: int | None = None, more: tuple = ()) -> HloModule:
-    last = first(computations[-1])[5] if entry is None else entry
-    proto = message((1, "jit_f"), (6, last), *((3, c) for c in computations), *more)
-    return decode_hlo(message((1, proto)), "hand made")
-
-
-def only(*more, opcode: str = "all-reduce", module: tuple = ()) -> dict[str, object]:
-    """The single row of collectives of a module with one of them on 1024 floats."""
-    given = instruction("p", "parameter", 1, shape(F32, 1024))
-    moved = instruction("c", opcode, 2, shape(F32, 1024), (1,), (), *more)
-    return collectives(build(computation(1, given, moved, root=2), more=module)).row(0, named=True)
-
-
 @pytest.mark.parametrize(("kind", "bits"), WIDTHS.items())
 def test_width_of_every_element_type(kind: int, bits: int) -> None:
     table = build(computation(1, instruction("p", "parameter", 1, shape(kind, 3, 8)))).instructions
@@ -219,128 +200,6 @@ def test_narrow_elements_fill_up_the_last_byte_and_layouts_may_widen_them() -> N
     table = build(computation(1, *parts, both)).instructions
     assert table["result_bytes"].to_list() == [2, 3, 4, 0, 0, 2 + 3 + 4 + 4]
     assert table["operand_bytes"][-1] == 2 + 3 + 4
-
-
-MESH = message((1, message((1, "a"), (2, 2))), (1, message((1, "b"), (2, 8))))
-GROUPS = {
-    "explicit": (((49, message((1, pack(0, 1, 2)))), (49, message((1, pack(3, 4, 5))))), 3, 2),
-    "explicit, not packed": (((49, message((1, 0), (1, 1))),), 2, 1),
-    "device list": (((87, message((1, message((1, pack(0, 1)))))),), 2, 1),
-    "iota in the device list": (((87, message((2, message((1, 4), (2, 8))))),), 8, 4),
-    "iota": (((92, message((1, 2), (2, 16), (3, pack(32)))),), 16, 2),
-    "mesh axis": (((93, message((1, MESH), (2, message((1, 1))))),), 8, 2),
-    "first mesh axis": (((93, message((1, MESH), (2, b""))),), 2, 8),
-    "both mesh axes": (((93, message((1, MESH), (2, b""), (2, message((1, 1))))),), 16, 1),
-    "part of a mesh axis": (
-        ((93, message((1, MESH), (2, message((1, 1), (2, message((1, 2), (2, 4))))))),),
-        *(4, 4),
-    ),
-}
-
-
-@pytest.mark.parametrize("form", GROUPS)
-def test_replica_groups_in_every_form(form: str) -> None:
-    more, group_size, count = GROUPS[form]
-    row = only(*more)
-    assert (row["group_size"], row["group_count"]) == (group_size, count)
-    assert only(*more, opcode="reduce-scatter")["message_bytes"] == 4096 // group_size
-
-
-def test_no_groups_means_all_replicas_and_with_a_channel_all_partitions() -> None:
-    devices = ((15, message((1, 2), (2, 4))),)
-    assert only(module=devices)["group_size"] == 2
-    assert only((26, 7), module=devices)["group_size"] == 8
-    assert only()["group_size"] is None
-
-
-def test_a_mesh_axis_that_does_not_exist_is_no_group() -> None:
-    assert only((93, message((1, MESH), (2, message((1, 5))))))["group_size"] is None
-
-
-@pytest.mark.parametrize(
-    ("opcode", "name"),
-    [
-        ("all-gather-start", "all-gather"),
-        *((name, name) for name in ("all-reduce", "all-to-all", "ragged-all-to-all", "send")),
-        ("collective-broadcast", "collective-broadcast"),
-    ],
-)
-def test_collective_names_and_sizes(opcode: str, name: str) -> None:
-    row = only((49, message((1, pack(0, 1)))), opcode=opcode)
-    assert (row["collective"], row["message_bytes"], row["group_size"]) == (name, 4096, 2)
-
-
-def test_permutes_and_point_to_point_have_two_ends() -> None:
-    pairs = tuple((52, message((1, i), (2, (i + 1) % 4))) for i in range(4))
-    for opcode in ("collective-permute", "collective-permute-start"):
-        row = only(*pairs, opcode=opcode)
-        assert (row["collective"], row["group_size"], row["group_count"]) == (
-            *("collective-permute", 2),
-            4,
-        )
-    got = tuple_of(shape(F32, 1024), shape(8), shape(TOKEN))
-    token = instruction("t", "after-all", 1, shape(TOKEN))
-    for host, name in ((0, "recv"), (1, "host-to-device")):
-        received = instruction("r", "recv", 2, got, (1,), (), (47, host))
-        row = collectives(build(computation(1, token, received))).row(0, named=True)
-        assert (row["collective"], row["message_bytes"], row["group_size"]) == (
-            name,
-            4096,
-            2 - host,
-        )
-
-
-def test_async_start_and_fusion_count_as_what_they_hold() -> None:
-    groups = (49, message((1, pack(0, 1, 2, 3))))
-    inner = computation(
-        1,
-        instruction("p", "parameter", 1, shape(BF16, 64)),
-        instruction("ag", "all-gather", 2, shape(BF16, 256), (1,), (), groups),
-        instruction("ar", "all-reduce", 3, shape(BF16, 256), (2,), (), groups),
-    )
-    fused = computation(2, instruction("f", "fusion", 4, shape(BF16, 256), (), (1,)))
-    outer = computation(3, instruction("start", "async-start", 5, shape(BF16, 256), (), (2,)))
-    found = collectives(build(inner, fused, outer))
-    assert found["name"].to_list() == ["ag", "ar", "f", "start"]
-    row = found.row(3, named=True)
-    assert row["collective"] == "all-gather+all-reduce"
-    assert (row["message_bytes"], row["group_size"], row["parts"]) == (128 + 512, 4, 2)
-
-
-@pytest.mark.parametrize(
-    ("spaces", "name"), [((5, 0), "host-to-device"), ((0, 5), "device-to-host"), ((0, 1), None)]
-)
-def test_slices_across_memories_in_a_wrapper_are_offloads(spaces, name) -> None:
-    source, result = spaces
-    inner = computation(
-        1,
-        instruction("p", "parameter", 1, shape(F32, 64, space=source)),
-        instruction("s", "dynamic-slice", 2, shape(F32, 8, space=result), (1,)),
-    )
-    outer = computation(2, instruction("f", "fusion", 3, shape(F32, 8), (), (1,)))
-    found = collectives(build(inner, outer))
-    expected = [] if name is None else [("f", name, 32, 1)]
-    assert found.select("name", "collective", "message_bytes", "group_size").rows() == expected
-
-
-def test_updates_of_host_memory_are_offloads_of_the_update() -> None:
-    inner = computation(
-        1,
-        instruction("p", "parameter", 1, shape(F32, 64, space=5)),
-        instruction("u", "parameter", 2, shape(F32, 8)),
-        instruction("s", "dynamic-update-slice", 3, shape(F32, 64, space=5), (1, 2)),
-    )
-    outer = computation(2, instruction("start", "async-start", 4, shape(F32, 8), (), (1,)))
-    row = collectives(build(inner, outer)).row(0, named=True)
-    assert (row["collective"], row["message_bytes"]) == ("device-to-host", 32)
-
-
-def test_custom_calls_count_only_when_they_name_a_library() -> None:
-    assert only((28, "nvshmem_put"), opcode="custom-call")["collective"] == "custom-call"
-    given = instruction("p", "parameter", 1, shape(F32, 4))
-    inner = computation(1, instruction("a", "add", 9, shape(F32)))
-    other = instruction("c", "custom-call", 2, shape(F32, 4), (1,), (1,), (28, "__cudnn$fusion"))
-    assert collectives(build(inner, computation(2, given, other))).is_empty()
 
 
 def test_flops_of_products_and_convolutions() -> None:
@@ -432,133 +291,10 @@ def test_old_modules_have_a_file_and_line_instead_of_frames() -> None:
     assert module.stack(table["frame"][0]) == (Frame("/x/f.py", 7, 0, ""),)
 
 
-def frame_index(*frames: tuple[int, int]) -> tuple[int, bytes]:
-    """Frames as (line, parent) in f.py."""
-    lines = sorted({line for line, _ in frames})
-    places = ((3, message((1, 1), (2, 1), (3, line))) for line in lines)
-    stack = ((4, message((1, lines.index(line) + 1), (2, parent))) for line, parent in frames)
-    return (17, message((1, "f.py"), (2, "f"), *places, *stack))
-
-
-def at(frame: int, scope: str = "") -> tuple[int, bytes]:
-    return (7, message((2, scope), (15, frame)))
-
-
 def test_a_cycle_of_frames_ends() -> None:
     part = instruction("a", "add", 1, shape(F32), (), (), at(1))
     module = build(computation(1, part), more=(frame_index((5, 2), (6, 1)),))
     assert 0 < len(module.stack(1)) <= 10_000
-
-
-def test_equal_places_by_place_are_one_whatever_their_frame_number() -> None:
-    """Frames 2 and 3 read the same; what has no frame, or is nested deeper, does not count."""
-    reducer = computation(1, instruction("deep", "add", 1, shape(F32), (), (), at(4)))
-    fused = computation(
-        2,
-        instruction("a", "add", 2, shape(F32), (), (), at(2, "s")),
-        instruction("b", "add", 3, shape(F32), (), (), at(3, "s")),
-        instruction("c", "add", 4, shape(F32), (), (), at(3, "t")),
-        instruction("d", "reduce", 5, shape(F32), (), (1,), (7, message((2, "u")))),
-    )
-    entry = computation(3, instruction("f", "fusion", 6, shape(F32), (), (2,), at(4, "s")))
-    index = frame_index((1, 0), (2, 1), (2, 1), (9, 0))
-    module = build(reducer, fused, entry, more=(index,))
-    found = constituents_by_place(module).filter(pl.col("instruction") == 5)
-    names = module.instructions["name"].gather(found["constituent"]).to_list()
-    assert sorted(zip(names, found["weight"], strict=True)) == [
-        ("a", 1 / 3),
-        ("c", 1 / 3),
-        ("f", 1 / 3),
-    ]
-
-
-def test_by_place_prefers_stacks_then_scopes_then_itself() -> None:
-    scopes = computation(
-        1,
-        instruction("a", "add", 1, shape(F32), (), (), (7, message((2, "s")))),
-        instruction("b", "add", 2, shape(F32)),
-    )
-    nothing = computation(2, instruction("c", "add", 3, shape(F32)))
-    entry = computation(
-        3,
-        instruction("f", "fusion", 4, shape(F32), (), (1,)),
-        instruction("g", "fusion", 5, shape(F32), (), (2,)),
-    )
-    found = constituents_by_place(build(scopes, nothing, entry))
-    assert found.filter(pl.col("instruction") >= 3).rows() == [(3, 0, 1.0), (4, 4, 1.0)]
-
-
-def test_cost_is_what_enters_and_leaves_the_kernel_and_flops() -> None:
-    """exp reads a parameter through a bitcast, dot reads another and is the root: the result."""
-    n = 1 << 20
-    numbers = (30, message((1, pack(0)), (2, pack(0))))
-    fused = computation(
-        1,
-        instruction("p", "parameter", 1, shape(F32, n), (), (), (9, 0)),
-        instruction("q", "parameter", 2, shape(F32, n), (), (), (9, 1)),
-        instruction("b", "bitcast", 3, shape(F32, n), (1,)),
-        instruction("exp", "exponential", 4, shape(F32, n), (3,)),
-        instruction("dot", "dot", 5, shape(F32), (4, 2), (), numbers),
-        root=5,
-    )
-    entry = computation(
-        2,
-        instruction("x", "parameter", 6, shape(F32, n)),
-        instruction("f", "fusion", 7, shape(F32), (6, 6), (1,)),
-    )
-    module = build(fused, entry)
-    found = constituents_by_cost(module).filter(pl.col("instruction") == 6)
-    exp, dot = 4 * n + n / 14, 4 * n + 4 + 2 * n / 200
-    weights = dict(found.select("constituent", "weight").rows())
-    assert weights == pytest.approx({3: exp / (exp + dot), 4: dot / (exp + dot)})
-
-
-def test_cost_follows_values_through_fusions_in_fusions() -> None:
-    inner = computation(
-        1,
-        instruction("ip", "parameter", 1, shape(F32, 1400), (), (), (9, 0)),
-        instruction("neg", "negate", 2, shape(F32, 1400), (1,)),
-        root=2,
-    )
-    outer = computation(
-        2,
-        instruction("op", "parameter", 3, shape(F32, 1400), (), (), (9, 0)),
-        instruction("abs", "abs", 4, shape(F32, 1400), (3,)),
-        instruction("in", "fusion", 5, shape(F32, 1400), (4,), (1,)),
-        root=5,
-    )
-    entry = computation(
-        3,
-        instruction("x", "parameter", 6, shape(F32, 1400)),
-        instruction("f", "fusion", 7, shape(F32, 1400), (6,), (2,)),
-    )
-    found = constituents_by_cost(build(inner, outer, entry)).filter(pl.col("instruction") == 6)
-    # abs reads 5600 bytes, negate writes 5600, each does 100 bytes' worth of flops
-    assert dict(found.select("constituent", "weight").rows()) == pytest.approx({1: 0.5, 3: 0.5})
-
-
-def test_cost_of_slices_updates_and_tuples_is_what_they_touch() -> None:
-    fused = computation(
-        1,
-        instruction("p", "parameter", 1, shape(F32, 1000), (), (), (9, 0)),
-        instruction("s", "slice", 2, shape(F32, 10), (1,)),
-        instruction("u", "dynamic-update-slice", 3, shape(F32, 1000), (1, 2)),
-        instruction("c", "copy", 4, shape(F32, 10), (2,)),
-        instruction("t", "tuple", 5, tuple_of(shape(F32, 1000), shape(F32, 10)), (3, 4)),
-        root=5,
-    )
-    entry = computation(2, instruction("f", "fusion", 6, shape(F32, 10), (), (1,)))
-    found = constituents_by_cost(build(fused, entry))
-    # slice reads 40 bytes, the update writes 40, the copy writes 40
-    third = pytest.approx(1 / 3)
-    assert found.rows() == [(5, 1, third), (5, 2, third), (5, 3, third)]
-
-
-def test_calls_that_multiply_without_bound_are_refused() -> None:
-    big = computation(1, *(instruction(f"a{i}", "add", i, b"") for i in range(5000)))
-    calls = (instruction(f"f{i}", "fusion", 9000 + i, b"", (), (1,)) for i in range(5000))
-    with pytest.raises(DamagedInput, match="instructions"):
-        constituents_by_place(build(big, computation(2, *calls)))
 
 
 def test_absurd_dimensions_neither_overflow_nor_hang() -> None:

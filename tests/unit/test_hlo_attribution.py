@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from protowire import every, first, message, pack
 
-from thence.attribution.hlo import CLAIMS, PLACES, attribute_hlo, source_shares
+from thence.attribution.hlo import CLAIMS, PLACES, attribute_hlo, instructions, source_shares
 from thence.attribution.op_names import labels, parts_of, phase_of
 from thence.attribution.origins import origins
 from thence.model.tables import GPU, PROGRAMS, Tables
@@ -54,7 +54,7 @@ def proto_of(name: str, program: str) -> bytes:
 
 
 def test_all_kernel_time_has_an_hlo_op_and_a_source_line(tables: Tables) -> None:
-    places = attribute_hlo(tables)
+    places = attribute_hlo(tables, instructions(tables))
     assert places.columns == [name for kind in PLACES for name in (kind, f"{kind}_rule")]
     assert places.height == tables.gpu.height
     for kind in ("op_name", "opcode", "source", "stack"):
@@ -65,7 +65,7 @@ def test_all_kernel_time_has_an_hlo_op_and_a_source_line(tables: Tables) -> None
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_claims_account_for_all_of_every_activity(tables: Tables, weighting: Any) -> None:
-    claims = source_shares(tables, weighting)
+    claims = source_shares(tables, instructions(tables), weighting)
     assert dict(claims.schema) == CLAIMS
     sums = claims.group_by("gpu", maintain_order=True).agg(pl.col("weight").sum())
     assert sums["gpu"].to_list() == list(range(tables.gpu.height))
@@ -94,12 +94,14 @@ def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> N
     tables = read(name)
     module = proto_of(name, program)
     lines = lines_of(module)
-    instructions = {first(i)[1].decode(): first(i) for c in every(module, 3) for i in every(c, 2)}
-    places = attribute_hlo(tables).with_columns(hlo=tables.gpu["hlo"].cast(pl.String))
+    truth = {first(i)[1].decode(): first(i) for c in every(module, 3) for i in every(c, 2)}
+    places = attribute_hlo(tables, instructions(tables)).with_columns(
+        hlo=tables.gpu["hlo"].cast(pl.String)
+    )
     checked = 0
     for row in places.unique("hlo").iter_rows(named=True):
-        metadata = first(instructions[row["hlo"]].get(7, b""))
-        assert row["opcode"] == instructions[row["hlo"]][2].decode()
+        metadata = first(truth[row["hlo"]].get(7, b""))
+        assert row["opcode"] == truth[row["hlo"]][2].decode()
         if 2 in metadata and 15 in metadata:
             assert row["op_name"] == metadata[2].decode()
             assert row["source"] == lines[metadata[15] - 1]
@@ -114,14 +116,16 @@ def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> N
 def test_labels_are_the_named_scopes_of_the_model() -> None:
     """The model has four blocks of attention and mlp, named by jax.named_scope."""
     tables = read(SINGLE)
-    places = attribute_hlo(tables)
+    places = attribute_hlo(tables, instructions(tables))
     found = set(places["label"].drop_nulls().unique().cast(pl.String))
     assert found == {f"block{i}/{part}" for i in range(4) for part in ("attention", "mlp")}
 
 
 def test_the_moved_layer_is_on_its_own_stream_and_line() -> None:
     tables = read("streams_moved.xplane.pb")
-    rows = tables.gpu.select("stream", "hlo").hstack(attribute_hlo(tables).select("source"))
+    rows = tables.gpu.select("stream", "hlo").hstack(
+        attribute_hlo(tables, instructions(tables)).select("source")
+    )
     rows = rows.with_columns(pl.col("hlo", "source").cast(pl.String))
     main = rows.filter(pl.col("stream") == 14)
     moved = rows.filter(pl.col("stream") != 14)
@@ -183,7 +187,7 @@ def gathered() -> bytes:
 
 def test_what_moves_data_belongs_to_what_it_moves() -> None:
     tables = running(gathered(), "all-gather.7", "start.1", "copy.1", "add.1", "gone.1")
-    places = attribute_hlo(tables)
+    places = attribute_hlo(tables, instructions(tables))
     assert places.select("op_name", "op_name_rule").rows() == [
         ("jit(f)/jvp(a)/dot_general", "what it moves"),
         ("jit(f)/jvp(a)/dot_general", "what it moves"),
@@ -200,7 +204,7 @@ def test_what_moves_data_belongs_to_what_it_moves() -> None:
     ]
     assert places["label"].to_list() == ["a", "a", None, None, None]
     assert places["phase"].to_list() == ["forward", "forward", None, None, None]
-    claims = source_shares(tables)
+    claims = source_shares(tables, instructions(tables))
     assert claims["weight"].to_list() == [1.0] * 5
     assert claims["place"].null_count() == 2
 
@@ -227,9 +231,13 @@ def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
     flops = 1024 / 14
     expected = {"model.py:1": 4096 + flops, "model.py:2": 8192 + flops}
     total = sum(expected.values())
-    found = dict(source_shares(tables).select("place", "weight").rows())
+    found = dict(source_shares(tables, instructions(tables)).select("place", "weight").rows())
     assert found == pytest.approx({k: v / total for k, v in expected.items()})
-    equal = dict(source_shares(tables, constituents_by_place).select("place", "weight").rows())
+    equal = dict(
+        source_shares(tables, instructions(tables), constituents_by_place)
+        .select("place", "weight")
+        .rows()
+    )
     assert equal == {"model.py:1": 0.5, "model.py:2": 0.5}
 
 
@@ -256,14 +264,14 @@ def test_reasons_where_there_is_no_instruction() -> None:
         "part of no XLA program": alone,
     }
     for reason, case in reasons.items():
-        places = attribute_hlo(case)
+        places = attribute_hlo(case, instructions(case))
         assert {places[f"{kind}_rule"][0] for kind in PLACES} == {reason}
-        assert source_shares(case).row(0) == (0, None, 1.0, reason)
+        assert source_shares(case, instructions(case)).row(0) == (0, None, 1.0, reason)
 
 
 def test_no_rows() -> None:
-    assert attribute_hlo(Tables()).height == 0
-    assert source_shares(Tables()).height == 0
+    assert attribute_hlo(Tables(), instructions(Tables())).height == 0
+    assert source_shares(Tables(), instructions(Tables())).height == 0
 
 
 # --- op_names -----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.attribution.autotuning import AUTOTUNING, autotuned
 from thence.attribution.command_buffers import IN_GRAPH, derived_instructions
 from thence.attribution.op_names import labels, phase_of
 from thence.attribution.origins import OWN, origins
@@ -67,6 +68,7 @@ def instructions(tables: Tables) -> pl.DataFrame:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
         instruction whose command the node is; and hlo_rule, which of both, or why there is none.
     """
+    trying = autotuned(tables)
     derived = derived_instructions(tables)
     recorded = tables.gpu["hlo"].cast(pl.String)
     reason = pl.when("in_graph").then(pl.lit(IN_GRAPH)).otherwise(pl.lit(NO_HLO_OP))
@@ -74,25 +76,30 @@ def instructions(tables: Tables) -> pl.DataFrame:
         derived.rename({"hlo": "derived"})
         .with_columns(
             recorded=recorded,
+            trying=trying,
             in_graph=tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null(),
         )
         .select(
             hlo=pl.coalesce("recorded", "derived"),
             hlo_rule=pl.when(pl.col("recorded").is_not_null())
             .then(pl.lit(RECORDED))
-            .otherwise(pl.coalesce("rule", reason)),
+            .otherwise(pl.coalesce("rule", pl.when("trying").then(pl.lit(AUTOTUNING)), reason)),
         )
         .cast(pl.Categorical())
     )
 
 
-def attribute_hlo(tables: Tables) -> pl.DataFrame:
+def attribute_hlo(tables: Tables, ran: pl.DataFrame) -> pl.DataFrame:
     """The places of every row of ``tables.gpu``, in its order.
+
+    Args:
+        tables: of the trace.
+        ran: what `instructions` found for them.
 
     Returns:
         For each kind of `PLACES` a Categorical column and its rule.
     """
-    keys = _keys(tables)
+    keys = _keys(tables, ran)
     known = _module_places(tables, keys)
     rows = keys.join(known, on=_KEY, how="left", maintain_order="left")
     columns = []
@@ -106,12 +113,15 @@ def attribute_hlo(tables: Tables) -> pl.DataFrame:
 
 
 def source_shares(
-    tables: Tables, weighting: Callable[[HloModule], pl.DataFrame] = constituents_by_cost
+    tables: Tables,
+    ran: pl.DataFrame,
+    weighting: Callable[[HloModule], pl.DataFrame] = constituents_by_cost,
 ) -> pl.DataFrame:
     """The time of every row of ``tables.gpu``, divided among the source lines that it came from.
 
     Args:
         tables: of the trace.
+        ran: what `instructions` found for them.
         weighting: how to divide an instruction among those it is made of: `constituents_by_cost`, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
@@ -119,7 +129,7 @@ def source_shares(
         Claims in the columns of `CLAIMS`, sorted by gpu. The weights of one activity sum to 1; what
         has no source line is a claim of the null place, whose rule is the reason.
     """
-    keys = _keys(tables)
+    keys = _keys(tables, ran)
     parts = [_shares(module, weighting(module), i, keys) for i, module in _used(tables, keys)]
     empty = pl.DataFrame(
         schema={
@@ -139,14 +149,18 @@ def source_shares(
     )
 
 
-def stack_shares(tables: Tables) -> pl.DataFrame:
+def stack_shares(tables: Tables, ran: pl.DataFrame) -> pl.DataFrame:
     """The same division with whole source stacks in place of their innermost lines.
+
+    Args:
+        tables: of the trace.
+        ran: what `instructions` found for them.
 
     Returns:
         columns gpu, module (row in ``tables.hlo``), frame (number in its frames, null where there
         is no stack), weight and rule; weights as in `source_shares`.
     """
-    keys = _keys(tables)
+    keys = _keys(tables, ran)
     columns = ["module", "hlo", "frame", "weight", "rule"]
     parts = [
         _constituents(module, constituents_by_cost(module), keys, i)
@@ -171,17 +185,19 @@ def frame_names(module: HloModule, frame: int) -> tuple[str, ...]:
     return tuple(f"{f.file}({f.line}): {f.function}" for f in module.stack(frame))
 
 
-def _keys(tables: Tables) -> pl.DataFrame:
+def _keys(tables: Tables, ran: pl.DataFrame) -> pl.DataFrame:
     """For every gpu row: module, hlo, and the reason why there is no instruction, or null."""
     modules = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
     return (
         tables.gpu.select("program")
-        .hstack(instructions(tables).cast(pl.String))
+        .hstack(ran.select(pl.col("hlo", "hlo_rule").cast(pl.String)))
+        .hstack([autotuned(tables)])
         .join(modules, on="program", how="left", maintain_order="left")
         .with_columns(
-            reason=pl.when(pl.col("program").is_null()).then(pl.lit(NO_PROGRAM))
+            reason=pl.when(pl.col("module").is_null() & pl.col("autotuned")).then(pl.lit(AUTOTUNING))
+            .when(pl.col("program").is_null()).then(pl.lit(NO_PROGRAM))
             .when(pl.col("hlo").is_null()).then("hlo_rule")
             .when(pl.col("module").is_null()).then(pl.lit(NO_MODULE))
         )

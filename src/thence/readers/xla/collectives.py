@@ -8,7 +8,7 @@ async-start (the form of XLA since 2025), ragged-all-to-all, send and recv, fuse
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -50,6 +50,11 @@ _KINDS = {
 _LIBRARIES = r"(?i)nccl|nvshmem"
 _WRAPPERS = ("async-start", "fusion")
 _OFFLOADS = ("dynamic-slice", "dynamic-update-slice")
+_READ = (
+    *("row", "id", "name", "opcode", "computation", "called", "result_bytes", "operand_bytes"),
+    *("memory_space", "group_size", "group_count", "is_host_transfer"),
+)
+_UNKNOWN = [None, None]  # size and memory space
 _RECV_CONTEXT: Bytes = 4  # the result of a recv is (data, u32[], token)
 
 
@@ -81,32 +86,38 @@ class _Move:
     parts: int = 1
 
 
-def _candidates(module: HloModule) -> pl.DataFrame:
-    """Instructions that may communicate, with size and memory space of their first two operands."""
-    opcode = pl.col("opcode")
+def _candidates(module: HloModule) -> list[dict[str, Any]]:
+    """Instructions that may communicate, with bytes and memory space of their first two operands."""
     library = pl.col("custom_call_target").str.contains(_LIBRARIES).fill_null(value=False)
-    instructions = module.instructions.with_row_index("row").with_columns(library=library)
-    chosen = instructions.filter(
-        opcode.is_in([*_KINDS, *_OFFLOADS]) | (pl.col("called").list.len() > 0) | pl.col("library")
+    calls = pl.col("called").list.len() > 0
+    rows = (
+        module.instructions.lazy()
+        .with_row_index("row")
+        .filter(pl.col("opcode").is_in([*_KINDS, *_OFFLOADS]) | calls | library)
+        .select(*_READ, pl.col("operands").list.head(2), library=library)
+        .collect()
+        .rows(named=True)
     )
-    known = instructions.select("id", "result_bytes", "memory_space").unique("id", keep="first")
-    for position in (0, 1):
-        names = (f"operand_{position}", f"bytes_{position}", f"space_{position}")
-        operand = pl.col("operands").list.get(position, null_on_oob=True).alias(names[0])
-        given = known.rename(dict(zip(known.columns, names, strict=True)))
-        chosen = chosen.with_columns(operand).join(
-            given, on=names[0], how="left", maintain_order="left"
-        )
-    return chosen
+    wanted = {n for row in rows if row["opcode"] not in _WRAPPERS for n in row["operands"]}
+    known = module.instructions.select("id", "result_bytes", "memory_space").filter(
+        pl.col("id").is_in(pl.Series([*wanted], dtype=pl.Int64).implode())
+    )
+    first = {number: given for number, *given in reversed(known.rows())}
+    for row in rows:
+        given = [first.get(n, _UNKNOWN) for n in row["operands"]] + [_UNKNOWN] * 2
+        row["given_bytes"], row["spaces"] = zip(*given[:2], strict=True)
+    return rows
 
 
-def _moves(candidates: pl.DataFrame) -> Iterator[tuple[tuple[int, int, str, str], _Move]]:
+def _moves(
+    candidates: Iterable[dict[str, Any]],
+) -> Iterator[tuple[tuple[int, int, str, str], _Move]]:
     """The instructions that communicate, as (row, id, name, opcode) and what they move.
 
     One pass without recursion: callees come before their callers.
     """
     inside: dict[int, _Move] = {}  # computation id to what runs in it
-    for row in candidates.iter_rows(named=True):
+    for row in candidates:
         called = [inside[c] for c in dict.fromkeys(row["called"]) if c in inside]
         own, offload = _own(row), _offload(row)
         move = own or (_merged(called) if called and row["opcode"] in _WRAPPERS else None)
@@ -118,7 +129,7 @@ def _moves(candidates: pl.DataFrame) -> Iterator[tuple[tuple[int, int, str, str]
             inside[home] = _merged([*([inside[home]] if home in inside else []), *new])
 
 
-def _own(row: dict[str, object]) -> _Move | None:
+def _own(row: dict[str, Any]) -> _Move | None:
     """What an instruction communicates itself."""
     opcode, operands = row["opcode"], _int(row["operand_bytes"])
     size, count = _int(row["group_size"]) or None, _int(row["group_count"]) or None
@@ -128,27 +139,28 @@ def _own(row: dict[str, object]) -> _Move | None:
     if kind is None:
         return None
     if kind in ("send", "recv"):
-        sent = _int(row["bytes_0"]) if kind == "send" else _int(row["result_bytes"]) - _RECV_CONTEXT
+        received = _int(row["result_bytes"]) - _RECV_CONTEXT
+        sent = _int(row["given_bytes"][0]) if kind == "send" else received
         if row["is_host_transfer"]:
             return _Move(DEVICE_TO_HOST if kind == "send" else HOST_TO_DEVICE, max(sent, 0), 1, 1)
         return _Move(kind, max(sent, 0), size or 2, count)
     if kind == "reduce-scatter":
         operands //= size or 1
     elif kind == "ragged-all-to-all":  # input, output, and four lists of offsets and sizes
-        operands = _int(row["bytes_0"])
+        operands = _int(row["given_bytes"][0])
     return _Move(kind, operands, size, count)
 
 
-def _offload(row: dict[str, object]) -> _Move | None:
+def _offload(row: dict[str, Any]) -> _Move | None:
     """A slice read from, or written to, host memory."""
-    result, first, second = row["memory_space"], row["space_0"], row["space_1"]
+    result, (first, second) = row["memory_space"], row["spaces"]
     if row["opcode"] == "dynamic-slice" and result != first and HOST_MEMORY in (result, first):
         kind = HOST_TO_DEVICE if first == HOST_MEMORY else DEVICE_TO_HOST
         return _Move(kind, _int(row["result_bytes"]), 1, 1)
     updates = row["opcode"] == "dynamic-update-slice" and result == first != second
     if updates and HOST_MEMORY in (first, second):
         kind = DEVICE_TO_HOST if first == HOST_MEMORY else HOST_TO_DEVICE
-        return _Move(kind, _int(row["bytes_1"]), 1, 1)
+        return _Move(kind, _int(row["given_bytes"][1]), 1, 1)
     return None
 
 

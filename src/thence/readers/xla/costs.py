@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
     from thence.readers.protos.hlo_pb2 import HloInstructionProto, ShapeProto
 
-__all__ = ["IN_PLACE", "NO_FLOPS", "SLICING", "flops", "json_config"]
+__all__ = [
+    "COUNTED",
+    "IN_PLACE",
+    "NO_FLOPS",
+    "SLICING",
+    "flops",
+    "json_config",
+    "result_elements",
+]
 
 _MOVING = """
 add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done all-to-all
@@ -42,43 +50,53 @@ _GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
 _MAX_CONFIG = 1 << 20
 
 
-def flops(instruction: HloInstructionProto, operands: Sequence[ShapeProto], config: bytes) -> int:
+COUNTED = frozenset(
+    (
+        *("convolution", "custom-call", "dot", "ragged-dot", "reduce", "reduce-window", "scatter"),
+        *("select-and-scatter", "sort"),
+    )
+)
+"""Opcodes that compute something else than one operation for each element of the result."""
+
+
+def flops(
+    instruction: HloInstructionProto,
+    result: ShapeProto,
+    operands: Sequence[ShapeProto],
+    config: bytes,
+) -> int:
     """Floating-point operations of one instruction, without those of computations that it calls.
 
     Args:
-        instruction: its opcode, result shape and dimension numbers are used.
+        instruction: one of `COUNTED`; its dimension numbers are used.
+        result: its shape.
         operands: shapes of its operands.
         config: its backend config; cuBLAS calls keep their dimension numbers there.
     """
     opcode = instruction.opcode
+    count = 0
     if opcode == "dot":
         numbers = instruction.dot_dimension_numbers.lhs_contracting_dimensions
-        count = _dot(instruction.shape, operands, numbers)
+        count = _dot(result, operands, numbers)
     elif opcode == "ragged-dot":
         ragged = instruction.ragged_dot_dimension_numbers.dot_dimension_numbers
-        count = _dot(instruction.shape, operands, ragged.lhs_contracting_dimensions)
+        count = _dot(result, operands, ragged.lhs_contracting_dimensions)
     elif opcode == "convolution":
-        count = _convolution(instruction, operands)
+        count = _convolution(instruction, result, operands)
     elif opcode == "custom-call":
-        count = _custom_call(instruction, operands, config)
-    elif opcode in NO_FLOPS:
-        return 0
-    elif opcode == "reduce":
-        count = elements(operands[0]) if operands else 0
-    elif opcode == "scatter":
-        count = elements(operands[-1]) if operands else 0
+        count = _custom_call(instruction, result, operands, config)
     elif opcode in ("reduce-window", "select-and-scatter"):
         window = instruction.window.dimensions[:MAX_RANK]
-        count = _size(instruction.shape) * prod(dimension.size for dimension in window)
-    elif opcode == "sort":
-        count = elements(operands[0]) * elements(operands[0]).bit_length() if operands else 0
-    else:
-        count = _size(instruction.shape)
+        count = result_elements(result) * prod(dimension.size for dimension in window)
+    elif operands:
+        count = elements(operands[-1] if opcode == "scatter" else operands[0])
+        if opcode == "sort":
+            count *= count.bit_length()
     return max(0, min(count, MAX_INT64))
 
 
-def _size(shape: ShapeProto) -> int:
-    """Elements of the result, of its first array if it is a tuple (multi-output reductions)."""
+def result_elements(shape: ShapeProto) -> int:
+    """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
     return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
 
 
@@ -87,26 +105,33 @@ def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterab
     if not operands:
         return 0
     left = operands[0].dimensions[:MAX_RANK]
-    return 2 * _size(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
+    return (
+        2 * result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
+    )
 
 
-def _convolution(instruction: HloInstructionProto, operands: Sequence[ShapeProto]) -> int:
+def _convolution(
+    instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto]
+) -> int:
     """2 * (result elements) * (kernel elements of one output feature)."""
     if len(operands) < 2:
         return 0
     kernel = operands[1]
     feature = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
     outputs = kernel.dimensions[feature] if 0 <= feature < len(kernel.dimensions) else 0
-    return 2 * _size(instruction.shape) * elements(kernel) // outputs if outputs > 0 else 0
+    return 2 * result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
 
 
 def _custom_call(
-    instruction: HloInstructionProto, operands: Sequence[ShapeProto], config: bytes
+    instruction: HloInstructionProto,
+    result: ShapeProto,
+    operands: Sequence[ShapeProto],
+    config: bytes,
 ) -> int:
     """Of library matrix products and convolutions; 0 for other targets, which could be anything."""
     target = instruction.custom_call_target
     if target.startswith("__cudnn$conv"):
-        return _convolution(instruction, operands)
+        return _convolution(instruction, result, operands)
     if not target.startswith(_GEMM_TARGETS):
         return 0
     gemm = json_config(config).get("gemm_backend_config")
@@ -114,7 +139,7 @@ def _custom_call(
     listed = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
     digits = [str(d) for d in listed] if isinstance(listed, list) else []
     contracting = [int(d) for d in digits if d.isdecimal() and len(d) < 3]
-    return _dot(instruction.shape, operands, contracting) if contracting else 0
+    return _dot(result, operands, contracting) if contracting else 0
 
 
 def json_config(config: bytes) -> dict[str, Any]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FRAMES", "Frame", "FrameTable"]
 
+_NOWHERE = Frame("", 0, 0, "")
+
 
 class FrameTable:
     """The stack frames of one module, while it is decoded.
@@ -36,13 +38,12 @@ class FrameTable:
             )
             for place in locations
         ]
-        nowhere = Frame("", 0, 0, "")
         self.frames: list[Frame] = []
         self.parents: list[int] = []
         count = len(index.stack_frames)
         for frame in index.stack_frames:
             location = frame.file_location_id
-            self.frames.append(places[location - 1] if 0 < location <= len(places) else nowhere)
+            self.frames.append(places[location - 1] if 0 < location <= len(places) else _NOWHERE)
             self.parents.append(frame.parent_frame_id if 0 < frame.parent_frame_id <= count else 0)
         self._recorded = count
         self._lines: dict[tuple[str, int], int] = {}
@@ -59,6 +60,10 @@ class FrameTable:
             self.parents.append(0)
             self._lines[key] = len(self.frames)
         return self._lines[key]
+
+    def place(self, frame: int) -> Frame:
+        """The frame of a number that `of` gave; an empty one for 0."""
+        return self.frames[frame - 1] if frame else _NOWHERE
 
     def table(self) -> pl.DataFrame:
         """All frames in the columns of `FRAMES`."""

@@ -6,8 +6,7 @@ of an xplane file, the dump folder of an nsys-jax archive.
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -15,40 +14,23 @@ from google.protobuf.message import DecodeError
 
 from thence.errors import DamagedInput
 from thence.model.hlo import COMPUTATIONS, INSTRUCTIONS, LOOPS, HloModule
-from thence.readers.protos.hlo_pb2 import (
-    HloModuleProto,
-    HloProto,
-    ShapeProto,
-    WhileLoopBackendConfig,
-)
-from thence.readers.xla.costs import NO_FLOPS, flops, json_config
+from thence.readers.protos.hlo_pb2 import HloModuleProto, HloProto, WhileLoopBackendConfig
+from thence.readers.xla.body import Body
+from thence.readers.xla.costs import json_config
 from thence.readers.xla.frames import FrameTable
+from thence.readers.xla.instructions import ASYNC_STARTS, instruction_columns
 from thence.readers.xla.parsing import unpacked
-from thence.readers.xla.replica_groups import replica_groups
-from thence.readers.xla.shapes import MAX_INT64, memory_space, shape_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
-    from thence.readers.protos.hlo_pb2 import HloComputationProto, HloInstructionProto
+    from collections.abc import Container
 
 __all__ = ["ASYNC_STARTS", "COMPUTATIONS", "INSTRUCTIONS", "LOOPS", "HloModule", "decode_hlo"]
 
-_STARTS = """
-all-gather-start all-reduce-start async-start collective-permute-start copy-start recv send
-"""
-ASYNC_STARTS = frozenset(_STARTS.split())
-"""Opcodes that begin something another instruction waits for."""
+_Placed: TypeAlias = "dict[int, int | None]"
+_Loop: TypeAlias = "tuple[int, str, int | None, int | None, int | None]"
 
-_COLLECTIVE = """
-all-gather all-gather-start all-reduce all-reduce-start all-to-all collective-broadcast
-collective-permute collective-permute-start collective-reduce ragged-all-to-all recv reduce-scatter
-send
-"""
-_GROUPED = frozenset(_COLLECTIVE.split())
 _RUNS_CALLED = frozenset(("async-start", "call", "conditional", "while"))
-_SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
-_NO_SHAPE = ShapeProto()
+_DAMAGED = "is cut or damaged: its content is no HLO module with instructions"
 
 
 def decode_hlo(data: bytes, path: str) -> HloModule:
@@ -62,23 +44,10 @@ def decode_hlo(data: bytes, path: str) -> HloModule:
         DamagedInput: the bytes are neither, or end too early, or unpack to more than 1 GiB.
     """
     module = _module(unpacked(data, path), path)
-    entry = _entry(module)
-    placed, loops = _placement(module, entry)
-    frames = FrameTable(module.stack_frame_index)
-    instructions = _instructions(module, placed, frames)
-    known = module.HasField("device_assignment")
-    return HloModule(
-        name=module.name,
-        id=module.id,
-        fingerprint=module.frontend_attributes.map.get("fingerprint_before_lhs"),
-        entry=entry,
-        replicas=module.device_assignment.replica_count if known else None,
-        partitions=module.device_assignment.computation_count if known else None,
-        instructions=_with_steps(_with_sources(instructions, frames.table(), loops), module),
-        computations=_computations(module, placed),
-        loops=loops,
-        frames=frames.table(),
-    )
+    try:
+        return _decoded(module)
+    except DecodeError as error:  # of a part of an instruction, which is parsed apart
+        raise DamagedInput(path, _DAMAGED) from error
 
 
 def _module(data: bytes, path: str) -> HloModuleProto:
@@ -92,7 +61,29 @@ def _module(data: bytes, path: str) -> HloModuleProto:
         module = message.hlo_module if isinstance(message, HloProto) else message
         if any(computation.instructions for computation in module.computations):
             return module
-    raise DamagedInput(path, "is cut or damaged: its content is no HLO module with instructions")
+    raise DamagedInput(path, _DAMAGED)
+
+
+def _decoded(module: HloModuleProto) -> HloModule:
+    body = Body.of(module)
+    entry = _entry(module)
+    placed, loops = _placement(body, entry)
+    frames = FrameTable(module.stack_frame_index)
+    columns = instruction_columns(body, frames)
+    instructions = pl.DataFrame([*columns, *_of_module(body, placed, loops)])
+    known = module.HasField("device_assignment")
+    return HloModule(
+        name=module.name,
+        id=module.id,
+        fingerprint=module.frontend_attributes.map.get("fingerprint_before_lhs"),
+        entry=entry,
+        replicas=module.device_assignment.replica_count if known else None,
+        partitions=module.device_assignment.computation_count if known else None,
+        instructions=instructions.select(*INSTRUCTIONS),
+        computations=_computations(body, placed),
+        loops=pl.DataFrame(loops, schema=LOOPS, orient="row"),
+        frames=frames.table(),
+    )
 
 
 def _entry(module: HloModuleProto) -> int:
@@ -104,42 +95,32 @@ def _entry(module: HloModuleProto) -> int:
     return named[0] if named else computations[-1].id
 
 
-def _placement(module: HloModuleProto, entry: int) -> tuple[dict[int, int | None], pl.DataFrame]:
+def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:
     """From the entry downwards: which computations run as sequences, and the loop each is in.
 
     Returns:
         Computation id to id of its innermost while (None outside loops), for those on the top
         level; and the `LOOPS`.
     """
-    bodies = {c.id: c.instructions for c in module.computations}
-    placed: dict[int, int | None] = {entry: None}
-    loops: list[tuple[int, str, int | None, int | None, int | None]] = []
+    rows_of = {computation.id: rows for computation, rows in body.computations}
+    placed: _Placed = {entry: None}
+    loops: list[_Loop] = []
     waiting = [entry]
     while waiting:
         computation = waiting.pop()
-        for instruction in bodies.get(computation, ()):
-            if instruction.opcode not in _RUNS_CALLED:
+        for row in rows_of.get(computation, ()):
+            opcode = body.opcodes[row]
+            if opcode not in _RUNS_CALLED:
                 continue
-            loop, called = placed[computation], list(instruction.called_computation_ids)
-            if instruction.opcode == "while":
-                loop = instruction.id
-                body, condition = (*called, None, None)[:2]  # in this order in the proto
-                trips = _trip_count(_config(instruction, module))
-                loops.append((loop, instruction.name, condition, body, trips))
+            loop, called = placed[computation], body.called.of(row)
+            if opcode == "while":
+                loop, name = body.ids[row], body.instructions[row].name
+                inner, condition = (*called, None, None)[:2]  # in this order in the proto
+                loops.append((loop, name, condition, inner, _trip_count(body.config(row))))
             new = [c for c in dict.fromkeys(called) if c not in placed]
             placed.update(dict.fromkeys(new, loop))
             waiting.extend(new)
-    return placed, pl.DataFrame(loops, schema=LOOPS, orient="row")
-
-
-def _config(instruction: HloInstructionProto, module: HloModuleProto) -> bytes:
-    """Backend config: a field, or since 2026 a payload, inline or in the module's list."""
-    if not instruction.HasField("backend_config_payload"):
-        return instruction.backend_config
-    payload = instruction.backend_config_payload
-    if payload.WhichOneof("payload") != "id":
-        return payload.value
-    return module.payloads[payload.id] if 0 <= payload.id < len(module.payloads) else b""
+    return placed, loops
 
 
 def _trip_count(config: bytes) -> int | None:
@@ -156,16 +137,16 @@ def _trip_count(config: bytes) -> int | None:
     return parsed.known_trip_count.n if parsed.HasField("known_trip_count") else None
 
 
-def _computations(module: HloModuleProto, placed: dict[int, int | None]) -> pl.DataFrame:
+def _computations(body: Body, placed: _Placed) -> pl.DataFrame:
     rows = [
         (
             c.id,
             c.name,
-            _full_id(c.root_id, c.id, {i.id for i in c.instructions}),
+            _full_id(c.root_id, c.id, set(body.ids[rows.start : rows.stop])),
             c.id in placed,
             placed.get(c.id),
         )
-        for c in module.computations
+        for c, rows in body.computations
     ]
     return pl.DataFrame(rows, schema=COMPUTATIONS, orient="row")
 
@@ -176,142 +157,39 @@ def _full_id(number: int, computation: int, known: Container[int]) -> int:
     return packed if number not in known and packed in known else number
 
 
-def _instructions(
-    module: HloModuleProto, placed: dict[int, int | None], frames: FrameTable
-) -> pl.DataFrame:
-    work: dict[int, int] = {}  # floating-point operations of the computations so far
-    rows: list[tuple[Any, ...]] = []
-    for computation in module.computations:
-        new = list(_rows(computation, module, frames, work))
-        work[computation.id] = min(sum(row[_FLOPS] for row in new), MAX_INT64)
-        rows.extend(new)
-    columns = dict(zip(_DECODED, zip(*rows, strict=True), strict=True))
-    where = columns["computation"]
-    columns["top_level"] = tuple(c in placed for c in where)
-    columns["loop"] = tuple(placed.get(c) for c in where)
-    return pl.DataFrame(
-        [
-            _lists(name, values)
-            if name in ("called", "operands")
-            else pl.Series(name, values, INSTRUCTIONS[name])
-            for name, values in columns.items()
-        ]
-    )
+def _of_module(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
+    """What the instructions of one computation share, and their places in it."""
+    trips: dict[int | None, int | None] = {loop: trips for loop, *_, trips in reversed(loops)}
+    shared = [
+        (c.id, c.id in placed, placed.get(c.id), trips.get(placed.get(c.id)))
+        for c, _ in body.computations
+    ]
+    names = ("computation", "top_level", "loop", "trip_count")
+    table = pl.DataFrame(shared, {name: INSTRUCTIONS[name] for name in names}, orient="row")
+    lengths = [len(rows) for _, rows in body.computations]
+    roots: list[bool] = []
+    for c, rows in body.computations:
+        root = (c.root_id, c.id << 32 | c.root_id)
+        roots += [number in root for number in body.ids[rows.start : rows.stop]]
+    return [
+        *table[np.repeat(np.arange(len(lengths)), lengths)].get_columns(),
+        pl.Series("is_root", roots, INSTRUCTIONS["is_root"]),
+        pl.Series("step", _steps(body), INSTRUCTIONS["step"]),
+    ]
 
 
-def _lists(name: str, values: Sequence[list[int]]) -> pl.Series:
-    """A column of int64 lists; Polars takes ten times as long to build one from Python lists."""
-    rows = np.repeat(np.arange(len(values)), [len(value) for value in values])
-    flat = pl.DataFrame(
-        {"row": rows, name: np.fromiter(chain.from_iterable(values), np.int64, rows.size)}
-    )
-    empty = pl.Series(name, [[]], pl.List(pl.Int64))
-    lists = flat.group_by("row", maintain_order=True).agg(name)
-    every = pl.DataFrame({"row": np.arange(len(values))})
-    joined = every.join(lists, on="row", how="left", maintain_order="left")
-    return joined[name].fill_null(empty)
-
-
-_DECODED = (
-    *("computation", "name", "id", "opcode", "op_name", "frame", "called", "operands"),
-    *(
-        "result_bytes",
-        "operand_bytes",
-        "flops",
-        "own_flops",
-        "group_size",
-        "group_count",
-        "channel",
-    ),
-    *("custom_call_target", "fusion_kind", "memory_space", "parameter"),
-    *("is_root", "is_async_start", "is_host_transfer"),
-)
-_FLOPS = _DECODED.index("flops")
-
-
-def _rows(
-    computation: HloComputationProto,
-    module: HloModuleProto,
-    frames: FrameTable,
-    work: dict[int, int],
-) -> Iterator[tuple[Any, ...]]:
-    """The instructions of one computation in the columns of `_DECODED`."""
-    home = computation.id
-    shapes: dict[int, ShapeProto] = {}
-    sizes: dict[int, int] = {}
-    root = computation.root_id
-    packed_root = home << 32 | root
-    for instruction in computation.instructions:
-        number, opcode, shape = instruction.id, instruction.opcode, instruction.shape
-        operands = [_full_id(i, home, sizes) for i in instruction.operand_ids]
-        called = list(instruction.called_computation_ids)
-        shapes[number], sizes[number] = shape, shape_bytes(shape)
-        own = 0
-        if opcode not in NO_FLOPS or opcode == "custom-call":
-            given = [shapes.get(i, _NO_SHAPE) for i in operands]
-            own = flops(instruction, given, _config(instruction, module))
-        inner = sum(work.get(c, 0) for c in called) if opcode in _SUMS_CALLED else 0
-        groups = (
-            replica_groups(instruction, module.device_assignment) if opcode in _GROUPED else None
-        )
-        metadata = instruction.metadata
-        yield (
-            home,
-            instruction.name,
-            number,
-            opcode,
-            metadata.op_name or None,
-            frames.of(metadata),
-            called,
-            operands,
-            sizes[number],
-            min(sum(sizes.get(i, 0) for i in operands), MAX_INT64),
-            min(own + inner, MAX_INT64),
-            own,
-            groups.size if groups else None,
-            groups.count if groups else None,
-            instruction.channel_id if instruction.channel_id > 0 else None,
-            instruction.custom_call_target or None,
-            instruction.fusion_kind or None,
-            None if shape.tuple_shapes else memory_space(shape),
-            instruction.parameter_number if opcode == "parameter" else None,
-            number in (root, packed_root),
-            opcode in ASYNC_STARTS,
-            instruction.is_host_transfer,
-        )
-
-
-def _with_sources(
-    instructions: pl.DataFrame, frames: pl.DataFrame, loops: pl.DataFrame
-) -> pl.DataFrame:
-    """The columns that follow from others: innermost source line, trip count of the loop around."""
-    sources = frames.select(
-        "frame",
-        source_file=pl.when(pl.col("file") != "").then("file"),
-        source_line=pl.when(pl.col("line") > 0).then("line"),
-    )
-    trips = loops.select(pl.col("id").alias("loop"), "trip_count").unique("loop", keep="first")
-    return instructions.join(sources, on="frame", how="left", maintain_order="left").join(
-        trips, on="loop", how="left", maintain_order="left"
-    )
-
-
-def _with_steps(instructions: pl.DataFrame, module: HloModuleProto) -> pl.DataFrame:
+def _steps(body: Body) -> list[int | None]:
     """The place of each instruction in the schedule of its computation.
 
     A proto lists instructions in an order that respects their operands; the order in which they run is
     HloModuleProto.schedule (xla/service/hlo.proto).
     """
-    sequences = module.schedule.sequences
-    steps = pl.DataFrame(
-        [
-            (computation, number, step)
-            for computation, sequence in sequences.items()
-            for step, number in enumerate(sequence.instruction_ids)
-        ],
-        schema={"computation": pl.Int64, "id": pl.Int64, "step": pl.Int32},
-        orient="row",
-    ).unique(["computation", "id"], keep="first")
-    return instructions.join(
-        steps, on=["computation", "id"], how="left", maintain_order="left"
-    ).select(*INSTRUCTIONS)
+    sequences = body.module.schedule.sequences
+    steps: list[int | None] = [None] * len(body.ids)
+    for computation, rows in body.computations:
+        if computation.id in sequences:
+            step_of: dict[int, int] = {}
+            for step, number in enumerate(sequences[computation.id].instruction_ids):
+                step_of.setdefault(number, step)
+            steps[rows.start : rows.stop] = map(step_of.get, body.ids[rows.start : rows.stop])
+    return steps
