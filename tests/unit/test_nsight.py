@@ -17,6 +17,7 @@ from nsight_data import DATA, HLO, changed, export, report_frame, thread, unpack
 from polars.testing import assert_frame_equal
 
 import thence
+from thence.readers import probe
 from thence.readers.nsight.export import cache_file
 
 if TYPE_CHECKING:
@@ -341,6 +342,46 @@ def test_folders_of_tables(tmp_path: Path, kind: str) -> None:
     a, b = opened(folder), opened(path)
     assert_frame_equal(a.gpu, b.gpu)
     assert_frame_equal(a.host, b.host)
+
+
+def parquet_folder(path: Path) -> Path:
+    path.mkdir()
+    pl.DataFrame([KERNEL]).write_parquet(path / "CUPTI_ACTIVITY_KIND_KERNEL.parquet")
+    pl.DataFrame(STRINGS).write_parquet(path / "StringIds.parquet")
+    pl.DataFrame({"value": ["x"]}).write_parquet(path / "TARGET_INFO_SYSTEM_ENV.parquet")
+    return path
+
+
+def test_parquet_that_ends_its_reader_is_damaged_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = parquet_folder(tmp_path / "a[b]*")
+    assert opened(folder).gpu["name"].to_list() == ["kernel(int)"]
+    (folder / "StringIds.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(thence.DamagedInput, match=r"StringIds\.parquet cannot be read"):
+        thence.open(folder)
+    monkeypatch.setattr(probe, "_CHILD", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(thence.DamagedInput, match="ends its reader"):
+        thence.open(folder)
+
+
+def test_only_tables_that_are_read_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = (
+        "import sys, os; data = sys.stdin.buffer.read(); os._exit(9 if b'SYSTEM_ENV' in data"
+        " or b'StringIds.parquet' not in data else 0)"
+    )
+    monkeypatch.setattr(probe, "_CHILD", child)
+    assert opened(parquet_folder(tmp_path / "a")).gpu.height == 1
+
+
+def test_parquet_that_claims_billions_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thence.readers.nsight.folder.MAX_ROWS", 1)
+    with pytest.raises(thence.DamagedInput, match=r"StringIds\.parquet claims 2 rows"):
+        thence.open(parquet_folder(tmp_path / "a"))
 
 
 NSYS = """#!/bin/sh

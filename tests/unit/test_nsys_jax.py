@@ -13,7 +13,8 @@ import pytest
 from protowire import message, pack
 
 from thence.errors import DamagedInput, InputError
-from thence.readers.nsys_jax import probe, read, sniff_archive
+from thence.readers import probe
+from thence.readers.nsys_jax import read, sniff_archive
 from thence.readers.nsys_jax.archive import Archive
 
 if TYPE_CHECKING:

@@ -30,6 +30,8 @@ Mask = npt.NDArray[np.bool_]
 NO_ROW = -1
 """What a row reference holds where there is no row."""
 
+_AT_ONCE = 1 << 18  # rows whose temporaries stay in the processor's cache
+
 
 def union_lengths(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
     """Time covered by at least one interval, per group, in nanoseconds.
@@ -178,29 +180,77 @@ def enclosing(track: Int64, start: Int64, end: Int64) -> Int64:
     Returns:
         int64 array of shape (n,): row numbers, `NO_ROW` for the outermost.
     """
-    rows = len(start)
-    if rows == 0:
-        return np.empty(0, np.int64)
+    result = np.full(len(start), NO_ROW, np.int64)
+    if len(start) == 0:
+        return result
     end = np.maximum(end, start + 1)
-    number = np.arange(rows, dtype=np.int64)
-    same_track = track[1:] == track[:-1]
-    # Only what the next interval begins in can contain anything, so the first candidate of each row
-    # is the last such interval before it on its track.
-    open_at_next = np.append(same_track & (start[1:] < end[:-1]), [False])
-    last = np.maximum.accumulate(np.where(open_at_next, number, NO_ROW))
-    first = np.maximum.accumulate(np.where(np.append([True], ~same_track), number, 0))
-    candidate = np.append([NO_ROW], last[:-1])
-    candidate[candidate < first] = NO_ROW
+    # Only what the next interval begins in can contain anything. Few do, so they are nested first.
+    opens = np.zeros(len(start), np.bool_)
+    opens[:-1] = (track[1:] == track[:-1]) & (start[1:] < end[:-1])
+    rows = np.flatnonzero(opens)
+    if len(rows) == 0:
+        return result
+    ends = end[rows]
+    above = _above(track[rows], ends)
+    result[rows] = np.where(above >= 0, rows[above], NO_ROW)
+    steps = _steps(above)
+    # What contains another row is the last of them before it that does not end before it does. If
+    # that is not the very last, it is on the way up from there.
+    before = 0
+    for low in range(0, len(start), _AT_ONCE):
+        part = slice(low, low + _AT_ONCE)
+        last = before - 1 + np.cumsum(opens[part])
+        before = int(last[-1]) + 1
+        inside = np.flatnonzero(~opens[part] & (last >= 0))
+        last = last[inside]
+        inside += low
+        same = track[rows[last]] == track[inside]
+        inside, last = inside[same], last[same]
+        found = _climbed(steps, ends, last, end[inside])
+        result[inside] = np.where(found >= 0, rows[found], NO_ROW)
+    return result
+
+
+def _above(track: Int64, end: Int64) -> Int64:
+    """Of each interval the last before it, on its track, that does not end before it does."""
+    number = np.arange(len(end), dtype=np.int64)
+    above = number - 1
+    above[1:][track[1:] != track[:-1]] = NO_ROW
     # What lies between a row and its candidate is known to end too early. So where the candidate
     # ends too early as well, its own candidate is the next one to try, and the distance roughly
     # doubles each round: "previous greater element" by pointer jumping.
-    active = np.flatnonzero(candidate >= 0)
+    active = np.flatnonzero(above >= 0)
     while len(active):
-        tried = candidate[active]
+        tried = above[active]
         active = active[end[tried] < end[active]]
-        candidate[active] = candidate[candidate[active]]
-        active = active[candidate[active] >= 0]
-    return candidate
+        above[active] = above[above[active]]
+        active = active[above[active] >= 0]
+    return above
+
+
+def _steps(above: Int64) -> list[Int64]:
+    """Where 1, 2, 4, ... steps up lead from each row, `NO_ROW` beyond the top."""
+    steps = [above]
+    while (steps[-1] >= 0).any():
+        step = steps[-1]
+        steps.append(np.where(step >= 0, step[step], NO_ROW))
+    return steps
+
+
+def _climbed(steps: list[Int64], ends: Int64, rows: Int64, wanted: Int64) -> Int64:
+    """The first on the way up from each of the rows, itself included, that ends when wanted or later.
+
+    Ends never fall on the way up, so that steps of 2^n, ... 4, 2 and 1 find it.
+    """
+    found = rows.copy()
+    climbing = np.flatnonzero(ends[rows] < wanted)
+    at, wanted = found[climbing], wanted[climbing]
+    for step in reversed(steps[:-1]):
+        up = step[at]
+        goes = (up >= 0) & (ends[up] < wanted)
+        at[goes] = up[goes]
+    found[climbing] = steps[0][at]
+    return found
 
 
 def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.tables import KINDS
+from thence.readers.nsight.names import names
 from thence.readers.nsight.store import process_of
 from thence.readers.nsight.times import bounded, lasting
 
@@ -75,31 +77,40 @@ def activities(store: Store) -> tuple[pl.DataFrame, list[str]]:
 
 def _kernels(store: Store) -> pl.DataFrame:
     frame = store.frame("CUPTI_ACTIVITY_KIND_KERNEL", (*_WHERE, *_KERNEL))
-    texts = store.strings(pl.concat([frame["demangledName"], frame["shortName"]]))
-    for column in ("demangledName", "shortName"):
-        frame = frame.join(texts.rename({"id": column, "value": f"{column}_text"}), on=column,
-                           how="left", maintain_order="left")  # fmt: skip
-    unnamed = pl.lit("(unnamed)").cast(pl.Categorical())
-    return frame.with_columns(
+    return frame.select(
+        *_WHERE,
+        "graphId",
         bounded("registersPerThread", 31).alias("registers"),
-        kind=pl.lit("kernel"),
-        name=pl.coalesce("demangledName_text", "shortName_text", unnamed),
+        kind=_kind("kernel"),
+        name=names(store, frame["demangledName"], frame["shortName"]),
         shared_memory=pl.col("staticSharedMemory") + pl.col("dynamicSharedMemory"),
-        **{name: _triple(columns) for name, columns in _TRIPLES.items()},
+        **{name: _triple(frame.select(columns)) for name, columns in _TRIPLES.items()},
     )
 
 
-def _triple(columns: tuple[str, ...]) -> pl.Expr:
-    known = pl.all_horizontal(pl.col(c).is_between(0, (1 << 32) - 1) for c in columns)
-    values = pl.concat_list(pl.when(known).then(pl.col(c)).otherwise(0) for c in columns)
-    return pl.when(known).then(values.cast(pl.List(pl.UInt32)).list.to_array(3))
+def _triple(columns: pl.DataFrame) -> pl.Series:
+    """Three columns as one of `GPU`, null where one of them is no size."""
+    known = columns.select(
+        pl.all_horizontal(pl.all().is_between(0, (1 << 32) - 1).fill_null(value=False))
+    ).to_series()
+    values = columns.select(pl.all().fill_null(0).cast(pl.UInt32, wrap_numerical=True)).to_numpy(
+        order="c"
+    )
+    triple = pl.Series(values, dtype=pl.Array(pl.UInt32, 3))
+    if known.all():
+        return triple
+    return pl.select(pl.when(known).then(triple)).to_series()
+
+
+def _kind(name: str) -> pl.Expr:
+    return pl.lit(name, pl.Enum(KINDS))
 
 
 def _graphs(store: Store) -> pl.DataFrame:
     """Launches of whole graphs, of recordings with --cuda-graph-trace=graph."""
     frame = store.frame("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*_WHERE, "graphId"))
     return frame.with_columns(
-        kind=pl.lit("kernel"),
+        kind=_kind("kernel"),
         name=pl.format("[CUDA graph {}]", pl.col("graphId").fill_null(0)).cast(pl.Categorical()),
     )
 
@@ -116,7 +127,7 @@ def _copies(store: Store) -> pl.DataFrame:
     named = used.with_columns(name=pl.Series(names, dtype=pl.Categorical()))
     return frame.join(
         named, on=kinds, how="left", nulls_equal=True, maintain_order="left"
-    ).with_columns(kind=pl.lit("memcpy"))
+    ).with_columns(kind=_kind("memcpy"))
 
 
 def _sets(store: Store) -> pl.DataFrame:
@@ -127,7 +138,7 @@ def _sets(store: Store) -> pl.DataFrame:
     named = used.with_columns(name=pl.Series(names, dtype=pl.Categorical()))
     return frame.join(
         named, on="memKind", how="left", nulls_equal=True, maintain_order="left"
-    ).with_columns(kind=pl.lit("memset"))
+    ).with_columns(kind=_kind("memset"))
 
 
 def _labels(store: Store, table: str, known: tuple[str, ...]) -> dict[int, str]:

@@ -11,7 +11,8 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.readers.nsight.read import NAME as EXPORT
 from thence.readers.nsight.read import tables_of
-from thence.readers.nsight.store import PAYLOADS, READABLE
+from thence.readers.nsight.store import PAYLOADS, READABLE, Part
+from thence.readers.probe import MAX_ROWS, probing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,8 +49,9 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
     """
     paths = {f.stem: f for f in sorted(Path(name).iterdir())
              if f.suffix in _SUFFIXES and f.stem in READABLE and f.is_file()}  # fmt: skip
-    folder = Folder(name, paths)
-    tables = tables_of(folder)
+    with probing([path for path in paths.values() if path.suffix == ".parquet"], name) as probe:
+        probe.passed()
+    tables = tables_of(Folder(name, paths))
     progress(sum(path.stat().st_size for path in paths.values()))
     return tables
 
@@ -87,6 +89,12 @@ class Folder:
                 for c, dtype in schema.items()
             ),
         )
+
+    def parts(
+        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
+    ) -> list[Part]:
+        """What the work makes of each part of a table; see `Store.parts`."""
+        return [work(self.frame(table, integers))]
 
     def payloads(self) -> pl.DataFrame:
         """Payloads of NVTX events; see `Store.payloads`."""
@@ -128,7 +136,7 @@ class Folder:
         if table not in self._frames:
             path = self._paths[table]
             if path.suffix == ".parquet":
-                self._frames[table] = pl.scan_parquet(path)
+                self._frames[table] = self._parquet(path)
             else:
                 with path.open("rb") as stream:
                     is_file = stream.read(len(_ARROW_FILE)) == _ARROW_FILE
@@ -136,6 +144,16 @@ class Folder:
                 whole = pl.read_ipc(path) if is_file else pl.read_ipc_stream(path)
                 self._frames[table] = whole.lazy()
         return self._frames[table]
+
+    def _parquet(self, path: Path) -> pl.LazyFrame:
+        # A pattern would be followed: the name is taken as it is.
+        frame = pl.scan_parquet(path, glob=False)
+        rows = frame.select(pl.len()).collect().item()
+        if rows > MAX_ROWS:
+            raise DamagedInput(
+                self.name, f"{path.name} claims {rows:,} rows; at most {MAX_ROWS:,} are accepted"
+            )
+        return frame
 
     def _collected(self, table: str, *columns: pl.Expr) -> pl.DataFrame:
         try:

@@ -64,16 +64,16 @@ class Described:
         joined = told.join(ranges.select("process", "row"), on="row").sort("ranks", "row")
         return dict(joined.select("process", "rank").rows())
 
-    def collectives(self, host: pl.DataFrame) -> pl.DataFrame:
+    def collectives(self, ranges: pl.DataFrame) -> pl.DataFrame:
         """Rows of `COLLECTIVES`, by host range; the kernels are found when launches are known.
 
         Args:
-            host: the host table, with domain and row (in NVTX_EVENTS) beside its columns.
+            ranges: the NVTX ranges: host (row there), name, domain and row (in NVTX_EVENTS).
         """
         names = pl.col("name").cast(pl.String)
         calls = (
-            host.with_row_index("host")
-            .filter(pl.col("domain") == NCCL, names.is_in(list(COLLECTIVE_NAMES)))
+            ranges.filter(pl.col("domain") == NCCL)
+            .filter(names.is_in(list(COLLECTIVE_NAMES)))
             .select("host", "row", collective=names.replace_strict(COLLECTIVE_NAMES, default=None))
         )
         sizes = self.payloads.filter(pl.col("ranks") > 0).select("communicator", group_size="ranks")

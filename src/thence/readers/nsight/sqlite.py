@@ -1,13 +1,15 @@
 """An Nsight Systems SQLite export as a `Store`. Nothing is ever written to the database.
 
-Rows become NumPy columns in chunks: SQLite's rows are handed to `numpy.fromiter`, so no Python code
-runs for a row.
+Tables are decoded from their pages (`pages.py`, `records.py`), a few megabytes at a time, in threads:
+NumPy lets them run at once. What is out of the ordinary is read with SQLite, several times slower.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +19,22 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
-from thence.readers.nsight.store import PAYLOADS, READABLE
+from thence.readers.nsight.pages import MAGIC, PageFile, Unusual
+from thence.readers.nsight.records import Records
+from thence.readers.nsight.store import PAYLOADS, READABLE, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["MAGIC", "Database", "opened"]
 
-MAGIC = b"SQLite format 3\0"
 _CHUNK_ROWS = 1 << 18
+_CHUNK_BYTES = 1 << 22
+_THREADS = 4
 _IDS_AT_ONCE = 500  # SQLite allows 999 parameters in versions before 3.32
 _ABSENT = -(1 << 63) + 1  # no time, id or size has this value
+_STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
+_STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
 _DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
 _MARKS = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
@@ -54,21 +61,67 @@ def opened(path: str, name: str) -> Iterator[Database]:
     # immutable: no lock, no journal and no -shm file, so that read-only folders work as well.
     address = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
     try:
+        size, pages = Path(path).stat().st_size, _pages(path)
+    except OSError as error:
+        raise DamagedInput(name, f"cannot be read ({error.strerror or error})") from error
+    try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
-            yield Database(name, connection, _schema(connection, name))
+            _limit(connection, size)
+            yield Database(name, connection, pages, _layouts(connection, name))
     except sqlite3.Error as error:
         raise DamagedInput(name, f"the database cannot be read ({error})") from error
 
 
-def _schema(connection: sqlite3.Connection, name: str) -> dict[str, frozenset[str]]:
-    tables = [row[0] for row in connection.execute("select name from sqlite_master")]
-    if not any(mark in tables for mark in _MARKS):
+def _limit(connection: sqlite3.Connection, size: int) -> None:
+    """Stops what goes on for longer than a file of that size can give cause to."""
+    left = itertools.count(_STEPS // _STEPS_AT_ONCE + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
+    connection.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
+
+
+def _pages(path: str) -> PageFile | None:
+    try:
+        return PageFile.of(path)
+    except Unusual:
+        return None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One table.
+
+    Attributes:
+        columns: names, in the order of a record's values.
+        root: number of its first page; 0 where only SQLite knows what its records mean.
+    """
+
+    columns: tuple[str, ...]
+    root: int
+
+
+def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
+    roots = dict(
+        connection.execute(
+            "select name, rootpage from sqlite_master where type = 'table'"
+        ).fetchall()
+    )
+    if not any(mark in roots for mark in _MARKS):
         raise UnknownFormat(name, "is a database, but no export of Nsight Systems")
     return {
-        table: frozenset(row[1] for row in connection.execute(f"pragma table_info({table})"))
-        for table in sorted(READABLE.intersection(tables))
+        table: _layout(connection, table, roots[table])
+        for table in sorted(READABLE.intersection(roots))
     }
+
+
+def _layout(connection: sqlite3.Connection, table: str, root: object) -> _Layout:
+    """Source: https://www.sqlite.org/pragma.html#pragma_table_xinfo."""
+    rows = connection.execute(f"pragma table_xinfo({table})").fetchall()
+    # Records lack the row's own number, columns that are computed, and columns that were added later.
+    plain = isinstance(root, int) and all(
+        default is None and not key and not hidden for *_, default, key, hidden in rows
+    )
+    columns = tuple(row[1] for row in rows if row[-1] != 1)
+    return _Layout(columns, root if plain and isinstance(root, int) else 0)
 
 
 @dataclass
@@ -77,11 +130,13 @@ class Database:
 
     name: str
     _connection: sqlite3.Connection
-    _columns: dict[str, frozenset[str]] = field(default_factory=dict)
+    _pages: PageFile | None = None
+    _layouts: dict[str, _Layout] = field(default_factory=dict)
 
     def columns(self, table: str) -> frozenset[str]:
         """Names of the columns of a table; none where there is no such table."""
-        return self._columns.get(table, frozenset())
+        layout = self._layouts.get(table)
+        return frozenset(layout.columns if layout else ())
 
     def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
         """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
@@ -89,19 +144,46 @@ class Database:
         Raises:
             DamagedInput: the table cannot be read.
         """
-        schema = {**dict.fromkeys(integers, pl.Int64()), **dict.fromkeys(texts, pl.Categorical())}
         there = self.columns(table)
-        known = [column for column in integers if column in there]
+        frame = pl.concat(self.parts(table, integers, lambda part: part))
         if not there:
-            return pl.DataFrame(schema=schema)
+            return frame.with_columns(pl.Series(text, [], pl.Categorical()) for text in texts)
         with self._reading(table):
-            frame = self._integers(table, known)
-            for text in (text for text in texts if text in there):
-                frame = frame.with_columns(self._text(table, text))
-        return frame.select(
-            pl.col(c) if c in frame.columns else pl.lit(None, dtype).alias(c)
-            for c, dtype in schema.items()
-        )
+            return frame.with_columns(
+                self._text(table, text)
+                if text in there
+                else pl.lit(None, pl.Categorical()).alias(text)
+                for text in texts
+            )
+
+    def parts(
+        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
+    ) -> list[Part]:
+        """What the work makes of each part of a table; see `Store.parts`."""
+        known = [column for column in integers if column in self.columns(table)]
+        schema = dict.fromkeys(integers, pl.Int64())
+
+        def whole(part: pl.DataFrame) -> Part:
+            return work(
+                part.select(
+                    pl.col(c) if c in known else pl.lit(None, pl.Int64).alias(c) for c in schema
+                )
+            )
+
+        if not self.columns(table):
+            return [work(pl.DataFrame(schema=schema))]
+        with self._reading(table):
+            if not known:
+                (rows,) = self._connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608 - one of READABLE
+                return [whole(pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)}))]
+            found = self._decoded(
+                table,
+                known,
+                lambda rows, places: whole(_frame(rows, dict(zip(known, places, strict=True)))),
+            )
+            if found is None:
+                found = [whole(part) for part in self._rows(table, known)]
+        return found or [work(pl.DataFrame(schema=schema))]
 
     def payloads(self) -> pl.DataFrame:
         """Payloads of NVTX events; see `Store.payloads`."""
@@ -110,7 +192,7 @@ class Database:
         chosen = [sql.format(c) if c in there else "null" for c, sql in sources.items()]
         rows: list[tuple[Any, ...]] = []
         with self._reading("NVTX_EVENTS"):
-            if there & sources.keys():
+            if self._any_value("NVTX_EVENTS", [column for column in sources if column in there]):
                 rows = self._connection.execute(
                     f"select * from (select row_number() over (order by rowid) - 1, {chosen[0]} as b, {chosen[1]} as j"  # noqa: S608 - columns of our own
                     " from NVTX_EVENTS) where b is not null or j is not null"
@@ -136,29 +218,72 @@ class Database:
             frame = pl.DataFrame(rows, schema={"id": pl.Int64, "value": pl.String}, orient="row")
         return frame.unique("id", keep="first").with_columns(pl.col("value").cast(pl.Categorical()))
 
-    def _integers(self, table: str, columns: Sequence[str]) -> pl.DataFrame:
-        if not columns:
-            (rows,) = self._connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608 - one of READABLE
-            return pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)})
+    def _rows(self, table: str, columns: Sequence[str]) -> list[pl.DataFrame]:
+        """Columns of integers, read with SQLite."""
         chosen = ", ".join(f'ifnull("{column}", {_ABSENT})' for column in columns)
         cursor = self._connection.execute(f"select {chosen} from {table}")  # noqa: S608 - one of READABLE
         dtype = np.dtype([(column, np.int64) for column in columns])
         parts = []
+        # No Python code runs for a row.
         while len(part := np.fromiter(itertools.islice(cursor, _CHUNK_ROWS), dtype)):
-            parts.append(pl.DataFrame({c: np.ascontiguousarray(part[c]) for c in columns}))
-        if not parts:
-            return pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
-        return pl.concat(parts).with_columns(
-            pl.when(pl.col(c) != _ABSENT).then(pl.col(c)) for c in columns
-        )
+            frame = pl.DataFrame({c: np.ascontiguousarray(part[c]) for c in columns})
+            parts.append(
+                frame.with_columns(pl.when(pl.col(c) != _ABSENT).then(pl.col(c)) for c in columns)
+            )
+        return parts
 
     def _text(self, table: str, column: str) -> pl.Series:
+        parts = None
+        if self._pages is not None and self._pages.utf8:
+            parts = self._decoded(table, [column], lambda rows, places: _texts(rows, places[0]))
+        found = self._text_rows(table, column) if parts is None else parts
+        empty = pl.Series([], dtype=pl.Categorical())
+        return pl.concat([empty, *found]).alias(column)
+
+    def _text_rows(self, table: str, column: str) -> list[pl.Series]:
+        """A column of texts, read with SQLite."""
+        parts = []
         cursor = self._connection.execute(f'select cast("{column}" as text) from {table}')  # noqa: S608 - one of READABLE
-        parts = [pl.Series(column, [], pl.Categorical())]
         while chunk := list(itertools.islice(cursor, _CHUNK_ROWS)):
             values = list(itertools.chain.from_iterable(chunk))
-            parts.append(pl.Series(column, values, pl.String).cast(pl.Categorical()))
-        return pl.concat(parts)
+            parts.append(pl.Series(values, dtype=pl.String).cast(pl.Categorical()))
+        return parts
+
+    def _any_value(self, table: str, columns: Sequence[str]) -> bool:
+        """Whether any of the columns holds anything; True where that is not known."""
+        if not columns:
+            return False
+        found = self._decoded(
+            table, columns, lambda rows, places: not all(rows.nulls(p).all() for p in places)
+        )
+        return found is None or any(found)
+
+    def _decoded(
+        self, table: str, columns: Sequence[str], work: Callable[[Records, list[int]], Part]
+    ) -> list[Part] | None:
+        """What the work makes of the rows, part by part; None where SQLite has to read them.
+
+        Args:
+            table: its name.
+            columns: what to decode, and all before it.
+            work: given rows, and the place of each of the columns in a record.
+        """
+        layout, pages = self._layouts[table], self._pages
+        if pages is None or not layout.root:
+            return None
+        places = [layout.columns.index(column) for column in columns]
+
+        def part(numbers: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Part:
+            return work(Records(pages.leaf_pages(numbers), max(places) + 1), places)
+
+        try:
+            leaves = pages.leaves(layout.root)
+            at_once = max(_CHUNK_BYTES // pages.size, 1)
+            parts = [leaves[start : start + at_once] for start in range(0, len(leaves), at_once)]
+            with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+                return list(pool.map(part, parts))
+        except (Unusual, OSError):
+            return None
 
     @contextmanager
     def _reading(self, table: str) -> Iterator[Any]:
@@ -168,3 +293,19 @@ class Database:
             raise DamagedInput(
                 self.name, f"the table {table} cannot be read ({error}); export the report again"
             ) from error
+
+
+def _frame(rows: Records, places: dict[str, int]) -> pl.DataFrame:
+    columns = []
+    for name, place in places.items():
+        values, nulls = rows.integers(place)
+        column = pl.Series(name, values)
+        columns.append(column if nulls is None else column.set(pl.Series(nulls), None))
+    return pl.DataFrame(columns)
+
+
+def _texts(rows: Records, place: int) -> pl.Series:
+    numbers, texts = rows.texts(place)
+    known = pl.Series([text.decode("utf-8", "replace") for text in texts], dtype=pl.String)
+    index = pl.Series(numbers)
+    return known.cast(pl.Categorical()).gather(index.set(index < 0, None))

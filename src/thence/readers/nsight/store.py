@@ -9,14 +9,16 @@ Source of the names: the exporter schema reference of the Nsight Systems user gu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import polars as pl
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["PAYLOADS", "READABLE", "Store", "process_of", "thread_of"]
+Part = TypeVar("Part")
+
+__all__ = ["PAYLOADS", "READABLE", "Part", "Store", "process_of", "thread_of"]
 
 READABLE = frozenset(
     {
@@ -57,6 +59,22 @@ class Store(Protocol):
 
     def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
         """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
+
+        Raises:
+            DamagedInput: the table cannot be read.
+        """
+
+    def parts(
+        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
+    ) -> list[Part]:
+        """What the work makes of each part of a table, in order.
+
+        So that a large table need not be there whole. Parts may be worked on at the same time.
+
+        Args:
+            table: its name.
+            integers: columns, as for `frame`.
+            work: given the columns of some rows; a pure function.
 
         Raises:
             DamagedInput: the table cannot be read.

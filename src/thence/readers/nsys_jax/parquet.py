@@ -9,14 +9,12 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from thence.errors import DamagedInput
+from thence.readers.probe import MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["MAX_ROWS", "as_int64", "csv_frame", "parquet_frame", "renamed"]
-
-MAX_ROWS = 50_000_000
-"""Most rows of one table: a few bytes of Parquet can claim billions of equal rows."""
+__all__ = ["as_int64", "csv_frame", "parquet_frame", "renamed"]
 
 _DAMAGE = (PolarsError, PanicException, OSError, ValueError, UnicodeError, MemoryError)
 

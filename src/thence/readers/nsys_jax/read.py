@@ -15,9 +15,9 @@ from thence.readers.nsys_jax.archive import TRACE, Archive
 from thence.readers.nsys_jax.compilation import compile_ranges
 from thence.readers.nsys_jax.devices import Launchers, launchers
 from thence.readers.nsys_jax.parquet import as_int64, csv_frame, parquet_frame, renamed
-from thence.readers.nsys_jax.probe import probing
 from thence.readers.nsys_jax.programs import device_tables
 from thence.readers.nsys_jax.projection import projection
+from thence.readers.probe import probing
 from thence.readers.xla.hlo import decode_hlo
 from thence.readers.xla.parsing import unpacked
 

@@ -8,30 +8,36 @@ has survived is the data read here. It runs beside other work, so it costs littl
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from thence.errors import DamagedInput
-from thence.readers.nsys_jax.parquet import MAX_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["probing"]
+__all__ = ["MAX_ROWS", "probing"]
+
+MAX_ROWS = 50_000_000
+"""Most rows of one table: a few bytes of Parquet can claim billions of equal rows."""
 
 _EXPECTED = (0, 3, 4)  # all read; polars cannot be imported there; an error that will show here too
 _PATIENCE_S = 300
 _CHILD = f"""
 import sys
 try:
-    import io, polars
+    import io, os, polars
 except ImportError:
     sys.exit(3)
-while head := sys.stdin.buffer.read(8):
-    data = sys.stdin.buffer.read(int.from_bytes(head, "little"))
+while kind := sys.stdin.buffer.read(1):
+    data = sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "little"))
     try:
+        if kind == b"P":
+            data = open(os.fsdecode(data), "rb").read()
         if polars.scan_parquet(io.BytesIO(data)).select(polars.len()).collect().item() > {MAX_ROWS}:
             sys.exit(4)
         polars.read_parquet(io.BytesIO(data))
@@ -41,17 +47,19 @@ while head := sys.stdin.buffer.read(8):
 
 
 @contextlib.contextmanager
-def probing(tables: Iterable[bytes], path: str) -> Iterator[_Probe]:
+def probing(tables: Iterable[bytes | Path], path: str) -> Iterator[_Probe]:
     """Begins to try Parquet files; call `passed` on the result before reading any of them.
 
     Args:
-        tables: content of the files.
+        tables: content of the files, or where they are.
         path: for messages.
     """
     with tempfile.TemporaryFile() as stream:
         for data in tables:
-            stream.write(len(data).to_bytes(8, "little"))
-            stream.write(data)
+            content = os.fsencode(data.absolute()) if isinstance(data, Path) else data
+            stream.write(b"P" if isinstance(data, Path) else b"D")
+            stream.write(len(content).to_bytes(8, "little"))
+            stream.write(content)
         stream.seek(0)
         child = _started(stream)
         try:
