@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
@@ -14,7 +14,7 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["bytes_beside", "text_beside", "umask"]
+__all__ = ["bytes_beside", "text_beside", "umask", "write_beside"]
 
 
 @contextmanager
@@ -49,6 +49,24 @@ def text_beside(target: Path) -> Iterator[TextIO]:
             text.detach()
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def write_beside(target: Path, content: bytes | memoryview) -> None:
+    """Writes a file whole or not at all, for use inside the program of a user.
+
+    It leaves the umask alone, which `umask` has to change for a moment for every thread.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def umask() -> int:

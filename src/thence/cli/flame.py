@@ -150,7 +150,7 @@ def _written(output: str) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    from thence.writers.beside import text_beside
+    from thence.beside import text_beside
 
     with text_beside(Path(output)) as stream:
         yield stream

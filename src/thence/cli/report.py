@@ -125,7 +125,7 @@ def _warn(summary: Summary) -> None:
 
 def _write(path: Path, text: str) -> None:
     """The file appears under its name only when it is complete."""
-    from thence.writers.beside import text_beside
+    from thence.beside import text_beside
 
     with text_beside(path) as stream:
         stream.write(text)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from thence.beside import bytes_beside, umask
 from thence.errors import ThenceError, UsageError
-from thence.writers.beside import bytes_beside, umask
 from thence.writers.chrome import write_chrome
 from thence.writers.parquet import FILES, write_parquet
 from thence.writers.perfetto.write import write_perfetto
