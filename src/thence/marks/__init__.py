@@ -1,0 +1,75 @@
+"""Marks: names for what runs, given once for every tool, also inside CUDA graphs.
+
+`mark` opens one, `listen` tells a recorder of all of them, `save_labels` writes what the nodes of
+captured CUDA graphs were made for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from thence.marks.backward import BackwardMarks, patch_autograd
+from thence.marks.captures import Captures, TorchStreams, patch_torch
+from thence.marks.compiling import follow_inductor, leave_inductor, notice_imports
+from thence.marks.marking import mark
+from thence.marks.watching import Listener, watch
+from thence.recorder.graph_labels import LabelledGraphs, write_whole
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["Listener", "listen", "mark", "save_labels", "stop_labels", "unlisten"]
+
+_graphs = LabelledGraphs()
+_torch_captures: list[Captures] = []
+_patches = contextlib.ExitStack()
+
+
+def listen(listener: Listener) -> None:
+    """Tell a listener of every mark from now on."""
+    watch.listen(listener)
+
+
+def unlisten(listener: Listener) -> None:
+    """Tell it no longer."""
+    watch.unlisten(listener)
+
+
+def save_labels(path: str | os.PathLike[str]) -> None:
+    """Writes what is known of every CUDA graph captured in this process so far.
+
+    ``thence label`` gives the labels back to the kernels of the graphs' replays. It can be called at
+    any time, again and again: the file holds all graphs of the process.
+
+    Args:
+        path: JSON file; replaced when the new one is complete.
+
+    Raises:
+        MissingData: no graph was captured; the message says why, where that is known.
+        UsageError: the file cannot be written there.
+    """
+    for captures in _torch_captures:
+        captures.complete()
+    write_whole(path, _graphs.document())
+
+
+def stop_labels() -> None:
+    """Leave PyTorch as it was: captures and backward passes are seen no longer."""
+    _patches.close()
+
+
+def _torch_is_there(torch: Any) -> None:
+    captures = Captures(_graphs, TorchStreams(torch), watch)
+    _torch_captures.append(captures)
+    _patches.callback(patch_torch(torch, captures))
+    backward = BackwardMarks(torch, watch, captures)
+    captures.in_backward = backward.current
+    _patches.callback(patch_autograd(torch, backward))
+    follow_inductor()
+    _patches.callback(leave_inductor)
+
+
+watch.framework = _torch_is_there
+notice_imports()
+watch.look()

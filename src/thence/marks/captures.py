@@ -1,0 +1,308 @@
+"""CUDA-graph captures of PyTorch, and which marks were open when each of their nodes was made.
+
+Every capture of PyTorch goes through torch.cuda.CUDAGraph: torch.cuda.graph, make_graphed_callables and
+the graph trees of torch.compile(mode="reduce-overhead") call its capture_begin and capture_end. These
+are wrapped, replay is not. At each mark the number of nodes in the graph is noted; as nodes are
+numbered in the order of their creation, the notes say at the end which node was made under which mark,
+on whatever stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thence.errors import MissingRequirement
+from thence.marks.frames import label_of, reopened, thread, top
+from thence.marks.generated import GeneratedCode
+from thence.recorder import cupti as cupti_library
+from thence.recorder import driver as driver_library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.marks.frames import Frame
+    from thence.marks.watching import Watch
+    from thence.recorder.driver import GraphDriver
+    from thence.recorder.graph_labels import Label, LabelledGraphs
+    from thence.recorder.graph_nodes import CapturedGraph, NodeIds
+
+__all__ = ["Captures", "Streams", "TorchStreams", "patch_torch"]
+
+
+@dataclass
+class _Capture:
+    """A capture that is going on.
+
+    Attributes:
+        graph: handle of the CUgraph.
+        stream: that the capture began on.
+        device: index of the CUDA device.
+        thread: that began it.
+        base: frame of the autograd node that it began in.
+        log: how many nodes there were when a frame became the innermost one.
+    """
+
+    graph: int
+    stream: int
+    device: int
+    thread: int
+    base: Frame | None
+    log: list[tuple[int, Frame | None]] = field(default_factory=list)
+
+
+class Streams(Protocol):
+    """Where the work of this thread goes; handles are integers."""
+
+    def current(self) -> int:
+        """The current stream."""
+
+    def device(self) -> int:
+        """Index of the current device."""
+
+
+class TorchStreams:
+    """Where PyTorch puts the work of this thread."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def current(self) -> int:
+        """The current stream."""
+        return int(self._torch.cuda.current_stream().cuda_stream)
+
+    def device(self) -> int:
+        """Index of the current device."""
+        return int(self._torch.cuda.current_device())
+
+
+class Captures:
+    """The captures of this process.
+
+    Nothing here raises into the program that is being captured: what fails becomes a note.
+
+    Attributes:
+        in_backward: the frame of the autograd node that this thread is in the middle of, if any.
+    """
+
+    def __init__(
+        self,
+        graphs: LabelledGraphs,
+        streams: Streams,
+        watch: Watch,
+        load_driver: Callable[[], GraphDriver] = driver_library.load,
+        load_cupti: Callable[[], NodeIds] = cupti_library.load,
+    ) -> None:
+        self._graphs = graphs
+        self._streams = streams
+        self._watch = watch
+        self._load_driver = functools.cache(load_driver)
+        self._load_cupti = functools.cache(load_cupti)  # finding the library takes milliseconds
+        self._live: list[_Capture] = []
+        self._for_threads: dict[int, int] = {}
+        self.in_backward: Callable[[], Frame | None] = lambda: None
+        self._generated = threading.local()
+        self._owners: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
+
+    def begun(self) -> None:
+        """The current stream may have begun a capture: watch it."""
+        try:
+            stream = self._streams.current()
+            graph = self._load_driver().captured_graph(stream)
+        except MissingRequirement as error:
+            self._graphs.note(f"a capture was not seen: {error}")
+            return
+        if graph is None or any(one.graph == graph for one in self._live):
+            return
+        for capture in [one for one in self._live if one.stream == stream]:
+            self._forget(capture)  # it ended unseen
+            self._graphs.note("a capture ended without torch.cuda.CUDAGraph, so it has no labels")
+        base = self.in_backward()
+        capture = _Capture(graph, stream, self._streams.device(), threading.get_ident(), base)
+        self._live.append(capture)
+        self._note_frame(capture, base or top.get())
+        self._watch.watch_captures(self.changed)
+        self._generated.code = GeneratedCode(
+            self.changed, lambda: base or top.get(), self._graphs.note
+        )
+        self._generated.code.start()
+
+    def changed(self, frame: Frame | None) -> None:
+        """A frame became the innermost one on this thread."""
+        for capture in tuple(self._live):
+            if self._belongs(capture):
+                self._note_frame(capture, frame)
+
+    def ending(self) -> CapturedGraph | None:
+        """The capture of the current stream is about to end: its nodes are read. None if it failed."""
+        self.begun()  # in case it began before anybody watched
+        stream = self._streams.current()
+        capture = next((one for one in self._live if one.stream == stream), None)
+        if capture is None:
+            return None
+        self._forget(capture)
+        try:
+            driver = self._load_driver()
+            if driver.captured_graph(capture.stream) != capture.graph:
+                self._graphs.note("a capture failed, so its graph has no labels")
+                return None
+            if not driver.node_count(capture.graph):
+                return None  # graph trees make an empty graph first
+            labels = _labels(capture.log)
+            return self._graphs.add(
+                driver, self._load_cupti(), capture.graph, capture.device, labels
+            )
+        except MissingRequirement as error:
+            self._graphs.note(f"the nodes of a captured graph could not be read: {error}")
+            return None
+
+    def ended(self, owner: Any, captured: CapturedGraph) -> None:
+        """A capture succeeded; `owner` is the torch.cuda.CUDAGraph that has it now."""
+        self._owners[owner] = captured
+        self.instantiated(owner)
+
+    def failed(self, captured: CapturedGraph) -> None:
+        """A capture failed at its end."""
+        self._graphs.remove(captured)
+        self._graphs.note("a capture failed at its end, so its graph has no labels")
+
+    def instantiated(self, owner: Any) -> None:
+        """The graph of a torch.cuda.CUDAGraph may have been made executable, perhaps once more."""
+        captured = self._owners.get(owner)
+        if captured is None:
+            return
+        handle = _executable(owner)
+        if handle is None:
+            return
+        try:
+            number = self._load_cupti().graph_exec_id(handle)
+        except MissingRequirement as error:
+            self._graphs.note(f"the id of an executable graph could not be read: {error}")
+            return
+        if number not in captured.executables:
+            captured.executables.append(number)
+
+    def reset(self, owner: Any) -> None:
+        """A torch.cuda.CUDAGraph gave up its graph."""
+        self._owners.pop(owner, None)
+
+    def complete(self) -> None:
+        """Ask for what became executable unseen: a first replay() can do that."""
+        for owner in list(self._owners):
+            self.instantiated(owner)
+
+    def work_for(self, caller: int | None) -> None:
+        """This thread works for the thread `caller` from now on: autograd's do."""
+        if caller is None:
+            self._for_threads.pop(threading.get_ident(), None)
+        else:
+            self._for_threads[threading.get_ident()] = self._for_threads.get(caller, caller)
+
+    def _belongs(self, capture: _Capture) -> bool:
+        """Whether what this thread does now goes into a capture."""
+        here = threading.get_ident()
+        if capture.thread in (here, self._for_threads.get(here)):
+            return True
+        return self._load_driver().captured_graph(self._streams.current()) == capture.graph
+
+    def _note_frame(self, capture: _Capture, frame: Frame | None) -> None:
+        driver = self._load_driver()
+        try:
+            # A capture can fail at any moment, and takes its graph with it.
+            if driver.captured_graph(capture.stream) != capture.graph:
+                return
+            count = driver.node_count(capture.graph)
+        except MissingRequirement as error:
+            self._graphs.note(f"a capture could not be followed to its end: {error}")
+            return
+        if capture.log and capture.log[-1][0] == count:
+            capture.log.pop()  # no node was made under that frame
+        capture.log.append((count, frame or capture.base))
+
+    def _forget(self, capture: _Capture) -> None:
+        if hasattr(self._generated, "code"):
+            self._generated.code.stop()
+        self._live.remove(capture)
+        if not self._live:
+            self._watch.watch_captures(None)
+
+
+def _labels(log: list[tuple[int, Frame | None]]) -> list[tuple[int, Label | None]]:
+    """Labels in place of frames."""
+    known: set[tuple[str, ...]] | None = None
+    labels: dict[int, Label | None] = {}
+    for _, frame in log:
+        if frame is None or frame[1] in labels:
+            continue
+        if known is None and reopened(frame):
+            known = thread.state.log.paths()
+        labels[frame[1]] = label_of(frame, known or set())
+    return [(count, None if frame is None else labels[frame[1]]) for count, frame in log]
+
+
+def _executable(owner: Any) -> int | None:
+    """Handle of a torch.cuda.CUDAGraph's CUgraphExec; None where there is none yet, or no way to ask."""
+    if not hasattr(owner, "raw_cuda_graph_exec"):
+        return None  # before torch 2.8
+    try:
+        return int(owner.raw_cuda_graph_exec())
+    except RuntimeError:
+        return None
+
+
+def patch_torch(torch: Any, captures: Captures) -> Callable[[], None]:
+    """Has the captures of torch.cuda.CUDAGraph seen from now on; the result undoes that."""
+    owner = torch.cuda.CUDAGraph
+    wrappers = _wrappers(captures)
+    originals = {name: vars(owner)[name] for name in wrappers if name in vars(owner)}
+    for name, original in originals.items():
+        setattr(owner, name, _wrapped(original, wrappers[name]))
+    if torch.cuda.is_initialized():
+        captures.begun()  # in the middle of one
+
+    def undo() -> None:
+        for name, original in originals.items():
+            setattr(owner, name, original)
+
+    return undo
+
+
+def _wrappers(captures: Captures) -> dict[str, Callable[..., None]]:
+    """What to do around each method of torch.cuda.CUDAGraph: called with it and its owner."""
+
+    def capture_begin(original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        original(owner, *args, **kwargs)
+        captures.begun()
+
+    def capture_end(original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        captured = captures.ending()
+        try:
+            original(owner, *args, **kwargs)
+        except BaseException:
+            if captured is not None:
+                captures.failed(captured)
+            raise
+        if captured is not None:
+            captures.ended(owner, captured)
+
+    def instantiate(original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        original(owner, *args, **kwargs)
+        captures.instantiated(owner)
+
+    def reset(original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        captures.reset(owner)
+        original(owner, *args, **kwargs)
+
+    known = (capture_begin, capture_end, instantiate, reset)
+    return {wrapper.__name__: wrapper for wrapper in known}
+
+
+def _wrapped(original: Any, wrapper: Callable[..., None]) -> Any:
+    @functools.wraps(original)
+    def wrapped(owner: Any, *args: Any, **kwargs: Any) -> None:
+        wrapper(original, owner, *args, **kwargs)
+
+    return wrapped

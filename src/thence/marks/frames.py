@@ -1,0 +1,215 @@
+"""What is open where: the marks around the code that runs, and around the autograd nodes it made.
+
+A frame is a plain tuple, since one is made for every mark that opens:
+
+    (frame around it or None, number, mark or Backward, what its sinks opened or None)
+
+`thread.state.top` is the innermost frame of the thread; `task.top` that of an asyncio task, since tasks
+take turns on one thread; `top` that of whichever runs. The thread's ``log`` holds which frame was
+innermost from which autograd sequence number on, so that a node of the autograd graph tells by its own
+number between which marks it was made.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_right
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from thence.marks.watching import watch
+from thence.recorder.graph_labels import Label, metadata_text
+
+__all__ = [
+    "LOG_LIMIT",
+    "Backward",
+    "Frame",
+    "Log",
+    "label_of",
+    "numbers",
+    "reopened",
+    "task",
+    "thread",
+    "top",
+]
+
+Frame = tuple[Any, int, Any, Any]
+
+LOG_LIMIT = 1 << 16
+"""Entries of a thread's log that are kept at least: the marks of one forward pass, many times over."""
+
+numbers = itertools.count(1)
+
+_UNSET: Frame = (None, 0, None, None)
+_in_task: ContextVar[Frame | None] = ContextVar("thence.marks.in_task", default=_UNSET)
+
+
+class Log:
+    """Which frame was innermost from which autograd sequence number on.
+
+    Attributes:
+        starts: sequence numbers, ascending, each once.
+        frames: the innermost frame from there on.
+    """
+
+    __slots__ = ("frames", "starts")
+
+    def __init__(self) -> None:
+        self.starts = [-1]
+        self.frames: list[Frame | None] = [None]
+
+    def note(self, start: int, frame: Frame | None) -> None:
+        """A frame is innermost from a number on; `mark` does the first half by itself."""
+        if self.starts[-1] == start:  # no node was made since: nobody will ask for what was before
+            self.frames[-1] = frame
+            return
+        self.starts.append(start)
+        self.frames.append(frame)
+        if len(self.starts) > 2 * LOG_LIMIT:
+            del self.starts[:LOG_LIMIT], self.frames[:LOG_LIMIT]
+
+    def innermost(self, sequence: int) -> Frame | None:
+        """The innermost frame when the node of a number was made; None: none, or forgotten."""
+        at = bisect_right(self.starts, sequence) - 1
+        return self.frames[at] if at >= 0 else None
+
+    def paths(self) -> set[tuple[str, ...]]:
+        """Paths of the frames that no backward pass opened."""
+        frames = {frame[1]: frame for frame in self.frames if frame is not None}
+        return {_path(f, set()) for f in frames.values() if not _inside(f)[1]}
+
+
+class _State:
+    """What belongs to a thread: its innermost frame, and the log."""
+
+    __slots__ = ("log", "top")
+
+    def __init__(self) -> None:
+        self.top: Frame | None = None
+        self.log = Log()
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.state = _State()
+
+
+class _Task:
+    """The same of an asyncio task; tasks of a thread share its log."""
+
+    __slots__ = ()
+
+    @property
+    def top(self) -> Frame | None:
+        frame = _in_task.get()
+        return thread.state.top if frame is _UNSET else frame
+
+    @top.setter
+    def top(self, frame: Frame | None) -> None:
+        _in_task.set(frame)
+
+    @property
+    def log(self) -> Log:
+        return thread.state.log
+
+
+class _Top:
+    """The innermost frame of whatever runs."""
+
+    __slots__ = ()
+
+    def get(self) -> Frame | None:
+        """That frame; None outside of all."""
+        return self._state().top
+
+    def set(self, frame: Frame | None) -> None:
+        """Puts a frame in place."""
+        self._state().top = frame
+
+    def _state(self) -> _State | _Task:
+        return thread.state if watch.loop is None or watch.loop() is None else task
+
+
+thread = _Thread()
+task = _Task()
+top = _Top()
+
+
+class Backward(NamedTuple):
+    """Stands in a frame for a mark while an autograd node runs whose forward was inside `forward`."""
+
+    forward: Frame | None
+
+
+def label_of(frame: Frame | None, known: set[tuple[str, ...]]) -> Label | None:
+    """The label of work that is done while a frame is the innermost one.
+
+    Args:
+        frame: the innermost one.
+        known: paths of marks in forward passes, see `_joined`.
+    """
+    if frame is None:
+        return None
+    marks, backward = _inside(frame)
+    lane = next((m.lane for m in marks if m.lane is not None), None)
+    metadata: dict[str, object] = {}
+    for m in reversed(marks):  # inner marks win
+        metadata |= m.metadata
+    path = _path(frame, known)
+    phase = "backward" if backward else "forward"
+    return Label(path, phase, lane, metadata_text(metadata))
+
+
+def reopened(frame: Frame) -> bool:
+    """Whether the innermost mark opened in a backward pass, as those of a checkpointed forward do."""
+    if isinstance(frame[2], Backward):
+        return False
+    return _inside(frame)[1]
+
+
+def _inside(frame: Frame | None) -> tuple[list[Any], bool]:
+    """The marks that hold in a frame, innermost first, and whether it is in a backward pass."""
+    marks, backward = [], False
+    while frame is not None:
+        mark = frame[2]
+        if isinstance(mark, Backward):
+            backward = True
+            frame = mark.forward or frame[0]
+        else:
+            marks.append(mark)
+            frame = frame[0]
+    return marks, backward
+
+
+def _path(frame: Frame | None, known: set[tuple[str, ...]]) -> tuple[str, ...]:
+    """Names of the marks, outermost first."""
+    names: list[str] = []
+    library: list[str] = []
+    around: tuple[str, ...] = ()
+    while frame is not None:
+        mark = frame[2]
+        if isinstance(mark, Backward):
+            around = _path(mark.forward or frame[0], known)
+            break
+        (library if mark.from_library else names).append(mark.name)
+        frame = frame[0]
+    # What a library calls its own doing is a name only where there is no other.
+    return _joined(around, tuple(reversed(names)), known) or tuple(reversed(library))
+
+
+def _joined(
+    around: tuple[str, ...], inside: tuple[str, ...], known: set[tuple[str, ...]]
+) -> tuple[str, ...]:
+    """The path of marks that opened in a backward pass.
+
+    Activation checkpointing runs a stretch of the forward again, inside whichever node asks for it
+    first. So a mark goes where the forward had one of that name: beside or above that node's own
+    mark. Any other mark is new, and goes below.
+    """
+    if not inside:
+        return around
+    for length in range(len(around), -1, -1):
+        if (*around[:length], inside[0]) in known:
+            return around[:length] + inside
+    return around + inside

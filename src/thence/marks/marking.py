@@ -1,0 +1,257 @@
+"""mark(): one label for every tool."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from thence.errors import UsageError
+from thence.marks.compiling import ends, opens
+from thence.marks.frames import numbers, task, thread, top
+from thence.marks.watching import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from thence.marks.frames import Frame
+
+__all__ = ["LibraryMark", "mark"]
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+_modules = sys.modules
+
+
+class mark:  # noqa: N801 - used like a function
+    """Names what runs inside it, for every tool that looks.
+
+        with thence.mark("attention", layer=3):
+            ...
+
+        @thence.mark("loss")
+        def loss(...): ...
+
+    Marks nest into a path. What they name:
+
+    - the nodes of a CUDA graph that is being captured, on whatever stream, backward included: see
+      `thence.save_labels`
+    - ranges in torch.profiler and in JAX's profiler while they run, NVTX ranges where a tool such as
+      Nsight Systems collects them, thence's own recordings
+    - operations that JAX traces (jax.named_scope)
+    - operations that torch.compile traces, and the kernels that Inductor makes of them, once a CUDA graph
+      captures these (PyTorch 2.9 and newer; elsewhere what is compiled has the marks around it). In
+      compiled code, make the mark where it is used, or decorate: TorchDynamo refuses context managers
+      that were made outside
+
+    Where nobody looks, a mark costs less than a microsecond. One mark can be used again and again, in
+    several threads at once. Around a coroutine function it is open while the coroutine runs or waits;
+    around a generator function, while the generator runs.
+
+    Args:
+        name: what to call it.
+        lane: name of an extra lane in timelines that shows the work, besides its real stream.
+        metadata: further facts to show with the work; numbers, strings and lists of them. Inner marks
+            win over outer ones.
+
+    Raises:
+        UsageError: the name is no text.
+    """
+
+    __slots__ = ("lane", "metadata", "name")
+
+    from_library = False
+
+    def __init__(self, name: str, lane: str | None = None, **metadata: object) -> None:
+        if not isinstance(name, str):
+            raise UsageError(f'mark needs a name, as in thence.mark("attention"), not {name!r}')
+        self.name = name
+        self.lane = lane
+        self.metadata = metadata
+
+    def __enter__(self) -> Self:
+        w = watch
+        if w.compiling():  # TorchDynamo knows the answer, and drops the rest
+            opens(self.name)
+            return self
+        if len(_modules) != w.modules:
+            w.look()
+        wanted = w.ranges or w.profiler._is_profiler_enabled  # noqa: SLF001 - the flag has no other name
+        state = thread.state if w.loop is None or w.loop() is None else task
+        frame: Frame = (state.top, next(numbers), self, self._ranges() if wanted else None)
+        state.top = frame
+        if w.sequence is not None:
+            log, start = state.log, w.sequence()
+            if log.starts[-1] == start:
+                log.frames[-1] = frame
+            else:
+                log.note(start, frame)
+        if w.live:
+            self._tell_opened(frame)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        w = watch
+        if w.compiling():
+            ends()
+            return
+        state = thread.state if w.loop is None or w.loop() is None else task
+        frame = state.top
+        if frame is not None and frame[2] is self:
+            rest = frame[0]
+        else:
+            frame, rest = _taken_out(frame, self)
+            if frame is None:
+                return  # opened in another thread or task
+        state.top = rest
+        if w.sequence is not None:
+            log, start = state.log, w.sequence()
+            if log.starts[-1] == start:
+                log.frames[-1] = rest
+            else:
+                log.note(start, rest)
+        if w.live:
+            self._tell_closed(frame)
+        if frame[3]:
+            for one in reversed(frame[3]):
+                one.__exit__(kind, error, traceback)
+
+    def __call__(self, function: _F) -> _F:
+        """The function, marked whenever it runs."""
+        if not callable(function):
+            raise UsageError(f"mark decorates functions, not {function!r}")
+        for test, wrap in (
+            (inspect.isasyncgenfunction, _marked_async_generator),
+            (inspect.iscoroutinefunction, _marked_coroutine),
+            (inspect.isgeneratorfunction, _marked_generator),
+        ):
+            if test(function):
+                return wrap(self, function)  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            if watch.compiling():  # TorchDynamo enters only what it has seen being made
+                with mark(self.name, self.lane, **self.metadata):
+                    return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return marked  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"thence.mark({self.name!r})"
+
+    def _ranges(self) -> list[Any] | None:
+        """Opened in the tools that show ranges."""
+        return watch.open_ranges(self.name)
+
+    def _tell_opened(self, frame: Frame) -> None:
+        for listener in watch.listeners:
+            listener.opened(frame[1], self.name, self.lane, self.metadata)
+        if watch.changed is not None:
+            watch.changed(frame)
+
+    def _tell_closed(self, frame: Frame) -> None:
+        if watch.changed is not None:
+            watch.changed(top.get())
+        for listener in watch.listeners:
+            listener.closed(frame[1])
+
+
+class LibraryMark(mark):
+    """What a library does by itself: it adds its facts, and is a name only where there is no other.
+
+    Profilers show such a range of their own accord.
+    """
+
+    __slots__ = ()
+
+    from_library = True
+
+    def _ranges(self) -> None:
+        return None
+
+
+def _taken_out(frame: Frame | None, wanted: mark) -> tuple[Frame | None, Frame | None]:
+    """The innermost frame of a mark that is not the innermost one, and the frames without it.
+
+    A generator that holds a mark open while its caller opens and closes others gets here.
+    """
+    above = []
+    while frame is not None and frame[2] is not wanted:
+        above.append(frame)
+        frame = frame[0]
+    if frame is None:
+        return None, None
+    rest: Frame | None = frame[0]
+    for one in reversed(above):
+        rest = (rest, *one[1:])
+    return frame, rest
+
+
+def _marked_coroutine(around: mark, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def marked(*args: Any, **kwargs: Any) -> Any:
+        with around:
+            return await function(*args, **kwargs)
+
+    return marked
+
+
+def _marked_generator(around: mark, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Open from each next() to its yield: what the caller does in between is not the generator's."""
+
+    @functools.wraps(function)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        generator = function(*args, **kwargs)
+        step, value = generator.send, None
+        while True:
+            try:
+                with around:
+                    item = step(value)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                value = yield item
+                step = generator.send
+            except GeneratorExit:
+                with around:
+                    generator.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - thrown in by the caller: the generator's to handle
+                step, value = generator.throw, error
+
+    return marked
+
+
+def _marked_async_generator(around: mark, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for an asynchronous generator."""
+
+    @functools.wraps(function)
+    async def marked(*args: Any, **kwargs: Any) -> Any:
+        generator = function(*args, **kwargs)
+        step, value = generator.asend, None
+        while True:
+            try:
+                with around:
+                    item = await step(value)
+            except StopAsyncIteration:
+                return
+            try:
+                value = yield item
+                step = generator.asend
+            except GeneratorExit:
+                with around:
+                    await generator.aclose()
+                raise
+            except BaseException as error:  # noqa: BLE001 - thrown in by the caller: the generator's to handle
+                step, value = generator.athrow, error
+
+    return marked

@@ -1,0 +1,1 @@
+"""Recording what a program does on the GPU, through CUPTI."""

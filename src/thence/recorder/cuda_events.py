@@ -1,0 +1,106 @@
+"""CUDA events on streams that somebody else made, through ctypes on the driver.
+
+Functions and codes are those of ``cuda.h``; all of them are there since CUDA 9.2.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import byref, c_char_p, c_float, c_uint, c_void_p
+from typing import Any
+
+from thence.errors import MissingRequirement, UsageError
+
+__all__ = ["Event", "call", "elapsed_ms", "load_driver"]
+
+_DRIVER = "libcuda.so.1"
+_WITH_TIME = 0
+"""CU_EVENT_DEFAULT"""
+
+
+@functools.cache
+def load_driver() -> Any:
+    """The CUDA driver of this machine.
+
+    Raises:
+        MissingRequirement: there is none.
+    """
+    try:
+        return ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        raise MissingRequirement(f"there is no NVIDIA driver here: {error}") from error
+
+
+class Event:
+    """A moment on a stream: when the GPU has done what the stream held before.
+
+    Made for the context of the first stream that it is recorded on, and kept: to record again costs
+    less than a microsecond.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._context: int | None = None
+        self.handle: int | None = None
+
+    def record(self, stream: int) -> None:
+        """Put the event on a stream (a CUstream; 0: the default one).
+
+        Raises:
+            MissingRequirement: the driver refuses.
+        """
+        context = c_void_p()
+        call(self._driver, "cuStreamGetCtx", c_void_p(stream), byref(context))
+        if self.handle is None or context.value != self._context:
+            self.destroy()
+            self.handle = self._create(context)
+            self._context = context.value
+        call(self._driver, "cuEventRecord", c_void_p(self.handle), c_void_p(stream))
+
+    def destroy(self) -> None:
+        """Give the event back."""
+        if self.handle is not None:
+            self._driver.cuEventDestroy_v2(c_void_p(self.handle))
+        self.handle = None
+
+    def _create(self, context: c_void_p) -> int | None:
+        event = c_void_p()
+        call(self._driver, "cuCtxPushCurrent_v2", context)
+        try:
+            call(self._driver, "cuEventCreate", byref(event), c_uint(_WITH_TIME))
+        finally:
+            call(self._driver, "cuCtxPopCurrent_v2", byref(c_void_p()))
+        return event.value
+
+
+def elapsed_ms(driver: Any, start: Event, end: Event) -> float:
+    """Milliseconds of GPU time between two events, waiting for the later one; half a microsecond fine.
+
+    Raises:
+        UsageError: one of them was never recorded, or they are of different devices.
+        MissingRequirement: the driver refuses.
+    """
+    if start.handle is None or end.handle is None:
+        raise UsageError("an event was never recorded: the program did not come by")
+    call(driver, "cuEventSynchronize", c_void_p(end.handle))
+    time = c_float()
+    call(driver, "cuEventElapsedTime", byref(time), c_void_p(start.handle), c_void_p(end.handle))
+    return float(time.value)
+
+
+def call(driver: Any, name: str, *arguments: Any) -> None:
+    """Calls a function of the driver.
+
+    Raises:
+        MissingRequirement: it returned an error, or is missing.
+    """
+    code = getattr(driver, name)(*arguments) if hasattr(driver, name) else None
+    if code == 0:
+        return
+    if code is None:
+        raise MissingRequirement(f"the NVIDIA driver has no {name}: it is too old")
+    text = c_char_p()
+    driver.cuGetErrorString(code, byref(text))
+    meaning = text.value.decode(errors="replace") if text.value else "not a known error"
+    raise MissingRequirement(f"{name} failed with CUDA error {code}: {meaning}")

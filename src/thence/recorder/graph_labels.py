@@ -1,0 +1,161 @@
+"""The labels file: what the nodes of captured CUDA graphs were made for (``thence.graph-labels``).
+
+One object of JSON; what there is many of is in columns:
+
+    format, version   "thence.graph-labels", 1
+    process           who captured: pid, rank, boot, started_ns, saved_ns
+    labels            path (names of the marks), phase (forward, backward), lane, metadata
+    kernels           name (as the driver gives it), demangled (as Kineto shows it)
+    graphs            id, executables, device, nodes (columns, see `graph_nodes.Nodes`), edges
+    notes             what could not be labelled and why
+
+Collectives carry their facts in the metadata under the names that Kineto gives them in eager traces.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from thence.beside import write_beside
+from thence.errors import MissingData, UsageError
+from thence.recorder.graph_nodes import CapturedGraph, KernelNames, read_graph
+from thence.recorder.process_identity import process_identity
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping
+
+    from thence.recorder.driver import GraphDriver
+    from thence.recorder.graph_nodes import NodeIds
+
+__all__ = ["FORMAT", "VERSION", "Label", "LabelledGraphs", "metadata_text", "write_whole"]
+
+FORMAT = "thence.graph-labels"
+VERSION = 1
+
+
+class Label(NamedTuple):
+    """What was open when a node was made.
+
+    Attributes:
+        path: names of the marks, outermost first.
+        phase: forward or backward.
+        lane: extra lane that shows it.
+        metadata: further facts, as JSON.
+    """
+
+    path: tuple[str, ...]
+    phase: str = "forward"
+    lane: str | None = None
+    metadata: str = "{}"
+
+
+class LabelledGraphs:
+    """Every graph that this process captured, with the labels of its nodes.
+
+    Attributes:
+        notes: what could not be labelled and why; each sentence once.
+    """
+
+    def __init__(self) -> None:
+        self.notes: dict[str, None] = {}
+        self._graphs: list[CapturedGraph] = []
+        self._kernels = KernelNames()
+        self._labels: dict[Label, int] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def add(
+        self,
+        driver: GraphDriver,
+        ids: NodeIds,
+        graph: int,
+        device: int,
+        boundaries: Iterable[tuple[int, Label | None]],
+    ) -> CapturedGraph:
+        """Reads a graph that is still in capture.
+
+        Args:
+            driver: that knows the graph.
+            ids: of its nodes.
+            graph: handle of the CUgraph.
+            device: index of the CUDA device.
+            boundaries: how many nodes there were when a label (None: no label) began to hold.
+
+        Raises:
+            MissingRequirement: the driver or CUPTI refuses.
+        """
+        with self._lock:
+            starts = [(count, self._index(label)) for count, label in boundaries]
+            number, nodes, edges = read_graph(driver, ids, graph, starts, self._kernels)
+            captured = CapturedGraph(number, device, nodes, edges)
+            self._graphs.append(captured)
+        if "conditional" in nodes.type:
+            self.note("the bodies of conditional nodes are not labelled: the driver names no nodes")
+        return captured
+
+    def remove(self, captured: CapturedGraph) -> None:
+        """The graph was never to be: its capture failed."""
+        with self._lock:
+            self._graphs = [graph for graph in self._graphs if graph is not captured]
+
+    def note(self, sentence: str) -> None:
+        """Something that could not be labelled."""
+        self.notes[sentence] = None
+
+    def document(self) -> dict[str, Any]:
+        """What the labels file holds.
+
+        Raises:
+            MissingData: no graph was captured; the message holds the notes.
+        """
+        if not self._graphs:
+            why = " ".join(f"{note[0].upper()}{note[1:]}." for note in self.notes)
+            raise MissingData(
+                "no CUDA graph was captured in this process while thence watched, so there are no "
+                "labels to save. `import thence` and use thence.mark before the capture begins; "
+                f"captures through torch.cuda.CUDAGraph are seen. {why}".strip()
+            )
+        with self._lock:
+            return {
+                "format": FORMAT,
+                "version": VERSION,
+                "process": process_identity(),
+                "labels": [
+                    {**label._asdict(), "metadata": json.loads(label.metadata)}
+                    for label in self._labels
+                ],
+                "kernels": self._kernels.columns(),
+                "graphs": [asdict(graph) for graph in self._graphs],
+                "notes": list(self.notes),
+            }
+
+    def _index(self, label: Label | None) -> int:
+        return -1 if label is None else self._labels.setdefault(label, len(self._labels))
+
+
+def metadata_text(metadata: Mapping[str, object]) -> str:
+    """Metadata of a mark as JSON; what JSON cannot say becomes text."""
+    if not metadata:
+        return "{}"
+    return json.dumps(metadata, default=str, sort_keys=True, allow_nan=False)
+
+
+def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Writes JSON; the file appears only when it is complete.
+
+    Raises:
+        UsageError: the file cannot be written there.
+    """
+    target = Path(path)
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    try:
+        write_beside(target, text.encode())
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from error

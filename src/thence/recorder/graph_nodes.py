@@ -1,0 +1,187 @@
+"""The nodes of a CUDA graph, read while it is still being captured: afterwards it may be gone.
+
+CUPTI numbers a graph's nodes as they are created, and says the number of a node without anybody having
+subscribed (cuptiGetGraphNodeId, since CUDA 11.1). Instantiation keeps these numbers, so that they are
+what a profiler reports of every replay, in the low 32 bits of the graph node id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.recorder.driver import GraphDriver
+
+__all__ = ["CapturedGraph", "KernelNames", "NodeIds", "Nodes", "read_graph"]
+
+_NUMBER = 0xFFFFFFFF
+_LONGEST_DEMANGLED = 1024
+"""Kineto shows longer names as they are (libkineto/src/Demangle.cpp, kMaxSymbolSize)."""
+
+
+class NodeIds(Protocol):
+    """What is asked of CUPTI."""
+
+    def graph_node_id(self, node: int) -> int:
+        """Id of a node: graph id in the high 32 bits, node number in the low ones."""
+
+    def graph_id(self, graph: int) -> int:
+        """Id of a graph."""
+
+    def graph_exec_id(self, graph_exec: int) -> int:
+        """Id of an executable graph."""
+
+
+@dataclass
+class Nodes:
+    """Columns of a graph's nodes, in the order of their creation, nested ones after all others.
+
+    Attributes:
+        number: low 32 bits of the id that CUPTI gives the node in a replay.
+        type: kernel, memcpy, memset, host, graph, ...
+        label: index of the label, -1 without one.
+        kernel: index of the kernel's name, -1 without one.
+        grid: blocks in x, y, z of a kernel.
+        block: threads in x, y, z of a kernel.
+        shared_memory: dynamic shared memory of a kernel per block, bytes.
+        parent: number of the child-graph node that holds the node, -1 at the top.
+    """
+
+    number: list[int] = field(default_factory=list)
+    type: list[str] = field(default_factory=list)
+    label: list[int] = field(default_factory=list)
+    kernel: list[int] = field(default_factory=list)
+    grid: list[tuple[int, int, int] | None] = field(default_factory=list)
+    block: list[tuple[int, int, int] | None] = field(default_factory=list)
+    shared_memory: list[int | None] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+
+
+@dataclass
+class CapturedGraph:
+    """A graph as it was captured.
+
+    Attributes:
+        id: that CUPTI gave the captured graph.
+        device: index of the CUDA device.
+        nodes: what it consists of.
+        edges: numbers of a node and of one that waits for it.
+        executables: ids of the executable graphs made of it.
+    """
+
+    id: int
+    device: int
+    nodes: Nodes
+    edges: list[tuple[int, int]]
+    executables: list[int] = field(default_factory=list)
+
+
+class KernelNames:
+    """Every distinct kernel name once.
+
+    Attributes:
+        names: as the driver gives them.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def index(self, name: str) -> int:
+        """Where a name stands in `names`."""
+        found = self._index.get(name)
+        if found is None:
+            found = self._index[name] = len(self.names)
+            self.names.append(name)
+        return found
+
+    def columns(self) -> list[dict[str, str | None]]:
+        """The names as the driver gives them, and as Kineto shows them (None: nothing can tell)."""
+        from thence.recorder.names import demangled  # needs NumPy: not while a program begins
+
+        def shown(name: str) -> str | None:
+            plain = len(name) > _LONGEST_DEMANGLED or not name.startswith("_Z")
+            return name if plain else demangled(name.encode())
+
+        return [{"name": name, "demangled": shown(name)} for name in self.names]
+
+
+@dataclass
+class _Reading:
+    """One graph being read."""
+
+    driver: GraphDriver
+    ids: NodeIds
+    kernels: KernelNames
+    nodes: Nodes = field(default_factory=Nodes)
+    edges: list[tuple[int, int]] = field(default_factory=list)
+
+    def level(self, graph: int, label: Sequence[int] | int, parent: int, first: int | None) -> None:
+        """Adds the nodes of a graph, then those of the graphs inside it.
+
+        Args:
+            graph: its handle.
+            label: of its nodes in the order of their creation, or of them all.
+            parent: number of the node that holds the graph.
+            first: number that its first node will have in a replay; None: as CUPTI says.
+        """
+        by_number = sorted(
+            (self.ids.graph_node_id(node) & _NUMBER, node) for node in self.driver.nodes(graph)
+        )
+        numbers: dict[int, int] = {}
+        inside: list[tuple[int, int, int]] = []
+        for rank, (number, node) in enumerate(by_number):
+            numbers[node] = number if first is None else first + rank
+            own = label if isinstance(label, int) else label[rank]
+            kind = self.driver.node_type(node)
+            self._add(node, numbers[node], kind, own, parent)
+            if kind == "graph":
+                inside.append((node, numbers[node], own))
+        self.edges += [(numbers[a], numbers[b]) for a, b in self.driver.edges(graph)]
+        for node, number, own in inside:
+            self.level(self.driver.child_graph(node), own, number, max(self.nodes.number) + 1)
+
+    def _add(self, node: int, number: int, kind: str, label: int, parent: int) -> None:
+        nodes = self.nodes
+        nodes.number.append(number)
+        nodes.type.append(kind)
+        nodes.label.append(label)
+        nodes.parent.append(parent)
+        kernel = self.driver.kernel(node) if kind == "kernel" else None
+        named = kernel is not None and kernel.name is not None
+        nodes.kernel.append(self.kernels.index(kernel.name) if named else -1)  # type: ignore[union-attr,arg-type]
+        nodes.grid.append(kernel.grid if kernel else None)
+        nodes.block.append(kernel.block if kernel else None)
+        nodes.shared_memory.append(kernel.shared_memory if kernel else None)
+
+
+def read_graph(
+    driver: GraphDriver,
+    ids: NodeIds,
+    graph: int,
+    boundaries: Sequence[tuple[int, int]],
+    kernels: KernelNames,
+) -> tuple[int, Nodes, list[tuple[int, int]]]:
+    """A graph's id, nodes and edges.
+
+    Args:
+        driver: that knows the graph.
+        ids: of its nodes.
+        graph: handle of a CUgraph.
+        boundaries: how many nodes there were when a label began to hold, and its index, ascending.
+        kernels: takes the names of its kernels.
+
+    Raises:
+        MissingRequirement: the driver or CUPTI refuses.
+    """
+    handles = driver.nodes(graph)
+    starts = [count for count, _ in boundaries]
+    before = [-1, *(label for _, label in boundaries)]
+    labels = [before[bisect_right(starts, rank)] for rank in range(len(handles))]
+    reading = _Reading(driver, ids, kernels)
+    reading.level(graph, labels, -1, None)
+    return ids.graph_id(graph), reading.nodes, reading.edges

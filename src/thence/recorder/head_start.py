@@ -1,0 +1,100 @@
+"""A kernel that keeps a stream busy for a moment, so that the host can run ahead of the GPU.
+
+An event on an idle stream happens at once, while the operation behind it has yet to be launched, which
+takes the host some 20 us: the time between the two would be the host's. With a head start, the
+operation waits behind the event when that happens.
+
+The kernel is PTX, the driver's own assembly language, which the driver translates; no compiler needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
+from typing import Any
+
+from thence.recorder.cuda_events import call
+
+__all__ = ["KERNEL_NAME", "HeadStart", "capability"]
+
+KERNEL_NAME = "thence_head_start"
+_PTX = """
+.version {version}
+.target {target}
+.address_size 64
+.visible .entry thence_head_start(.param .u64 nanoseconds)
+{{
+    .reg .pred %early;
+    .reg .u64 %duration, %now, %end;
+    ld.param.u64 %duration, [nanoseconds];
+    mov.u64 %now, %globaltimer;
+    add.u64 %end, %now, %duration;
+again:
+    mov.u64 %now, %globaltimer;
+    setp.lt.u64 %early, %now, %end;
+    @%early bra again;
+    ret;
+}}
+"""
+_TARGETS = (((7, 5), "6.3", "sm_75"), ((0, 0), "6.0", "sm_50"))
+"""Oldest compute capability, PTX version and target: drivers translate PTX for any later device."""
+_CAPABILITY = (75, 76)
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR"""
+
+
+class HeadStart:
+    """The kernel, translated once for each context that it is used in."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._functions: dict[int | None, c_void_p] = {}
+
+    def hold(self, stream: int, nanoseconds: int) -> None:
+        """Put the kernel on a stream (a CUstream; 0: the default one of the current context).
+
+        Args:
+            stream: that is kept busy.
+            nanoseconds: for how long; 0: as long as an empty kernel takes.
+
+        Raises:
+            MissingRequirement: the driver refuses.
+        """
+        context = c_void_p()
+        call(self._driver, "cuStreamGetCtx", c_void_p(stream), byref(context))
+        call(self._driver, "cuCtxPushCurrent_v2", context)
+        try:
+            if context.value not in self._functions:
+                self._functions[context.value] = self._loaded()
+            duration = c_uint64(nanoseconds)
+            parameters = (c_void_p * 1)(ctypes.addressof(duration))
+            one = (c_uint(1),) * 6  # a grid of one block, a block of one thread
+            function, on = self._functions[context.value], c_void_p(stream)
+            call(self._driver, "cuLaunchKernel", function, *one, c_uint(0), on, parameters, None)
+        finally:
+            call(self._driver, "cuCtxPopCurrent_v2", byref(c_void_p()))
+
+    def _loaded(self) -> c_void_p:
+        device, module, function = c_int(), c_void_p(), c_void_p()
+        call(self._driver, "cuCtxGetDevice", byref(device))
+        code = _ptx(capability(self._driver, device.value))
+        call(self._driver, "cuModuleLoadData", byref(module), c_char_p(code))
+        name = c_char_p(KERNEL_NAME.encode())
+        call(self._driver, "cuModuleGetFunction", byref(function), module, name)
+        return function
+
+
+def capability(driver: Any, device: int) -> tuple[int, int]:
+    """Compute capability of a device, such as (9, 0).
+
+    Raises:
+        MissingRequirement: the driver refuses.
+    """
+    major, minor = c_int(), c_int()
+    for number, attribute in zip((major, minor), _CAPABILITY, strict=True):
+        call(driver, "cuDeviceGetAttribute", byref(number), c_int(attribute), c_int(device))
+    return major.value, minor.value
+
+
+def _ptx(device: tuple[int, int]) -> bytes:
+    version, target = next((v, target) for oldest, v, target in _TARGETS if device >= oldest)
+    return _PTX.format(version=version, target=target).encode()

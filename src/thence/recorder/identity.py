@@ -1,0 +1,70 @@
+"""Who is recording: host, rank, process, and the versions of what runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from thence import __version__
+from thence.recorder.process_identity import process_identity, rank_of_job
+from thence.recorder.synchronizing import devices, driver_version
+
+__all__ = ["folder_name", "process_facts", "rank"]
+
+_FURTHER_RANKS = ("PMIX_RANK", "JAX_PROCESS_ID", "JAX_PROCESS_INDEX")
+_FRAMEWORKS = ("torch", "jax", "jaxlib", "triton", "cupy", "numba", "numpy", "tensorflow")
+
+
+def rank() -> int | None:
+    """Rank of this process in its job, as the launcher or its framework says; None outside of one."""
+    known = rank_of_job()
+    if known is not None:
+        return known
+    distributed = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if getattr(distributed, "client", None) is not None:
+        return int(distributed.process_id)  # type: ignore[union-attr]
+    values = (os.environ.get(name, "") for name in _FURTHER_RANKS)
+    return next((int(value) for value in values if value.isdecimal()), None)
+
+
+def folder_name() -> str:
+    """Name of this process's folder: ``<host>-rank<R>-<pid>``."""
+    host = re.sub(r"[^A-Za-z0-9._]+", "_", socket.gethostname()) or "host"
+    return f"{host}-rank{rank() or 0}-{os.getpid()}"
+
+
+def process_facts() -> dict[str, Any]:
+    """What identifies the process, versions of what it has imported so far, its devices and threads."""
+    modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
+    versions = {
+        name: str(getattr(module, "__version__", "")) for name, module in modules.items() if module
+    }
+    return {
+        **process_identity(),
+        "thence": __version__,
+        "host": socket.gethostname(),
+        "rank": rank(),
+        "parent_pid": os.getppid(),
+        "program": Path(sys.argv[0]).name if getattr(sys, "argv", None) else None,
+        "python": platform.python_version(),
+        "versions": {name: version for name, version in versions.items() if version},
+        "driver_cuda": driver_version(),
+        "devices": devices(),
+        "threads": _threads(),
+    }
+
+
+def _threads() -> dict[str, str]:
+    """Names of the threads by their ids: Python's own, else the system's."""
+    names = {}
+    for task in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            names[task.parent.name] = task.read_text(errors="replace").strip()
+    return names | {str(thread.native_id): thread.name for thread in threading.enumerate()}

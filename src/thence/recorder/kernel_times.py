@@ -1,0 +1,149 @@
+"""How long each kernel of a few calls took: the shortest use of CUPTI, for measuring.
+
+Nothing but kernels is recorded, in memory; CUPTI is given back completely at the end, so that other
+profilers can begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import queue
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from thence.errors import MissingData, UsageError
+from thence.model.kernel_names import demangle
+from thence.recorder import cupti as libcupti
+from thence.recorder.buffers import Buffers
+from thence.recorder.holders import taken
+from thence.recorder.layouts import KERNEL, require_known
+from thence.recorder.walking import Walker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from thence.recorder.buffers import Filled
+
+__all__ = ["KernelTimes", "Kernels"]
+
+Kernels = tuple[list[str], list[float]]
+"""Names, demangled where they are C++, and durations in milliseconds, in order of start."""
+
+_FIELDS = ("name", "start", "end")
+_HELD = 39
+"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"""
+_MOST_BYTES = 256 << 20
+"""Room for about a million kernels between one `KernelTimes.take` and the next."""
+
+
+class KernelTimes:
+    """Records kernels from ``with`` on; `take` gives those that came since the last one.
+
+    Raises:
+        UsageError: on entering: thence records this process already.
+        MissingRequirement: on entering: there is no CUPTI, or another profiler holds it.
+    """
+
+    def __init__(self) -> None:
+        self._exit = contextlib.ExitStack()
+        self._buffers = _buffers()
+
+    def __enter__(self) -> Self:
+        _check_not_recorded()
+        self._cupti = libcupti.load()
+        require_known(self._cupti.version())
+        with contextlib.ExitStack() as undo:
+            handle = self._subscribed()
+            undo.callback(self._cupti.finalize)
+            undo.callback(self._cupti.unsubscribe, handle)
+            self._cupti.register(self._buffers.requested, self._buffers.completed)
+            self._forget()
+            self._cupti.enable(KERNEL)
+            undo.callback(self._cupti.disable, KERNEL)
+            self._exit = undo.pop_all()
+        self._walker = Walker(self._cupti)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exit.__exit__(kind, error, trace)
+        self._forget()
+
+    def take(self) -> Kernels:
+        """The kernels since the last `take`, which must have ended: synchronize first.
+
+        Raises:
+            MissingData: records were lost, or have no times.
+        """
+        self._cupti.flush(unfinished=True)
+        lost = self._cupti.dropped(None, 0)
+        if lost:
+            raise MissingData(
+                f"CUPTI lost {lost} records for want of memory, so times would be too short: measure a "
+                "part of the function, or use thence record"
+            )
+        found: dict[str, list[Any]] = {name: [np.zeros(0, np.uint64)] for name in _FIELDS}
+        for filled in self._filled():
+            for kind, records in self._walker.read(filled.address, filled.valid_bytes):
+                for name in _FIELDS if kind == KERNEL else ():
+                    found[name].append(records[name].copy())  # for the buffer is used again
+            self._buffers.recycle(filled)
+        pointers, start, end = (np.concatenate(found[name]) for name in _FIELDS)
+        if KERNEL in self._walker.unknown:
+            raise MissingData("CUPTI wrote records of kernels that thence does not know")
+        if not (start.all() and end.all()):
+            raise MissingData("CUPTI has no times for some kernels: call again")
+        order = np.lexsort((end, start))
+        return _names(pointers[order]), ((end - start)[order] / 1e6).tolist()
+
+    def _subscribed(self) -> int:
+        try:
+            return self._cupti.subscribe()
+        except libcupti.CuptiError as error:
+            if error.code != _HELD:
+                raise
+            raise libcupti.CuptiError(error.call, error.code, taken()) from error
+
+    def _filled(self) -> Iterator[Filled]:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                filled = self._buffers.filled.get_nowait()
+                if filled is not None:
+                    yield filled
+
+    def _forget(self) -> None:
+        """Buffers that came after the last look, at the end of this recording or the one before."""
+        for filled in self._filled():
+            self._buffers.recycle(filled)
+
+
+@functools.cache
+def _buffers() -> Buffers:
+    """One set for the whole process: CUPTI may keep some of them from one recording to the next."""
+    return Buffers(_MOST_BYTES)
+
+
+def _check_not_recorded() -> None:
+    running = getattr(sys.modules.get("thence.recorder.session"), "_running", None)
+    if running is not None and running.alive:
+        raise UsageError(
+            "thence records this process, and CUPTI serves one at a time: stop the recording first, or "
+            "leave measure out; the recording has every kernel's time"
+        )
+
+
+def _names(pointers: np.ndarray[Any, Any]) -> list[str]:
+    """The strings behind addresses (CUPTI's own, until it is taken down)."""
+    unique, inverse = np.unique(pointers, return_inverse=True)
+    texts = [ctypes.string_at(p).decode(errors="replace") if p else "?" for p in unique.tolist()]
+    readable = [demangle(text) for text in texts]
+    return [readable[i] for i in inverse]

@@ -1,0 +1,113 @@
+"""Where libcupti is."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import site
+import sys
+from pathlib import Path
+
+from thence.errors import MissingRequirement
+
+__all__ = ["find_libcupti", "mapped_copies", "mapped_files"]
+
+_WHEEL_PATTERNS = (
+    "nvidia/cu*/lib/libcupti.so.*",  # nvidia-cuda-cupti, CUDA 13 and later
+    "nvidia/cuda_cupti/lib/libcupti.so.*",  # nvidia-cuda-cupti-cu11 and -cu12
+    "torch/lib/libcupti*.so*",  # wheels of PyTorch that bring their own
+)
+_TOOLKIT_FOLDERS = ("extras/CUPTI/lib64", "lib64", "lib", "targets/x86_64-linux/lib")
+_NAMES = ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
+
+
+def find_libcupti() -> str:
+    """Path of the libcupti to use, or its name where only the dynamic linker knows the path.
+
+    In this order: the file that the environment variable THENCE_LIBCUPTI names, the copy that this
+    process has loaded, the copy of the NVIDIA wheels that PyTorch and JAX load, the CUDA toolkit's,
+    and whatever the dynamic linker finds.
+
+    Raises:
+        MissingRequirement: there is none.
+    """
+    named = os.environ.get("THENCE_LIBCUPTI")
+    if named:
+        if not Path(named).is_file():
+            raise MissingRequirement(f"THENCE_LIBCUPTI names {named}, which is no file")
+        return named
+    for found in (mapped_copies(), _fitting(_in_wheels()), _fitting(_in_toolkits())):
+        if found:
+            return found[0]
+    for name in _NAMES:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name
+    raise MissingRequirement(
+        "there is no libcupti: install it with `pip install nvidia-cuda-cupti` (for CUDA 12: "
+        "nvidia-cuda-cupti-cu12), or name the file in THENCE_LIBCUPTI"
+    )
+
+
+def mapped_files() -> set[str]:
+    """Every file that is mapped into this process."""
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return set()
+    return {line[line.index("/") :] for line in maps.splitlines() if "/" in line}
+
+
+def mapped_copies() -> list[str]:
+    """The copies of libcupti that this process has loaded."""
+    return sorted(path for path in mapped_files() if Path(path).name.startswith("libcupti"))
+
+
+def _in_wheels() -> list[Path]:
+    folders = [*sys.path, *site.getsitepackages(), site.getusersitepackages()]
+    roots = [Path(folder) for folder in dict.fromkeys(folders) if folder and Path(folder).is_dir()]
+    found = [path for root in roots for p in _WHEEL_PATTERNS for path in sorted(root.glob(p))]
+    conda = Path(sys.prefix, "lib")
+    return [*found, *sorted(conda.glob("libcupti.so.*"))]
+
+
+def _in_toolkits() -> list[Path]:
+    named = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    roots = [Path(name) for name in named]
+    roots += sorted(Path("/usr/local").glob("cuda*"), key=lambda path: len(path.name))
+    return [
+        path
+        for root in roots
+        for folder in _TOOLKIT_FOLDERS
+        for path in sorted((root / folder).glob("libcupti.so.*"))
+    ]
+
+
+def _fitting(paths: list[Path]) -> list[str]:
+    """The copies that the driver can serve, newest CUDA first; all when that cannot be told."""
+    driver = _driver_major()
+    fitting = [path for path in paths if driver is None or _major(path) <= driver]
+    newest_first = sorted(fitting or paths, key=lambda path: -_major(path))
+    return [str(path) for path in newest_first]
+
+
+def _major(path: Path) -> int:
+    """CUDA's major version of ``libcupti.so.13`` or ``libcupti.so.2025.3.1`` (0: not said)."""
+    match = re.search(r"\.so\.(\d+)", path.name)
+    number = int(match[1]) if match else 0
+    return number if number < 1000 else 0  # a year: toolkits name the file so, with links beside
+
+
+def _driver_major() -> int | None:
+    """Major version of CUDA that the driver serves; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        version = ctypes.c_int()
+        if driver.cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return version.value // 1000

@@ -1,0 +1,90 @@
+"""Names that records point to: each read, demangled and numbered once."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Names", "demangled"]
+
+_LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
+
+
+class Names:
+    """Numbers for strings, in the order of their first appearance.
+
+    Number 0 is the absence of a name.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._unsaved: list[bytes] = []
+
+    def of_text(self, text: str) -> int:
+        """Number of a string."""
+        return self._of(text.encode(errors="replace"))
+
+    def of_pointers(self, pointers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Numbers of C strings by their addresses (0 where that is null).
+
+        Every string is read again for every buffer: CUPTI may put another name where one of an
+        unloaded module was.
+        """
+        from polars import Series  # not where names are only demangled
+
+        unique = np.sort(Series(pointers).unique().to_numpy())  # by hashing, and without the GIL
+        numbers = [self._of(ctypes.string_at(p)) if p else 0 for p in unique.tolist()]
+        return np.array(numbers, dtype=np.uint32)[np.searchsorted(unique, pointers)]
+
+    def new(self) -> dict[str, Any]:
+        """Columns of the names that came since the last question: number, name, demangled."""
+        names, self._unsaved = self._unsaved, []
+        texts = [name.decode(errors="replace") for name in names]
+        return {
+            "number": np.array([self._numbers[name] for name in names], dtype=np.uint32),
+            "name": texts,
+            "demangled": [demangled(name) for name in names],
+        }
+
+    def _of(self, text: bytes) -> int:
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self._numbers) + 1
+            self._unsaved.append(text)
+        return number
+
+
+def demangled(name: bytes) -> str | None:
+    """A C++ symbol as its author wrote it; None if it is none, or nothing here can tell."""
+    functions = _demangler() if name.startswith(b"_Z") else None
+    if functions is None:
+        return None
+    demangle, free = functions
+    status = ctypes.c_int()
+    text = demangle(name, None, None, ctypes.byref(status))
+    if not text:
+        return None
+    try:
+        return ctypes.string_at(text).decode(errors="replace") if status.value == 0 else None
+    finally:
+        free(text)
+
+
+@functools.cache
+def _demangler() -> tuple[Any, Any] | None:
+    """``__cxa_demangle`` of the C++ library (Itanium C++ ABI, section 3.3), and ``free``."""
+    for library in _LIBRARIES:
+        try:
+            demangle = getattr(ctypes.CDLL(library), "__cxa_demangle")
+        except (OSError, AttributeError):
+            continue
+        demangle.restype = ctypes.c_void_p
+        demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        free = ctypes.CDLL(None).free
+        free.argtypes = [ctypes.c_void_p]
+        free.restype = None
+        return demangle, free
+    return None

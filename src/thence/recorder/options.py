@@ -1,0 +1,86 @@
+"""What to record, and in which steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from thence.errors import UsageError
+from thence.recorder import layouts
+
+__all__ = ["RecordOptions", "Schedule"]
+
+_LAUNCHES = re.compile(r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset)")
+_WAITS = re.compile(r"Synchronize|StreamWaitEvent")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """What a recording holds, beside kernels, copies and sets, which are always in it.
+
+    Attributes:
+        launches: the API calls that launch work, so that eager work finds its label.
+        nvtx: NVTX ranges of the program and of its libraries.
+        synchronization: the API calls that wait for the device.
+        overhead: time that CUPTI itself took.
+        flush_seconds: how often records go to disk, at least: what a killed program may lose.
+        buffer_megabytes: memory for records that are not yet on disk; beyond it they are dropped,
+            and counted.
+    """
+
+    launches: bool = True
+    nvtx: bool = True
+    synchronization: bool = False
+    overhead: bool = False
+    flush_seconds: float = 2.0
+    buffer_megabytes: int = 160
+
+    def wants_call(self, function: str) -> bool:
+        """Whether calls of an API function, named as in CUDA's headers, are recorded."""
+        return bool(
+            (self.launches and _LAUNCHES.match(function))
+            or (self.synchronization and _WAITS.search(function))
+        )
+
+    def kinds(self) -> tuple[int, ...]:
+        """The CUpti_ActivityKinds to enable."""
+        wanted = [layouts.KERNEL, layouts.MEMCPY, layouts.MEMCPY2, layouts.MEMSET]
+        wanted += [layouts.RUNTIME, layouts.DRIVER] if self.launches or self.synchronization else []
+        wanted += [layouts.MARKER] if self.nvtx else []
+        wanted += [layouts.OVERHEAD] if self.overhead else []
+        return tuple(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which steps of a program are recorded: `skip` not, then `wait` not and `active` recorded, ...
+
+    Attributes:
+        skip: steps at the beginning that are not recorded.
+        wait: steps of each cycle that are not recorded.
+        active: steps of each cycle that are.
+        repeat: cycles; 0 means to the end of the program.
+    """
+
+    skip: int = 0
+    wait: int = 0
+    active: int = 1
+    repeat: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.skip, self.wait, self.repeat) < 0 or self.active < 1:
+            raise UsageError(
+                "a schedule counts steps: skip, wait and repeat are 0 or more, active is 1 or more; "
+                f"got {self}"
+            )
+
+    def records(self, step: int) -> bool:
+        """Whether step number `step`, counted from 0, is recorded."""
+        cycle, within = divmod(step - self.skip, self.wait + self.active)
+        if step < self.skip or (self.repeat and cycle >= self.repeat):
+            return False
+        return within >= self.wait
+
+    def over(self, step: int) -> bool:
+        """Whether nothing is recorded from this step on."""
+        return bool(self.repeat) and step >= self.skip + self.repeat * (self.wait + self.active)

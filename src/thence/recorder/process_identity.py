@@ -1,0 +1,51 @@
+"""Which process this is, so that what it wrote is not taken for another's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["process_identity", "rank_of_job"]
+
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_NS = 1_000_000_000
+
+
+def process_identity() -> dict[str, int | str | None]:
+    """Process id, rank in the job, boot id of the machine, Unix times in ns of start and of now."""
+    return {
+        "pid": os.getpid(),
+        "rank": rank_of_job(),
+        "boot": _text("/proc/sys/kernel/random/boot_id"),
+        "started_ns": _started_ns(),
+        "saved_ns": time.time_ns(),
+    }
+
+
+def rank_of_job() -> int | None:
+    """Rank of this process, as torch.distributed or the launcher says; None outside of a job."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    values = (os.environ.get(name, "") for name in _RANKS)
+    return next((int(value) for value in values if value.isdecimal()), None)
+
+
+def _started_ns() -> int | None:
+    """When this process began: the same number whenever it is asked, 10 ms fine."""
+    stat, system = _text("/proc/self/stat"), _text("/proc/stat")
+    if stat is None or system is None:
+        return None
+    boot = next(line.split()[1] for line in system.splitlines() if line.startswith("btime "))
+    after_name = stat.rpartition(")")[2].split()  # the name may hold spaces and brackets
+    ticks = int(after_name[19])  # field 22, starttime
+    return int(boot) * _NS + ticks * _NS // os.sysconf("SC_CLK_TCK")
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None

@@ -1,0 +1,364 @@
+"""A recording while it runs: CUPTI on one side, parts on disk on the other.
+
+Buffers that CUPTI filled wait in a queue; one thread of ours reads them, and writes parts. Nothing here
+may harm the program: what cannot be recorded is counted and said, never raised from a callback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.errors import MissingRequirement, ThenceError, UsageError
+from thence.recorder import identity, layouts
+from thence.recorder.buffers import BUFFER_BYTES, Buffers, Filled
+from thence.recorder.cuda_events import load_driver
+from thence.recorder.cupti import CuptiError, load
+from thence.recorder.holders import taken
+from thence.recorder.names import Names
+from thence.recorder.parts import FORMAT, VERSION, Parts
+from thence.recorder.synchronizing import synchronize
+from thence.recorder.walking import Records, Walker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from thence.recorder.options import RecordOptions
+
+__all__ = ["Recorder"]
+
+_LOG = logging.getLogger("thence.recorder")
+_MOST_HELD_BYTES = 32 << 20
+"""Of buffers that wait to be written: they make a part due, whatever the time."""
+_SHARE_OF_TIME = 500
+"""A part is due no more often than every 500th of the time so far: long runs make few files."""
+_PATIENCE_SECONDS = 10.0
+"""How long stopping waits for the device, and for the reading of what is left."""
+_SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
+_MOST_CALLBACK_IDS = 4096
+_TAKEN = 39
+"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"""
+_NO_DRIVER = (15, 999)
+"""CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: what there is without a driver."""
+
+_running: Recorder | None = None
+_lock = threading.Lock()
+
+
+class Recorder:
+    """One recording of this process.
+
+    Args:
+        directory: where its folder goes.
+        options: what to record.
+        source: gives rows of other tables that came since it was last asked: table name to columns,
+            every one an array or a list of text. It is called on the thread that writes.
+        facts: more for ``recording.json``.
+
+    Attributes:
+        parts: what is on disk.
+        dropped: records that CUPTI lost for want of a buffer.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        options: RecordOptions,
+        source: Callable[[Names], Mapping[str, Mapping[str, Any]]] = lambda _names: {},
+        facts: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self.parts = Parts(directory, identity.folder_name)
+        self.dropped = 0
+        self._options = options
+        self._source = source
+        self._facts = facts
+        self._names = Names()
+        self._buffers = Buffers(options.buffer_megabytes << 20)
+        self._most_held = min(_MOST_HELD_BYTES, options.buffer_megabytes << 20 >> 2)
+        self._held: list[Filled] = []
+        self._found: list[tuple[int, Records]] = []
+        self._subscription = 0
+        self._pid = os.getpid()
+        self._stopping = threading.Event()
+        self._finished = False
+        self._paused = True
+        self._began_ns = 0
+        self._stopped_ns: int | None = None
+        self._due = 0.0
+        self._warnings: list[str] = []
+        self._functions: dict[int, np.ndarray[Any, Any]] = {}
+        self._unwanted: dict[int, list[int]] = {}
+
+    @property
+    def folder(self) -> Path | None:
+        """Where this process's part is; None while there is nothing in it."""
+        return self.parts.folder
+
+    @property
+    def alive(self) -> bool:
+        """Whether it records in this very process, not in the parent that forked it."""
+        return not self._finished and self._pid == os.getpid()
+
+    def start(self) -> None:
+        """Take CUPTI and begin.
+
+        Raises:
+            UsageError: this process records already.
+            MissingRequirement: no driver, no libcupti, an unknown one, no permission, or CUPTI is taken
+                by another profiler.
+        """
+        global _running  # noqa: PLW0603 - CUPTI serves one at a time
+        with _lock:
+            if _running is not None and _running.alive:
+                raise UsageError(
+                    "this process is being recorded already: one recording at a time; stop the other "
+                    f"one first (it goes to {_running.parts.directory})"
+                )
+            self._cupti = load()
+            self._began_ns = time.time_ns()
+            self._take_cupti()
+            _running = self
+        self._thread = threading.Thread(target=self._work, name="thence-recorder", daemon=True)
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Record nothing until `resume`."""
+        if not self._paused and self.alive:
+            self._paused = True
+            for kind in self._options.kinds():
+                self._cupti.disable(kind)
+
+    def resume(self) -> None:
+        """Record (again)."""
+        if self._paused and self.alive:
+            self._enable()
+            self._paused = False
+
+    def stop(self) -> None:
+        """Wait for the device, write what is left, and give CUPTI back."""
+        global _running  # noqa: PLW0603
+        with _lock:
+            if not self.alive:
+                return
+            self._finished = True
+        if not self._paused and not synchronize(_PATIENCE_SECONDS):
+            self._warn(
+                f"the device was still busy {_PATIENCE_SECONDS:g} s after the recording should have "
+                "ended: what had not finished by then is missing"
+            )
+        self._stopped_ns = time.time_ns()
+        self._try(lambda: self._cupti.flush(unfinished=True))
+        for kind in self._options.kinds() if not self._paused else ():
+            self._try(lambda kind=kind: self._cupti.disable(kind))  # type: ignore[misc]
+        self._stopping.set()
+        self._buffers.filled.put(None)
+        self._thread.join(_PATIENCE_SECONDS)
+        self._try(lambda: self._cupti.unsubscribe(self._subscription))
+        if self._buffers.outstanding == 0 and not self._thread.is_alive():
+            self._try(self._cupti.finalize)
+        with _lock:
+            _running = None
+
+    # Setting CUPTI up.
+
+    def _take_cupti(self) -> None:
+        version = self._cupti.version()
+        layouts.require_known(version)
+        self._version = version
+        self._walker = Walker(self._cupti)
+        if _running is not None and not _running.alive:  # the parent's, inherited by fork
+            inherited = _running._subscription  # noqa: SLF001 - of this class
+            self._try(lambda: self._cupti.unsubscribe(inherited))
+        try:
+            self._subscription = self._cupti.subscribe()
+        except CuptiError as error:
+            raise _explained(error) from error
+        try:
+            self._try(self._cupti.buffers_are_zeroed)
+            self._cupti.register(self._buffers.requested, self._buffers.completed)
+            self._cupti.system_thread_ids()
+            self._enable()
+        except CuptiError as error:
+            self._try(lambda: self._cupti.unsubscribe(self._subscription))
+            raise _explained(error) from error
+        self._paused = False
+
+    def _enable(self) -> None:
+        for kind in self._options.kinds():
+            self._cupti.enable(kind)
+            if kind in layouts.CALLS:
+                self._choose_calls(kind)
+
+    def _choose_calls(self, kind: int) -> None:
+        """Switch off the API calls that are not wanted: they are a hundred times as many."""
+        domain = layouts.CALLS[kind]
+        if kind not in self._functions:
+            self._functions[kind], self._unwanted[kind] = self._known_calls(domain)
+        for callback_id in self._unwanted[kind]:
+            self._cupti.api(domain, callback_id, on=False)
+
+    def _known_calls(self, domain: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+        """Numbers of the names of the wanted API functions by callback id, and ids of the others."""
+        numbers = np.zeros(_MOST_CALLBACK_IDS, dtype=np.uint32)
+        unwanted = []
+        for callback_id in range(1, _MOST_CALLBACK_IDS):
+            name = self._cupti.callback_name(domain, callback_id)
+            if name is None:
+                break
+            if self._options.wants_call(name):
+                numbers[callback_id] = self._names.of_text(_SUFFIX.sub("", name))
+            else:
+                unwanted.append(callback_id)
+        return numbers, unwanted
+
+    # The thread that reads and writes.
+
+    def _work(self) -> None:
+        self._due = time.monotonic() + self._options.flush_seconds
+        self._buffers.stock()
+        arrived = False
+        while True:
+            filled = self._next()
+            if filled is not None:
+                self._read(filled)
+                arrived = True
+            elif self._stopping.is_set():
+                break
+            now = time.monotonic()
+            if now >= self._due:
+                if not arrived:  # a slow program's records would stay in half-full buffers
+                    self._try(lambda: self._cupti.flush(unfinished=False))
+                    self._read_all()
+                self._save()
+                arrived = False
+                age = (time.time_ns() - self._began_ns) / 1e9
+                self._due = now + max(self._options.flush_seconds, age / _SHARE_OF_TIME)
+        self._read_all()
+        self._save()
+        self._finish()
+
+    def _next(self) -> Filled | None:
+        try:
+            return self._buffers.filled.get(timeout=max(0.01, self._due - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def _read_all(self) -> None:
+        while True:
+            try:
+                filled = self._buffers.filled.get_nowait()
+            except queue.Empty:
+                return
+            if filled is not None:
+                self._read(filled)
+
+    def _read(self, filled: Filled) -> None:
+        """Find the records of a buffer; they stay in it until they are written."""
+        self._held.append(filled)
+        try:
+            self._found += self._walker.read(filled.address, filled.valid_bytes)
+            self._count_dropped(filled.context, filled.stream)
+            if len(self._held) * BUFFER_BYTES >= self._most_held:
+                self._save()
+        except Exception as error:  # noqa: BLE001 - the program must go on, whatever happens here
+            self._warn(f"a buffer of records could not be read and is lost: {error!r}")
+
+    def _decode(self) -> None:
+        """Make columns of the records found, all buffers at once, and let the buffers go."""
+        found, self._found = self._found, []
+        held, self._held = self._held, []
+        try:
+            for kind in dict.fromkeys(kind for kind, _ in found):
+                records = [some for one, some in found if one == kind]
+                columns = {
+                    name: np.concatenate([some[name] for some in records])
+                    for name in layouts.LAYOUTS[kind].fields
+                }
+                self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
+        finally:
+            found.clear()
+            for filled in held:
+                self._buffers.recycle(filled)
+
+    def _named(self, kind: int, columns: dict[str, Any]) -> dict[str, Any]:
+        for name in layouts.LAYOUTS[kind].names:
+            columns[name] = self._names.of_pointers(columns[name])
+        if kind in layouts.CALLS:
+            known = self._functions[kind]
+            columns["function"] = known[np.minimum(columns["function"], len(known) - 1)]
+            columns["api"] = np.full(len(columns["function"]), kind, dtype=np.uint8)
+        return columns
+
+    def _count_dropped(self, context: int | None, stream: int) -> None:
+        try:
+            dropped = self._cupti.dropped(context, stream)
+        except CuptiError:
+            return  # the context is gone
+        if dropped and not self.dropped:
+            _LOG.warning(
+                "thence: records are being dropped, since they come faster than they can be written"
+            )
+        self.dropped += dropped
+
+    def _save(self) -> None:
+        try:
+            self._decode()
+            for table, columns in self._source(self._names).items():
+                self.parts.add(table, columns)
+            self.parts.save(lambda: self._description(finished=False), self._names.new())
+        except Exception as error:  # noqa: BLE001 - as above
+            self._warn(f"some records could not be written and are lost: {error!r}")
+
+    def _finish(self) -> None:
+        try:
+            self.parts.describe(self._description(finished=True))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._warn(f"the recording could not be finished: {error!r}")
+
+    def _description(self, *, finished: bool) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            **identity.process_facts(),
+            **self._facts(),
+            "cupti": {"version": self._version, "path": self._cupti.path},
+            "began_ns": self._began_ns,
+            "stopped_ns": self._stopped_ns,
+            "finished": finished,
+            "counts": self.parts.counts,
+            "lost": self.parts.lost,
+            "dropped": self.dropped,
+            "unknown_kinds": {str(kind): n for kind, n in self._walker.unknown.items()},
+            "warnings": self._warnings,
+        }
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.append(message)
+            _LOG.warning("thence: %s", message)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        """A call whose failure matters to nobody any more."""
+        try:
+            call()
+        except CuptiError as error:
+            self._warn(str(error))
+
+
+def _explained(error: CuptiError) -> ThenceError:
+    if error.code == _TAKEN:
+        return MissingRequirement(taken())
+    if error.code in _NO_DRIVER:
+        try:
+            load_driver()
+        except MissingRequirement as missing:
+            return missing
+    return error
