@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +15,7 @@ from thence.analysis.alignment import Alignment, align
 from thence.analysis.communication import Collectives, collectives, compute_spread
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
+from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import Patterns
 from thence.analysis.programs import Programs, programs
 from thence.analysis.report import DIVISIONS, DIVISIONS_XLA, Report, part
@@ -23,7 +25,10 @@ from thence.analysis.timeline import LANES, Timeline, timeline
 from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
 from thence.attribution.combined import KINDS_OF_PLACES, Attribution, attribution_of
+from thence.attribution.graphs.coverage import Coverage, coverage
+from thence.attribution.graphs.labelling import labelled, labelled_from_eager, with_labels_beside
 from thence.errors import MissingData, UsageError
+from thence.readers.graph_labels import read_labels
 from thence.readers.registry import read
 from thence.writers import plots
 from thence.writers.files import write_timeline
@@ -32,7 +37,7 @@ from thence.writers.timeline_plot import timeline_figure
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     import plotly.graph_objects as go
 
@@ -99,6 +104,41 @@ class Trace:
         """`gpu` and `places` side by side: the frame for questions of one's own."""
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
         return pl.concat([recorded, self.places], how="horizontal")
+
+    @property
+    def graph_coverage(self) -> Coverage:
+        """How much of what ran in CUDA graphs has a label, and by which rule."""
+        return coverage(self.tables)
+
+    def graph_lanes(self) -> GraphLanes:
+        """What ran in CUDA graphs, per stream as recorded and per lane as labelled."""
+        return graph_lanes(self.timeline(("lane",), clocks="recorded"))
+
+    def label(
+        self,
+        labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        eager: Trace | None = None,
+    ) -> Trace:
+        """The same trace with labels on what ran in CUDA graphs; `graph_coverage` says on how much.
+
+        Args:
+            labels: what `thence.save_labels` wrote in the process of this trace, or a pickled
+                annotation file of PyTorch; several for several ranks.
+            eager: a trace of the same code run without graphs, to take the places of its kernels from
+                where ``labels`` are not given.
+
+        Raises:
+            UsageError: neither or both are given.
+            InputError: the labels cannot be read, or are of another process or program.
+            MissingData: nothing ran in a graph, or nothing fits; the message says where both differ first.
+        """
+        if (labels is None) == (eager is None):
+            raise UsageError("labels come from labels= or from eager=, one of the two")
+        if eager is not None:
+            return Trace(labelled_from_eager(self.tables, eager.tables, eager.attribution))
+        several = isinstance(labels, Sequence) and not isinstance(labels, str)
+        paths = list(labels) if several else [labels]  # type: ignore[arg-type]
+        return Trace(labelled(self.tables, [read_labels(path) for path in paths]))  # type: ignore[arg-type]
 
     def summary(self, by: str = "kernel") -> Summary:
         """Totals, and GPU time by kernel, label, module, op, source, step, stream, rank and others.
@@ -352,6 +392,8 @@ class Trace:
             assert self.host[column].drop_nulls().is_between(0, ranges - 1).all()
         assert self.places["launch"].drop_nulls().is_between(0, ranges - 1).all()
         assert self.collectives["gpu"].is_between(0, rows - 1).all()
+        assert self.tables.graph_places["gpu"].is_between(0, rows - 1).all()
+        assert self.tables.graph_places["gpu"].is_unique().all()
         if not rows:
             return
         for kind in KINDS_OF_PLACES:
@@ -375,6 +417,9 @@ def open_trace(
 ) -> Trace:
     """Reads traces: files, directories, globs; several ranks become one trace.
 
+    Labels of CUDA graphs (``*labels*.json``) among the inputs, or in a folder with one of them, are joined
+    if they are of the same process; ``meta.warnings`` says so, or why not.
+
     Args:
         inputs: what to read; the format is told from the content.
         hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
@@ -390,7 +435,7 @@ def open_trace(
         from thence.readers.xla.hlo_files import hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
-    return Trace(tables)
+    return Trace(with_labels_beside(tables))
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

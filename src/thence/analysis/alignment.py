@@ -83,7 +83,8 @@ def instances(tables: Tables) -> pl.DataFrame:
 
     Collectives of XLA programs match by program name, instruction and how often that instruction
     ran on the device before; others by process group, kind and sequence number within the group,
-    or by their order where there is none. Replica groups of one instruction are not told apart, as
+    or by their order where there is none. Each replay of a CUDA graph repeats the sequence numbers of its
+    capture: there the order of the launches counts besides. Replica groups of one instruction are not told apart, as
     no producer lists them per execution.
 
     Returns:
@@ -95,15 +96,18 @@ def instances(tables: Tables) -> pl.DataFrame:
         .filter(pl.col("gpu").is_not_null())
         .select("row", "gpu", "collective", "group_size", "sequence", *_GROUP)
     )
-    kernels = tables.gpu.select("rank", "device", "start", "duration", "program", "hlo", "name")[
-        rows["gpu"].to_numpy()
-    ]
+    kernels = tables.gpu.select(
+        "rank", "device", "start", "duration", "program", "hlo", "name", "correlation"
+    )[rows["gpu"].to_numpy()]
+    replayed = rows["gpu"].is_in(tables.graph_places["gpu"].implode()).alias("replayed")
     names = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
         pl.col("name").alias("program_name"),
     )
-    joined = rows.hstack(kernels.rename({"name": "kernel"})).join(
-        names, on="program", how="left", maintain_order="left"
+    joined = (
+        rows.hstack(kernels.rename({"name": "kernel"}))
+        .hstack([replayed])
+        .join(names, on="program", how="left", maintain_order="left")
     )
     of_program = pl.col("program").is_not_null() & pl.col("hlo").is_not_null()
     own = ("collective", *_GROUP, "sequence")
@@ -116,26 +120,19 @@ def instances(tables: Tables) -> pl.DataFrame:
     )
     key = ("program_name", "hlo", *(f"own_{column}" for column in own))
     # Several kernels with one sequence number are parts of one collective.
+    launch = pl.col("correlation").ne_missing(pl.col("correlation").shift())
     ordered = joined.sort("start", maintain_order=True).with_columns(
-        number=pl.when(pl.col("own_sequence").is_null()).then(
-            pl.int_range(pl.len()).over("rank", "device", *key)
-        )
+        number=pl.when(pl.col("own_sequence").is_null())
+        .then(pl.int_range(pl.len()).over("rank", "device", *key))
+        .when("replayed")
+        .then(launch.cum_sum().cast(pl.Int64).over("rank", "device", *key))
     )
     numbered = ordered.with_columns(
         instance=pl.struct(pl.col(*key, "number")).rank("dense").cast(pl.Int64) - 1
     )
     end = pl.col("start") + pl.col("duration")
-    return numbered.sort("row").select(
-        "row",
-        "rank",
-        "device",
-        "gpu",
-        "collective",
-        "start",
-        end.alias("end"),
-        "group_size",
-        "instance",
-    )
+    known = ("row", "rank", "device", "gpu", "collective", "start")
+    return numbered.sort("row").select(*known, end.alias("end"), "group_size", "instance")
 
 
 def align(tables: Tables) -> Alignment:

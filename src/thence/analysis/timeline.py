@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from thence.analysis.alignment import Alignment
+    from thence.analysis.inside_timeline import Phases
     from thence.attribution.combined import Attribution
     from thence.model.tables import Tables
 
 __all__ = ["COUNTERS", "LANES", "Timeline", "counters", "on_one_clock", "timeline"]
 
-LANES = ("label", "module", "collective", "process-group")
-"""What extra lanes can be by."""
+LANES = ("label", "module", "collective", "process-group", "lane")
+"""What extra lanes can be by. lane: the lane that a mark named for graphed work, else the process group."""
 
 COUNTERS = {
     "busy streams": "streams",
@@ -52,6 +53,7 @@ class Timeline:
         lanes: by kind of `LANES`: for each row of gpu the lane that shows it again, null for none.
         corrections: ns that were subtracted from all times of a rank, by rank; empty where none were.
         notes: what was done to clocks, and why, as sentences.
+        inside: what happened inside kernels, launch by launch.
     """
 
     tables: Tables
@@ -61,6 +63,7 @@ class Timeline:
     lanes: Mapping[str, pl.Series] = field(default_factory=dict)
     corrections: Mapping[int, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    inside: Sequence[Phases] = ()
 
 
 def timeline(
@@ -149,7 +152,11 @@ def _lane_names(kind: str, tables: Tables, places: pl.DataFrame) -> pl.Series:
     described = tables.collectives.select("gpu", name=name).unique("gpu", keep="first")
     rows = pl.DataFrame({"gpu": pl.int_range(tables.gpu.height, dtype=pl.Int32, eager=True)})
     joined = rows.join(described, on="gpu", how="left", maintain_order="left")
-    return joined["name"].cast(pl.Categorical())
+    if kind != "lane":
+        return joined["name"].cast(pl.Categorical())
+    marked = tables.graph_places.select("gpu", lane=pl.col("lane").cast(pl.String))
+    both = joined.join(marked, on="gpu", how="left", maintain_order="left")
+    return both.select(pl.coalesce("lane", "name")).to_series().cast(pl.Categorical())
 
 
 def counters(tables: Tables) -> pl.DataFrame:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.tables import COLLECTIVES
+from thence.readers.kineto.collectives import described_by_metadata
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables
@@ -18,6 +21,8 @@ __all__ = ["described_collectives"]
 def described_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
     """The `collectives` table with a device activity in every row.
 
+    Kernels of CUDA graphs whose joined label describes a collective are among them.
+
     Producers that describe a collective on the host op only (``record_param_comms`` of older torch)
     have its kernels found here: those launched inside that op. Descriptions without a kernel are
     dropped: nothing ran for them on a device.
@@ -27,6 +32,7 @@ def described_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
         launch: host row that launched each device activity, null where unknown.
     """
     known = tables.collectives.filter(pl.col("gpu").is_not_null())
+    known = pl.concat([known, _of_graphs(tables, known["gpu"])]).sort("gpu")
     on_host = tables.collectives.filter(pl.col("gpu").is_null())
     if on_host.is_empty():
         return known
@@ -42,3 +48,20 @@ def described_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
     )
     matched = on_host.drop("gpu").join(found, on="host").select(known.columns)
     return pl.concat([known, matched]).sort("gpu")
+
+
+def _of_graphs(tables: Tables, known: pl.Series) -> pl.DataFrame:
+    """What labels of graph nodes say of collectives, for kernels that nothing else describes."""
+    kinds = tables.gpu["kind"].gather(tables.graph_places["gpu"])
+    joined = tables.graph_places.select("gpu", pl.col("metadata").cast(pl.String)).filter(
+        (kinds == "kernel")
+        & pl.col("metadata").str.contains('"Collective name"', literal=True).fill_null(value=False)
+        & ~pl.col("gpu").is_in(known.implode())
+    )
+    if joined.is_empty():
+        return COLLECTIVES.empty()
+    texts = joined["metadata"].unique(maintain_order=True)
+    parsed = [msgspec.json.decode(text) for text in texts.to_list()]
+    described = described_by_metadata(pl.Series(range(len(parsed)), dtype=pl.Int64), parsed)
+    number = joined["metadata"].replace_strict(texts, range(len(parsed)), return_dtype=pl.UInt32)
+    return described[number].with_columns(gpu=joined["gpu"])

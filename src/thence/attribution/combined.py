@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.attribution import hlo, places
+from thence.attribution.autotuning import AUTOTUNING, autotuned
 from thence.attribution.collectives import described_collectives
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ def attribution_of(tables: Tables) -> Attribution:
         return Attribution(
             found.with_columns(_nothing_from_hlo(tables.gpu.height)), None, collectives
         )
-    of_hlo = hlo.attribute_hlo(tables).with_columns(_named(tables))
+    ran = hlo.instructions(tables)
+    of_hlo = hlo.attribute_hlo(tables, ran).with_columns(_named(tables, ran))
     both = [kind for kind in hlo.PLACES if kind in found.columns]
     merged = found.with_columns(x for kind in both for x in _merged(found, of_hlo, kind))
     extra = [column for kind in _FROM_HLO for column in (kind, f"{kind}_rule")]
-    shares = hlo.source_shares(tables) if tables.hlo else None
+    shares = hlo.source_shares(tables, ran) if tables.hlo else None
     return Attribution(merged.with_columns(of_hlo.select(extra)), shares, collectives)
 
 
@@ -65,13 +67,13 @@ def _nothing_from_hlo(rows: int) -> list[pl.Series]:
     return [x for kind in _FROM_HLO for x in (null.alias(kind), reason.alias(f"{kind}_rule"))]
 
 
-def _named(tables: Tables) -> list[pl.Series]:
+def _named(tables: Tables, ran: pl.DataFrame) -> list[pl.Series]:
     """Program and HLO instruction of each activity."""
     program = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
-    texts = pl.Series([hlo.RECORDED, hlo.NO_PROGRAM], dtype=pl.Categorical())
-    rule = texts.gather(program.is_null().cast(pl.UInt32))
-    found = hlo.instructions(tables)
-    return [program.alias("program"), rule.alias("program_rule"), *found.get_columns()]
+    texts = pl.Series([hlo.RECORDED, hlo.NO_PROGRAM, AUTOTUNING], dtype=pl.Categorical())
+    trying = autotuned(tables).cast(pl.UInt32)
+    rule = texts.gather(program.is_null().cast(pl.UInt32) * (1 + trying))
+    return [program.alias("program"), rule.alias("program_rule"), *ran.get_columns()]
 
 
 def _merged(found: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> tuple[pl.Series, pl.Series]:

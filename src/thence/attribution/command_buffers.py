@@ -7,8 +7,9 @@ of a run of the schedule. A library call is a graph of its own within one node; 
 what these hold after all other nodes, one call after the other.
 
 Where the run begins is found by the kernels' names, which must all fit. Where several places fit, only
-the order of a program's graphs can tell, and only where it leaves one choice. In the end no activity may
-have started before one whose result it reads.
+the order of a program's graphs can tell, and only where it leaves one choice. Where the run ends is plain
+unless copies are its last nodes, which could belong to a library call: then they are commands, if these
+would else have run nowhere. In the end no activity may have started before one whose result it reads.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ BY_LIBRARY_ORDER = "order of the library calls in the CUDA graph against the HLO
 IN_GRAPH = "inside a CUDA graph (command buffer): the profiler recorded no HLO op"
 NO_SCHEDULE = f"{IN_GRAPH}, and the HLO of its program has no schedule"
 NO_FIT = IN_GRAPH + ", and at most {} of the graph's {} own kernels fit the HLO schedule"
+NO_END = IN_GRAPH + ", and where the graph's library calls begin cannot be told"
 SEVERAL = IN_GRAPH + ", and its kernels fit the HLO schedule at {} places"
 OUT_OF_ORDER = IN_GRAPH + ", and where it fits the HLO schedule contradicts the order of the graphs"
 TOO_EARLY = IN_GRAPH + ", and by the HLO schedule it would have started before what it reads"
@@ -103,8 +105,9 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     """Columns row, derived and rule of what one program's graphs ran on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     graphs = {graph.id: graph for graph in _graphs(inside)}
-    fits = {number: _fit(graph, schedule) for number, graph in graphs.items()}
-    places = _places(rows, fits, schedule)
+    executions = _executions(rows)
+    fits = _ended({n: _fits(graph, schedule) for n, graph in graphs.items()}, executions, schedule)
+    places = _places(executions, fits, schedule)
     nodes = [pl.DataFrame(schema=_DERIVED)]
     for number, graph in graphs.items():
         place = places.get(number)
@@ -174,8 +177,11 @@ class _Fit:
     own: int
 
 
-def _fit(graph: _Graph, schedule: Schedule) -> _Fit:
-    """Where a graph fits, for every number at which the insides of its library calls may begin."""
+def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
+    """Where a graph fits, for every number at which the insides of its library calls may begin.
+
+    One that does not fit at all is the only one if none does.
+    """
     named = [name in schedule.classes for name in graph.names]
     library = [not n and graph.is_library(i) for i, n in enumerate(named)]
     others = [not n and not graph.is_copy(i) for i, n in enumerate(named)]
@@ -185,7 +191,7 @@ def _fit(graph: _Graph, schedule: Schedule) -> _Fit:
     last = int(graph.numbers[-1]) + 1 if first == len(named) else int(graph.numbers[first])
     distinct = len(np.unique(graph.numbers)) == len(named)
     if not any(named) or any(named[first:]) or not distinct:
-        return _Fit(np.empty(0, np.int64), last, 0, library.count(False))
+        return [_Fit(np.empty(0, np.int64), last, 0, library.count(False))]
     lengths = [last]
     # A copy just before the first library kernel can be part of that call.
     while first < len(named) and first > 0 and graph.is_copy(first - 1) and not named[first - 1]:
@@ -198,9 +204,41 @@ def _fit(graph: _Graph, schedule: Schedule) -> _Fit:
         for fit in placed
         if any(_library_calls(graph, schedule, p, fit.length) is not None for p in fit.places)
     ]
-    if len(chosen := told_apart or placed) == 1:
-        return chosen[0]
-    return dataclasses.replace(max(fits, key=lambda fit: fit.fitted), places=np.empty(0, np.int64))
+    return told_apart or placed or [max(fits, key=lambda fit: fit.fitted)]
+
+
+def _ended(
+    found: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
+) -> dict[int, _Fit]:
+    """The fit of each graph, without places where its end cannot be told.
+
+    Every execution runs every command. So a run is no shorter than it can be where, in some execution,
+    the commands that it would leave ran neither without a graph nor at the beginning of another one.
+    """
+    begins = {g: {int(p) for fit in fits for p in fit.places} for g, fits in found.items()}
+
+    def leaves_some(graph: int, left: range) -> bool:
+        names = {schedule.names[command] for command in left}
+        return any(
+            graph in one.graphs
+            and names.isdisjoint(one.alone)
+            and all(begins.get(g, set()).isdisjoint(left) for g in one.graphs if g != graph)
+            for one in executions
+        )
+
+    chosen = {}
+    for graph, fits in found.items():
+        longest = max(fits, key=lambda fit: fit.length)
+        shorter = [fit for fit in fits if fit is not longest]
+        certain = all(
+            place in longest.places
+            and leaves_some(graph, range(place + fit.length, place + longest.length))
+            for fit in shorter
+            for place in fit.places.tolist()
+        )
+        nowhere = np.empty(0, np.int64)
+        chosen[graph] = longest if certain else dataclasses.replace(longest, places=nowhere)
+    return chosen
 
 
 def _first(flags: Sequence[bool]) -> int:
@@ -263,14 +301,18 @@ def _of_library(target: str, kernel: str) -> bool:
     return any(target.startswith(prefix) and p.search(kernel) for prefix, p in _LIBRARIES)
 
 
-def _places(rows: pl.DataFrame, fits: Mapping[int, _Fit], schedule: Schedule) -> dict[int, int]:
-    """The command that each graph begins with, of those for which only one is possible.
+@dataclass(frozen=True)
+class _Execution:
+    """What happened in some executions: graphs in their order, and instructions that ran without one."""
 
-    Within one execution the graphs ran in the order of the schedule, apart from each other and from
-    what was launched without a graph.
-    """
+    graphs: tuple[int, ...]
+    alone: frozenset[str]
+
+
+def _executions(rows: pl.DataFrame) -> list[_Execution]:
+    """Each different kind of execution."""
     alone = pl.col("graph").is_null() & pl.col("hlo").is_not_null()
-    executions = (
+    found = (
         rows.sort("start")
         .group_by("program", maintain_order=True)
         .agg(
@@ -281,11 +323,21 @@ def _places(rows: pl.DataFrame, fits: Mapping[int, _Fit], schedule: Schedule) ->
         .select("graphs", "alone")
         .unique(maintain_order=True)
     )  # fmt: skip
+    return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in found.iter_rows()]
+
+
+def _places(
+    executions: Sequence[_Execution], fits: Mapping[int, _Fit], schedule: Schedule
+) -> dict[int, int]:
+    """The command that each graph begins with, of those for which only one is possible.
+
+    Within one execution the graphs ran in the order of the schedule, apart from each other and from
+    what was launched without a graph.
+    """
     found: dict[int, set[int]] = {}
-    for graphs, eager in executions.iter_rows():
-        names = set(eager)
-        outside = np.cumsum([0, *(name in names for name in schedule.names)])
-        order = [g for g in graphs if g in fits and fits[g].places.size]
+    for ran in executions:
+        outside = np.cumsum([0, *(name in ran.alone for name in schedule.names)])
+        order = [g for g in ran.graphs if g in fits and fits[g].places.size]
         choices = [_apart(fits[g], outside) for g in order]
         lengths = [fits[g].length for g in order]
         first, last = _earliest(choices, lengths), _latest(choices, lengths)
@@ -354,6 +406,8 @@ def _nodes(graph: _Graph, commands: Sequence[int | None], rules: Sequence[str]) 
 
 
 def _reason(fit: _Fit) -> str:
+    if fit.places.size == 0 and fit.fitted == fit.own > 0:
+        return NO_END
     if fit.places.size == 0:
         return NO_FIT.format(fit.fitted, fit.own)
     return SEVERAL.format(fit.places.size) if fit.places.size > 1 else OUT_OF_ORDER

@@ -12,6 +12,10 @@
 Every kind has a second column, ``<kind>_rule``: how the place was found or, where it is null, why
 not. The way is always the same: activity -> the API call that launched it -> the ranges around that
 call on its thread. Work of a backward op belongs to the label, module and source of its forward op.
+
+Inside a CUDA graph that way ends at the launch of the whole graph. There `Tables.graph_places` says more
+where labels were joined (`thence.attribution.graphs`): a label of the capture stands below the ranges
+that were open around the launch.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.launches import NOT_FOUND, launch_rows
-from thence.attribution.paths import numbered_paths, path_names
+from thence.attribution.paths import SEPARATOR, numbered_paths, path_names
 from thence.attribution.sources import source_lines
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import HOST_CATEGORIES
@@ -33,7 +37,7 @@ from thence.model.tables import HOST_CATEGORIES
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
-__all__ = ["PLACES", "attribute", "paths_of"]
+__all__ = ["BY_EAGER", "NO_LABEL", "PLACES", "attribute", "paths_of"]
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -62,7 +66,11 @@ CATEGORIES = {
 }
 """Host rows that a kind of place is made from."""
 
-IN_GRAPH = "inside a CUDA graph: the trace holds one launch for all of it"
+IN_GRAPH = (
+    "inside a CUDA graph: the trace holds one launch for all of it; thence label joins labels"
+)
+NO_LABEL = "inside a CUDA graph: no label was open when its node was captured"
+BY_EAGER = "alignment to an eager run"
 NO_SUCH_ROWS = {
     "label": "the program names no ranges (record_function, NVTX)",
     "module": "no nn.Module calls recorded (with_stack=True records them)",
@@ -150,6 +158,8 @@ def attribute(tables: Tables) -> pl.DataFrame:
     columns |= _path(host, "stack", *_own_or_forward(host, host.of("python"), forward_op))
     columns |= _phase(host, backward_op)
     columns |= _step(host)
+    if tables.graph_places.height:
+        columns |= _of_graphs(tables, columns)
     return pl.DataFrame(columns)
 
 
@@ -175,6 +185,53 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str) -> tuple[list[tuple[s
     backward_op = host.climb(host.launch, host.forward != NO_ROW)
     row, _ = _own_or_forward(host, wanted, _at(host.forward, backward_op, NO_ROW))
     return numbered_paths(host.parent, names, row, wanted)
+
+
+def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
+    """The columns with what labels of graphs say; the rest as it was."""
+    joined = tables.graph_places
+    at = np.full(tables.gpu.height, NO_ROW, np.int64)
+    at[joined["gpu"].to_numpy()] = np.arange(joined.height)
+    rule = _gathered(joined["rule"], at)
+    changed: dict[str, pl.Series] = {}
+    for kind in PLACES:
+        if kind not in joined.columns:
+            continue
+        found = _gathered(joined[kind], at)
+        known = found.is_not_null()
+        if kind == "label":
+            found = _below_launch(columns["label"], columns["label_rule"], found, rule)
+        changed[kind] = found.zip_with(known, columns[kind]).alias(kind)
+        rules = rule.zip_with(known, columns[f"{kind}_rule"])
+        if kind == "label":
+            # What was joined to a label without a name has a rule but no reason.
+            silent = rule.is_not_null() & changed["label"].is_null()
+            told = rule.cast(pl.String).str.starts_with("inside ").fill_null(value=False)
+            no_label = pl.Series([NO_LABEL], dtype=pl.Categorical()).new_from_index(0, len(silent))
+            rules = rule.zip_with(told, no_label).zip_with(silent, rules)
+        changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
+    return changed
+
+
+def _below_launch(
+    around: pl.Series, around_rule: pl.Series, label: pl.Series, rule: pl.Series
+) -> pl.Series:
+    """The path of a captured label behind that of the ranges around the launch, unless it has that already."""
+    named = around_rule.cast(pl.String).is_in([AROUND, FORWARD]) & around.is_not_null()
+    below = named & label.is_not_null() & (rule.cast(pl.String) != BY_EAGER).fill_null(value=False)
+    if not below.any():
+        return label
+    pairs = pl.DataFrame({"around": around, "label": label, "below": below})
+    distinct = pairs.filter("below").unique(maintain_order=True)
+    paths = [
+        own if own == outer or own.startswith(outer + SEPARATOR) else outer + SEPARATOR + own
+        for outer, own in distinct.select(pl.col("around", "label").cast(pl.String)).iter_rows()
+    ]
+    distinct = distinct.with_columns(path=pl.Series(paths, dtype=pl.String).cast(pl.Categorical()))
+    joined = pairs.join(
+        distinct, on=["around", "label", "below"], how="left", maintain_order="left"
+    )
+    return joined["path"].zip_with(below, label)
 
 
 def _host(tables: Tables, launch: Rows) -> _Host:

@@ -71,7 +71,7 @@ def stacks_of(tables: Tables, attribution: Attribution, by: str) -> Stacks:
         by: one of `KINDS_OF_STACKS`.
     """
     if by == "source" and attribution.shares is not None:
-        return _shared(tables)
+        return _shared(tables, attribution.places)
     places = attribution.places
     numbers = np.zeros(tables.gpu.height, np.int64)
     of_host: list[tuple[str, ...]] = [()]
@@ -122,9 +122,9 @@ def _hlo_stacks(tables: Tables) -> dict[str, tuple[str, ...]]:
     return {";".join(stack): stack for stack in stacks}
 
 
-def _shared(tables: Tables) -> Stacks:
+def _shared(tables: Tables, places: pl.DataFrame) -> Stacks:
     """Source stacks of XLA work, each with its share of the time."""
-    rows = stack_shares(tables)
+    rows = stack_shares(tables, places)
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")
     rows = rows.with_columns(reason)  # how a stack was found does not make it another one

@@ -20,7 +20,7 @@ __all__ = ["command"]
 
 # Listed here and not taken from the analysis, so that --help need not import it; a test holds the
 # two lists together.
-LANES = ("label", "module", "collective", "process-group")
+LANES = ("label", "module", "collective", "process-group", "lane")
 _TO_STDOUT = {"pftrace": ".pftrace", "json": ".json", "json.gz": ".json.gz"}
 _ROWS_WITH_PROGRESS = 1_000_000
 

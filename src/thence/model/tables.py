@@ -16,11 +16,13 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from thence.model.graph_labels import GraphLabels
     from thence.model.hlo import HloModule
 
 __all__ = [
     "COLLECTIVES",
     "GPU",
+    "GRAPH_PLACES",
     "HOST",
     "HOST_CATEGORIES",
     "KINDS",
@@ -203,6 +205,25 @@ PROGRAMS = Table(
     ),
 )
 
+GRAPH_PLACES = Table(
+    "graph_places",
+    "where an activity of a CUDA graph came from, by labels taken at capture or from an eager run",
+    (
+        Column("gpu", pl.Int32(), "row in gpu; each occurs at most once"),
+        Column("label", _NAME, "path of the labels, outermost first: ``layer0/attention``"),
+        Column("module", _NAME, "path of nn.Module calls"),
+        Column("op", _NAME, "innermost framework operator"),
+        Column("ops", _NAME, "path of operators"),
+        Column("source", _NAME, "``file.py:12``"),
+        Column("stack", _NAME, "path of Python frames"),
+        Column("phase", _NAME, "forward or backward"),
+        Column("lane", _NAME, "extra lane that shows it"),
+        Column("rule", _NAME, "how it was joined; null place columns: why it was not"),
+        Column("confidence", pl.Float64(), "of an alignment, 0 to 1; null where ids decided"),
+        Column("metadata", _NAME, "further facts of the label as a JSON object"),
+    ),
+)
+
 THREADS = Table(
     "threads",
     "one named host thread",
@@ -252,7 +273,11 @@ class Meta:
 
 @dataclass(frozen=True)
 class Tables:
-    """What a reader returns: the tables of one or several ranks, and facts about them."""
+    """What a reader returns: the tables of one or several ranks, and facts about them.
+
+    ``graph_labels`` are labels of captured graphs that came with the trace, not joined to it yet;
+    ``graph_places`` holds what has been joined.
+    """
 
     gpu: pl.DataFrame = field(default_factory=GPU.empty)
     host: pl.DataFrame = field(default_factory=HOST.empty)
@@ -260,6 +285,8 @@ class Tables:
     threads: pl.DataFrame = field(default_factory=THREADS.empty)
     programs: pl.DataFrame = field(default_factory=PROGRAMS.empty)
     hlo: tuple[HloModule, ...] = ()
+    graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
+    graph_labels: tuple[GraphLabels, ...] = ()
     meta: Meta = field(default_factory=Meta)
 
     @property
@@ -280,6 +307,7 @@ _ROW_REFERENCES = {
     "collectives": {"gpu": "gpu", "host": "host"},
     "threads": {},
     "programs": {"hlo": "hlo"},
+    "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""
 
@@ -294,8 +322,9 @@ def concat(parts: Sequence[Tables]) -> Tables:
         return parts[0]
     parts, warnings = _distinct_ranks(parts)
     epochs = [part.meta.epoch_ns for part in parts]
-    epoch = epochs[0]
-    if None in epochs and any(e is not None for e in epochs):
+    timed = [part.meta.epoch_ns for part in parts if part.gpu.height or part.host.height]
+    epoch = timed[0] if timed else epochs[0]
+    if None in timed and any(e is not None for e in timed):
         warnings.append(
             "some inputs do not say when their clock began: times do not compare across inputs"
         )
@@ -318,6 +347,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         for name, references in _ROW_REFERENCES.items()
     }
     hlo = tuple(module for part in parts for module in part.hlo)
+    labels = tuple(one for part in parts for one in part.graph_labels)
     metas = [part.meta for part in parts]
     meta = Meta(
         inputs=tuple(x for m in metas for x in m.inputs),
@@ -328,7 +358,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         process_groups=tuple(x for m in metas for x in m.process_groups),
         warnings=(*(x for m in metas for x in m.warnings), *warnings),
     )
-    return Tables(**frames, hlo=hlo, meta=meta)
+    return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
 
 
 def _offsets(heights: Sequence[int]) -> list[int]:
@@ -375,11 +405,22 @@ def _renumbered(part: Tables, new: Mapping[int, int]) -> Tables:
         )
 
     devices = tuple(dataclasses.replace(d, rank=new.get(d.rank, d.rank)) for d in part.meta.devices)
+    labels = tuple(
+        dataclasses.replace(
+            one, process=dataclasses.replace(one.process, rank=_new_rank(one.process.rank, new))
+        )
+        for one in part.graph_labels
+    )
     return dataclasses.replace(
         part,
         gpu=frame(part.gpu),
         host=frame(part.host),
         threads=frame(part.threads),
         programs=frame(part.programs),
+        graph_labels=labels,
         meta=dataclasses.replace(part.meta, devices=devices),
     )
+
+
+def _new_rank(rank: int | None, new: Mapping[int, int]) -> int | None:
+    return None if rank is None else new.get(rank, rank)

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.model.tables import COLLECTIVES
 from thence.readers.kineto.events import MISSING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy.typing as npt
 
-__all__ = ["collective_columns"]
+__all__ = ["METADATA_KEYS", "collective_columns", "described_by_metadata", "row_after"]
 
 # Bytes per element of c10::ScalarType, as it prints itself (c10/core/ScalarType.h).
 _ELEMENT_BYTES = {
@@ -54,8 +57,8 @@ def collective_columns(
         name: _int32(number(name)) for name in ("group_size", "source_rank", "destination_rank")
     }
     return {
-        "gpu": _row_after(described["gpu"], gpu_order),
-        "host": _row_after(described["host"], host_order),
+        "gpu": row_after(described["gpu"], gpu_order),
+        "host": row_after(described["host"], host_order),
         "bytes": moved * sizes,
         **small,
         **ranks,
@@ -66,7 +69,56 @@ def collective_columns(
     }  # fmt: skip
 
 
-def _row_after(file_rows: npt.NDArray[Any], order: npt.NDArray[Any]) -> pl.Series:
+_METADATA_TEXTS = {
+    "collective": "Collective name",
+    "element_type": "dtype",
+    "group_name": "Process Group Name",
+    "group_description": "Process Group Description",
+    "group_ranks": "Process Group Ranks",
+    "in_splits": "In split size",
+    "out_splits": "Out split size",
+}
+_METADATA_NUMBERS = {
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "group_size": "Group size",
+    "collective_sequence": "Seq",
+    "source_rank": "Src Rank",
+    "destination_rank": "Dst Rank",
+}
+METADATA_KEYS = frozenset((*_METADATA_TEXTS.values(), *_METADATA_NUMBERS.values()))
+"""Kineto's names for what a collective moves."""
+
+
+def described_by_metadata(gpu: pl.Series, metadata: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    """Rows of the `collectives` table for labels that use Kineto's names for what a collective moves.
+
+    Args:
+        gpu: rows of gpu.
+        metadata: of the label of each, with a "Collective name".
+    """
+
+    def number(value: object) -> int:
+        usable = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+        return int(value) if usable and isinstance(value, int) else MISSING
+
+    def text(value: object) -> str:
+        return "" if value is None else str(value)
+
+    rows = gpu.to_numpy().astype(np.int64)
+    described: dict[str, Any] = {
+        name: [text(one.get(key)) for one in metadata] for name, key in _METADATA_TEXTS.items()
+    }
+    described |= {
+        name: np.array([number(one.get(key)) for one in metadata], np.int64)
+        for name, key in _METADATA_NUMBERS.items()
+    }
+    described |= {"gpu": np.arange(len(rows)), "host": np.full(len(rows), -1)}
+    columns = collective_columns(described, np.arange(len(rows)), np.empty(0, np.int64))
+    return COLLECTIVES.frame(columns | {"gpu": rows, "host": [None] * len(rows)})
+
+
+def row_after(file_rows: npt.NDArray[Any], order: npt.NDArray[Any]) -> pl.Series:
     """Where rows of the file stand in the sorted table."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))

@@ -24,7 +24,16 @@ from thence.readers.kineto.times import NO_TIME_NS, nanoseconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["MISSING", "RECORDED_CATEGORIES", "Args", "Columns", "Event", "decode"]
+__all__ = [
+    "MISSING",
+    "RECORDED_CATEGORIES",
+    "Args",
+    "Columns",
+    "DeviceArgs",
+    "DeviceEvent",
+    "Event",
+    "decode",
+]
 
 MISSING = int(np.iinfo(np.int64).min)
 """What an integer column holds where the event lacks the field."""
@@ -67,6 +76,18 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     collective_sequence: int = msgspec.field(default=MISSING, name="Seq")
     source_rank: int = msgspec.field(default=MISSING, name="Src Rank")
     destination_rank: int = msgspec.field(default=MISSING, name="Dst Rank")
+    # Labels of graphed activities, as thence writes them. Other tools may use such words for anything.
+    label_rule: Any = None
+    label_confidence: Any = None
+    graph_label: Any = msgspec.field(default=None, name="label")
+    module: Any = None
+    op: Any = None
+    ops: Any = None
+    source: Any = None
+    stack: Any = None
+    phase: Any = None
+    lane: Any = None
+    annotations: Any = None
 
 
 NO_ARGS = Args()
@@ -84,6 +105,42 @@ class Event(msgspec.Struct, gc=False):
     dur: msgspec.Raw = NO_TIME
     id: int | str = MISSING
     args: Args = NO_ARGS
+
+
+class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
+    """Arguments that tell device activities apart."""
+
+    correlation: int = -1
+    device: int | None = None
+    stream: int | None = None
+    original_stream: int | None = None
+    from_device: int | None = msgspec.field(default=None, name="fromDevice")
+
+
+class DeviceEvent(msgspec.Struct, gc=False):
+    """What tells one device activity from others."""
+
+    ts: msgspec.Raw = NO_TIME
+    dur: msgspec.Raw = NO_TIME
+    pid: int | str = 0
+    tid: int | str = 0
+    args: DeviceArgs = DeviceArgs()
+
+    def key(self, start: int, duration: int) -> tuple[int, ...]:
+        """Device, stream, start, duration and correlation as the gpu table has them, -1 for a null.
+
+        Args:
+            start: ns.
+            duration: ns.
+        """
+        args = self.args
+        device = next(
+            (d for d in (args.device, args.from_device, self.pid) if isinstance(d, int)), 0
+        )
+        stream = next(
+            (s for s in (args.original_stream, args.stream, self.tid) if isinstance(s, int)), 0
+        )
+        return device, stream, start, duration, args.correlation
 
 
 # Which table an event goes to. Lower-case names are of torch 1.12 and newer, the others older.
@@ -147,6 +204,7 @@ def decode(piece: bytes | bytearray) -> Columns:
         ``names`` and ``lanes``: the distinct names, and (pid, tid) pairs, that other columns number.
         ``gpu.*``, ``host.*``, ``flow.*``: columns of the device, host and forward-backward flow rows.
         ``collective.*``: columns of what describes a collective, with the ``gpu`` or ``host`` row.
+        ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
         ``thread.*``: named threads. ``events``, ``damaged``, ``timeless``, ``unpaired``: how many
         events there were, how many of them could not be read, had no start, or were begin/end
         events, all of which are left out.
@@ -184,6 +242,7 @@ def _columns(events: Sequence[Event], damaged: int) -> Columns:
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.events, "host": host.events}))
+    columns |= _prefixed("joined", _joined(gpu.events))
     columns["names"] = list(names)
     columns["lanes"] = list(lanes)
     return columns
@@ -328,3 +387,34 @@ def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
         values = [getattr(args, name) for args in described]
         result[name] = [v if isinstance(v, str) else str(v) for v in values]
     return result
+
+
+_JOINED = {
+    "rule": "label_rule",
+    "label": "graph_label",
+    "shown_in": "lane",  # a lane of its own, not the event's
+    **{name: name for name in ("module", "op", "ops", "source", "stack", "phase")},
+}
+
+
+def _joined(events: Sequence[Event]) -> Columns:
+    """Labels that thence joined to graphed activities, from a file that it wrote itself."""
+    rows = [row for row, event in enumerate(events) if type(event.args.label_rule) is str]
+    args = [events[row].args for row in rows]
+    result: Columns = {
+        name: [_text(getattr(one, key)) for one in args] for name, key in _JOINED.items()
+    }
+    result["metadata"] = [
+        msgspec.json.encode(one.annotations).decode() if isinstance(one.annotations, dict) else ""
+        for one in args
+    ]
+    confidence = (one.label_confidence for one in args)
+    values = (float(c) if isinstance(c, int | float) else float("nan") for c in confidence)
+    return result | {
+        "gpu": np.array(rows, np.int64),
+        "confidence": np.fromiter(values, np.float64, len(args)),
+    }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -14,6 +14,7 @@ from thence.model.intervals import NO_ROW, enclosing
 from thence.model.tables import (
     COLLECTIVES,
     GPU,
+    GRAPH_PLACES,
     HOST,
     HOST_CATEGORIES,
     KINDS,
@@ -23,7 +24,7 @@ from thence.model.tables import (
 )
 from thence.readers.kineto import describe
 from thence.readers.kineto.categories import category_of, shown_name
-from thence.readers.kineto.collectives import collective_columns
+from thence.readers.kineto.collectives import collective_columns, row_after
 from thence.readers.kineto.decoding import decoded
 from thence.readers.kineto.envelope import Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
@@ -97,7 +98,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
     flows, threads = _table(columns, "flow"), _table(columns, "thread")
-    described = _table(columns, "collective")
+    described, joined = _table(columns, "collective"), _table(columns, "joined")
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
     tables = Tables(
@@ -107,6 +108,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
             "gpu", "host", nulls_last=True
         ),
         threads=_threads_frame(threads, on_host, lanes),
+        graph_places=_joined_labels(joined, gpu_order),
     )
     meta = Meta(
         inputs=(source.name,),
@@ -125,7 +127,8 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     names: dict[str, int] = {}
     lanes: dict[Any, int] = {}
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
-    rows = {"collective.gpu": 0, "collective.host": 0}  # rows of the table before this piece
+    # Rows of the table before this piece.
+    rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
     columns: dict[str, Growing | list[Any]] = {}
     for piece in pieces:
         renamed = _numbered(piece["names"], names)
@@ -146,6 +149,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
                     values
                 )
         rows["collective.gpu"] += len(piece["gpu.start"])
+        rows["joined.gpu"] += len(piece["gpu.start"])
         rows["collective.host"] += len(piece["host.start"])
         tick()
     joined = {key: c.array if isinstance(c, Growing) else c for key, c in columns.items()}
@@ -290,9 +294,11 @@ def _triples(values: Array) -> pl.Series:
 
 def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     sorted_gpu = {key: values[order] for key, values in gpu.items()}
-    # Kineto writes graph and node 0 for what was launched eagerly.
+    # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
+    # of the node's id, and then the first node of a graph is 0 too.
     graph = pl.Series(sorted_gpu["graph"])
     node = pl.Series(sorted_gpu["node"])
+    node = node.set((node == 0) & (graph == 0), None)
     columns = {
         "rank": sorted_gpu["rank"],
         "device": _integers(sorted_gpu["device"], 0, (1 << 31) - 1).fill_null(0),
@@ -304,7 +310,7 @@ def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
         "correlation": _integers(sorted_gpu["correlation"]),
         "external": _integers(sorted_gpu["external"]),
         "graph": graph.replace(0, None),
-        "node": node.replace(0, None),
+        "node": node,
         "grid": _triples(sorted_gpu["grid"]),
         "block": _triples(sorted_gpu["block"]),
         "registers": _integers(sorted_gpu["registers"], 0, (1 << 31) - 1),
@@ -371,6 +377,19 @@ def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFram
         }
     )
     return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
+
+
+def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
+    """Labels of graphed activities that thence wrote into the file."""
+    columns = {
+        name: pl.Series(values, dtype=pl.String).replace("", None)
+        for name, values in joined.items()
+        if isinstance(values, list)
+    }
+    confidence = pl.Series(joined["confidence"]).fill_nan(None)
+    columns["lane"] = columns.pop("shown_in")
+    rows = row_after(joined["gpu"], gpu_order)
+    return GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence}).sort("gpu")
 
 
 def _earliest(tables: Tables) -> int | None:

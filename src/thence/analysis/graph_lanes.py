@@ -1,0 +1,59 @@
+"""What ran in CUDA graphs, per stream as recorded and per lane as labelled.
+
+A replay spreads its kernels over streams that mean nothing to anybody. A lane does: the one that a mark
+named, else the process group of a collective, which so always has the same one, else the label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.graphs.replays import graphed
+
+if TYPE_CHECKING:
+    from thence.analysis.timeline import Timeline
+
+__all__ = ["GraphLanes", "graph_lanes"]
+
+NO_LANE = "(no label)"
+
+
+@dataclass(frozen=True)
+class GraphLanes:
+    """Totals of what ran in CUDA graphs; sums of durations, so that rows add up.
+
+    Attributes:
+        streams: columns stream (text; with rank and device where there are several), count and total_ns.
+        lanes: columns lane, count and total_ns, the longest first.
+    """
+
+    streams: pl.DataFrame
+    lanes: pl.DataFrame
+
+
+def graph_lanes(timeline: Timeline) -> GraphLanes:
+    """The totals of a trace.
+
+    Args:
+        timeline: with the lanes ``lane``.
+    """
+    gpu = timeline.tables.gpu
+    rows = np.flatnonzero(graphed(timeline.tables) & gpu["program"].is_null().to_numpy())
+    frame = gpu.select(
+        "rank", "device", "stream", "duration",
+        lane=timeline.lanes["lane"].cast(pl.String),
+        label=timeline.places["label"].cast(pl.String),
+    )[rows].with_columns(lane=pl.coalesce("lane", "label", pl.lit(NO_LANE)))  # fmt: skip
+    totals = (pl.len().cast(pl.Int64).alias("count"), pl.col("duration").sum().alias("total_ns"))
+    where = ("rank", "device", "stream")
+    streams = frame.group_by(where).agg(totals).sort(where)
+    one = streams.select("rank", "device").unique().height <= 1
+    name = pl.col("stream").cast(pl.String)
+    if not one:
+        name = pl.format("rank {}, device {}: {}", *where)
+    lanes = frame.group_by("lane").agg(totals).sort("total_ns", "lane", descending=[True, False])
+    return GraphLanes(streams.select(name.alias("stream"), "count", "total_ns"), lanes)

@@ -1,0 +1,63 @@
+"""What XLA ran while it compiled: trying kernels out, to choose between them (autotuning).
+
+Candidates run as programs without a number; buffers are filled and compared by kernels, and copied, by
+threads that compile, outside any program.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from thence.model.tables import Tables  # noqa: TC001 - named in a signature
+
+__all__ = ["AUTOTUNING", "autotuned"]
+
+AUTOTUNING = "XLA's autotuner ran it, while a program was being compiled"
+
+_COMPILE = r"^XlaCompile(?::#|$)"
+_THREAD = ["rank", "process", "thread"]
+
+
+def autotuned(tables: Tables) -> pl.Series:
+    """Whether each row of ``tables.gpu`` is part of a compilation, as far as the trace tells."""
+    count = tables.gpu.height
+    compiling = tables.host.filter(pl.col("category") == "compile")
+    if compiling.is_empty():
+        return pl.Series("autotuned", [False]).new_from_index(0, count)
+    unnumbered = tables.programs["program"].is_null()
+    of_program = tables.gpu["program"]
+    candidate = unnumbered.gather(of_program.cast(pl.UInt32)).fill_null(value=False)
+    calls = (
+        tables.gpu.with_row_index("row")
+        .filter(pl.col("program").is_null() & (pl.col("correlation") != 0))
+        .select("row", "rank", "correlation")
+        .join(
+            tables.host.filter(pl.col("correlation").is_not_null())
+            .unique(["rank", "correlation"], keep="none")
+            .select(*_THREAD, "correlation", pl.col("start").alias("launched")),
+            on=["rank", "correlation"],
+        )
+        .join(compiling.select(_THREAD).unique(), on=_THREAD, how="semi")
+    )
+    mask = candidate.to_numpy().copy()
+    for (rank,), part in calls.group_by("rank"):
+        ranges = compiling.filter(
+            (pl.col("rank") == rank) & pl.col("name").cast(pl.String).str.contains(_COMPILE)
+        ).sort("start")
+        mask[part["row"].to_numpy()] = _within(part["launched"].to_numpy(), ranges)
+    return pl.Series("autotuned", mask)
+
+
+def _within(
+    moments: np.ndarray[tuple[int], np.dtype[np.int64]], ranges: pl.DataFrame
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each moment lies in one of the ranges, which are sorted by start."""
+    if ranges.is_empty():
+        return np.zeros(len(moments), np.bool_)
+    ends = np.maximum.accumulate((ranges["start"] + ranges["duration"]).to_numpy())
+    before = np.searchsorted(ranges["start"].to_numpy(), moments, side="right") - 1
+    inside: np.ndarray[tuple[int], np.dtype[np.bool_]] = (before >= 0) & (
+        moments <= ends[np.maximum(before, 0)]
+    )
+    return inside

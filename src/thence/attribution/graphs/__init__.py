@@ -1,0 +1,1 @@
+"""Finding the labels of captured CUDA graphs again on the activities of their replays."""

@@ -1,0 +1,55 @@
+"""Whether labels and a trace are of one process: ids of nodes are small numbers that fit anywhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from thence.model.graph_labels import GraphLabels
+    from thence.model.tables import Tables
+
+__all__ = ["why_foreign"]
+
+_CLOCKS_NS = (
+    2_000_000_000  # by how much clocks of one machine may disagree about when a process began
+)
+
+
+def why_foreign(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
+    """Why labels cannot be of the process behind a rank, as the end of a sentence; None if they can.
+
+    Compared are process id, boot of the machine, and the time of the trace with the time at which the
+    labelled process began; what either side does not say is not compared.
+    """
+    process = labels.process
+    pids = tables.host.filter(pl.col("rank") == rank)["process"].unique().to_list()
+    if process.pid is not None and pids and process.pid not in pids:
+        traced = ", ".join(str(pid) for pid in sorted(pids)[:3])
+        return f"process {process.pid} captured these graphs, but the trace is of process {traced}"
+    # A trace of one process may not know its rank. Of several, process ids of containers may be equal.
+    ranked = not pids or len(tables.ranks) > 1
+    if ranked and process.rank is not None and process.rank != rank:
+        return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
+    boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}
+    if process.boot and boots and process.boot not in boots:
+        return "the machine was started anew between capture and trace"
+    began = tables.gpu.filter(pl.col("rank") == rank)["start"].min()
+    if process.started_ns is None or tables.meta.epoch_ns is None or not isinstance(began, int):
+        return None
+    if began + tables.meta.epoch_ns + _CLOCKS_NS < process.started_ns:
+        return (
+            f"the process that captured these graphs began at {_moment(process.started_ns)}, "
+            f"but the trace at {_moment(began + tables.meta.epoch_ns)}"
+        )
+    return None
+
+
+def _moment(ns: int) -> str:
+    try:
+        moment = datetime.fromtimestamp(ns / 1e9, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{ns} ns"
+    return moment.isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,337 @@
+"""Labels of captured graphs joined to the activities of a trace.
+
+Each labels file counts for the ranks whose process it is of. Ids decide where the trace has them,
+alignment everywhere else. What cannot be joined keeps its reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from thence.attribution.graphs.alignment import UNDECIDED
+from thence.attribution.graphs.by_node import executed, match
+from thence.attribution.graphs.by_order import Candidate, aligned_group
+from thence.attribution.graphs.identity import why_foreign
+from thence.attribution.graphs.replays import Replays
+from thence.attribution.graphs.signatures import Names, Signatures
+from thence.attribution.paths import SEPARATOR
+from thence.attribution.places import NO_LABEL
+from thence.model.tables import GRAPH_PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.attribution.graphs.by_node import Executed, Match
+    from thence.attribution.graphs.by_order import Outcome
+    from thence.model.graph_labels import GraphLabels, Label
+    from thence.model.tables import Tables
+
+__all__ = ["BY_ORDER", "Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
+
+BY_ORDER = "alignment to the captured CUDA graph"
+SEVERAL = "inside a CUDA graph: nodes with different labels fit it equally well"
+NOT_JOINED = "inside a CUDA graph: {}"
+
+_PLACES = ("label", "module", "op", "ops", "source", "stack", "phase", "lane", "metadata")
+_MODULES = ("module", "module_fqn")  # under which frameworks annotate the nn.Module
+_MOST_TOLD = 3  # launches whose first difference is told
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What came of joining.
+
+    Attributes:
+        places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
+        notes: what was not joined and why, as sentences.
+        foreign: labels that were refused as they are of another process or program, as sentences.
+    """
+
+    places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
+    notes: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+
+    @property
+    def labelled(self) -> int:
+        """How many activities got a label."""
+        return int(self.places["label"].count())
+
+
+@dataclass
+class Numbered:
+    """Labels found so far: a number for each activity, and what the numbers stand for.
+
+    Attributes:
+        replays: of the trace.
+        number: of each row of gpu: number of its label, -1 where none was open, `UNDECIDED` where
+            several are possible, -3 where nothing is known.
+        rule: of each row, index in ``rules``.
+        confidence: of each row, NaN where no alignment was needed.
+        rules: texts; the rule, or the reason where there is no label.
+    """
+
+    replays: Replays
+    number: NDArray[np.int64]
+    rule: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    rules: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, replays: Replays) -> Numbered:
+        """Nothing found yet."""
+        rows = replays.tables.gpu.height
+        return cls(replays, np.full(rows, -3), np.full(rows, -1), np.full(rows, np.nan, np.float64))
+
+    def text(self, rule: str) -> int:
+        """Number of a rule's text."""
+        if rule not in self.rules:
+            self.rules.append(rule)
+        return self.rules.index(rule)
+
+    def put(
+        self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int
+    ) -> None:
+        """Takes labels over; where there is none, the rule becomes the reason."""
+        self.number[rows] = number
+        self.rule[rows] = rule
+        self.rule[rows[number == -1]] = self.text(NO_LABEL)
+        self.rule[rows[number == UNDECIDED]] = self.text(SEVERAL)
+
+    def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
+        """Takes an alignment over.
+
+        Returns:
+            why launches were refused, one text a launch.
+        """
+        refused = np.array([reason is not None for reason in outcome.refused])
+        good = rows[~refused]
+        self.put(good.reshape(-1), outcome.label[~refused].reshape(-1), self.text(rule))
+        self.confidence[good] = outcome.confidence[~refused][:, None]
+        reasons = []
+        for launch in np.flatnonzero(refused).tolist():
+            reason = str(outcome.refused[launch])
+            reasons.append(reason)
+            self.refuse(rows[launch], reason)
+        return reasons
+
+    def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
+        """Keeps why activities got no label."""
+        self.number[rows] = UNDECIDED
+        self.rule[rows] = self.text(NOT_JOINED.format(reason))
+
+
+def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
+    """Joins labels files to the activities of a trace.
+
+    Args:
+        tables: of the trace.
+        labels: each counts for the ranks whose process it is of.
+    """
+    replays = Replays.of(tables)
+    if not len(replays.rows) or not labels:
+        return Joined()
+    found = Numbered.of(replays)
+    known = _Known([], {})
+    files = [_File.of(file, known.numbers(file), replays) for file in labels]
+    rank_of_row = tables.gpu["rank"].to_numpy()[replays.rows]
+    reasons: dict[int, str] = {}
+    fitted: set[int] = set()
+    notes: list[str] = []
+    foreign: list[str] = []
+    for rank in np.unique(rank_of_row).tolist():
+        own = []
+        for i, file in enumerate(files):
+            reason = why_foreign(file.labels, tables, rank)
+            if reason is None:
+                own.append(file)
+                fitted.add(i)
+            else:
+                reasons.setdefault(i, f"{file.labels.source}: {reason}")
+        if own:
+            told, refused = _join_rank(own, found, replays.rows[rank_of_row == rank])
+            notes += told
+            foreign += refused
+    notes += [f"{labels[i].source}: {note}" for i in sorted(fitted) for note in labels[i].notes]
+    # Labels of another rank are no reason to complain.
+    foreign += [reason for i, reason in reasons.items() if i not in fitted]
+    return Joined(joined_rows(found, known.frame()), tuple(notes), tuple(foreign))
+
+
+@dataclass(frozen=True)
+class _File:
+    """A labels file beside a trace.
+
+    Attributes:
+        labels: the file.
+        names: numbers of kernel names in it and in the trace.
+        label: number of each of its labels among all; index -1 gives -1.
+        candidates: its graphs that replays can be aligned to, with their signatures.
+    """
+
+    labels: GraphLabels
+    names: Names
+    label: NDArray[np.int64]
+    candidates: list[tuple[Candidate, Signatures]]
+
+    @classmethod
+    def of(cls, file: GraphLabels, label: NDArray[np.int64], replays: Replays) -> _File:
+        traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
+        names = Names(file.kernels, traced)
+        candidates = []
+        for graph in file.graphs:
+            if graph.edges is None or graph.nodes["kernel"].null_count() == graph.nodes.height:
+                continue
+            of_node = graph.nodes["label"].fill_null(-1).to_numpy()
+            kernels = [
+                kind if k is None else (file.kernels[k].demangled or file.kernels[k].name)
+                for kind, k in graph.nodes.select("type", "kernel").iter_rows()
+            ]
+            title = f"captured graph {graph.id}"
+            one = Candidate(graph, names, label[of_node], title, kernels)
+            candidates.append((one, one.signatures(replays)))
+        return cls(file, names, label, candidates)
+
+
+def _join_rank(
+    files: Sequence[_File], found: Numbered, rows: NDArray[np.int64]
+) -> tuple[list[str], list[str]]:
+    """Joins files of one process to its rows; what could not be joined, and what is foreign."""
+    replays = found.replays
+    foreign: list[str] = []
+    for file in files:
+        rows, refused = _by_ids(file, found, rows)
+        foreign += refused
+    candidates = [one for file in files for one in file.candidates]
+    launches: list[tuple[int, str]] = []
+    count = 0
+    for group in replays.groups(rows):
+        outcome = aligned_group(group, replays, candidates)
+        reasons = found.put_outcome(group.rows, outcome, BY_ORDER)
+        starts = group.rows[[i for i, r in enumerate(outcome.refused) if r is not None], 0]
+        launches += zip(starts.tolist(), reasons, strict=True)
+        count += len(group.rows)
+    return _told(launches, count, replays), foreign
+
+
+def _told(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
+    """Sentences about the launches that could not be aligned."""
+    refused = sorted(refused)
+    correlation = replays.tables.gpu["correlation"]
+    texts = [
+        f"the graph launch with correlation id {correlation[row]} is not labelled: {reason}"
+        for row, reason in refused[:_MOST_TOLD]
+    ]
+    if len(refused) > _MOST_TOLD:
+        texts.append(f"{len(refused):,} of {count:,} graph launches are not labelled")
+    return texts
+
+
+def _by_ids(
+    file: _File, found: Numbered, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Joins by node ids; the rows that alignment has to try, and graphs that ran other kernels."""
+    replays = found.replays
+    foreign = []
+    done = np.zeros(replays.tables.gpu.height, np.bool_)
+    for one in executed(dataclasses.replace(replays, rows=rows)):
+        matched = match(one, file.labels, file.names, replays.kinds.frame)
+        if matched.refused is not None:
+            found.refuse(one.rows, matched.refused)
+            if not matched.foreign:
+                text = f"executable graph {one.id} ran other kernels than were captured: {matched.refused}"
+                foreign.append(f"{file.labels.source}: {text}")
+                found.refuse(one.rows, text)
+                done[one.rows] = True
+            continue
+        done[one.rows] = True
+        _put_matched(found, one, matched, file.label)
+    return rows[~done[rows]], foreign
+
+
+def _put_matched(found: Numbered, one: Executed, matched: Match, label: NDArray[np.int64]) -> None:
+    """Takes over the labels of one executable graph's nodes."""
+    order = np.argsort(np.array(matched.number, np.int64))
+    numbers = np.array(matched.number, np.int64)[order]
+    rule = np.array([found.text(rule) for rule in matched.rule], np.int64)[order]
+    of_node = label[np.array(matched.label, np.int64)][order]
+    at = np.minimum(np.searchsorted(numbers, one.number), len(numbers) - 1)
+    known = numbers[at] == one.number
+    found.put(one.rows[known], of_node[at[known]], rule[at[known]])
+    found.confidence[one.rows[known]] = np.nan
+    found.refuse(one.rows[~known], "its node cannot be told from others inside child graphs")
+
+
+@dataclass
+class _Known:
+    """Distinct labels of all files, numbered."""
+
+    labels: list[Label]
+    by_text: dict[str, int]
+
+    def numbers(self, file: GraphLabels) -> NDArray[np.int64]:
+        """The number of each label of a file; index -1 gives -1."""
+        result = np.full(len(file.labels) + 1, -1)
+        for i, label in enumerate(file.labels):
+            text = repr((label.path, label.phase, label.lane, label.metadata))
+            if text not in self.by_text:
+                self.by_text[text] = len(self.labels)
+                self.labels.append(label)
+            result[i] = self.by_text[text]
+        return result
+
+    def frame(self) -> pl.DataFrame:
+        """The place columns that each label stands for."""
+        rows = [_place(label) for label in self.labels]
+        columns = {name: [row.get(name) for row in rows] for name in _PLACES}
+        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String))
+
+
+def _place(label: Label) -> dict[str, Any]:
+    module = next(
+        (label.metadata[k] for k in _MODULES if isinstance(label.metadata.get(k), str)), None
+    )
+    return {
+        "label": SEPARATOR.join(label.path) or None,
+        "module": module,
+        "phase": label.phase,
+        "lane": label.lane,
+        "metadata": msgspec.json.encode(label.metadata).decode() if label.metadata else None,
+    }
+
+
+def joined_rows(found: Numbered, places: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `GRAPH_PLACES` for everything that is known.
+
+    Args:
+        found: numbers of the labels.
+        places: columns of places, one row for each number.
+    """
+    rows = np.flatnonzero(found.rule >= 0)
+    number = pl.Series(found.number[rows])
+    number = number.set(number < 0, None).cast(pl.UInt32)
+    confidence = pl.Series(found.confidence[rows]).fill_nan(None)
+    rules = pl.Series(found.rules, dtype=pl.String).cast(pl.Categorical())
+    columns: dict[str, Any] = {
+        name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES
+    }
+    columns |= {"gpu": rows, "rule": rules.gather(found.rule[rows]), "confidence": confidence}
+    return GRAPH_PLACES.frame(columns)
+
+
+def with_places(tables: Tables, joined: Joined) -> Tables:
+    """The tables with what was joined; rows that had a label already keep it where none was found now."""
+    new = joined.places
+    old = tables.graph_places
+    kept = old.filter(
+        ~pl.col("gpu").is_in(new.filter(pl.col("label").is_not_null())["gpu"].implode())
+    )
+    fresh = new.filter(pl.col("label").is_not_null() | ~pl.col("gpu").is_in(kept["gpu"].implode()))
+    return dataclasses.replace(tables, graph_places=pl.concat([kept, fresh]).sort("gpu"))

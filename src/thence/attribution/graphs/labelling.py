@@ -1,0 +1,129 @@
+"""Tables with labels joined to what ran in CUDA graphs: on request, or because labels lie beside the trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thence.attribution.graphs.by_eager import join_eager
+from thence.attribution.graphs.coverage import coverage
+from thence.attribution.graphs.join import Joined, join_labels, with_places
+from thence.attribution.graphs.replays import Replays
+from thence.errors import InputError, MissingData
+from thence.readers.files import STANDARD_INPUT, Source
+from thence.readers.graph_labels import PATTERNS, read_labels, sniff
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from thence.attribution.combined import Attribution
+    from thence.model.graph_labels import GraphLabels
+    from thence.model.tables import Tables
+
+__all__ = ["labelled", "labelled_from_eager", "with_labels_beside"]
+
+_MOST_FILES = 1000  # of labels in one folder
+_MOST_TOLD = 3
+
+
+def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
+    """The tables with labels files joined.
+
+    Raises:
+        MissingData: nothing ran in a graph, or nothing of it could be joined; the message has the
+            first place where graph and labels differ.
+        InputError: the labels are of another process or program.
+    """
+    _check_graphs(tables)
+    joined = join_labels(tables, labels)
+    if not joined.labelled and joined.foreign:
+        raise InputError(", ".join(one.source for one in labels), _without_source(joined, labels))
+    return _taken(tables, joined, "the labels")
+
+
+def labelled_from_eager(tables: Tables, eager: Tables, attribution: Attribution) -> Tables:
+    """The tables with the places of an eager run of the same code.
+
+    Args:
+        tables: with the replays of graphs.
+        eager: of the run without graphs.
+        attribution: of that run.
+
+    Raises:
+        MissingData: nothing ran in a graph, or the runs differ; the message says where first.
+    """
+    _check_graphs(tables)
+    if eager.gpu.is_empty():
+        raise MissingData(f"{', '.join(eager.meta.inputs)}: holds no device activity")
+    return _taken(tables, join_eager(tables, eager, attribution), "the eager run")
+
+
+def with_labels_beside(tables: Tables) -> Tables:
+    """The tables with every label that came with the trace, or lies in a folder with one of its files.
+
+    What does not fit is a warning, never an error.
+    """
+    beside, warnings = _beside(tables)
+    labels = [*tables.graph_labels, *beside]
+    if not labels or tables.gpu.is_empty():
+        return tables.with_warnings(warnings) if warnings else tables
+    joined = join_labels(tables, labels)
+    warnings += joined.notes
+    if not joined.labelled:
+        warnings += [f"{text}; not joined" for text in joined.foreign[:_MOST_TOLD]]
+        return tables.with_warnings(warnings)
+    result = with_places(tables, joined)
+    names = ", ".join(Path(one.source).name for one in labels[:_MOST_TOLD])
+    names += " ..." if len(labels) > _MOST_TOLD else ""
+    return result.with_warnings(
+        [*warnings, f"labels of CUDA graphs from {names}: {coverage(result)}"]
+    )
+
+
+def _check_graphs(tables: Tables) -> None:
+    if not len(Replays.of(tables).rows):
+        inputs = ", ".join(tables.meta.inputs)
+        raise MissingData(
+            f"{inputs}: nothing in it ran in a CUDA graph, so there is nothing to label"
+        )
+
+
+def _taken(tables: Tables, joined: Joined, what: str) -> Tables:
+    if not joined.labelled:
+        inputs = ", ".join(tables.meta.inputs)
+        reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
+        raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
+    return with_places(tables, joined).with_warnings((*joined.notes, *joined.foreign))
+
+
+def _without_source(joined: Joined, labels: Iterable[GraphLabels]) -> str:
+    text = joined.foreign[0]
+    for one in labels:
+        text = text.removeprefix(f"{one.source}: ")
+    return f"{text}; take the labels that this process saved"
+
+
+def _beside(tables: Tables) -> tuple[list[GraphLabels], list[str]]:
+    """Labels in the folders of the inputs, and what could not be read there."""
+    known = {Path(name).resolve() for name in tables.meta.inputs}
+    known |= {Path(one.source).resolve() for one in tables.graph_labels}
+    folders = {
+        Path(name).parent
+        for name in tables.meta.inputs
+        if name != STANDARD_INPUT and Path(name).is_file()
+    }
+    found, warnings = [], []
+    paths = sorted(
+        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
+    )
+    for path in paths[:_MOST_FILES]:
+        if path.resolve() in known:
+            continue
+        try:
+            with Source.open(str(path)) as source:
+                is_labels = sniff(source.head())
+            if is_labels:
+                found.append(read_labels(path))
+        except InputError as error:
+            warnings.append(f"{error}; not joined")
+    return found, warnings

@@ -1,0 +1,250 @@
+"""Which kernels of a trace are the same as which captured ones, by name and shape.
+
+A name is spelled in one way by the driver (``_ZN2at6native...``) and in another by a profiler
+(``void at::native::...<...>(...)``), and readable spellings differ a little. Equal text decides; where a
+name of the trace is found nowhere, the function's own name does, for all kernels that share it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.model.kernel_names import demangle, short_names
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.model.graph_labels import CapturedGraph, Kernel
+
+__all__ = ["ACTIVITIES", "Names", "Signatures", "Variants", "function_name", "short_name"]
+
+ACTIVITIES = ("kernel", "memcpy", "memset")
+"""Types of nodes that leave an activity in a trace."""
+
+_VARIANT = ("kind", "name", "grid", "block", "shared_memory")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
+_LENGTH = re.compile(r"(\d{1,4})")
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The distinct kernels of a trace: of one kind, name and shape.
+
+    Attributes:
+        frame: columns kind, name (String), grid, block and shared_memory; one row each.
+        of_row: number of its variant for each of the rows that these were made from.
+    """
+
+    frame: pl.DataFrame
+    of_row: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, gpu: pl.DataFrame) -> Variants:
+        """The variants among rows of gpu."""
+        shapes = [
+            pl.col(shape).arr.get(i).alias(f"{shape}{i}")
+            for shape in ("grid", "block")
+            for i in range(3)
+        ]
+        key = gpu.select(
+            pl.struct(pl.col("kind", "name").to_physical(), *shapes, "shared_memory").hash()
+        ).to_series()
+        first = (
+            pl.DataFrame({"key": key})
+            .with_row_index("row")
+            .unique("key", keep="first", maintain_order=True)
+        )
+        variants = first.select("key", variant=pl.int_range(pl.len(), dtype=pl.Int64))
+        of_row = key.to_frame("key").join(variants, on="key", how="left", maintain_order="left")
+        frame = gpu.select(_VARIANT)[first["row"]].with_columns(
+            pl.col("kind", "name").cast(pl.String)
+        )
+        return cls(frame, of_row["variant"].to_numpy())
+
+
+def short_name(name: str) -> str:
+    """A kernel's name for messages."""
+    return short_names([name])[name]
+
+
+def function_name(name: str) -> str:
+    """The function of a kernel with its namespaces, without template arguments and parameters.
+
+    Example:
+        ``void at::native::fill<4, float>(int)`` and ``_ZN2at6native4fillILi4EfEEvi`` give
+        ``at::native::fill``.
+    """
+    if name.startswith("_Z"):
+        return _mangled_function(name[2:]) or name
+    plain = _ANONYMOUS.sub("", name)
+    head = plain[: min((at for at in (plain.find("<"), plain.find("(")) if at >= 0), default=None)]
+    words = head.split()
+    return words[-1] if words else name
+
+
+def _mangled_function(text: str) -> str:
+    """``N2at6native4fillI...`` -> ``at::native::fill``; empty where it is spelled otherwise."""
+    nested = text.startswith("N")
+    text = text[1:].lstrip("KV") if nested else text.removeprefix("L")
+    parts = []
+    while text:
+        if text.startswith("St"):
+            parts.append("std")
+            text = text[2:]
+        elif found := _LENGTH.match(text):
+            length = int(found[1])
+            part, text = text[found.end() :][:length], text[found.end() + length :]
+            if not part.startswith("_GLOBAL__N_"):
+                parts.append(part)
+        else:
+            break
+        if not nested:
+            break
+    return "::".join(parts)
+
+
+class Names:
+    """Numbers for kernel names, equal for spellings of one kernel.
+
+    Args:
+        kernels: captured ones.
+        traced: names of kernels in the trace.
+    """
+
+    def __init__(self, kernels: Sequence[Kernel], traced: Iterable[str]) -> None:
+        self._same = list(range(len(kernels)))
+        by_text: dict[str, int] = {}
+        for i, kernel in enumerate(kernels):
+            for text in {kernel.name, kernel.demangled or kernel.name, demangle(kernel.name)}:
+                self._join(by_text.setdefault(text, i), i)
+        self._of_trace: dict[str, int] = {}
+        by_function: dict[str, int] = {}
+        for i, kernel in enumerate(kernels):
+            by_function.setdefault(function_name(kernel.demangled or kernel.name), i)
+        for name in traced:
+            found = by_text.get(name, by_text.get(demangle(name)))
+            if found is None:
+                function = function_name(demangle(name))
+                found = by_function.get(function)
+                if found is not None:
+                    self._merge(function, kernels, found)
+            if found is not None:
+                self._of_trace[name] = found
+
+    def _merge(self, function: str, kernels: Sequence[Kernel], into: int) -> None:
+        for i, kernel in enumerate(kernels):
+            if function_name(kernel.demangled or kernel.name) == function:
+                self._join(into, i)
+
+    def _root(self, i: int) -> int:
+        while self._same[i] != i:
+            i = self._same[i]
+        return i
+
+    def _join(self, one: int, other: int) -> None:
+        self._same[self._root(other)] = self._root(one)
+
+    def of_kernel(self, kernel: int) -> int:
+        """Number of a captured kernel."""
+        return self._root(kernel)
+
+    def of_trace(self, name: str | None) -> int:
+        """Number of a kernel of the trace, -1 where no captured one has its name."""
+        found = self._of_trace.get(name or "")
+        return -1 if found is None else self._root(found)
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """Numbers that equal kernels of equal shape share, in a captured graph and in a trace.
+
+    Attributes:
+        nodes: of each node of the graph; -1 for nodes that leave no activity, or of unknown kernel.
+        variants: of each variant of the trace; -1 where no node is like it.
+        complete: whether every node that leaves an activity has one.
+    """
+
+    nodes: NDArray[np.int64]
+    variants: NDArray[np.int64]
+    complete: bool
+
+    @classmethod
+    def of(cls, graph: CapturedGraph, names: Names, variants: Variants) -> Signatures:
+        """The numbers for one graph. Shapes count where all its kernels have one."""
+        nodes, frame = graph.nodes, variants.frame
+        kernels = nodes.filter(pl.col("type") == "kernel")
+        shapes = [
+            shape
+            for shape in ("grid", "block")
+            if not kernels[shape].null_count()
+            and not frame.filter(pl.col("kind") == "kernel")[shape].null_count()
+        ]
+        nodes = nodes.with_columns(
+            name=pl.Series([-1 if k is None else names.of_kernel(k) for k in nodes["kernel"]], dtype=pl.Int64)
+        )  # fmt: skip
+        traced = frame.with_columns(
+            name=pl.Series([names.of_trace(name) for name in frame["name"]], dtype=pl.Int64)
+        ).rename({"kind": "type"})
+        static = _static_memory(nodes, traced)
+        numbers: dict[Hashable, int] = {}
+        of_node = [
+            numbers.setdefault(key, len(numbers)) if key is not None else -1
+            for key in _keys(nodes, shapes, static)
+        ]
+        of_variant = [
+            numbers.get(key, -1) for key in _keys(traced, shapes, dict.fromkeys(static, 0))
+        ]
+        leave = nodes["type"].is_in(ACTIVITIES).to_numpy()
+        result = np.array(of_node, np.int64)
+        return cls(result, np.array(of_variant, np.int64), bool((result[leave] >= 0).all()))
+
+
+def _keys(
+    frame: pl.DataFrame, shapes: Sequence[str], static: dict[int, int]
+) -> list[tuple[Any, ...] | None]:
+    """What makes kernels equal; None for nodes that leave no activity or are not known."""
+    columns = [frame[shape].to_list() for shape in shapes]
+    keys: list[tuple[Any, ...] | None] = []
+    for row, (kind, name, memory) in enumerate(
+        frame.select("type", "name", "shared_memory").rows()
+    ):
+        if kind in ("memcpy", "memset"):
+            keys.append((kind,))
+        elif kind != "kernel" or name < 0:
+            keys.append(None)
+        else:
+            shape = (tuple(column[row] or ()) for column in columns)
+            size = memory + static[name] if name in static and memory is not None else None
+            keys.append((name, size, *shape))
+    return keys
+
+
+def _static_memory(nodes: pl.DataFrame, traced: pl.DataFrame) -> dict[int, int]:
+    """Bytes of static shared memory by name, of kernels launched with several dynamic sizes.
+
+    A node knows the dynamic bytes, a trace the sum; the difference is the same for all launches of a
+    kernel. Where it cannot be told, the sizes do not count.
+    """
+    found = {}
+    known = nodes.filter((pl.col("type") == "kernel") & (pl.col("name") >= 0))
+    sizes = known.group_by("name").agg(pl.col("shared_memory").unique())
+    in_trace = dict(traced.group_by("name").agg(pl.col("shared_memory").unique()).rows())
+    for name, captured in sizes.rows():
+        recorded = set(in_trace.get(name, ()))
+        if len(captured) < 2 or None in captured or None in recorded:
+            continue
+        differences = {
+            size - min(captured)
+            for size in recorded
+            if size >= min(captured) and all(c + size - min(captured) in recorded for c in captured)
+        }
+        if len(differences) == 1:
+            found[name] = differences.pop()
+    return found

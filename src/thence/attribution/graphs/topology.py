@@ -1,0 +1,147 @@
+"""Which node of a graph runs after which: the order that its edges enforce.
+
+Reachability is kept by chains: the nodes are divided into paths of the graph, and each node knows how
+far up each path its ancestors go. A captured graph consists of as many paths as streams were captured,
+so this takes little room, and whether a node comes before another is one comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thence.model.graph_labels import CapturedGraph
+
+__all__ = ["NotOrdered", "Topology", "edges_of"]
+
+_MOST_CELLS = 60_000_000  # of the table of ancestors: 240 MB
+
+
+class NotOrdered(ValueError):
+    """The edges give no order that can be worked with; the message says why."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The order of the nodes of one graph. Nodes are numbered by their row.
+
+    Attributes:
+        order: the nodes such that each stands behind all those it waits for.
+        edges: int64 array of shape (n, 2), row of a node and of one that waits for it.
+        chain: number of the path that each node is on.
+        position: of each node in its path.
+        reach: for each node and path, the position of the last ancestor there, -1 for none.
+    """
+
+    order: NDArray[np.int64]
+    edges: NDArray[np.int64]
+    chain: NDArray[np.int64]
+    position: NDArray[np.int64]
+    reach: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, count: int, edges: NDArray[np.int64]) -> Topology:
+        """The order that edges give to ``count`` nodes.
+
+        Raises:
+            NotOrdered: the edges go round in circles, or leave far too many nodes side by side.
+        """
+        edges = np.unique(edges.reshape(-1, 2), axis=0)
+        before = _neighbours(count, edges[:, 1], edges[:, 0])
+        order = _order(count, edges)
+        if len(order) < count:
+            raise NotOrdered("the edges of the graph go round in circles")
+        chain, position, chains = _chains(order, before)
+        if count * chains > _MOST_CELLS:
+            raise NotOrdered(f"{count:,} nodes on {chains:,} branches are too many to be ordered")
+        reach = np.full((count, chains), -1, np.int32)
+        for node in order.tolist():
+            own = reach[node]
+            for earlier in before[node]:
+                np.maximum(own, reach[earlier], out=own)
+                own[chain[earlier]] = max(own[chain[earlier]], position[earlier])
+        return cls(order, edges, chain, position, reach)
+
+    def before(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each second node waits, directly or not, for the first one beside it."""
+        known: NDArray[np.bool_] = self.position[first] <= self.reach[second, self.chain[first]]
+        return known
+
+
+def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:
+    """How many nodes there are to be ordered, and edges between their rows.
+
+    A node that holds a child graph begins before what is in it; what waits for it waits for the end of
+    all that. That end becomes a further node, behind the rows of the graph's own.
+    """
+    assert graph.edges is not None
+    numbers = graph.nodes["number"].to_numpy()
+    rows = np.argsort(numbers)
+    edges = rows[np.searchsorted(numbers, graph.edges, sorter=rows)].reshape(-1, 2)
+    parents = graph.nodes["parent"]
+    count = graph.nodes.height
+    if parents.null_count() == count:
+        return count, edges
+    inside = np.flatnonzero(parents.is_not_null().to_numpy())
+    holder = rows[np.searchsorted(numbers, parents.drop_nulls().to_numpy(), sorter=rows)]
+    holders = np.unique(holder)
+    end = np.arange(count)
+    end[holders] = count + np.arange(
+        len(holders)
+    )  # where a holder ends; other nodes end themselves
+    behind = np.stack([end[edges[:, 0]], edges[:, 1]], axis=1)
+    begins = np.stack([holder, inside], axis=1)
+    ends = np.stack([end[inside], end[holder]], axis=1)
+    return count + len(holders), np.concatenate([behind, begins, ends])
+
+
+def _neighbours(count: int, of: NDArray[np.int64], other: NDArray[np.int64]) -> list[list[int]]:
+    result: list[list[int]] = [[] for _ in range(count)]
+    for node, neighbour in zip(of.tolist(), other.tolist(), strict=True):
+        result[node].append(neighbour)
+    return result
+
+
+def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows such that edges lead forward; capture creates nodes in such an order already."""
+    if (edges[:, 0] < edges[:, 1]).all():
+        return np.arange(count)
+    after = _neighbours(count, edges[:, 0], edges[:, 1])
+    waits = np.bincount(edges[:, 1], minlength=count).tolist()
+    ready = [node for node in range(count) if not waits[node]]
+    order = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for later in after[node]:
+            waits[later] -= 1
+            if not waits[later]:
+                ready.append(later)
+    return np.array(order, np.int64)
+
+
+def _chains(
+    order: NDArray[np.int64], before: list[list[int]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """A path for each node: that of one it waits for, if nothing continued that yet."""
+    count = len(order)
+    chain, position = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    last: list[int] = []  # node at the end of each path
+    path_of, place_of = [0] * count, [0] * count
+    for node in order.tolist():
+        for earlier in before[node]:
+            path = path_of[earlier]
+            if last[path] == earlier:
+                last[path] = node
+                path_of[node], place_of[node] = path, place_of[earlier] + 1
+                break
+        else:
+            path_of[node] = len(last)
+            last.append(node)
+    chain[:], position[:] = path_of, place_of
+    return chain, position, max(len(last), 1)

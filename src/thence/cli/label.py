@@ -1,0 +1,143 @@
+"""``thence label``: labels on what ran in CUDA graphs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from thence.cli.common import console, inputs_argument, open_with_progress, print_json, print_table
+from thence.errors import MissingData, UsageError
+
+if TYPE_CHECKING:
+    from thence.trace import Trace
+
+__all__ = ["command"]
+
+_ENDINGS = (".json", ".json.gz", ".pftrace", ".perfetto-trace")
+
+_EXAMPLES = """\b
+Examples:
+  thence label replay.json.gz --labels labels.json -o labelled.json.gz
+  thence label replay.json.gz --labels labels.json -o labelled.pftrace   open it at ui.perfetto.dev
+  thence label replay.json.gz --eager eager.json.gz -o labelled.json.gz  no labels: an eager run of the same code
+  thence label replay.json.gz --labels labels.json                       only say what can be labelled
+  thence label traces/ -o labelled.pftrace                               labels that lie beside the traces
+
+Labels come from thence.save_labels() at the end of the program that captured the graphs, or are the
+annotation files that PyTorch 2.12 to 2.14 pickles. Every kernel says how it got its label: by the
+graph node's id, or by alignment to the captured graph or the eager run. The exit code is 2, and nothing is
+written, if nothing fits.
+"""
+
+
+@click.command("label", epilog=_EXAMPLES)
+@inputs_argument
+@click.option(
+    "--labels", multiple=True, metavar="PATH", type=click.Path(),
+    help="Labels saved at capture. Repeatable, for several ranks.",
+)  # fmt: skip
+@click.option(
+    "--eager", multiple=True, metavar="TRACE", type=click.Path(),
+    help="Trace of the same code run without graphs, to take labels, ops, modules and source lines from.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", metavar="OUT",
+    help="File ending in .json, .json.gz or .pftrace. Without it nothing is written.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@click.option(
+    "--format", "form", type=click.Choice(("table", "json")), default="table", show_default=True,
+    help="Of the summary.",
+)  # fmt: skip
+def command(
+    inputs: tuple[str, ...],
+    labels: tuple[str, ...],
+    eager: tuple[str, ...],
+    output: str | None,
+    force: bool,  # noqa: FBT001 - click passes it by name
+    form: str,
+) -> None:
+    """Give kernels that ran in CUDA graphs their labels back."""
+    if labels and eager:
+        raise UsageError("labels come from --labels or from --eager, one of the two")
+    if output is not None:
+        _check_output(output, force)
+    recorded = open_with_progress(inputs)
+    if labels:
+        trace = recorded.label(list(labels))
+    elif eager:
+        trace = recorded.label(eager=open_with_progress(eager))
+    else:
+        trace = recorded
+        if not trace.graph_coverage.labelled:
+            raise MissingData(
+                f"{', '.join(inputs)}: no labels lie beside it that fit; name them with --labels, or an "
+                "eager run with --eager" + "".join(f"\n{text}" for text in trace.meta.warnings)
+            )
+    if output is not None:
+        _write(trace, inputs, output)
+    _show(trace, output, form)
+
+
+def _check_output(output: str, force: bool) -> None:  # noqa: FBT001 - the option's value
+    """What can be wrong with it is said before anything is read."""
+    if not output.lower().endswith(_ENDINGS):
+        raise UsageError(f"{output}: must end in {', '.join(_ENDINGS)}")
+    if os.path.lexists(output) and not force:
+        raise UsageError(f"{output}: exists already; --force replaces it")
+    if not Path(output).absolute().parent.is_dir():
+        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
+
+
+def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
+    """A Kineto file is copied with everything in it; other traces are written from the tables."""
+    from thence.writers.relabelled import Unmatched, can_relabel, write_relabelled
+
+    if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.tables, inputs):
+        try:
+            write_relabelled(trace.tables, trace.places, inputs[0], output)
+        except Unmatched as error:
+            click.echo(f"{error}; written from what could be read", err=True)
+        else:
+            return
+    trace.write(output, lanes=("lane", "label"))
+
+
+def _show(trace: Trace, output: str | None, form: str) -> None:
+    """The coverage, and the kernels per stream before and per lane after."""
+    covered = trace.graph_coverage
+    lanes = trace.graph_lanes()
+    if form == "json":
+        document: dict[str, Any] = {
+            "inputs": list(trace.meta.inputs),
+            "output": output,
+            **covered.to_json(),
+            "streams": lanes.streams.to_dicts(),
+            "lanes": lanes.lanes.to_dicts(),
+            "warnings": list(trace.meta.warnings),
+        }
+        print_json(document)
+        return
+    from rich.text import Text
+
+    from thence.writers.frames import frame_table
+
+    screen = console()
+    headings = {"count": "activities", "total_ns": "total"}
+    for frame, first in ((lanes.streams, "stream"), (lanes.lanes, "lane")):
+        print_table(
+            screen, frame_table(frame, {first: f"{first} (in graphs)", **headings}, screen.width)
+        )
+    rules = "; ".join(f"{count:,} by {rule}" for rule, count in covered.rules.items())
+    lines = [f"{covered}", f"how: {rules}" if rules else ""]
+    if covered.confidence is not None:
+        lines.append(f"lowest confidence of an alignment: {covered.confidence:.2f}")
+    if output is not None:
+        lines.append(f"wrote {output}")
+    for line in filter(None, lines):
+        print_table(screen, Text(line))
+    for warning in trace.meta.warnings:
+        print_table(screen, Text(warning, "dim"))

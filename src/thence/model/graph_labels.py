@@ -1,0 +1,126 @@
+"""What was known of CUDA graphs when they were captured: their nodes, edges, and a label for each node.
+
+`thence.save_labels()` writes it at capture, PyTorch's annotation files hold a part of it. It says
+nothing of any replay; `thence.attribution.graphs` finds the replayed activities that belong to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["NODES", "CapturedGraph", "GraphLabels", "Kernel", "Label", "Process"]
+
+NODES: Mapping[str, Any] = MappingProxyType(
+    {
+        "number": pl.Int64(),
+        "type": pl.String(),
+        "label": pl.Int32(),
+        "kernel": pl.Int32(),
+        "grid": pl.Array(pl.UInt32, 3),
+        "block": pl.Array(pl.UInt32, 3),
+        "shared_memory": pl.Int64(),
+        "parent": pl.Int64(),
+    }
+)
+"""Columns of `CapturedGraph.nodes`. number: low 32 bits of the id that CUPTI gives the node, counting
+up as nodes are created. type: kernel, memcpy, memset, host, graph, empty, event_wait, event_record,
+conditional ... label, kernel: index in `GraphLabels.labels` and ``kernels``. grid, block: blocks and
+threads in x, y, z. shared_memory: dynamic bytes per block. parent: number of the child-graph node that
+holds it. A null means none, or not known."""
+
+_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The process that captured the graphs; None where the file does not say.
+
+    Attributes:
+        pid: process id.
+        rank: rank in its job.
+        boot: boot id of its machine (/proc/sys/kernel/random/boot_id).
+        started_ns: Unix time in ns at which it began.
+        saved_ns: Unix time in ns at which the labels were saved.
+    """
+
+    pid: int | None = None
+    rank: int | None = None
+    boot: str | None = None
+    started_ns: int | None = None
+    saved_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What was open when a node was created.
+
+    Attributes:
+        path: names of the marks, outermost first.
+        phase: forward or backward; None where that is not known.
+        lane: name of the extra lane that shows it, if any.
+        metadata: further facts, such as those of a collective under Kineto's own names.
+    """
+
+    path: tuple[str, ...]
+    phase: str | None = None
+    lane: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=lambda: _NO_METADATA)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel's name as the driver gives it, and as a profiler shows it, if that is known."""
+
+    name: str
+    demangled: str | None = None
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One captured graph.
+
+    Attributes:
+        id: that CUPTI gave the captured graph.
+        executables: ids of the executable graphs instantiated from it.
+        device: index of the device that it was captured on; None where that is not known.
+        nodes: a frame of `NODES`, in order of creation.
+        edges: int64 array of shape (n, 2): numbers of a node and of one that waits for it; None where
+            the file does not hold them.
+    """
+
+    id: int
+    executables: tuple[int, ...]
+    device: int | None
+    nodes: pl.DataFrame
+    edges: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class GraphLabels:
+    """One labels file.
+
+    Attributes:
+        source: the file, as the user named it.
+        process: that captured the graphs.
+        labels: every distinct label.
+        kernels: every distinct kernel.
+        graphs: in order of capture.
+        notes: what could not be labelled and why, as sentences.
+    """
+
+    source: str
+    process: Process = field(default_factory=Process)
+    labels: tuple[Label, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    graphs: tuple[CapturedGraph, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,111 @@
+"""Pickles of plain values, read without executing anything.
+
+A pickle is a program: unpickling one from elsewhere can run any code. Here only the instructions that
+build containers, texts, numbers, booleans and None are admitted, before anything is unpickled; every
+other one, such as those that import or call something, is refused by name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+
+__all__ = ["PickleRefused", "load_plain"]
+
+_INSTRUCTIONS = """
+    PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE
+    INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT
+    STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE BINUNICODE8 SHORT_BINUNICODE
+    BINBYTES BINBYTES8 SHORT_BINBYTES
+    EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS
+    EMPTY_SET ADDITEMS FROZENSET
+    PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET MEMOIZE
+"""
+_ADMITTED = frozenset(_INSTRUCTIONS.split())
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_MOST_BYTES = 256 << 20
+_MOST_DIGITS = 100  # of one integer: node ids have 20
+_MOST_MEMO = 1 << 26  # a put at place n makes the unpickler allocate n places
+_DEEPEST = 100
+_MOST_COPIES = 1000
+
+
+class PickleRefused(ValueError):
+    """The bytes are no pickle, or one of more than plain values; the message says which."""
+
+
+class _Plain(pickle.Unpickler):
+    """Refuses a second time what `_why_not` lets through by mistake."""
+
+    def find_class(self, module: str, name: str) -> object:
+        raise PickleRefused(f"the pickle wants to import {module}.{name}")
+
+    def persistent_load(self, _pid: object) -> object:
+        raise PickleRefused("the pickle refers to objects outside of itself")
+
+
+def load_plain(content: bytes) -> object:
+    """The value in a pickle of containers, texts, numbers, booleans and None.
+
+    Args:
+        content: the whole pickle.
+
+    Raises:
+        PickleRefused: it is cut, too large, too deep, or holds anything else.
+    """
+    if len(content) > _MOST_BYTES:
+        raise PickleRefused("the pickle is larger than 256 MB")
+    # Damaged pickles raise nearly anything.
+    try:
+        reason = _why_not(content)
+    except Exception as error:
+        raise PickleRefused(f"is no pickle, or a damaged one ({error})") from error
+    if reason is not None:
+        raise PickleRefused(reason)
+    try:
+        value = _Plain(io.BytesIO(content)).load()
+    except PickleRefused:
+        raise
+    except Exception as error:
+        raise PickleRefused(f"the pickle is damaged ({type(error).__name__}: {error})") from error
+    _check_depth(value)
+    return value
+
+
+def _why_not(content: bytes) -> str | None:
+    """Looks at every instruction before one is executed; why that must not happen, if so."""
+    copies = 0
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name not in _ADMITTED:
+            return f"the pickle holds {opcode.name}, which can run code or needs other objects; not opened"
+        if isinstance(argument, int) and argument.bit_length() > 4 * _MOST_DIGITS:
+            return "the pickle holds an integer of absurd size"
+        if opcode.name in _PUTS and not 0 <= int(argument or 0) < _MOST_MEMO:
+            return "the pickle numbers its objects absurdly"
+        # Each copy may be of all that there is: no value shall outgrow the file.
+        copies += opcode.name == "DUP"
+        if copies > _MOST_COPIES:
+            return "the pickle copies values absurdly often"
+    return None
+
+
+def _check_depth(value: object) -> None:
+    """No deeper than annotations ever are, nothing that contains itself, no more values than memory takes."""
+    level = [value]
+    left = 50_000_000
+    for _ in range(_DEEPEST):
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.keys()
+                inner += one.values()
+            elif isinstance(one, list | tuple | set | frozenset):
+                inner += one
+            if len(inner) > left:
+                raise PickleRefused("the pickle repeats its values absurdly often")
+        if not inner:
+            return
+        left -= len(inner)
+        level = inner
+    raise PickleRefused("the pickle is nested absurdly deep, or contains itself")
