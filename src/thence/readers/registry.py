@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from thence.errors import InputError, UnknownFormat
+from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.tables import Tables, concat
 from thence.readers.files import STANDARD_INPUT, Source, expand
 
@@ -18,6 +18,7 @@ __all__ = ["ARCHIVE_READERS", "FILE_READERS", "ArchiveReader", "FileReader", "re
 
 FILE_READERS = (
     "thence.readers.kineto.read",
+    "thence.readers.graph_labels",
     "thence.readers.xplane",
     "thence.readers.nsight.files",
     "thence.readers.nsight.csv",
@@ -26,6 +27,7 @@ FILE_READERS = (
 comes: a Kineto trace is read without the protobuf library."""
 
 ARCHIVE_READERS = (
+    "thence.readers.recording",
     "thence.readers.nsys_jax",
     "thence.readers.nsight.export",
     "thence.readers.nsight.folder",
@@ -86,7 +88,7 @@ def read(
         DamagedInput: nothing of its content could be read.
     """
     names = [str(name) for name in inputs]
-    parts, skipped = [], []
+    parts, skipped, damaged = [], [], []
     for name in _files(names):
         try:
             parts.append(_read_one(name, progress))
@@ -94,10 +96,22 @@ def read(
             if name in names:
                 raise
             skipped.append(name)  # a directory or a glob may hold other files too
+        except DamagedInput as error:
+            if name in names or not _holds_labels(name):
+                raise
+            damaged.append(f"{error}; not joined")  # labels are an extra, the traces are there
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
     tables = concat(parts)
-    return tables.with_warnings(f"{name}: not a trace, skipped" for name in skipped)
+    return tables.with_warnings([*(f"{name}: not a trace, skipped" for name in skipped), *damaged])
+
+
+def _holds_labels(name: str) -> bool:
+    """Whether a file begins as labels of CUDA graphs do."""
+    from thence.readers.graph_labels import sniff
+
+    with Source.open(name) as source:
+        return sniff(source.head())
 
 
 def _files(names: list[str]) -> list[str]:

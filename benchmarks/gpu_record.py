@@ -1,0 +1,353 @@
+"""What recording costs and whether it is right, on a real GPU, with PyTorch.
+
+    python benchmarks/gpu_record.py [overhead] [agreement] [labels] [volume] [killed] [launcher]
+
+Overhead is measured interleaved: one repetition runs the same loops plain, recorded, and under
+torch.profiler, one after the other; medians of all repetitions are compared.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back when a profile ends
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import thence
+
+SCRATCH = Path(tempfile.mkdtemp(prefix="thence-record-"))
+LAUNCHES, REPLAYS, NODES = 20_000, 1000, 100
+KERNELS_ONLY = thence.RecordOptions(launches=False, nvtx=False)
+EVERYTHING = thence.RecordOptions()
+
+
+class Loops:
+    """Tiny kernels: launched one by one under marks, and replayed in a CUDA graph."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(64, device="cuda")
+        self.graph = torch.cuda.CUDAGraph()
+        self.eager(200)
+        with torch.cuda.graph(self.graph):
+            for _ in range(NODES):
+                self.x.add_(1)
+        self.replay(5)
+
+    def eager(self, launches: int = LAUNCHES) -> float:
+        """Us per kernel."""
+        x, begin = self.x, time.perf_counter()
+        for _ in range(launches // 20):
+            with thence.mark("block"):
+                for _ in range(20):
+                    x.add_(1)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / launches * 1e6
+
+    def replay(self, replays: int = REPLAYS) -> float:
+        """Us per kernel."""
+        begin = time.perf_counter()
+        for _ in range(replays):
+            self.graph.replay()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / replays / NODES * 1e6
+
+
+WAYS: dict[str, thence.RecordOptions | list[ProfilerActivity] | None] = {
+    "plain": None,
+    "thence, kernels": KERNELS_ONLY,
+    "thence, everything": EVERYTHING,
+    "torch.profiler, CUDA": [ProfilerActivity.CUDA],
+    "torch.profiler, CPU+CUDA": [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+}
+
+
+def worker() -> None:
+    """Runs the loops in the way that each line of standard input names."""
+    loops = Loops()
+
+    def measured() -> tuple[float, float]:
+        loops.eager(200), loops.replay(5)  # what begins, begins here
+        return loops.eager(), loops.replay()
+
+    for line in sys.stdin:
+        how = WAYS[line.strip()]
+        gc.collect()
+        if how is None:
+            times = measured()
+        elif isinstance(how, list):
+            with profile(activities=how):
+                times = measured()
+        else:
+            with thence.record(SCRATCH / "overhead", how) as recording:
+                times = measured()
+            assert recording.counts["kernels"] == LAUNCHES + 200 + (REPLAYS + 5) * NODES
+            shutil.rmtree(recording.folder)
+        print(*times, flush=True)
+
+
+def overhead(seconds: float = 60) -> None:
+    """Time per kernel in each way, in one interleaved run.
+
+    Every way has a process of its own, which measures itself plain as well, because a profiler leaves
+    traces in its process; the processes take turns.
+    """
+    processes = {
+        way: subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, "worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for way in WAYS
+        if way != "plain"
+    }  # fmt: skip
+    times: dict[str, list[list[list[float]]]] = collections.defaultdict(list)
+
+    def asked(way: str, what: str) -> list[float]:
+        process = processes[way]
+        process.stdin.write(what + "\n")
+        process.stdin.flush()
+        return [float(number) for number in process.stdout.readline().split()]
+
+    for way in processes:  # warm up
+        asked(way, "plain"), asked(way, way)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for way in processes:
+            times[way].append([asked(way, "plain"), asked(way, way), asked(way, "plain")])
+    print(
+        "us per kernel: median ratio to plain before and after; least time of plain, least time of the way"
+    )
+    for way, found in times.items():
+        line = f"{way:26}"
+        for i, loop in enumerate(("eager", "replay")):
+            ratio = statistics.median(d[i] / ((b[i] + a[i]) / 2) for b, d, a in found)
+            least = [min(min(b[i], a[i]) for b, _, a in found), min(d[i] for _, d, _ in found)]
+            line += f"   {loop} {100 * (ratio - 1):+6.1f} %  {least[0]:6.3f} {least[1]:6.3f} "
+        print(f"{line}  n={len(found)}")
+    for process in processes.values():
+        process.stdin.close()
+        process.wait()
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -> None:
+    """One training step."""
+    optimizer.zero_grad()
+    model(data).square().mean().backward()
+    optimizer.step()
+
+
+def agreement() -> None:
+    """The same program under torch.profiler and thence: counts, names, total time."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        *(torch.nn.Linear(1024, 1024) for _ in range(8)), torch.nn.GELU()
+    ).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.randn(512, 1024, device="cuda")
+    for _ in range(5):
+        step(model, optimizer, data)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(20):
+            step(model, optimizer, data)
+        torch.cuda.synchronize()
+    profiled.export_chrome_trace(str(SCRATCH / "torch.json"))
+    with thence.record(SCRATCH / "agreement") as recording:
+        for _ in range(20):
+            step(model, optimizer, data)
+    ours, theirs = recording.open(), thence.open(str(SCRATCH / "torch.json"))
+    counts = [
+        collections.Counter(t.gpu["name"].cast(str).str.strip_chars().to_list())
+        for t in (ours, theirs)
+    ]
+    totals = [t.gpu.filter(t.gpu["kind"] == "kernel")["duration"].sum() for t in (ours, theirs)]
+    print(
+        "activities",
+        [t.gpu.height for t in (ours, theirs)],
+        "same names and counts:",
+        counts[0] == counts[1],
+    )
+    for name in counts[0].keys() ^ counts[1].keys():
+        print("  differs:", name[:120], counts[0][name], counts[1][name])
+    print(f"kernel time thence / torch.profiler: {totals[0] / totals[1]:.4f}")
+    print("summary attributed:", ours.summary().attributed_ns, ours.meta.warnings)
+
+
+def labels() -> None:
+    """Labels against what the program did: eager, backward and graphed kernels."""
+    x = torch.ones(1 << 14, device="cuda", requires_grad=True)
+    y = torch.ones(1 << 14, device="cuda")
+    y.sin(), y.exp(), x.sin().sum().backward()
+    torch.cuda.synchronize()
+    with thence.record(SCRATCH / "labels") as recording:
+        for _ in range(30):
+            with thence.mark("model"):
+                with thence.mark("first"):
+                    hidden = x.sin()
+                with thence.mark("second"):
+                    loss = hidden.exp().sum()
+            loss.backward()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            with thence.mark("captured"):
+                for _ in range(10):
+                    z = y.cos()
+            for _ in range(14):
+                z = z.sqrt()
+        for _ in range(4):
+            graph.replay()
+    trace = recording.open()
+    rows = trace.activities.select("name", "label", "phase", "graph").with_columns(
+        trace.activities["name"].cast(str),
+        trace.activities["label"].cast(str),
+        trace.activities["phase"].cast(str),
+    )
+    expected = {  # part of the kernel's name, inside a graph: label, phase, how many
+        ("sin_kernel_cuda", False): ("model/first", "forward", 30),
+        ("exp_kernel_cuda", False): ("model/second", "forward", 30),
+        ("cos_kernel_cuda", False): ("model/first", "backward", 30),
+        ("cos_kernel_cuda", True): ("captured", None, 40),
+        ("sqrt_kernel_cuda", True): (None, None, 56),
+    }
+    for (part, graphed), (label, phase, count) in expected.items():
+        found = rows.filter(
+            rows["name"].str.contains(part) & (rows["graph"].is_not_null() == graphed)
+        )
+        ok = found.height == count and set(found["label"]) == {label}
+        ok &= phase is None or set(found["phase"]) == {phase}
+        print(
+            f"{part:18} graphed={graphed!s:6} {'right' if ok else 'WRONG'}: {found.height}",
+            set(found["label"]),
+            set(found["phase"]),
+        )
+    print(recording.folder, sorted(p.name for p in recording.folder.iterdir()), trace.meta.warnings)
+    print(trace.self_check())
+
+
+def resident_mb() -> float:
+    """Memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def volume(kernels: int = 10_000_000) -> None:
+    """Memory, disk and the time to stop, of many kernels."""
+    loops = Loops()
+    before = resident_mb()
+    recording = thence.record(SCRATCH / "volume")
+    recording.start()
+    most, began = before, time.perf_counter()
+    for _ in range(kernels // NODES // 1000):
+        loops.replay(1000)
+        most = max(most, resident_mb())
+    took, begin = time.perf_counter() - began, time.perf_counter()
+    recording.stop()
+    stop = time.perf_counter() - begin
+    counts = recording.counts
+    size = sum(p.stat().st_size for p in recording.folder.iterdir())
+    print(
+        f"{counts['kernels']:,} kernels in {took:.1f} s, dropped {recording.dropped}; memory {before:.0f} MB before, "
+        f"at most {most:.0f} MB ({most - before:+.0f}); stop {stop:.2f} s; {size / 1e6:.0f} MB on disk in "
+        f"{len(list(recording.folder.iterdir()))} files"
+    )
+    begin = time.perf_counter()
+    trace = recording.open()
+    print(f"opened in {time.perf_counter() - begin:.1f} s: {trace.gpu.height:,} rows")
+
+
+KILLED = """
+import os, signal, time, torch
+x = torch.ones(64, device="cuda")
+end, n = time.monotonic() + 7, 0
+while time.monotonic() < end:
+    for _ in range(100): x.add_(1)
+    torch.cuda.synchronize(); n += 100
+    with open({progress!r}, "a") as f: f.write(f"{{time.time_ns()}} {{n}}\\n")
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed() -> None:
+    """A program that is killed: what is missing of its recording."""
+    progress = SCRATCH / "progress"
+    command = [sys.executable, "-m", "thence", "record", "-o", str(SCRATCH / "killed"), "--"]
+    program = KILLED.format(progress=str(progress))
+    done = subprocess.run(
+        [*command, sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    print("exit code", done.returncode, done.stderr.strip())
+    lines = [line.split() for line in progress.read_text().splitlines()]
+    trace = thence.open(str(SCRATCH / "killed"))
+    adds = trace.gpu.filter(trace.gpu["name"].cast(str).str.contains("Add|add|elementwise"))
+    last = (adds["start"] + adds["duration"]).max() + trace.meta.epoch_ns
+    print(
+        f"launched {lines[-1][1]}, recorded {adds.height}; the recording ends {(int(lines[-1][0]) - last) / 1e9:.2f} s "
+        f"before the program; {trace.meta.warnings}"
+    )
+
+
+LAUNCHED = """
+import os, sys, torch, thence
+def child(n):
+    with thence.mark("child"):
+        for _ in range(n): torch.ones(64, device="cuda").add_(1)
+if __name__ == "__main__":
+    if os.fork() == 0:
+        child(10); torch.cuda.synchronize(); sys.exit(0)
+    os.wait()
+    with thence.mark("parent"):
+        child(20)
+    torch.cuda.synchronize()
+    sys.exit(7)
+"""
+
+
+def launcher() -> None:
+    """A program that forks before it uses the GPU, and ends with a code of its own."""
+    script = SCRATCH / "program.py"
+    script.write_text(LAUNCHED)
+    command = [sys.executable, "-m", "thence", "record", "-o", str(SCRATCH / "launched"), "--"]
+    done = subprocess.run(
+        [*command, sys.executable, str(script)], check=False, capture_output=True, text=True
+    )
+    print("exit code", done.returncode, done.stderr.strip())
+    trace = thence.open(str(SCRATCH / "launched"))
+    print(trace.summary("label").rows.select("name", "count"), trace.meta.warnings)
+
+
+def main() -> None:
+    """Run what is named, or everything."""
+    everything = (agreement, labels, overhead, volume, killed, launcher)
+    if sys.argv[1:] == ["worker"]:
+        worker()
+        return
+    wanted = sys.argv[1:] or [one.__name__ for one in everything]
+    print(torch.cuda.get_device_name(), torch.__version__, "thence", thence.__version__)
+    for one in everything:
+        if one.__name__ in wanted:
+            print(f"--- {one.__name__}")
+            begin = time.perf_counter()
+            try:
+                one()
+            except Exception as error:  # noqa: BLE001 - the other parts still say something
+                import traceback
+
+                traceback.print_exc()
+                print("FAILED", error)
+            print(f"    ({time.perf_counter() - begin:.1f} s)", flush=True)
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""``thence record``: run a command, and record what it does on the GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.units import format_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from thence.recording.inspect import Content
+
+__all__ = ["command"]
+
+_NOTHING = 2
+
+
+@click.command("record", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="Where to record to. Default: thence-recording, or the next free number.",
+)
+@click.option(
+    "--with",
+    "added",
+    multiple=True,
+    type=click.Choice(("synchronization", "overhead")),
+    help="Record API calls that wait, or the time that CUPTI itself took, too.",
+)
+@click.option(
+    "--without",
+    "left_out",
+    multiple=True,
+    type=click.Choice(("launches", "nvtx")),
+    help="Leave out launches (eager work then gets no labels), or NVTX ranges.",
+)
+@click.option(
+    "--flush",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often records go to disk: what a killed program may lose.",
+)
+@click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
+@click.pass_context
+def command(
+    context: click.Context,
+    output: str | None,
+    added: tuple[str, ...],
+    left_out: tuple[str, ...],
+    flush: float,
+    program: tuple[str, ...],
+) -> None:
+    """Run a command and record the GPU work of every Python process in it.
+
+    The exit code is the command's own. Nothing of the program needs to change:
+
+        thence record -- python train.py
+
+        thence record -o run1 -- torchrun --nproc-per-node 8 train.py
+    """
+    from thence.recorder.options import RecordOptions
+    from thence.recording.inspect import content
+    from thence.recording.launcher import claimed_directory, run
+
+    options = RecordOptions(
+        launches="launches" not in left_out,
+        nvtx="nvtx" not in left_out,
+        synchronization="synchronization" in added,
+        overhead="overhead" in added,
+        flush_seconds=flush,
+    )
+    directory = claimed_directory(output)
+    shown = output or directory.name
+    try:
+        outcome = run(program, directory, options)
+        recorded = content(directory)
+    finally:
+        _remove_if_empty(directory)
+    click.echo(f"thence: {_sentence(recorded, shown)}", err=True)
+    context.exit(outcome.code or (0 if recorded.rows else _NOTHING))
+
+
+def _sentence(recorded: Content, shown: str) -> str:
+    if not recorded.rows:
+        return (
+            "nothing was recorded: no Python process of the command did anything on a GPU that could be "
+            "recorded; thence doctor tells what works here"
+        )
+    text = (
+        f"recorded {recorded.kernels:,} kernels and {recorded.rows - recorded.kernels:,} copies and sets "
+        f"of {recorded.processes} process{'es' * (recorded.processes > 1)} "
+        f"({format_bytes(recorded.bytes)})"
+    )
+    if recorded.dropped:
+        text += f"; {recorded.dropped:,} records were lost"
+    if recorded.cut:
+        text += f"; {recorded.cut} of the processes ended before they could finish their recording"
+    return f"{text}. See it: thence report {shlex.quote(shown)}"
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()

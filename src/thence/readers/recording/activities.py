@@ -1,0 +1,112 @@
+"""Kernels, copies and sets of a recording, named as PyTorch's profiler names them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.model.tables import GPU, KINDS
+
+if TYPE_CHECKING:
+    from thence.readers.recording.parts import Folder
+
+__all__ = ["activities"]
+
+# CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind of cupti_activity.h, in their order.
+_DIRECTIONS = (
+    *("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),
+)
+_MEMORIES = (
+    *("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"),
+    *("Device Static", "Managed Static"),
+)
+_UNNAMED = pl.lit("(unnamed)").cast(pl.Categorical())
+
+
+def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
+    """Rows of `GPU`, sorted by device and start.
+
+    Args:
+        folder: the recording.
+        names: number and text (Categorical).
+        zero_ns: Unix time at which the trace's clock reads 0.
+        rank: of the process.
+    """
+    parts = [_kernels(folder, names), _copies(folder), _sets(folder)]
+    shaped = [_shaped(part, zero_ns, rank) for part in parts]
+    whole = pl.concat(shaped)
+    known = whole.filter(
+        pl.col("start").is_not_null() & (pl.col("duration") >= 0) & pl.col("device").is_not_null()
+    )
+    if known.height < whole.height:
+        folder.warnings.append(
+            f"{whole.height - known.height:,} activities have no end, because the recording ended before "
+            "they did, and are left out"
+        )
+    return known.sort("device", "start", "stream", maintain_order=True)
+
+
+def _kernels(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
+    frame = folder.table("kernels")
+    named = frame.select(pl.col("name").alias("number")).join(
+        names, on="number", how="left", maintain_order="left"
+    )
+    return frame.with_columns(
+        named.select(pl.col("text").fill_null(_UNNAMED).alias("name")).to_series(),
+        _sizes("grid").alias("grid"),
+        _sizes("block").alias("block"),
+        kind=pl.lit("kernel"),
+        shared_memory=pl.col("static_shared") + pl.col("dynamic_shared"),
+    )
+
+
+def _sizes(name: str) -> pl.Expr:
+    columns = [pl.col(f"{name}_{axis}").cast(pl.UInt32, strict=False) for axis in "xyz"]
+    return pl.concat_arr(columns)
+
+
+def _copies(folder: Folder) -> pl.DataFrame:
+    text = pl.format(
+        "Memcpy {} ({} -> {})",
+        _word("copy_kind", _DIRECTIONS),
+        _word("source_memory", _MEMORIES),
+        _word("destination_memory", _MEMORIES),
+    )
+    return folder.table("copies").with_columns(name=text, kind=pl.lit("memcpy"))
+
+
+def _sets(folder: Folder) -> pl.DataFrame:
+    text = pl.format("Memset ({})", _word("memory", _MEMORIES))
+    return folder.table("sets").with_columns(name=text, kind=pl.lit("memset"))
+
+
+def _word(column: str, words: tuple[str, ...]) -> pl.Expr:
+    return pl.col(column).replace_strict(
+        dict(enumerate(words)), default="Unknown", return_dtype=pl.String
+    )
+
+
+def _shaped(frame: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
+    inside = pl.col("graph") != 0
+    frame = frame.select(
+        pl.lit(rank, pl.Int32()).alias("rank"),
+        "device",
+        "stream",
+        pl.col("kind").cast(pl.Enum(KINDS)),
+        pl.col("name").cast(pl.Categorical()),
+        pl.when(pl.col("start") > 0).then(pl.col("start") - zero_ns).alias("start"),
+        (pl.col("end") - pl.col("start")).alias("duration"),
+        "correlation",
+        pl.when(inside).then(pl.col("graph")).alias("graph"),
+        pl.when(inside).then(pl.col("node")).alias("node"),
+        *(
+            c
+            for c in ("grid", "block", "registers", "shared_memory", "bytes")
+            if c in frame.columns
+        ),
+    )
+    return frame.select(
+        pl.col(c).cast(dtype, strict=False) if c in frame.columns else pl.lit(None, dtype).alias(c)
+        for c, dtype in GPU.schema.items()
+    )

@@ -1,0 +1,221 @@
+"""Host ranges of a recording: API calls, marks, backward nodes, steps, NVTX ranges and overhead.
+
+Marks, and NVTX ranges, are recorded as moments of opening and closing; here they become ranges. What was
+open when the recording ended lasts until its last moment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW, enclosing
+from thence.model.tables import HOST, HOST_CATEGORIES
+from thence.readers.kineto.categories import category_of
+from thence.readers.nsight.nvtx import LIBRARIES
+from thence.readers.recording.xla import compile_phases
+
+if TYPE_CHECKING:
+    from thence.readers.recording.parts import Folder
+
+__all__ = ["host_ranges"]
+
+_OPENED, _CLOSED, _BACKWARD_OPENED, _STEP = 0, 1, 2, 3
+"""``what`` in the table marks."""
+_START, _END = 2, 4
+"""CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
+_RUNTIME = 5
+"""``api`` in the table calls: CUPTI_ACTIVITY_KIND_RUNTIME, else the driver's"""
+_THREAD = 2
+"""CUPTI_ACTIVITY_OBJECT_THREAD"""
+_BACKWARD = "autograd::engine::evaluate_function: "
+_OVERHEADS = {
+    1: "Driver Compiler",
+    1 << 16: "CUPTI Buffer Flush",
+    2 << 16: "CUPTI Instrumentation",
+    3 << 16: "CUPTI Resource",
+    4 << 16: "Runtime Triggered Module Loading",
+    5 << 16: "Lazy Function Loading",
+    6 << 16: "Command Buffer Full",
+    7 << 16: "Activity Buffer Request",
+    8 << 16: "Unified Memory Initialisation",
+}
+"""CUpti_ActivityOverheadKind"""
+_CATEGORY = pl.Enum(HOST_CATEGORIES)
+_COLUMNS = {
+    "thread": pl.Int64(),
+    "category": _CATEGORY,
+    "name": pl.Categorical(),
+    "start": pl.Int64(),
+    "end": pl.Int64(),
+    "correlation": pl.Int64(),
+    "serial": pl.Int64(),
+    "of": pl.Int64(),
+    "domain": pl.String(),
+}
+
+
+def host_ranges(
+    folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int
+) -> tuple[pl.DataFrame, pl.Series]:
+    """Rows of `HOST`, and the NVTX domain of each; arguments as for `activities.activities`."""
+    marks, ranges = folder.table("marks"), folder.table("ranges")
+    last = _last(folder, marks, ranges)
+    parts = [
+        _calls(folder, names),
+        _marks(folder, marks, names, last),
+        _steps(marks, names, last),
+        _nvtx(folder, ranges, names, last),
+        _overheads(folder),
+    ]
+    whole = pl.concat(_shaped(part) for part in parts)
+    known = whole.filter(
+        pl.all_horizontal(pl.col("start", "end", "thread").is_not_null()) & (pl.col("start") > 0)
+    )
+    if known.height < whole.height:
+        folder.warnings.append(
+            f"{whole.height - known.height:,} host ranges have no time; left out"
+        )
+    return _nested(known, folder.description.pid, zero_ns, rank)
+
+
+def _nested(
+    frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
+) -> tuple[pl.DataFrame, pl.Series]:
+    end = pl.max_horizontal("start", "end")
+    frame = frame.with_columns(end=end, level=pl.col("category").to_physical()).sort(
+        *("thread", "start", "end", "level"),
+        descending=[False, False, True, False],
+        maintain_order=True,
+    )
+    start, stop = frame["start"].to_numpy(), frame["end"].to_numpy()
+    parent = enclosing(frame["thread"].to_numpy(), start, stop)
+    rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
+    forward = frame.select(pl.col("of").alias("serial")).join(
+        rows, on="serial", how="left", maintain_order="left"
+    )["forward"]
+    domain = frame["domain"]
+    frame = frame.select(
+        "thread", "category", "name", "correlation",
+        pl.lit(rank, pl.Int32()).alias("rank"),
+        pl.lit(pid, pl.Int64()).alias("process"),
+        (pl.col("start") - zero_ns).alias("start"),
+        (pl.col("end") - pl.col("start")).alias("duration"),
+        pl.Series("parent", np.where(parent == NO_ROW, -1, parent)),
+        forward.alias("forward"),
+    ).with_columns(pl.when(pl.col("parent") >= 0).then("parent").alias("parent"))  # fmt: skip
+    shaped = frame.select(
+        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
+        for c, dtype in HOST.schema.items()
+    )
+    return shaped, domain
+
+
+def _last(folder: Folder, marks: pl.DataFrame, ranges: pl.DataFrame) -> int:
+    """The last moment that the recording knows of."""
+    times = [marks["time"].max(), ranges["time"].max(), folder.description.stopped_ns]
+    times += [folder.table(name)["end"].max() for name in ("kernels", "calls")]
+    return max((int(t) for t in times if t is not None), default=0)  # type: ignore[arg-type]
+
+
+def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select(
+        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
+        for c, dtype in _COLUMNS.items()
+    )
+
+
+def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+    """Names by their numbers, as text: for columns that have few rows."""
+    return _named(frame, column, names).cast(pl.String)
+
+
+def _named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+    return frame.select(pl.col(column).alias("number")).join(
+        names, on="number", how="left", maintain_order="left"
+    )["text"]
+
+
+def _calls(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
+    frame = folder.table("calls")
+    runtime = pl.col("api") == _RUNTIME
+    return frame.with_columns(
+        _named(frame, "function", names).alias("name"),
+        category=pl.when(runtime).then(pl.lit("runtime")).otherwise(pl.lit("driver")),
+    )
+
+
+def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
+    """Marks as ranges; nodes of the backward pass as ops that refer to the mark of their forward op."""
+    opened = marks.filter(pl.col("what").is_in([_OPENED, _BACKWARD_OPENED]))
+    closed = marks.filter(pl.col("what") == _CLOSED).select("serial", end="time")
+    frame = opened.join(closed.unique("serial"), on="serial", how="left", maintain_order="left")
+    still_open = frame["end"].null_count()
+    if still_open:
+        folder.warnings.append(
+            f"{still_open:,} marks were open when the recording ended and are shown until then"
+        )
+    backward = pl.col("what") == _BACKWARD_OPENED
+    name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
+    return frame.with_columns(name).with_columns(
+        pl.col("end").fill_null(last),
+        start="time",
+        name=pl.when(backward).then(pl.lit(_BACKWARD) + pl.col("name")).otherwise("name"),
+        category=pl.when(backward).then(pl.lit("op")).otherwise(pl.lit("range")),
+        of=pl.when(backward & (pl.col("forward") >= 0)).then("forward"),
+    )
+
+
+def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
+    """Steps that were recorded, if the program counts them."""
+    steps = marks.filter(pl.col("what") == _STEP).sort("time")
+    steps = steps.with_columns(
+        _text(steps, "name", names).alias("name"),
+        start="time",
+        end=pl.col("time").shift(-1).fill_null(last),
+        category=pl.lit("step"),
+    ).filter(pl.col("forward") == 1)
+    if steps.height < 2 and marks.filter(pl.col("what") == _STEP).height < 2:
+        steps = steps.clear()  # only the beginning of the recording
+    return steps.drop("serial")
+
+
+def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
+    """NVTX ranges; moments (nvtxMark) are none."""
+    flags = ranges["flags"]
+    started = ranges.filter((flags & _START) != 0)
+    ended = ranges.filter((flags & _END) != 0).select("id", end="time").unique("id")
+    frame = started.join(ended, on="id", how="left", maintain_order="left")
+    still_open = frame["end"].null_count()
+    if still_open:
+        folder.warnings.append(
+            f"{still_open:,} NVTX ranges were open when the recording ended and are shown until then"
+        )
+    name, domain = _text(frame, "name", names).fill_null("(unnamed)"), _text(frame, "domain", names)
+    told = {text: category_of("range", text) for text in name.unique()}
+    of_library = domain.str.contains(LIBRARIES).fill_null(value=False)
+    frame = frame.with_columns(
+        name.alias("name"),
+        domain.alias("domain"),
+        of_library.alias("library"),
+        pl.col("end").fill_null(last),
+        start="time",
+    ).with_columns(
+        category=pl.when("library")
+        .then(pl.lit("framework"))
+        .otherwise(pl.col("name").replace_strict(told, return_dtype=pl.String))
+    )
+    return frame.with_columns(compile_phases(frame, folder.path.name))
+
+
+def _overheads(folder: Folder) -> pl.DataFrame:
+    frame = folder.table("overheads")
+    return frame.with_columns(
+        thread=pl.when(pl.col("object_kind") == _THREAD).then("thread").otherwise(0),
+        category=pl.lit("overhead"),
+        name=pl.col("overhead_kind").replace_strict(
+            _OVERHEADS, default="Overhead", return_dtype=pl.String
+        ),
+    )

@@ -1,0 +1,167 @@
+"""A recording as the tables of a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from thence.errors import DamagedInput, InputError
+from thence.model.tables import THREADS, Device, Meta, Tables, concat
+from thence.readers.graph_labels import read_labels
+from thence.readers.recording.activities import activities
+from thence.readers.recording.host import host_ranges
+from thence.readers.recording.parts import DESCRIPTION, Folder
+from thence.readers.recording.xla import with_xla
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.model.graph_labels import GraphLabels
+
+__all__ = ["NAME", "PATTERNS", "read", "sniff_archive"]
+
+NAME = "thence recording"
+PATTERNS: tuple[str, ...] = ()
+"""No single file of it is one: a recording is named by its folder."""
+
+_LABELS = "labels.json"
+_MOST_RANK = 1 << 30
+
+
+def sniff_archive(path: str) -> bool:
+    """Whether a directory is a recording of one process, or holds those of several."""
+    return Path(path).is_dir() and bool(_folders(Path(path)))
+
+
+def read(name: str, progress: Callable[[int], None]) -> Tables:
+    """The tables of a recording: of one process, or of every process of a job.
+
+    Raises:
+        DamagedInput: nothing of it can be read.
+    """
+    parts = []
+    done = 0
+    for path in _folders(Path(name)):
+        folder = Folder(path)
+        parts.append(_tables(folder))
+        done += folder.bytes
+        progress(done)
+    useful = [part for part in parts if part.gpu.height or part.host.height]
+    if not useful:
+        reasons = "; ".join(dict.fromkeys(w for part in parts for w in part.meta.warnings))
+        raise DamagedInput(
+            name, f"nothing of the recording can be read: {reasons or 'it is empty'}"
+        )
+    useful.sort(key=lambda part: part.ranks[0])
+    return concat(useful).with_warnings(_apart(name, useful))
+
+
+def _folders(path: Path) -> list[Path]:
+    if (path / DESCRIPTION).is_file():
+        return [path]
+    return sorted(file.parent for file in path.glob(f"*/{DESCRIPTION}"))
+
+
+def _tables(folder: Folder) -> Tables:
+    about = folder.description
+    rank = about.rank if about.rank is not None and 0 <= about.rank < _MOST_RANK else 0
+    table = folder.table("names").drop_nulls("number").unique("number", keep="first")
+    names = table.select("number", text=pl.coalesce("demangled", "name").cast(pl.Categorical()))
+    zero = about.began_ns or 0
+    gpu = activities(folder, names, zero, rank)
+    host, domain = host_ranges(folder, names, zero, rank)
+    tracks = host.select("rank", "process", "thread").unique(maintain_order=True)
+    tables = Tables(
+        gpu=gpu,
+        host=host,
+        threads=THREADS.frame(
+            tracks.with_columns(
+                name=pl.col("thread").cast(pl.String).replace_strict(about.threads, default=None)
+            ).to_dict()
+        ),
+        graph_labels=_labels(folder),
+    )
+    meta = Meta(
+        inputs=(str(folder.path),),
+        formats=(NAME,),
+        epoch_ns=zero,
+        facts=(_facts(folder),),
+        devices=tuple(
+            Device(rank=rank, **msgspec.structs.asdict(device)) for device in about.devices
+        ),
+        warnings=tuple(
+            f"{folder.path.name}: {text}" for text in (*folder.warnings, *_told(folder))
+        ),
+    )
+    tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), domain, folder.path)
+    return tables.with_warnings(f"{folder.path.name}: {text}" for text in warnings)
+
+
+def _labels(folder: Folder) -> tuple[GraphLabels, ...]:
+    path = folder.path / _LABELS
+    if not path.is_file():
+        return ()
+    try:
+        return (read_labels(path),)
+    except InputError as error:
+        folder.warnings.append(f"the labels of its CUDA graphs cannot be read: {error}")
+        return ()
+
+
+def _facts(folder: Folder) -> dict[str, Any]:
+    about = folder.description
+    return {
+        "producer": "thence record",
+        "thence": about.thence,
+        "host": about.host,
+        "pid": about.pid,
+        "program": about.program,
+        "python": about.python,
+        "driver_cuda": about.driver_cuda,
+        "versions": about.versions,
+        "finished": about.finished,
+    }
+
+
+def _told(folder: Folder) -> list[str]:
+    """What the recorder itself had to say."""
+    about = folder.description
+    told = [f"while recording: {text}" for text in about.warnings]
+    if not about.finished:
+        told.append(
+            "the recording was cut: the process ended before it could finish it; what came last is missing"
+        )
+    if about.dropped:
+        told.append(
+            f"{about.dropped:,} records were dropped, because they came faster than they could be written"
+        )
+    told += [
+        f"{rows:,} rows of the {table} could not be written" for table, rows in about.lost.items()
+    ]
+    told += [
+        f"{count:,} records of a kind that thence does not know (CUPTI's {kind}) were passed over"
+        for kind, count in about.unknown_kinds.items()
+    ]
+    return told
+
+
+def _apart(name: str, parts: list[Tables]) -> list[str]:
+    """A warning where processes of one directory never ran at the same time."""
+    spans = sorted(
+        (int(zero + table["start"].min()), int(zero + (table["start"] + table["duration"]).max()))  # type: ignore[operator]
+        for part in parts
+        for zero, table in [(part.meta.epoch_ns or 0, part.gpu)]
+        if table.height
+    )
+    until = spans[0][1] if spans else 0
+    for start, end in spans:
+        if start > until:
+            return [
+                f"{name}: holds recordings of different times, perhaps of several runs of a program"
+            ]
+        until = max(until, end)
+    return []

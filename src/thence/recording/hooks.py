@@ -1,0 +1,109 @@
+"""In a process that ``thence record`` started: begin to record when something is about to use a GPU.
+
+Importing a framework does not mean using a GPU: PyTorch is recorded from the moment at which it
+initialises CUDA, JAX from the moment at which it looks for its CUDA plugin, others from their import. So
+processes that only manage others load neither libcupti nor anything else.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["SETTINGS", "install"]
+
+SETTINGS = "THENCE_RECORD"
+"""Environment variable: JSON of directory and options."""
+
+_TORCH = "torch.cuda"
+_AT_IMPORT = frozenset(
+    {
+        "jax_cuda12_plugin",
+        "jax_cuda13_plugin",
+        "jax_plugins.xla_cuda12",
+        "jax_plugins.xla_cuda13",
+        "cupy",
+        "numba.cuda",
+        "pycuda",
+        "cuda.bindings",
+        "cuda.cuda",
+        "warp",
+        "tensorflow",
+        "paddle",
+        "tensorrt",
+        "onnxruntime",
+    }
+)
+_USERS_OF_NVTX = frozenset({"torch", "jaxlib", "cupy", "numba", "nvtx", "tensorflow"})
+
+
+class _Watcher:
+    """A finder that finds nothing itself: it sees what is being imported."""
+
+    def __init__(self, begin: Callable[[], None], *, nvtx: bool) -> None:
+        self._begin = begin
+        self._nvtx = nvtx
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if self._nvtx and name in _USERS_OF_NVTX:
+            self._nvtx = False
+            from thence.recording.nvtx import collect_nvtx
+
+            collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
+        if name in _AT_IMPORT:
+            self._begin()
+        if name != _TORCH:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        loader: Any = spec.loader if spec else None
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._torch_is_there(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+    def _torch_is_there(self, torch_cuda: Any) -> None:
+        # torch calls it when it initialises CUDA, also in a child that was forked before.
+        when_initialised = getattr(torch_cuda, "_lazy_call", None)
+        if when_initialised is None:
+            self._begin()
+        else:
+            when_initialised(self._begin)
+
+
+def install() -> None:
+    """Watch imports, and record as the environment says."""
+    settings = json.loads(os.environ[SETTINGS])
+    begun: set[int] = set()
+
+    def begin() -> None:
+        if os.getpid() not in begun:
+            begun.add(os.getpid())
+            _begin(settings)
+
+    nvtx = bool(settings["options"].get("nvtx", True))
+    sys.meta_path.insert(0, _Watcher(begin, nvtx=nvtx))
+
+
+def _begin(settings: dict[str, Any]) -> None:
+    """Start a recording that lasts to the end of the process; never an exception."""
+    try:
+        from thence.recorder.options import RecordOptions
+        from thence.recording.record import record
+
+        record(settings["directory"], RecordOptions(**settings["options"])).start()
+    except Exception as error:  # noqa: BLE001 - the program comes first
+        sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error}\n")
+        sys.stderr.flush()

@@ -1,0 +1,74 @@
+"""What a recording holds, told without reading it all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Content", "content"]
+
+_ACTIVITIES = ("kernels", "copies", "sets")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the processes of one directory recorded.
+
+    Attributes:
+        processes: that recorded something.
+        cut: of these, those that did not finish their recording.
+        rows: kernels, copies and sets.
+        kernels: of these, kernels.
+        dropped: records that were lost, for want of memory or of disk space.
+        bytes: on disk.
+    """
+
+    processes: int
+    cut: int
+    rows: int
+    kernels: int
+    dropped: int
+    bytes: int
+
+
+def content(directory: Path) -> Content:
+    """Count what there is; files that cannot be read count as nothing."""
+    folders = [path.parent for path in sorted(directory.glob("*/recording.json"))]
+    told = [_description(folder) for folder in folders]
+    counts = [_counts(folder, one) for folder, one in zip(folders, told, strict=True)]
+    return Content(
+        processes=len(folders),
+        cut=sum(not one.get("finished") for one in told),
+        rows=sum(sum(count.values()) for count in counts),
+        kernels=sum(count["kernels"] for count in counts),
+        dropped=sum(int(d.get("dropped", 0)) + sum(d.get("lost", {}).values()) for d in told),
+        bytes=sum(p.stat().st_size for f in folders for p in f.iterdir() if p.is_file()),
+    )
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((folder / "recording.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _counts(folder: Path, description: dict[str, Any]) -> dict[str, int]:
+    if description.get("finished"):
+        told = description.get("counts", {})
+        return {table: int(told.get(table, 0)) for table in _ACTIVITIES}
+    return {table: sum(map(_rows, folder.glob(f"{table}-*.arrow"))) for table in _ACTIVITIES}
+
+
+def _rows(path: Path) -> int:
+    try:
+        return int(pl.scan_ipc(path).select(pl.len()).collect().item())
+    except (OSError, pl.exceptions.PolarsError):
+        return 0

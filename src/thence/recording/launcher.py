@@ -1,0 +1,124 @@
+"""``thence record -- COMMAND``: run a command with every Python process below it recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thence.errors import UsageError
+from thence.recording.hooks import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from thence.recorder.options import RecordOptions
+
+__all__ = ["Outcome", "claimed_directory", "run"]
+
+_SIGNALLED = 128
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        code: its exit code, as a shell gives it: 128 and the signal's number if one ended it.
+        seconds: how long it ran.
+    """
+
+    code: int
+    seconds: float
+
+
+def claimed_directory(wanted: str | None) -> Path:
+    """The directory to record to, made, and no other recording's.
+
+    Args:
+        wanted: as the user named it; None takes ``thence-recording``, or the next free number.
+
+    Raises:
+        UsageError: it cannot be made or written to, or holds something already.
+    """
+    names = (Path(wanted),) if wanted else map(Path, _default_names())
+    for path in names:
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if wanted and (not path.is_dir() or any(path.iterdir())):
+                raise UsageError(
+                    f"{path}: holds something already; name another directory for the recording"
+                ) from None
+            if not wanted:
+                continue
+        except OSError as error:
+            raise UsageError(f"{path}: a recording cannot go there: {error.strerror}") from error
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UsageError(f"{path}: a recording cannot go there: this user may not write to it")
+        return path.absolute()
+    raise AssertionError("names never end")
+
+
+def _default_names() -> Iterator[str]:
+    yield "thence-recording"
+    yield from (f"thence-recording-{number}" for number in itertools.count(2))
+
+
+def run(command: Sequence[str], directory: Path, options: RecordOptions) -> Outcome:
+    """Run a command to its end, recorded.
+
+    Signals that this process gets go to the command too; Ctrl-C reaches it from the terminal anyway.
+    """
+    began = time.monotonic()
+    try:
+        environment = _environment(os.environ, directory, options)
+        child = subprocess.Popen(command, env=environment)  # noqa: S603 - what the user asked for
+    except FileNotFoundError:
+        raise UsageError(f"{command[0]}: there is no such command") from None
+    except OSError as error:
+        raise UsageError(f"{command[0]}: cannot be run: {error.strerror}") from error
+    with _passed_on(child):
+        code = child.wait()
+    return Outcome(code if code >= 0 else _SIGNALLED - code, time.monotonic() - began)
+
+
+def _environment(
+    given: Mapping[str, str], directory: Path, options: RecordOptions
+) -> dict[str, str]:
+    """What makes every Python process of the command import our sitecustomize.
+
+    PYTHONPATH also gets the folder that this very package is in, after everything that was there: so a
+    copy that is not installed records too.
+    """
+    startup = Path(__file__).with_name("startup")
+    package = Path(__file__).parents[2]
+    path = [str(startup), *filter(None, [given.get("PYTHONPATH")])]
+    if "site-packages" not in package.parts and "dist-packages" not in package.parts:
+        path.append(str(package))
+    settings = {"directory": str(directory), "options": dataclasses.asdict(options)}
+    return {**given, "PYTHONPATH": os.pathsep.join(path), SETTINGS: json.dumps(settings)}
+
+
+@contextlib.contextmanager
+def _passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, lambda n, _frame: child.send_signal(n)) for n in _PASSED_ON}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda _n, _frame: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

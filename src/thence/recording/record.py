@@ -1,0 +1,225 @@
+"""``thence.record``: a recording from inside the program."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from thence.errors import MissingData, ThenceError, UsageError
+from thence.marks import listen, mark, save_labels, unlisten
+from thence.marks.frames import top
+from thence.recorder.options import RecordOptions, Schedule
+from thence.recorder.session import Recorder
+from thence.recording.mark_log import MarkLog
+from thence.recording.nvtx import collect_nvtx, leave_nvtx
+from thence.recording.xla_programs import XlaPrograms
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from thence.marks.frames import Frame
+    from thence.recorder.names import Names
+    from thence.trace import Trace
+
+__all__ = ["LABELS", "Recording", "record"]
+
+LABELS = "labels.json"
+"""Labels of captured CUDA graphs, beside the parts."""
+
+_EVERYTHING = RecordOptions()
+_LOG = logging.getLogger("thence.recorder")
+
+
+def record(
+    directory: str | os.PathLike[str],
+    options: RecordOptions = _EVERYTHING,
+    *,
+    schedule: Schedule | None = None,
+) -> Recording:
+    """Records what this process does on its GPUs: kernels, copies, launches, marks, NVTX ranges.
+
+        with thence.record("recording") as recording:
+            train()
+        recording.open().summary("label")
+
+    Or `start` and `stop` by hand, from any thread; with a schedule, call `step` after every step. At
+    the end of the program a recording that still runs is finished. Every process writes a folder of its
+    own, so all ranks of a job can name the same directory.
+
+    Args:
+        directory: made if it is not there.
+        options: what to record.
+        schedule: which steps to record; None records all the time.
+
+    Raises:
+        UsageError: the directory cannot be written to.
+    """
+    path = Path(directory)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: a recording cannot go there: {error.strerror}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: a recording cannot go there: this user may not write to it")
+    return Recording(path, options, schedule)
+
+
+class Recording:
+    """A recording of this process, made by `record`.
+
+    Attributes:
+        directory: as named by the user; folders of other processes may be in it too.
+    """
+
+    def __init__(self, directory: Path, options: RecordOptions, schedule: Schedule | None) -> None:
+        self.directory = directory
+        self._options = options
+        self._schedule = schedule
+        self._recorder: Recorder | None = None
+        self._log = MarkLog()
+        self._xla = XlaPrograms()
+        self._collects_nvtx = False
+        self._step = 0
+
+    @property
+    def folder(self) -> Path | None:
+        """This process's own folder; None as long as nothing has been recorded."""
+        return None if self._recorder is None else self._recorder.folder
+
+    @property
+    def dropped(self) -> int:
+        """Records that were lost, because they came faster than they could be written."""
+        return 0 if self._recorder is None else self._recorder.dropped
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows on disk by table: kernels, copies, sets, calls, ranges, marks, names."""
+        return {} if self._recorder is None else dict(self._recorder.parts.counts)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            UsageError: this process is being recorded already.
+            MissingRequirement: CUPTI cannot be used; the message says why and what to do.
+        """
+        self._log = MarkLog()
+        self._xla = XlaPrograms()
+        recorder = Recorder(self.directory, self._options, self._rows)
+        recorder.start()
+        self._recorder = recorder
+        self._collects_nvtx = self._options.nvtx and collect_nvtx()
+        self._xla.look()
+        self._step = 0
+        for frame in _open_frames():
+            self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
+        listen(self._log)
+        _alive.add(self)
+        atexit.register(self.stop)
+        self._begin_step()
+
+    def step(self) -> None:
+        """One step of the program is done, the next one begins."""
+        if self._recorder is not None and self._recorder.alive:
+            self._step += 1
+            self._begin_step()
+
+    def stop(self) -> None:
+        """Finish: wait for the device, and write what is left. Stopping twice does nothing."""
+        recorder = self._recorder
+        atexit.unregister(self.stop)
+        if recorder is None or not recorder.alive:
+            return
+        unlisten(self._log)
+        if self._collects_nvtx:
+            leave_nvtx()
+        self._xla.end()
+        recorder.stop()
+        if recorder.folder is not None:
+            self._xla.save(recorder.folder)
+            _save_labels(recorder.folder)
+
+    def open(self) -> Trace:
+        """What was recorded in this process.
+
+        Raises:
+            UsageError: it is still being recorded.
+            MissingData: there was nothing to record.
+        """
+        from thence.trace import open_trace
+
+        if self._recorder is not None and self._recorder.alive:
+            raise UsageError("the recording still runs: stop it before it is opened")
+        if self.folder is None:
+            raise MissingData(
+                f"{self.directory}: nothing was recorded, because this process did nothing on a GPU"
+            )
+        return open_trace(self.folder)
+
+    def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
+        """What the recorder writes with its own, from time to time."""
+        self._xla.look()
+        if self._recorder is not None and self._recorder.folder is not None:
+            self._xla.save(self._recorder.folder)
+        return self._log.take(names)
+
+    def _begin_step(self) -> None:
+        assert self._recorder is not None
+        recorded = self._schedule is None or self._schedule.records(self._step)
+        self._log.step(self._step, recorded=recorded)
+        if recorded:
+            self._recorder.resume()
+        else:
+            self._recorder.pause()
+
+    def _forked(self) -> None:
+        """This is a child process now: the recording is its parent's."""
+        unlisten(self._log)
+        self._xla.forked()
+        self._log = MarkLog()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+_alive: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for recording in tuple(_alive):
+        recording._forked()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _open_frames() -> list[Frame]:
+    """Marks that are open here already, outermost first."""
+    frames, frame = [], top.get()
+    while frame is not None:
+        if isinstance(frame[2], mark):
+            frames.append(frame)
+        frame = frame[0]
+    return frames[::-1]
+
+
+def _save_labels(folder: Path) -> None:
+    try:
+        save_labels(folder / LABELS)
+    except MissingData:
+        pass  # no graph was captured
+    except ThenceError as error:
+        _LOG.error("thence: %s", error)

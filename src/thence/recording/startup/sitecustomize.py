@@ -1,0 +1,41 @@
+# ruff: noqa: INP001 - a folder of its own on PYTHONPATH, no package
+"""Python imports this at its start, in every process below ``thence record``.
+
+The folder that it lies in is first on PYTHONPATH. It lets the sitecustomize that would have been found
+without it run as well.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _chain() -> None:
+    """Run the sitecustomize that this one hides."""
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib is not cheap
+    path = [p for p in sys.path if os.path.abspath(p) != here]  # noqa: PTH100
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _watch() -> None:
+    try:
+        from thence.recording import hooks
+    except ImportError as error:
+        sys.stderr.write(
+            f"thence: {sys.executable} is not recorded: thence is not installed for it ({error})\n"
+        )
+        return
+    hooks.install()
+
+
+if os.environ.get("THENCE_RECORD"):
+    try:
+        _watch()
+    except Exception as error:  # noqa: BLE001 - the program comes first
+        sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error!r}\n")
+_chain()

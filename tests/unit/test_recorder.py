@@ -1,0 +1,625 @@
+"""The recorder, driven by a libcupti that calls it as the real one does.
+
+Every test runs a program of its own process: a recorder takes CUPTI for the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from fake_cupti import library_path
+
+import thence
+
+HERE = Path(__file__).parent
+PREAMBLE = f"""
+import os, sys, time, threading
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+import fake_cupti
+fake = fake_cupti.Fake(os.environ["THENCE_LIBCUPTI"])
+import thence
+OUT = Path(sys.argv[1])
+
+def kernel(name="_Z3addPfi", start=1000, end=1500, **more):
+    return fake.record("CONCURRENT_KERNEL", start=start, end=end, name=fake.text(name), **more)
+
+def launch(name, correlation, thread=None):
+    now = time.time_ns()
+    call = fake.record("RUNTIME", start=now, end=now + 1, cbid=2, correlationId=correlation,
+                       threadId=thread or threading.get_native_id())
+    fake.emit(call, kernel(name, now, now + 5, correlationId=correlation))
+"""
+
+
+def program(
+    body: str, out: Path, *, code: int = 0, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with the fake libcupti; it must end with `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), str(out)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "THENCE_LIBCUPTI": library_path(), **(env or {})},
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def only_folder(directory: Path) -> Path:
+    """The one process's folder."""
+    (folder,) = [path for path in directory.iterdir() if path.is_dir()]
+    return folder
+
+
+def description(directory: Path) -> dict[str, Any]:
+    """recording.json of the one process."""
+    found: dict[str, Any] = json.loads((only_folder(directory) / "recording.json").read_text())
+    return found
+
+
+def rows(directory: Path) -> pl.DataFrame:
+    """Activities of a recording with text columns."""
+    return thence.open(directory).activities.with_columns(
+        pl.col("name", "label", "phase").cast(pl.String)
+    )
+
+
+def test_kernels_copies_and_sets_come_back_as_recorded(tmp_path: Path) -> None:
+    program(
+        """
+        with thence.record(OUT):
+            fake.emit(
+                kernel(start=1000, end=1600, deviceId=1, streamId=7, correlationId=11, gridX=2, gridY=3,
+                       gridZ=4, blockX=32, blockY=2, blockZ=1, registersPerThread=40,
+                       staticSharedMemory=16, dynamicSharedMemory=1024),
+                kernel("plain", start=2000, end=2001, deviceId=1, graphNodeId=(5 << 32) | 9, graphId=5),
+                fake.record("MEMCPY", start=3000, end=3500, deviceId=1, copyKind=1, srcKind=2, dstKind=3,
+                            bytes=4096, correlationId=12, graphNodeId=(5 << 32) | 10, graphId=5),
+                fake.record("MEMCPY2", start=4000, end=4500, deviceId=1, copyKind=10, srcKind=3, dstKind=3,
+                            bytes=512, correlationId=13),
+                fake.record("MEMSET", start=5000, end=5010, deviceId=1, memoryKind=3, bytes=64),
+            )
+        """,
+        tmp_path,
+    )
+    trace = thence.open(tmp_path)
+    gpu = trace.gpu.with_columns(pl.col("name", "kind").cast(pl.String))
+    began = trace.meta.epoch_ns
+    assert began is not None
+    assert (gpu["start"] + began).to_list() == [1000, 2000, 3000, 4000, 5000]
+    assert gpu["duration"].to_list() == [600, 1, 500, 500, 10]
+    assert gpu["name"].to_list() == [
+        "add(float*, int)",
+        "plain",
+        "Memcpy HtoD (Pinned -> Device)",
+        "Memcpy PtoP (Device -> Device)",
+        "Memset (Device)",
+    ]
+    assert gpu["kind"].to_list() == ["kernel", "kernel", "memcpy", "memcpy", "memset"]
+    assert gpu["graph"].to_list() == [None, 5, 5, None, None]
+    assert gpu["node"].to_list() == [None, (5 << 32) | 9, (5 << 32) | 10, None, None]
+    assert gpu["bytes"].to_list() == [None, None, 4096, 512, 64]
+    assert gpu["correlation"].to_list() == [11, 0, 12, 13, 0]
+    first = gpu.row(0, named=True)
+    assert (first["grid"], first["block"]) == ([2, 3, 4], [32, 2, 1])
+    assert (first["device"], first["stream"]) == (1, 7)
+    assert (first["registers"], first["shared_memory"]) == (40, 1040)
+    assert trace.meta.warnings == ()
+
+
+def test_work_gets_the_mark_that_was_open_on_the_launching_thread(tmp_path: Path) -> None:
+    program(
+        """
+        def other():
+            with thence.mark("other"):
+                launch("there", 3)
+        with thence.record(OUT):
+            with thence.mark("outer", layer=3):
+                with thence.mark("inner"):
+                    launch("deep", 1)
+                thread = threading.Thread(target=other)
+                thread.start(); thread.join()
+                launch("shallow", 2)
+            launch("outside", 4)
+        """,
+        tmp_path,
+    )
+    assert "MainThread" in thence.open(tmp_path).threads["name"].to_list()
+    found = dict(rows(tmp_path).select("name", "label").iter_rows())
+    assert found == {"deep": "outer/inner", "shallow": "outer", "there": "other", "outside": None}
+
+
+def test_marks_that_were_open_before_the_recording_count(tmp_path: Path) -> None:
+    program(
+        """
+        with thence.mark("before"):
+            recording = thence.record(OUT)
+            recording.start()
+            with thence.mark("during"):
+                launch("k", 1)
+        recording.stop()
+        """,
+        tmp_path,
+    )
+    assert rows(tmp_path)["label"].to_list() == ["before/during"]
+
+
+def test_backward_work_gets_the_mark_of_its_forward_op(tmp_path: Path) -> None:
+    program(
+        """
+        with thence.record(OUT) as recording:
+            log = recording._log
+            log.opened(41, "attention", None, {})
+            launch("forward", 1)
+            log.closed(41)
+            log.backward_opened(41, "MulBackward0")
+            launch("backward", 2)
+            log.backward_opened(None, "AccumulateGrad")
+            launch("accumulate", 3)
+            log.backward_closed()
+            log.backward_closed()
+        """,
+        tmp_path,
+    )
+    found = {name: rest for name, *rest in rows(tmp_path).select("name", "label", "phase").rows()}
+    assert found["forward"] == ["attention", "forward"]
+    assert found["backward"] == ["attention", "backward"]
+    assert found["accumulate"][1] == "backward"
+
+
+def test_only_launches_are_recorded_of_all_api_calls(tmp_path: Path) -> None:
+    said = program(
+        """
+        with thence.record(OUT):
+            off = {d: [i for i in range(1, n) if fake.library.fake_api_off(d, i)] for d, n in ((2, 8), (1, 5))}
+            print(off, fake.library.fake_thread_ids())
+            launch("k", 1)
+            fake.emit(fake.record("RUNTIME", kind=4, start=5, end=6, cbid=3, correlationId=8, threadId=1))
+        """,
+        tmp_path,
+    ).stdout
+    # Of the fake's names: 1 cudaDriverGetVersion, 3 cudaGetLastError, 6 cudaLaunchHostFunc; 1 cuInit.
+    assert said.strip() == "{2: [1, 3, 6], 1: [1]} 1"
+    calls = thence.open(tmp_path).host.filter(pl.col("category").is_in(["runtime", "driver"]))
+    assert sorted(calls.select(pl.col("category", "name").cast(pl.String)).iter_rows()) == [
+        ("driver", "cuMemcpyHtoDAsync"),
+        ("runtime", "cudaLaunchKernel"),
+    ]
+
+
+def test_calls_that_wait_and_overhead_are_recorded_on_request(tmp_path: Path) -> None:
+    program(
+        """
+        options = thence.RecordOptions(launches=False, nvtx=False, synchronization=True, overhead=True)
+        assert options.wants_call("cudaStreamSynchronize_v3020")
+        assert not options.wants_call("cudaLaunchKernel_v7000")
+        now = time.time_ns()
+        with thence.record(OUT, options):
+            thread = {"objectId.pt.threadId": 5}
+            fake.emit(kernel(),
+                      fake.record("OVERHEAD", overheadKind=1, objectKind=2, start=now, end=now + 70, **thread),
+                      fake.record("OVERHEAD", overheadKind=5 << 16, objectKind=1, start=now, end=now + 9))
+        """,
+        tmp_path,
+    )
+    host = thence.open(tmp_path).host
+    assert host.select("thread", pl.col("category", "name").cast(pl.String), "duration").rows() == [
+        (0, "overhead", "Lazy Function Loading", 9),
+        (5, "overhead", "Driver Compiler", 70),
+    ]
+
+
+def test_nvtx_ranges_of_each_thread_and_domain(tmp_path: Path) -> None:
+    program(
+        """
+        now = time.time_ns()
+        def marker(flags, time, id, name="", domain="", thread=9):
+            return fake.record("MARKER", flags=flags, timestamp=now + time, id=id,
+                               name=fake.text(name) if name else 0, domain=fake.text(domain) if domain else 0,
+                               **{"objectId.pt.threadId": thread})
+        with thence.record(OUT):
+            fake.emit(kernel(), marker(2, 0, 1, "outer"), marker(2, 10, 2, "inner"), marker(4, 20, 2),
+                      marker(2, 12, 3, "ncclAllReduce", "NCCL", thread=8), marker(4, 40, 3, thread=8),
+                      marker(4, 30, 1), marker(1, 33, 4, "a moment"), marker(2, 35, 5, "never ends"))
+        """,
+        tmp_path,
+    )
+    trace = thence.open(tmp_path)
+    host = trace.host.select(
+        "thread", pl.col("category", "name").cast(pl.String), "duration", "parent"
+    )
+    assert host.filter(host["name"] != "never ends").rows() == [
+        (8, "framework", "ncclAllReduce", 28, None),
+        (9, "range", "outer", 30, None),
+        (9, "range", "inner", 10, 1),
+    ]
+    assert host["name"].to_list().count("never ends") == 1
+    assert any("1 NVTX ranges were open" in warning for warning in trace.meta.warnings)
+
+
+@pytest.mark.parametrize("own_thread", [False, True])
+def test_many_kernels_are_all_there_in_many_buffers(tmp_path: Path, own_thread: bool) -> None:
+    count = 150_000  # a buffer holds about 19,000
+    program(
+        f"""
+        with thence.record(OUT) as recording:
+            fake.kernels(kernel(), {count}, 10**9, 1000, own_thread={own_thread})
+        assert recording.dropped == 0
+        assert fake.library.fake_dirty() == 0
+        """,
+        tmp_path,
+    )
+    gpu = thence.open(tmp_path).gpu.sort("correlation")
+    assert gpu["correlation"].to_list() == list(range(1, count + 1))
+    assert gpu["start"].diff().drop_nulls().unique().to_list() == [1000]
+    assert gpu["duration"].unique().to_list() == [500]
+
+
+def test_kinds_that_alternate_and_kinds_that_nobody_knows(tmp_path: Path) -> None:
+    program(
+        """
+        fake.library.fake_size(37, 24)
+        with thence.record(OUT):
+            fake.library.cuptiActivityEnable(37)
+            stranger = (37).to_bytes(4, "little") + bytes(20)
+            for i in range(3000):
+                call = fake.record("RUNTIME", start=i, end=i, cbid=2, correlationId=i, threadId=1)
+                fake.emit(call, kernel(correlationId=i), *[stranger] * (i % 3))
+        """,
+        tmp_path,
+    )
+    told = description(tmp_path)
+    assert told["counts"]["kernels"] == told["counts"]["calls"] == 3000
+    assert told["unknown_kinds"] == {"37": sum(i % 3 for i in range(3000))}
+    trace = thence.open(tmp_path)
+    assert sorted(trace.gpu["correlation"]) == list(range(3000))
+    assert any("CUPTI's 37" in warning for warning in trace.meta.warnings)
+
+
+def test_a_name_that_changes_under_its_address_is_read_again(tmp_path: Path) -> None:
+    program(
+        """
+        with thence.record(OUT, thence.RecordOptions(flush_seconds=0.1)) as recording:
+            place = fake.text("first_name")
+            record = fake.record("CONCURRENT_KERNEL", start=5, end=6, name=place)
+            fake.emit(record)
+            fake.library.cuptiActivityFlushAll(0)
+            while not recording.counts: time.sleep(0.01)
+            fake.kept[-1].value = b"other_name"
+            fake.emit(record)
+        """,
+        tmp_path,
+    )
+    assert set(rows(tmp_path)["name"]) == {"first_name", "other_name"}
+
+
+def test_dropped_records_are_counted_and_said(tmp_path: Path) -> None:
+    said = program(
+        """
+        options = thence.RecordOptions(buffer_megabytes=8)  # two buffers
+        recording = thence.record(OUT, options)
+        recording.start()
+        read, gate = recording._recorder._read, threading.Event()
+        def slow(filled):
+            gate.wait(); read(filled)
+        recording._recorder._read = slow
+        fake.kernels(kernel(), 100_000, 10**9, 1000)
+        gate.set()
+        recording.stop()
+        print(recording.dropped, recording.counts["kernels"])
+        """,
+        tmp_path,
+    )
+    dropped, kept = map(int, said.stdout.split())
+    assert dropped > 0
+    assert dropped + kept == 100_000
+    assert "records are being dropped" in said.stderr
+    trace = thence.open(tmp_path)
+    assert trace.gpu.height == kept
+    assert any(f"{dropped:,} records were dropped" in warning for warning in trace.meta.warnings)
+
+
+def test_a_process_that_does_nothing_on_a_gpu_leaves_no_folder(tmp_path: Path) -> None:
+    program(
+        """
+        with thence.record(OUT / "new") as recording:
+            with thence.mark("only the host"):
+                pass
+        try:
+            recording.open()
+        except thence.MissingData as error:
+            print(error)
+        """,
+        tmp_path,
+    )
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_the_recording_is_finished_when_the_program_ends(tmp_path: Path) -> None:
+    program("thence.record(OUT).start(); fake.emit(kernel())", tmp_path)
+    assert description(tmp_path)["finished"]
+
+
+def test_a_program_that_fails_keeps_its_exit_code_and_its_recording(tmp_path: Path) -> None:
+    body = "thence.record(OUT).start(); fake.emit(kernel()); raise SystemExit(3)"
+    program(body, tmp_path, code=3)
+    assert description(tmp_path)["finished"]
+    assert thence.open(tmp_path).gpu.height == 1
+
+
+def test_a_killed_program_leaves_what_was_on_disk(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            PREAMBLE
+            + textwrap.dedent(
+                """
+                thence.record(OUT, thence.RecordOptions(flush_seconds=0.2)).start()
+                number = 0
+                while True:
+                    number += 1
+                    fake.emit(kernel(correlationId=number))
+                    print(number, time.monotonic_ns(), flush=True)
+                    time.sleep(0.005)
+                """
+            ),
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "THENCE_LIBCUPTI": library_path()},
+    )
+    end = time.monotonic() + 30
+    while time.monotonic() < end and len(list(tmp_path.glob("*/kernels-*.arrow"))) < 3:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    emitted = int(output.splitlines()[-1].split()[0])
+    trace = thence.open(tmp_path)
+    correlations = trace.gpu["correlation"].to_list()
+    assert correlations == list(range(1, len(correlations) + 1))  # no gap
+    assert 3 <= len(correlations) <= emitted
+    assert any("was cut" in warning for warning in trace.meta.warnings)
+    assert not description(tmp_path)["finished"]
+
+
+def test_a_full_disk_is_said_once_and_harms_nothing(tmp_path: Path) -> None:
+    said = program(
+        """
+        import resource
+        recording = thence.record(OUT, thence.RecordOptions(flush_seconds=0.1))
+        recording.start()
+        fake.emit(kernel())
+        while recording.folder is None or not recording.counts.get("kernels"): time.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        for lost in (50, 100, 150):
+            fake.emit(*[kernel()] * 50)
+            while recording._recorder.parts.lost.get("kernels", 0) < lost: time.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        fake.emit(kernel(), kernel())
+        recording.stop()
+        print("still running")
+        """,
+        tmp_path,
+    )
+    assert said.stdout.strip() == "still running"
+    assert said.stderr.count("cannot write to") == 1
+    told = description(tmp_path)
+    assert told["finished"]
+    assert (told["counts"]["kernels"], told["lost"]["kernels"]) == (3, 150)
+    trace = thence.open(tmp_path)
+    assert trace.gpu.height == 3
+    assert any("150 rows of the kernels" in warning for warning in trace.meta.warnings)
+
+
+def test_a_directory_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(thence.UsageError, match="a recording cannot go there"):
+        thence.record(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "expected"),
+    [
+        ("cuptiSubscribe", 39, "serves one at a time (error 39)"),
+        ("cuptiSubscribe", 35, "no right to profile"),
+        ("cuptiSubscribe", 15, "NVIDIA driver"),
+        ("cuptiActivityEnable", 35, "no right to profile"),
+        ("cuptiActivityEnable", 12345, "CUPTI error 12345: CUPTI_ERROR_SOMETHING"),
+    ],
+)
+def test_what_cupti_refuses_is_told(tmp_path: Path, call: str, code: int, expected: str) -> None:
+    said = program(
+        f"""
+        fake.fail({call!r}, {code})
+        try:
+            thence.record(OUT).start()
+        except thence.MissingRequirement as error:
+            print(error)
+        print(fake.library.fake_subscribed())
+        """,
+        tmp_path,
+    ).stdout.splitlines()
+    assert expected in said[0]
+    assert said[1] == "0"  # given back
+
+
+def test_the_holder_of_cupti_is_named(tmp_path: Path) -> None:
+    body = """
+    import types
+    torch = sys.modules["torch"] = types.ModuleType("torch")
+    torch.autograd = types.SimpleNamespace(_profiler_enabled=lambda: {profiling})
+    from thence.recorder.holders import taken
+    print(taken())
+    """
+    said = program(body.format(profiling="True"), tmp_path).stdout
+    assert "torch.profiler has it: end that profile first" in said
+    said = program(body.format(profiling="False"), tmp_path).stdout
+    assert "torch.profiler, probably" in said
+    body = "from thence.recorder.holders import taken; print(taken())"
+    assert "nsys" in program(body, tmp_path, env={"NSYS_PROFILING_SESSION_ID": "1"}).stdout
+
+
+def test_versions_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    for version, refused in ((16, True), (140000, True), (130900, False), (17, False)):
+        said = program(
+            f"""
+            fake.library.fake_version({version})
+            try:
+                thence.record(OUT).start()
+            except thence.MissingRequirement as error:
+                print(error)
+            """,
+            tmp_path,
+        ).stdout
+        assert (f"version {version}" in said) == refused
+
+
+@pytest.mark.parametrize("wheel", ["11.7.101", "12.0.146", "12.9.79", "13.1.115", "13.5.25"])
+def test_records_of_every_version_are_read(tmp_path: Path, wheel: str) -> None:
+    program(
+        f"""
+        fake = fake_cupti.Fake(os.environ["THENCE_LIBCUPTI"], {wheel!r})
+        with thence.record(OUT):
+            for i in range(5):
+                launch(f"k{{i}}", i + 1)
+            fake.emit(fake.record("MEMCPY", start=9, end=10, bytes=77, copyKind=2))
+        """,
+        tmp_path,
+    )
+    gpu = thence.open(tmp_path).gpu
+    assert sorted(gpu["correlation"]) == [0, 1, 2, 3, 4, 5]
+    assert gpu["bytes"].drop_nulls().to_list() == [77]
+
+
+def test_no_libcupti_and_no_file_where_one_is_named(tmp_path: Path) -> None:
+    body = """
+    try:
+        thence.record(OUT).start()
+    except thence.MissingRequirement as error:
+        print(error)
+    """
+    (tmp_path / "text").write_text("this is no library")
+    for path, expected in ((tmp_path / "text", "cannot be loaded"), (tmp_path / "none", "no file")):
+        prepared = f"os.environ['THENCE_LIBCUPTI'] = {str(path)!r}\n" + textwrap.dedent(body)
+        assert expected in program(prepared, tmp_path / "out").stdout
+
+
+def test_one_recording_at_a_time_and_another_one_afterwards(tmp_path: Path) -> None:
+    said = program(
+        """
+        with thence.record(OUT):
+            fake.emit(kernel())
+            try:
+                thence.record(OUT).start()
+            except thence.UsageError as error:
+                print(error)
+        assert fake.library.fake_finalized() and not fake.library.fake_subscribed()
+        with thence.record(OUT):
+            fake.emit(kernel(), kernel())
+        """,
+        tmp_path,
+    ).stdout
+    assert "is being recorded already" in said
+    folders = sorted(path.name for path in tmp_path.iterdir())
+    assert len(folders) == 2
+    assert folders[1] == folders[0] + "-2"
+    assert thence.open(tmp_path / folders[0]).gpu.height == 1
+    assert thence.open(tmp_path / folders[1]).gpu.height == 2
+
+
+def test_a_recording_can_be_stopped_by_another_thread_and_twice(tmp_path: Path) -> None:
+    program(
+        """
+        recording = thence.record(OUT)
+        recording.start()
+        fake.emit(kernel())
+        thread = threading.Thread(target=recording.stop)
+        thread.start(); thread.join()
+        recording.stop()
+        print(recording.open().gpu.height)
+        """,
+        tmp_path,
+    )
+    assert description(tmp_path)["counts"]["kernels"] == 1
+
+
+def test_a_schedule_records_the_steps_that_it_names(tmp_path: Path) -> None:
+    program(
+        """
+        schedule = thence.Schedule(skip=1, wait=1, active=2, repeat=2)
+        with thence.record(OUT, schedule=schedule) as recording:
+            for step in range(10):
+                launch(f"step{step}", step + 1)
+                recording.step()
+        """,
+        tmp_path,
+    )
+    # 0 skipped; 1 waits, 2 and 3 are recorded; 4 waits, 5 and 6; then no more.
+    trace = thence.open(tmp_path)
+    found = trace.activities.select(pl.col("name", "step").cast(pl.String)).rows()
+    assert found == [(f"step{n}", f"step {n}") for n in (2, 3, 5, 6)]
+
+
+def test_schedules_that_make_no_sense() -> None:
+    with pytest.raises(thence.UsageError, match="active is 1 or more"):
+        thence.Schedule(active=0)
+    assert not thence.Schedule(repeat=3).over(2)
+    assert thence.Schedule(repeat=3).over(3)
+
+
+def test_a_forked_child_leaves_its_parents_recording_alone(tmp_path: Path) -> None:
+    program(
+        """
+        recording = thence.record(OUT)
+        recording.start()
+        fake.emit(kernel("parent"))
+        fake.library.cuptiActivityFlushAll(0)
+        if os.fork() == 0:
+            recording.stop()  # not the child's
+            with thence.mark("x"):
+                pass
+            with thence.record(OUT) as own:
+                fake.emit(kernel("child"))
+            sys.exit(0)
+        os.wait()
+        fake.emit(kernel("parent"))
+        """,
+        tmp_path,
+        env={"PYTHONWARNINGS": "ignore::DeprecationWarning"},
+    )
+    found = {
+        tuple(thence.open(folder).gpu["name"].cast(pl.String).to_list())
+        for folder in tmp_path.iterdir()
+    }
+    assert found == {("parent", "parent"), ("child",)}
+
+
+def test_ranks_of_a_job_are_read_together(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        body = f"""
+        with thence.record(OUT):
+            now = time.time_ns()
+            fake.emit(*[kernel(start=now, end=now + 5)] * {rank + 1})
+        """
+        program(body, tmp_path, env={"RANK": str(rank)})
+    trace = thence.open(tmp_path)
+    counts = trace.gpu.group_by("rank").len().sort("rank").rows()
+    assert counts == [(0, 1), (1, 2)]
+    assert all(f"-rank{r}-" in " ".join(trace.meta.inputs) for r in (0, 1))
+    assert any("several runs" in warning for warning in trace.meta.warnings)

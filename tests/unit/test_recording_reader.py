@@ -1,0 +1,161 @@
+"""Recordings on disk: finished, cut, damaged, hostile."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import thence
+from thence.readers.recording.parts import SCHEMAS
+from thence.readers.registry import read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGAN = 1_000_000
+KERNEL = dict.fromkeys(SCHEMAS["kernels"], 1)
+
+
+def written(folder: Path, tables: dict[str, list[list[dict[str, Any]]]], **about: Any) -> Path:
+    """A recording made by hand: for each table its parts, as lists of rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    description = {
+        "format": "thence.recording", "version": 1, "rank": 3, "pid": 77, "began_ns": BEGAN,
+        "stopped_ns": BEGAN + 10_000, "finished": True, **about,
+    }  # fmt: skip
+    (folder / "recording.json").write_text(json.dumps(description))
+    for table, parts in tables.items():
+        for number, rows in enumerate(parts, 1):
+            frame = pl.DataFrame(rows, schema=SCHEMAS[table])
+            frame.write_ipc(folder / f"{table}-{number:06}.arrow", compression="lz4")
+    return folder
+
+
+def kernel(**fields: Any) -> dict[str, Any]:
+    """One row of the table kernels."""
+    return {**KERNEL, "start": BEGAN + 10, "end": BEGAN + 30, "graph": 0, "node": 0, **fields}
+
+
+NAMES = [
+    {"number": 1, "name": "_Z1fv", "demangled": "f()"},
+    {"number": 2, "name": "g", "demangled": None},
+]
+
+
+def test_parts_are_put_together_in_their_order(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "a",
+        {
+            "names": [NAMES[:1], NAMES[1:]],
+            "kernels": [[kernel(start=BEGAN + 50, end=BEGAN + 60)], [kernel(name=2)]],
+        },
+    )
+    tables = read([folder])
+    assert tables.gpu["start"].to_list() == [10, 50]
+    assert tables.gpu["name"].cast(pl.String).to_list() == ["g", "f()"]
+    assert tables.gpu["rank"].to_list() == [3, 3]
+    assert (tables.meta.epoch_ns, tables.meta.warnings) == (BEGAN, ())
+
+
+def test_unfinished_activities_and_missing_names(tmp_path: Path) -> None:
+    rows = [kernel(end=0), kernel(start=0, end=0), kernel(name=99), kernel(name=None)]
+    tables = read([written(tmp_path / "a", {"names": [NAMES], "kernels": [rows]})])
+    assert tables.gpu["name"].cast(pl.String).to_list() == ["(unnamed)", "(unnamed)"]
+    assert any("2 activities have no end" in warning for warning in tables.meta.warnings)
+
+
+def test_a_damaged_part_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()], [kernel()], [kernel()]]}
+    )
+    part = folder / "kernels-000002.arrow"
+    part.write_bytes(part.read_bytes()[:100])
+    (folder / ".kernels-000004.arrow.unfinished").write_bytes(b"half")
+    tables = read([folder])
+    assert tables.gpu.height == 2
+    assert any("1 of 3 parts of the kernels are damaged" in w for w in tables.meta.warnings)
+
+
+def test_what_the_recorder_had_to_say_is_passed_on(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "a", {"kernels": [[kernel()]]}, finished=False, dropped=12, lost={"calls": 5},
+        unknown_kinds={"55": 2}, warnings=["the device was still busy"],
+    )  # fmt: skip
+    text = "\n".join(read([folder]).meta.warnings)
+    for expected in (
+        "was cut",
+        "12 records were dropped",
+        "5 rows of the calls",
+        "CUPTI's 55",
+        "still busy",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"rank": "x"}', '{"format": "other"}', '{"rank": -5}', "\x00" * 50]
+)
+def test_a_description_that_cannot_be_read_costs_only_the_facts(
+    tmp_path: Path, content: str
+) -> None:
+    folder = written(tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()]]})
+    (folder / "recording.json").write_text(content)
+    tables = read([folder])
+    assert tables.gpu.height == 1
+    assert tables.gpu["rank"].to_list() == [0]
+
+
+def test_a_recording_without_anything_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(thence.DamagedInput, match="nothing of the recording can be read"):
+        read([written(tmp_path / "a", {})])
+
+
+def test_columns_of_other_types_do_no_harm(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()]]})
+    text = pl.DataFrame({name: ["a", "18446744073709551615", None] for name in SCHEMAS["kernels"]})
+    text.write_ipc(folder / "kernels-000002.arrow")
+    lists = pl.DataFrame({name: [[1], [2]] for name in SCHEMAS["kernels"]})
+    lists.write_ipc(folder / "kernels-000003.arrow")
+    pl.DataFrame({"start": [5]}).write_ipc(folder / "kernels-000004.arrow")
+    unsigned = dict.fromkeys(SCHEMAS["kernels"], pl.UInt64)
+    huge = pl.DataFrame(
+        {name: [2**64 - 1] for name in SCHEMAS["kernels"]},
+        schema=unsigned,
+    )
+    huge.write_ipc(folder / "kernels-000005.arrow")
+    tables = read([folder])
+    assert tables.gpu.height == 1
+    assert tables.meta.warnings
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage_raises_nothing_but_our_errors(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    marks = [
+        {"what": what, "serial": i // 2, "forward": -1, "time": BEGAN + i,
+         "thread": 1, "name": 1, "lane": 0, "metadata": 0}
+        for i, what in enumerate([0, 1] * 20)
+    ]  # fmt: skip
+    folder = written(
+        tmp_path / "a",
+        {"names": [NAMES], "kernels": [[kernel()] * 50], "marks": [marks],
+         "ranges": [[dict.fromkeys(SCHEMAS["ranges"], 2)]]},
+    )  # fmt: skip
+    (folder / "labels.json").write_text('{"format": "thence.graph-labels", "version": 1}')
+    for _ in range(15):
+        file = chance.choice(sorted(folder.iterdir()))
+        content = bytearray(file.read_bytes())
+        for _ in range(chance.choice([1, 1, 4, 40])):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+        before = file.read_bytes()
+        file.write_bytes(content)
+        try:
+            thence.open(folder).activities  # noqa: B018 - reading is the point
+        except thence.ThenceError:
+            pass
+        finally:
+            file.write_bytes(before)
