@@ -1,0 +1,75 @@
+"""``thence doctor``: what works on this machine, what does not, and why."""
+
+from __future__ import annotations
+
+import click
+
+from thence.cli.common import console, print_json, print_table
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence doctor
+  thence doctor --need recording --need jax && thence record -- python train.py
+  thence doctor --format json
+"""
+
+_NAMES = (
+    "driver",
+    "libcupti",
+    "recording",
+    "nvtx",
+    "graphs",
+    "measure",
+    "torch",
+    "jax",
+    "nsys",
+    "html",
+    "inside",
+    "disk",
+)
+
+
+@click.command("doctor", epilog=_EXAMPLES)
+@click.option(
+    "--need",
+    "needed",
+    multiple=True,
+    type=click.Choice(_NAMES),
+    help="Exit with 1 unless this works; may be repeated.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", "json")),
+    default="table",
+    show_default=True,
+)
+@click.pass_context
+def command(ctx: click.Context, needed: tuple[str, ...], form: str) -> None:
+    """What works on this machine, what does not, and why.
+
+    A kernel is launched and recorded in a process of its own, to be sure. torch and jax are not imported.
+    """
+    from thence.recorder.doctor import examine
+
+    capabilities = examine()
+    failed = [c.name for c in capabilities if c.name in needed and not c.works]
+    if form == "json":
+        print_json({"capabilities": [c.to_json() for c in capabilities], "failed": failed})
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for capability in capabilities:
+            mark = Text("yes", "green") if capability.works else Text("no", "yellow")
+            found = Text(capability.found)
+            if capability.cure:
+                found.append(f"\n{capability.cure}", "dim")
+            table.add_row(mark, capability.name, found)
+        print_table(console(), table)
+    for name in failed:
+        click.echo(f"thence: {name} is needed, and does not work", err=True)
+    ctx.exit(1 if failed else 0)
