@@ -15,6 +15,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from thence.writers.chrome_inside import inside_lines
+from thence.writers.graph_arguments import graph_arguments
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -91,7 +94,10 @@ def write_chrome(
         stream: binary; not closed.
         progress: called with how many rows are written, and how many there are.
     """
-    host, gpu = timeline.tables.host.height, timeline.tables.gpu.height
+    tables = timeline.tables
+    total = sum(
+        [tables.host.height, tables.gpu.height, *(p.ranges.height for p in timeline.inside)]
+    )
     head = msgspec.json.encode(_metadata(timeline))
     stream.write(head[:-1] + b',\n"traceEvents": [')
     before = b"\n"
@@ -101,7 +107,7 @@ def write_chrome(
             stream.write(before + lines.str.join(",\n")[0].encode())
             before = b",\n"
         done += rows
-        progress(done, host + gpu)
+        progress(done, total)
     stream.write(b"\n]}\n")
 
 
@@ -164,14 +170,33 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
     numbered = timeline.tables.gpu.with_row_index("row").hstack(
         timeline.places.select(place for place in (*_PLACES, "launch"))
     )
+    numbered = _with_graph_labels(numbered, timeline)
     for frame in numbered.iter_slices(_CHUNK_ROWS):
         yield frame.height, _gpu_lines(frame, timeline, of_gpu)
     yield 0, _arrows(timeline)
+    for number, phases in enumerate(timeline.inside):
+        yield from inside_lines(phases, number, _quoted, _microseconds)
+
+
+def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
+    """The rows with arguments of joined labels, which then tell the places alone."""
+    if timeline.tables.graph_places.is_empty():
+        return rows.with_columns(joined=pl.lit(None, pl.String))
+    arguments = graph_arguments(timeline.tables, timeline.places, collectives=False)
+    joined = rows.join(arguments, on="row", how="left", maintain_order="left")
+    return joined.rename({"text": "joined"}).with_columns(
+        pl.when(pl.col("joined").is_null()).then(pl.col(place)).alias(place) for place in _PLACES
+    )
 
 
 def _described(timeline: Timeline, table: str) -> pl.DataFrame:
     """Arguments of the collectives that rows of a table describe: row and JSON text."""
-    collectives = timeline.tables.collectives
+    read = timeline.tables.collectives
+    # Besides what the producer described: what labels say of kernels in graphs.
+    joined = timeline.collectives.filter(
+        pl.col("host").is_null() & ~pl.col("gpu").is_in(read["gpu"].drop_nulls().implode())
+    )
+    collectives = pl.concat([read, joined])
     rows = pl.col("gpu").is_not_null()
     chosen = collectives.filter(rows if table == "gpu" else ~rows & pl.col("host").is_not_null())
     texts = [_json_text(pl.col(column), key) for column, key in _COLLECTIVE_TEXTS.items()]
@@ -263,6 +288,7 @@ def _gpu_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame)
         *(_number(column, key) for column, key in _GPU_NUMBERS.items()),
         *(_triple(column) for column in ("grid", "block")),
         pl.col("described"),
+        pl.col("joined"),
         *places,
     ]
     line = _complete(

@@ -6,24 +6,26 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import msgspec
+import polars as pl
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import polars as pl
 
     from thence.analysis.timeline import Timeline
 
 __all__ = ["FILES", "write_parquet"]
 
 _TABLES = ("gpu", "host", "places", "collectives", "threads", "programs", "counters")
+_INSIDE = "inside.parquet"
 _META = "meta.json"
-FILES = (*(f"{table}.parquet" for table in _TABLES), _META)
-"""Names of what is written."""
+FILES = (*(f"{table}.parquet" for table in _TABLES), _INSIDE, _META)
+"""Names of what is written; inside only where there are in-kernel ranges."""
 
 
 def write_parquet(timeline: Timeline, folder: Path) -> None:
     """Writes gpu, host, places, collectives, threads, programs and counters, and meta.json beside them.
+
+    In-kernel ranges, where there are any, are in inside.
 
     Args:
         timeline: to be written.
@@ -34,6 +36,19 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
     for name in _TABLES:
         frame: pl.DataFrame = getattr(timeline if name in of_timeline else tables, name)
         frame.write_parquet(folder / f"{name}.parquet")
+    if timeline.inside:
+        launches = [
+            phases.ranges.select(
+                pl.lit(number, pl.Int32).alias("launch"),
+                pl.lit(phases.title).alias("kernel"),
+                pl.lit(phases.rank, pl.Int32).alias("rank"),
+                pl.lit(phases.device, pl.Int32).alias("device"),
+                pl.all().exclude("name"),
+                pl.col("name").cast(pl.String),
+            )
+            for number, phases in enumerate(timeline.inside)
+        ]
+        pl.concat(launches).write_parquet(folder / _INSIDE)
     facts = dataclasses.asdict(tables.meta)
     facts |= {"clock_corrections_ns": {str(r): ns for r, ns in timeline.corrections.items()}}
     facts |= {"clocks": list(timeline.notes)}

@@ -6,5 +6,6 @@ tracks.py     processes, threads, devices, streams and lanes, in order
 packets.py    slices with arguments and flows, counters -> packets
 arguments.py  which columns become arguments
 layout.py     rows on tracks
+inside.py     in-kernel ranges on tracks
 write.py      a timeline -> the file
 """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from thence.analysis.timeline import Timeline
     from thence.writers.perfetto.interning import Interned
 
-__all__ = ["gpu_arguments", "host_arguments"]
+__all__ = ["gpu_arguments", "host_arguments", "inside_arguments"]
 
 _GPU = {
     "stream": "stream",
@@ -63,6 +63,12 @@ _HOST = {
     "external": "external id",
     "sequence": "sequence number",
 }
+_INSIDE = {
+    "net_ns": "net ns",
+    "block": "block",
+    "index": "index in block",
+    "sm": "SM",
+}
 
 
 def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
@@ -81,6 +87,13 @@ def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...
 def host_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
     """Ids of each host range, in the order of the table."""
     return _columns(timeline.tables.host, _HOST, interned)
+
+
+def inside_arguments(ranges: pl.DataFrame, interned: Interned) -> tuple[Argument, ...]:
+    """Net time and place of each in-kernel range, in the order of the table."""
+    unclosed = pl.when(~pl.col("closed")).then(pl.lit("entered, never left"))
+    marked = ranges.with_columns(state=unclosed)
+    return _columns(marked, {**_INSIDE, "state": "state"}, interned)
 
 
 def _columns(

@@ -15,6 +15,7 @@ import polars as pl
 from thence.analysis.lanes import nested_sequence, split_lanes
 from thence.analysis.timeline import COUNTERS
 from thence.writers.perfetto.arguments import gpu_arguments, host_arguments
+from thence.writers.perfetto.inside import add_inside, device_groups
 from thence.writers.perfetto.interning import Interned
 from thence.writers.perfetto.packets import Arrows, Slices
 from thence.writers.perfetto.tracks import Process, Thread, Tracks
@@ -54,7 +55,7 @@ class Layout:
     Attributes:
         origin_ns: what was taken off every time so that none is negative; 0 unless some were.
         tracks, interned: of the file.
-        slices: host ranges, device activities, programs, extra lanes.
+        slices: host ranges, device activities, programs, extra lanes, what happened inside kernels.
         counters: of all devices.
     """
 
@@ -68,7 +69,8 @@ class Layout:
 def layout(timeline: Timeline) -> Layout:
     """Rows on tracks."""
     tables = timeline.tables
-    times = (tables.gpu["start"], tables.host["start"], tables.programs["start"])
+    of_tables = (tables.gpu["start"], tables.host["start"], tables.programs["start"])
+    times = (*of_tables, *(phases.ranges["start_ns"] for phases in timeline.inside))
     first = [start for column in times if isinstance(start := column.min(), int)]
     made = Layout(min([0, *first]))
     flows = _Flows.of(timeline)
@@ -85,6 +87,8 @@ def layout(timeline: Timeline) -> Layout:
     for kind, names in timeline.lanes.items():
         _add_lanes(made, timeline, gpu, (kind, names), devices)
     _add_counters(made, timeline, devices)
+    group_of = device_groups(made.tracks, devices)
+    made.slices += add_inside(made.tracks, made.interned, timeline.inside, group_of, made.origin_ns)
     return made
 
 

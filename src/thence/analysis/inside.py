@@ -1,0 +1,227 @@
+"""Inside a kernel: time by range, and how evenly the SMs were loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.errors import MissingData
+from thence.model.intervals import levels, union_lengths
+
+if TYPE_CHECKING:
+    from thence.inside.decoding import Decoded
+
+__all__ = ["InsideSummary", "summarize"]
+
+_QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
+
+
+@dataclass(frozen=True)
+class InsideSummary:
+    """Where the time of one launch went.
+
+    Attributes:
+        kernel: its name, empty when unknown.
+        rows: one row for each range name, largest total first: name, count, total_ns (of net times:
+            as recorded, less what recording took), mean_ns, p50_ns, p90_ns, p99_ns, min_ns, max_ns,
+            share (of the time of all traces; ranges inside one another count each), recorded_ns
+            (total as recorded), sms (on how many it ran), sm_low_ns and sm_high_ns (least and
+            largest mean of one SM), unclosed (ranges that nothing left, in no other column).
+        instants: name, count of instants.
+        sms: one row for each SM: sm, blocks, traces, busy_ns (some trace ran), idle_ns (of the span),
+            start_ns and end_ns since the first trace's start.
+        traces, blocks: how many were traced.
+        span_ns: first start to last end of any trace.
+        trace_ns: sum of the durations of all traces.
+        start_spread_ns: from the first to the last start of a block.
+        tail_ns: from when the first SM had nothing more to do to the end.
+        tail_idle: share of the SMs' time in the tail that was idle.
+        waves: blocks over how many ran at once at most.
+        imbalance: busiest SM over the mean of all SMs that ran something, in busy time.
+        idle_sms: SMs that ran nothing; None where the device's number of SMs is not known.
+        clock_ghz: median SM clock; None where it is not known.
+        clock_sources: traces by where their clock's rate comes from.
+        states: traces by what became of them.
+        dropped: events that found no room.
+        overhead_cycles: subtracted for each event in net times.
+        notes, warnings: of the decoder.
+    """
+
+    kernel: str
+    rows: pl.DataFrame
+    instants: pl.DataFrame
+    sms: pl.DataFrame
+    traces: int
+    blocks: int
+    span_ns: int
+    trace_ns: int
+    start_spread_ns: int
+    tail_ns: int
+    tail_idle: float
+    waves: float
+    imbalance: float
+    idle_sms: int | None
+    clock_ghz: float | None
+    clock_sources: dict[str, int]
+    states: dict[str, int]
+    dropped: int
+    overhead_cycles: float
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Every attribute as JSON values, notes and warnings apart; units are in the keys."""
+        frames = ("rows", "instants", "sms")
+        texts = ("notes", "warnings")
+        plain = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in (*frames, *texts)
+        }
+        return plain | {name: getattr(self, name).to_dicts() for name in frames}
+
+
+def summarize(decoded: Decoded) -> InsideSummary:
+    """The summary of one launch.
+
+    Raises:
+        MissingData: nothing was traced.
+    """
+    traces = decoded.traces
+    if traces.is_empty():
+        raise MissingData("no trace holds anything: the kernel did not run, or is not instrumented")
+    first, last = _int(traces["start_ns"].min()), _int(traces["end_ns"].max())
+    trace_ns = _int((traces["end_ns"] - traces["start_ns"]).sum())
+    sms = _multiprocessors(traces, first, last)
+    starts = traces.group_by("block").agg(pl.col("start_ns").min())["start_ns"]
+    ghz = traces["clock_ghz"].median()
+    of_device = decoded.description.launch.get("multiprocessors")
+    return InsideSummary(
+        kernel=decoded.description.kernel,
+        rows=_rows(decoded.ranges, trace_ns),
+        instants=_instants(decoded.ranges),
+        sms=sms,
+        traces=traces.height,
+        blocks=traces["block"].n_unique(),
+        span_ns=last - first,
+        trace_ns=trace_ns,
+        start_spread_ns=_int(starts.max()) - _int(starts.min()),
+        **_tail(sms, last - first),
+        waves=_waves(traces),
+        imbalance=_imbalance(sms),
+        idle_sms=max(of_device - sms.height, 0)
+        if isinstance(of_device, int) and sms.height
+        else None,
+        clock_ghz=ghz if isinstance(ghz, float) else None,
+        clock_sources=_counts(traces["clock_source"]),
+        states=_counts(traces["state"]),
+        dropped=_int(traces["dropped"].sum()),
+        overhead_cycles=decoded.overhead_cycles,
+        notes=decoded.notes,
+        warnings=decoded.warnings,
+    )
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _counts(column: pl.Series) -> dict[str, int]:
+    counted = column.cast(pl.String).value_counts(sort=True, name="count")
+    return dict(counted.iter_rows())
+
+
+def _rows(ranges: pl.DataFrame, trace_ns: int) -> pl.DataFrame:
+    lasting = ranges.filter(pl.col("kind") == "range")
+    closed = lasting.filter("closed")
+    net = pl.col("net_ns")
+    per_name = closed.group_by("name").agg(
+        count=pl.len(),
+        total_ns=net.sum(),
+        mean_ns=net.mean(),
+        **{column: net.quantile(q, "linear") for column, q in _QUANTILES.items()},
+        min_ns=net.min(),
+        max_ns=net.max(),
+        recorded_ns=pl.col("duration_ns").sum(),
+        sms=pl.col("sm").drop_nulls().n_unique(),
+    )
+    means = closed.drop_nulls("sm").group_by("name", "sm").agg(mean=net.mean())
+    spread = means.group_by("name").agg(
+        sm_low_ns=pl.col("mean").min(), sm_high_ns=pl.col("mean").max()
+    )
+    unclosed = lasting.filter(~pl.col("closed")).group_by("name").agg(unclosed=pl.len())
+    names = lasting.select(pl.col("name").unique())
+    joined = (
+        names.join(per_name, on="name", how="left")
+        .join(spread, on="name", how="left")
+        .join(unclosed, on="name", how="left")
+    )
+    return (
+        joined.with_columns(
+            pl.col("name").cast(pl.String),
+            pl.col("count", "unclosed", "sms", "recorded_ns").fill_null(0),
+            pl.col("total_ns").fill_null(0.0),
+        )
+        .with_columns(share=pl.col("total_ns") / trace_ns if trace_ns else pl.lit(0.0))
+        .sort("total_ns", "name", descending=[True, False])
+        .select(
+            "name", "count", "total_ns", "share", "mean_ns", "p50_ns", "p90_ns", "p99_ns", "min_ns",
+            "max_ns", "sm_low_ns", "sm_high_ns", "sms", "recorded_ns", "unclosed",
+        )
+    )  # fmt: skip
+
+
+def _instants(ranges: pl.DataFrame) -> pl.DataFrame:
+    chosen = ranges.filter(pl.col("kind") == "instant")
+    counted = (
+        chosen.group_by("name").agg(count=pl.len()).with_columns(pl.col("name").cast(pl.String))
+    )
+    return counted.sort("name")
+
+
+def _multiprocessors(traces: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
+    """Load of each SM that is known; empty where the layout does not say on which a trace ran."""
+    known = traces.drop_nulls("sm")
+    per_sm = (
+        known.group_by("sm")
+        .agg(
+            blocks=pl.col("block").n_unique(),
+            traces=pl.len(),
+            start_ns=pl.col("start_ns").min() - first,
+            end_ns=pl.col("end_ns").max() - first,
+        )
+        .sort("sm")
+    )
+    number = np.searchsorted(per_sm["sm"].to_numpy(), known["sm"].to_numpy()).astype(np.int64)
+    busy = union_lengths(
+        number, known["start_ns"].to_numpy(), known["end_ns"].to_numpy(), per_sm.height
+    )
+    return per_sm.with_columns(
+        pl.Series("busy_ns", busy, pl.Int64),
+        pl.Series("idle_ns", last - first - busy, pl.Int64),
+    ).select("sm", "blocks", "traces", "busy_ns", "idle_ns", "start_ns", "end_ns")
+
+
+def _tail(sms: pl.DataFrame, span_ns: int) -> dict[str, Any]:
+    if sms.is_empty():
+        return {"tail_ns": 0, "tail_idle": 0.0}
+    tail = span_ns - _int(sms["end_ns"].min())
+    idle = (span_ns - sms["end_ns"]).mean()
+    share = idle / tail if tail and isinstance(idle, float) else 0.0
+    return {"tail_ns": tail, "tail_idle": share}
+
+
+def _waves(traces: pl.DataFrame) -> float:
+    blocks = traces.group_by("block").agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+    ends = np.maximum(blocks["end_ns"].to_numpy(), blocks["start_ns"].to_numpy() + 1)
+    ones = np.ones(blocks.height, np.int64)
+    _, _, running = levels(blocks["start_ns"].to_numpy(), ends, ones)
+    return blocks.height / int(running.max(initial=1))
+
+
+def _imbalance(sms: pl.DataFrame) -> float:
+    mean = sms["busy_ns"].mean()
+    return _int(sms["busy_ns"].max()) / mean if isinstance(mean, float) and mean else 1.0

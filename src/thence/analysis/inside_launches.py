@@ -1,0 +1,467 @@
+"""Which launch of a trace a buffer of in-kernel events is of.
+
+%globaltimer and a trace's clock are not the same clock: their distance was -57, +66, +215 and +1,437 us
+in four processes on one H200, and drifts by tens of us in some seconds. So no distance says which of a
+kernel's launches is meant. What says it, in this order:
+
+name, grid, block, device, process     of the launch
+length                                 the kernel took at least as long as what ran in it
+moments on the host's clock            launched after its buffer was made, ended before it was read
+neighbours on the host's clock         the only launch before the next buffer was made, if one was
+distances between several buffers      are those between their launches, but for the drift
+
+Where that leaves several, the user is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.errors import MissingData, UsageError
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from thence.analysis.timeline import Timeline
+    from thence.inside.decoding import Decoded
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    Parts = Sequence[tuple[str, Decoded]]
+
+__all__ = ["Place", "find_launches", "span"]
+
+_MOST_SHIFT_NS = 60_000_000_000
+"""A trace whose clock is further from the timer is of another time."""
+_UNIX_TIMES_NS = 1_500_000_000_000_000_000
+"""A timer that reads less does not count from 1970."""
+_HOST_SLACK_NS = 2_000
+"""How far the host's clock and the trace's may disagree about a moment."""
+_JITTER_NS, _DRIFT = 5_000, 1e-4
+"""Distances between two launches by the timer and by the trace differ by so many ns, and such a share."""
+_SHORT, _SHORT_SHARE = 2_000, 0.05
+"""A slice may be that much shorter than the ranges in it, in ns and as a share."""
+_WRAP = 1 << 32
+_MOST_NAMED = 6
+
+
+@dataclass(frozen=True)
+class Place:
+    """The slice that a buffer belongs to.
+
+    Attributes:
+        rank, device: of the slice.
+        number, of: which of the kernel's launches in order of start, of how many.
+        slice_ns: duration of the slice.
+        span_ns: from the first start to the last end inside.
+        moved_ns: what must be added to times of the buffer to be on the timeline: the middle between
+            how far its first start and its last end are from those of the slice.
+        at_start_ns, at_end_ns: how far the GPU's timer was ahead of the trace's clock by the starts
+            and by the ends; None where these clocks cannot be compared.
+        how: what said that it is this launch.
+    """
+
+    rank: int
+    device: int
+    number: int
+    of: int
+    slice_ns: int
+    span_ns: int
+    moved_ns: int
+    at_start_ns: int | None
+    at_end_ns: int | None
+    how: str
+
+    def said(self, name: str) -> str:
+        """The same as a sentence about the buffer ``name``."""
+        which = f"launch {self.number} of {self.of}" if self.of > 1 else "the only launch"
+        text = (
+            f"{name}: {format_ns(self.span_ns)} of ranges are drawn under {which} of the kernel,"
+            f" which took {format_ns(self.slice_ns)}{self.how}"
+        )
+        if self.at_start_ns is None or self.at_end_ns is None:
+            text += "; both middles were put together, as their clocks cannot be compared"
+        else:
+            text += (
+                f"; the GPU's timer was {self.at_start_ns:+,} ns from the trace's clock where it"
+                f" began and {self.at_end_ns:+,} ns where it ended: the middle is taken, for this"
+                " launch alone"
+            )
+        if self.span_ns > self.slice_ns + _SHORT:
+            text += (
+                "; the ranges are longer than the kernel: the clock's rate, or the launch, is wrong"
+            )
+        return text
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer and the launches that it could be of.
+
+    Attributes:
+        all: launches of its kernel: id (row of gpu), rank, device, start, duration, call (when it was
+            called), all on the clock as recorded; corrected (start on the timeline).
+        left: rows of ``all`` that its facts allow.
+        ahead: by how much its timer is ahead of the trace's clock if it is of that launch; shape of
+            ``all``. Modulo 2^32 ns where ``wrapped``.
+        alone: whether a moment of its neighbours left one launch.
+        clocked: whether the trace's clock counts from a known moment.
+    """
+
+    name: str
+    decoded: Decoded
+    all: pl.DataFrame
+    left: Int64
+    ahead: Int64
+    wrapped: bool
+    alone: bool
+    clocked: bool
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times and those of other buffers of the device are on one clock."""
+        return self.decoded.timer_bits > 0
+
+
+def span(decoded: Decoded) -> tuple[int, int]:
+    """First start and last end of any trace, in ns of the buffer's timer."""
+    first, last = decoded.traces["start_ns"].min(), decoded.traces["end_ns"].max()
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    return first, last
+
+
+def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -> list[Place]:
+    """The launch of each buffer.
+
+    Args:
+        recorded: of a trace made at the same time.
+        parts: what each buffer is called, and what it holds: at least one trace.
+        launch: which launch of the kernel it is, in order of start from 0, where that is known.
+
+    Raises:
+        MissingData: a buffer has no such launch, or several could be it.
+        UsageError: there are fewer launches than ``launch`` says.
+    """
+    trace = _Trace(recorded)
+    if launch is not None:
+        return [_as_said(_buffer(trace, name, d, check=False), launch) for name, d in parts]
+    buffers = [_buffer(trace, name, decoded) for name, decoded in parts]
+    places: dict[int, Place] = {}
+    for group in _groups(buffers):
+        members = [buffers[i] for i in group]
+        places |= dict(zip(group, _together(members), strict=True))
+    return [places[i] for i in range(len(buffers))]
+
+
+def _as_said(buffer: _Buffer, launch: int) -> Place:
+    count = buffer.all.height
+    if not 0 <= launch < count:
+        raise UsageError(
+            f"{buffer.name}: there are {count:,} launches of its kernel, from 0; got {launch}"
+        )
+    return _place(buffer, launch, ", as was said")
+
+
+def _buffer(trace: _Trace, name: str, decoded: Decoded, *, check: bool = True) -> _Buffer:
+    launches = _launches(trace, name, decoded)
+    epoch = trace.recorded.tables.meta.epoch_ns
+    start, duration = (launches[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
+    first, last = span(decoded)
+    zero = epoch or 0
+    ahead = ((first - zero - start) + (last - zero - start - duration)) // 2
+    wrapped = decoded.timer_bits == 32
+    ordered, alone = _in_order(launches, epoch, decoded.description.launch)
+    left = np.arange(len(start))
+    if check:
+        same_time = np.ones(len(start), np.bool_)
+        if epoch is not None and decoded.timer_bits == 64 and first > _UNIX_TIMES_NS:
+            same_time = np.abs(ahead) <= _MOST_SHIFT_NS
+        long = duration + max(_SHORT, int(_SHORT_SHARE * (last - first))) >= last - first
+        _refuse(name, same_time, ordered, long, ahead, last - first)
+        left = np.flatnonzero(same_time & long & ordered)
+        within = left[alone[left]]
+        left = within if len(within) == 1 else left
+    ahead = _signed(ahead, wrapped)
+    known = bool(len(left) == 1 and alone[left].all() and not alone.all())
+    return _Buffer(name, decoded, launches, left, ahead, wrapped, known, epoch is not None)
+
+
+def _in_order(
+    launches: pl.DataFrame, epoch: int | None, facts: Mapping[str, Any]
+) -> tuple[Mask, Mask]:
+    """Which launches agree with the moments of a buffer, and which also with those of its neighbours.
+
+    A buffer is made before its launch (host_ns) and read after it (taken_ns). Most programs launch
+    before they make the next buffer (next_ns), or read one before the next launch (previous_ns); those
+    that make all buffers first do not.
+    """
+    call = launches["call"].to_numpy().astype(np.int64)
+    end = (launches["start"] + launches["duration"]).to_numpy().astype(np.int64)
+    made, taken, previous, following = (
+        _whole(facts.get(key)) for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
+    )
+    ordered = np.ones(len(call), np.bool_)
+    if epoch is None:
+        return ordered, ordered
+    if made is not None:
+        ordered &= call >= made - epoch - _HOST_SLACK_NS
+    if taken is not None:
+        ordered &= end <= taken - epoch + _HOST_SLACK_NS
+    alone = ordered.copy()
+    if previous is not None:
+        alone &= call >= previous - epoch - _HOST_SLACK_NS
+    if following is not None:
+        alone &= call <= following - epoch
+    return ordered, alone
+
+
+def _refuse(
+    name: str, same_time: Mask, ordered: Mask, long: Mask, ahead: Int64, span_ns: int
+) -> None:
+    """Raises MissingData where no launch is left, with what speaks against all of them."""
+    if (same_time & ordered & long).any():
+        return
+    count = len(ahead)
+    if not same_time.any():
+        why = f"the nearest is {format_ns(int(np.abs(ahead).min()))} apart: the trace is of another time"
+    elif not (same_time & ordered).any():
+        why = (
+            "none was launched after its buffer was made, and done before it was read: the trace does"
+            " not reach that far, or is of another process"
+        )
+    else:
+        why = (
+            f"none took as long as the {format_ns(span_ns)} from its first start to its last end:"
+            " the trace does not have it, or the SM clock's rate is wrong (--clock-ghz)"
+        )
+    raise MissingData(
+        f"{name}: of {count:,} launches of its kernel, {why}; if it is one of them nevertheless, say"
+        f" which (0 to {count - 1:,}) with --launch"
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """A number of the description as it is, where it is one; what else stands there says nothing."""
+    return value if type(value) is int and 0 < value < 1 << 62 else None
+
+
+def _signed(values: Int64, wrapped: bool) -> Int64:  # noqa: FBT001 - of the clock
+    return (values + _WRAP // 2) % _WRAP - _WRAP // 2 if wrapped else values
+
+
+class _Trace:
+    """What all buffers ask of a trace, found once."""
+
+    def __init__(self, recorded: Timeline) -> None:
+        self.recorded = recorded
+        self._named: dict[str, pl.DataFrame] = {}
+
+    def named(self, kernel: str) -> pl.DataFrame:
+        """Rows of gpu with this kernel, on the clock of the timeline, and start of their call."""
+        if kernel not in self._named:
+            self._named[kernel] = _with_calls(self.recorded, _named(self.recorded, kernel))
+        return self._named[kernel]
+
+
+def _with_calls(recorded: Timeline, launches: pl.DataFrame) -> pl.DataFrame:
+    calls = (
+        recorded.tables.host.filter(pl.col("category").is_in(["runtime", "driver"]))
+        .join(launches, on=["rank", "correlation"], how="semi")
+        .group_by("rank", "correlation")
+        .agg(call=pl.col("start").min())
+    )
+    return launches.join(calls, on=["rank", "correlation"], how="left", maintain_order="left")
+
+
+def _launches(trace: _Trace, name: str, decoded: Decoded) -> pl.DataFrame:
+    """Launches of the kernel in order of start."""
+    recorded, description = trace.recorded, decoded.description
+    chosen = _of_process(recorded, trace.named(description.kernel), description.launch.get("pid"))
+    for column, size in (("grid", description.grid), ("block", description.block)):
+        wanted = pl.lit(list(size), pl.Array(pl.UInt32, 3))
+        if size != (1, 1, 1):
+            chosen = chosen.filter((pl.col(column) == wanted).fill_null(value=True))
+    if _knows_device(decoded):
+        of_device = chosen.filter(pl.col("device") == description.device)
+        chosen = chosen if of_device.is_empty() else of_device
+    if chosen.is_empty():
+        what = f"of {description.kernel!r}" if description.kernel else "of a kernel"
+        raise MissingData(
+            f"{name}: the trace has no launch {what} with grid {description.grid} and block"
+            f" {description.block}, under which its ranges could be drawn"
+        )
+    correction = pl.lit(0, pl.Int64)
+    for rank, ns in recorded.corrections.items():
+        correction = pl.when(pl.col("rank") == rank).then(ns).otherwise(correction)
+    return (
+        chosen.select(
+            "id", "rank", "device", "duration", corrected="start", start=pl.col("start") + correction,
+            call=pl.coalesce("call", "start") + correction,
+        )
+        .sort("start")
+    )  # fmt: skip
+
+
+def _named(recorded: Timeline, kernel: str) -> pl.DataFrame:
+    gpu = recorded.tables.gpu.with_row_index("id").filter(pl.col("kind") == "kernel")
+    full = pl.col("name").cast(pl.String)
+    if not kernel:
+        return gpu
+    chosen = gpu.filter(full == kernel)
+    word = pl.escape_regex(kernel)
+    if chosen.is_empty():  # with its return type and parameters, as demanglers write it
+        pattern = rf"(^|[^A-Za-z0-9_]){word}([^A-Za-z0-9_]|$)"
+        chosen = gpu.filter(full.str.contains(pattern))
+    if chosen.is_empty():  # as Mosaic GPU names it
+        pattern = rf"(^|[^A-Za-z0-9]){word}([^A-Za-z0-9]|$)"
+        chosen = gpu.filter(full.str.contains(pattern) & full.str.contains("mosaic", literal=True))
+    return chosen
+
+
+def _of_process(recorded: Timeline, launches: pl.DataFrame, process: Any) -> pl.DataFrame:
+    """Those of the ranks with this process id, where the trace has it."""
+    process = _whole(process)
+    if process is None or launches["rank"].n_unique() < 2:
+        return launches
+    ranks = recorded.tables.host.filter(pl.col("process") == process)["rank"].unique()
+    return launches.filter(pl.col("rank").is_in(ranks.implode())) if len(ranks) else launches
+
+
+def _knows_device(decoded: Decoded) -> bool:
+    return not isinstance(decoded.description.launch.get("device"), str)  # "one of 8"
+
+
+def _groups(buffers: Sequence[_Buffer]) -> list[list[int]]:
+    """Buffers whose distances in time are known: of one process and device; others stand alone."""
+    groups: dict[Any, list[int]] = {}
+    for i, buffer in enumerate(buffers):
+        about = buffer.decoded.description
+        known = buffer.timed and _knows_device(buffer.decoded)
+        process = _whole(about.launch.get("pid"))
+        groups.setdefault((process, about.device) if known else i, []).append(i)
+    # Whole times say the order; where there are none it is that in which they were given.
+    for group in groups.values():
+        if not any(buffers[i].wrapped for i in group):
+            group.sort(key=lambda i: span(buffers[i].decoded)[0])
+    return list(groups.values())
+
+
+def _together(buffers: Sequence[_Buffer]) -> list[Place]:
+    """Places of buffers whose distances in time are known."""
+    chosen = _chains(buffers)
+    if chosen.shape[1] > 1:
+        # The first buffer that has several: with it the others would be known.
+        several = next(i for i, rows in enumerate(chosen) if len(np.unique(rows)) > 1)
+        _ask(buffers[several], np.unique(chosen[several]), len(buffers) > 1)
+    return [
+        _place(buffer, int(row), _how(buffer, len(buffers)))
+        for buffer, row in zip(buffers, chosen[:, 0], strict=True)
+    ]
+
+
+def _chains(buffers: Sequence[_Buffer]) -> Int64:
+    """Every way to give all buffers launches whose distances are theirs.
+
+    Returns:
+        Rows of each buffer's launches: shape (buffers, ways), at least one way.
+
+    Raises:
+        MissingData: there is none.
+    """
+    head = buffers[0]
+    ways = head.left[None, :]
+    shift = head.ahead[head.left]
+    for before, buffer in itertools.pairwise(buffers):
+        rows, off = _nearest(buffer, before, ways[-1], shift)
+        apart = np.abs(
+            buffer.all["start"].to_numpy()[rows] - before.all["start"].to_numpy()[ways[-1]]
+        )
+        good = np.abs(off) <= _JITTER_NS + _DRIFT * apart
+        ids = buffer.all["id"].to_numpy()[rows]
+        for other, taken in zip(buffers, ways, strict=False):  # no launch is of two buffers
+            good &= ids != other.all["id"].to_numpy()[taken]
+        if not good.any():
+            raise MissingData(
+                f"{buffer.name}: no launch of its kernel is as far from that of {before.name} as the"
+                " two buffers are apart: the trace does not have all of their launches"
+            )
+        ways = np.concatenate([ways[:, good], rows[None, good]])
+        shift = _signed(buffer.ahead[ways[-1]], buffer.wrapped)
+    return ways
+
+
+def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tuple[Int64, Int64]:
+    """The launch that comes nearest to each clock shift, on the same GPU, and how far off it is."""
+    rows, off = np.zeros(len(taken), np.int64), np.full(len(taken), _WRAP * _WRAP // 4, np.int64)
+    gpus = [b.all.select("rank", "device").to_numpy() for b in (before, buffer)]
+    wrapped = buffer.wrapped or before.wrapped
+    for gpu in np.unique(gpus[0][taken], axis=0):
+        ways = np.flatnonzero((gpus[0][taken] == gpu).all(axis=1))
+        left = buffer.left[(gpus[1][buffer.left] == gpu).all(axis=1)]
+        if not len(left):
+            continue
+        ahead = _signed(buffer.ahead[left], wrapped)
+        order = np.argsort(ahead, kind="stable")
+        wanted = _signed(shift[ways], wrapped)
+        at = np.searchsorted(ahead[order], wanted)
+        for place in (at - 1, at):
+            row = left[order[place % len(left)]]
+            apart = _signed(buffer.ahead[row] - wanted, wrapped)
+            nearer = np.abs(apart) < np.abs(off[ways])
+            rows[ways] = np.where(nearer, row, rows[ways])
+            off[ways] = np.where(nearer, apart, off[ways])
+    return rows, off
+
+
+def _how(buffer: _Buffer, buffers: int) -> str:
+    if buffer.all.height == 1:
+        return ""
+    if buffer.alone:
+        return ", the only one of its length between the moments at which buffers were made or read"
+    if len(buffer.left) == 1:
+        return ", the only one of its length and time"
+    return f", the only one by the distances of the {buffers:,} buffers"
+
+
+def _ask(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 - words it
+    named = [
+        f"{row} (at {format_ns(buffer.all['start'][int(row)])}, {format_ns(buffer.all['duration'][int(row)])})"
+        for row in rows[:_MOST_NAMED]
+    ]
+    more = f" and {len(rows) - _MOST_NAMED:,} more" if len(rows) > _MOST_NAMED else ""
+    raise MissingData(
+        f"{buffer.name}: could be any of {len(rows):,} launches of its kernel, and nothing in it says"
+        f" which: say so with --launch{' and one buffer at a time' * several}:"
+        f" {', '.join(named)}{more}"
+    )
+
+
+def _place(buffer: _Buffer, row: int, how: str) -> Place:
+    launch = buffer.all.row(row, named=True)
+    first, last = span(buffer.decoded)
+    start, end = launch["corrected"], launch["corrected"] + launch["duration"]
+    moved = ((start - first) + (end - last)) // 2
+    comparable = buffer.timed and buffer.clocked
+    half = ((last - first) - launch["duration"]) // 2
+    ahead = int(buffer.ahead[row])
+    return Place(
+        rank=launch["rank"],
+        device=launch["device"],
+        number=row,
+        of=buffer.all.height,
+        slice_ns=launch["duration"],
+        span_ns=last - first,
+        moved_ns=moved,
+        at_start_ns=ahead - half if comparable else None,
+        at_end_ns=ahead + half if comparable else None,
+        how=how,
+    )

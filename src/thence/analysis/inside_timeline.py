@@ -1,0 +1,140 @@
+"""In-kernel ranges as part of a timeline: alone, or under the slice of their kernel.
+
+Each launch is put on the trace's clock by itself: by the middle between how far its first start and its
+last end are from those of its kernel's slice, which agree to about 1 us on an H200. One shift for all
+would not do: %globaltimer and CUPTI's clock drift apart. Nothing that the trace recorded moves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.inside_launches import find_launches, span
+from thence.analysis.timeline import timeline
+from thence.attribution.combined import attribution_of
+from thence.model.tables import Meta, Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.timeline import Timeline
+    from thence.inside.decoding import Decoded
+
+    Parts = Sequence[tuple[str, Decoded]]
+
+__all__ = ["Phases", "merged", "standalone"]
+
+_UNIX_TIMES_NS = 1_500_000_000_000_000_000
+"""A timer that reads less does not count from 1970."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What happened inside one launch, on a timeline's clock.
+
+    Attributes:
+        title: the kernel's name, numbered where several launches have the same.
+        rank, device: where it ran.
+        scope: what one trace is, as in `Decoded.scope`.
+        ranges: as in `Decoded.ranges`, start_ns on the clock of the timeline; names as text.
+    """
+
+    title: str
+    rank: int
+    device: int
+    scope: str
+    ranges: pl.DataFrame
+
+
+def standalone(parts: Parts) -> Timeline:
+    """A timeline of nothing but in-kernel ranges.
+
+    Args:
+        parts: what each buffer is called, and what it holds.
+
+    Launches whose times are whole keep their distances; others each begin at 0.
+    """
+    whole = [span(d)[0] for _, d in parts if d.timer_bits == 64 and d.traces.height]
+    epoch = min(whole, default=None)
+    notes = _notes(parts)
+    if len(parts) > 1 and len(whole) < len(parts):
+        notes.append(
+            "launches whose layout holds no whole times each begin at 0: their distances are unknown"
+        )
+    phases = tuple(
+        _phases(d, 0, d.description.device, -(epoch or 0) if d.timer_bits == 64 else -span(d)[0])
+        for _, d in parts
+        if d.traces.height
+    )
+    meta = Meta(
+        inputs=tuple(name for name, _ in parts),
+        formats=tuple(f"in-kernel events ({d.description.flavour})" for _, d in parts),
+        epoch_ns=epoch if epoch is not None and epoch > _UNIX_TIMES_NS else None,
+        warnings=tuple(w for _, d in parts for w in d.warnings),
+    )
+    tables = Tables(meta=meta)
+    return dataclasses.replace(
+        timeline(tables, attribution_of(tables)), inside=_apart(phases), notes=tuple(notes)
+    )
+
+
+def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timeline:
+    """A timeline with in-kernel ranges under the slices of their kernels.
+
+    Args:
+        recorded: of a trace made at the same time.
+        parts: what each buffer is called, and what it holds.
+        launch: which of the launches of the kernel it is, in order of start from 0; None finds it
+            by what `thence.analysis.inside_launches` says.
+
+    Raises:
+        MissingData: there is no such launch, or several could be it.
+        UsageError: there are fewer launches than ``launch`` says.
+    """
+    filled = [(name, d) for name, d in parts if d.traces.height]
+    places = find_launches(recorded, filled, launch)
+    phases = tuple(
+        _phases(decoded, place.rank, place.device, place.moved_ns)
+        for place, (_, decoded) in zip(places, filled, strict=True)
+    )
+    said = [place.said(name) for place, (name, _) in zip(places, filled, strict=True)]
+    meta = recorded.tables.meta
+    warnings = (*meta.warnings, *(w for _, d in parts for w in d.warnings))
+    tables = dataclasses.replace(recorded.tables, meta=dataclasses.replace(meta, warnings=warnings))
+    return dataclasses.replace(
+        recorded,
+        tables=tables,
+        inside=_apart((*recorded.inside, *phases)),
+        notes=(*recorded.notes, *_notes(parts), *said),
+    )
+
+
+def _apart(phases: Sequence[Phases]) -> tuple[Phases, ...]:
+    """The same with a number after titles that several have: viewers draw equal names as one."""
+    often = Counter(each.title for each in phases)
+    number: Counter[str] = Counter()
+    result = []
+    for each in phases:
+        number[each.title] += 1
+        suffix = f" #{number[each.title]}" if often[each.title] > 1 else ""
+        result.append(dataclasses.replace(each, title=each.title + suffix))
+    return tuple(result)
+
+
+def _notes(parts: Parts) -> list[str]:
+    prefix = len(parts) > 1
+    return [f"{name}: {note}" if prefix else note for name, d in parts for note in d.notes]
+
+
+def _phases(decoded: Decoded, rank: int, device: int, shift: int) -> Phases:
+    description = decoded.description
+    ranges = decoded.ranges.with_columns(
+        pl.col("name").cast(pl.String).cast(pl.Categorical()), pl.col("start_ns") + shift
+    )
+    title = description.kernel or "kernel without a name"
+    return Phases(title, rank, device, decoded.scope, ranges)

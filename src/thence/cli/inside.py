@@ -1,0 +1,196 @@
+"""``thence inside``: where the time inside a kernel goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from thence.cli.common import console, format_option, open_with_progress, print_json, print_table
+from thence.errors import MissingData, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.inside import InsideSummary
+    from thence.analysis.timeline import Timeline
+    from thence.inside.decoding import Decoded
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence inside gemm.npz                                    time by range
+  thence inside gemm.npz -o gemm.pftrace                    a track per SM, block and warpgroup
+  thence inside gemm.npz --merge trace.json.gz -o all.pftrace   under the kernel's slice
+  thence inside mosaic.npy --clock-ghz 1.755                JAX's buffer does not say how fast it ran
+  thence inside profiles/ --format json
+\b
+A buffer is an .npz file (thence.inside.save), or an .npy file with its description in a .json beside
+it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfer-old, mirage, proton.
+"""
+
+
+@click.command("inside", epilog=_EXAMPLES)
+@click.argument("buffers", nargs=-1, required=True, metavar="BUFFER...", type=click.Path())
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="Timeline: a file ending in .pftrace, .json or .json.gz, or a folder ending in .parquet.",
+)
+@click.option(
+    "--merge",
+    multiple=True,
+    metavar="TRACE",
+    type=click.Path(),
+    help="Trace or recording made at the same time, to be written with the ranges under the kernel.",
+)
+@click.option(
+    "--launch",
+    type=click.IntRange(min=0),
+    help="Which launch of the kernel in the trace it is, from 0, where nothing in the buffer says.",
+)
+@click.option(
+    "--clock-ghz",
+    type=float,
+    metavar="GHZ",
+    help="SM clock, for layouts that do not record it.",
+)
+@format_option
+@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+def command(
+    buffers: tuple[str, ...],
+    output: str | None,
+    clock_ghz: float | None,
+    form: str,
+    force: bool,  # noqa: FBT001 - click passes it by name
+    **merging: Any,
+) -> None:
+    """Inside a kernel: time by range, how evenly the SMs were loaded, and timelines of it."""
+    merge: tuple[str, ...] = merging["merge"]
+    launch: int | None = merging["launch"]
+    _check(output, merge, launch, force=force)
+    parts = _decoded(buffers, clock_ghz)
+    timeline = None if output is None else _timeline(parts, merge, launch)
+    _print(parts, form)
+    if output is not None and timeline is not None:
+        from thence.writers.files import write_timeline
+
+        write_timeline(timeline, output)
+        said = {
+            text
+            for name, decoded in parts
+            for note in decoded.notes
+            for text in (note, f"{name}: {note}")
+        }
+        for note in timeline.notes:
+            if note not in said:
+                click.echo(note, err=True)
+
+
+def _check(output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool) -> None:
+    """What is wrong with the request is said before anything is read."""
+    if output is None:
+        if merge or launch is not None:
+            raise UsageError("--merge and --launch are for timelines: -o says where to write it")
+        return
+    from thence.writers.files import ending_of
+
+    ending_of(output)
+    if launch is not None and not merge:
+        raise UsageError("--launch is one of a trace: --merge says which")
+    if os.path.lexists(output) and not force:
+        raise UsageError(f"{output}: exists already; --force replaces it")
+    if not Path(output).absolute().parent.is_dir():
+        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
+
+
+def _decoded(buffers: tuple[str, ...], clock_ghz: float | None) -> list[tuple[str, Decoded]]:
+    from thence.inside.decoding import decode
+    from thence.inside.files import found, load
+
+    parts = []
+    for path in found(buffers):
+        words, description = load(path)
+        parts.append((str(path), decode(words, description, clock_ghz, str(path))))
+    return parts
+
+
+def _timeline(
+    parts: Sequence[tuple[str, Decoded]], merge: tuple[str, ...], launch: int | None
+) -> Timeline:
+    from thence.analysis.inside_timeline import merged, standalone
+
+    if not merge:
+        return standalone(parts)
+    if launch is not None and len(parts) > 1:
+        raise UsageError("--launch says which launch one buffer is of; there are several buffers")
+    return merged(open_with_progress(merge).timeline(), parts, launch)
+
+
+def _print(parts: Sequence[tuple[str, Decoded]], form: str) -> None:
+    from thence.analysis.inside import summarize
+
+    summaries: list[tuple[str, InsideSummary]] = []
+    for name, decoded in parts:
+        try:
+            summaries.append((name, summarize(decoded)))
+        except MissingData as error:
+            raise MissingData(f"{name}: {error}") from error
+    if form == "json":
+        print_json(_document(summaries))
+    elif form == "csv":
+        _csv(summaries)
+    else:
+        _tables(summaries)
+
+
+def _document(summaries: Sequence[tuple[str, InsideSummary]]) -> dict[str, Any]:
+    return {
+        "inputs": [name for name, _ in summaries],
+        "kernels": [{"input": name, **summary.to_json()} for name, summary in summaries],
+        "notes": [note for _, summary in summaries for note in summary.notes],
+        "warnings": [text for _, summary in summaries for text in summary.warnings],
+    }
+
+
+def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
+    import polars as pl
+
+    frames = [
+        summary.rows.select(
+            pl.lit(name).alias("input"), pl.lit(summary.kernel).alias("kernel"), pl.all()
+        )
+        for name, summary in summaries
+    ]
+    click.echo(pl.concat(frames).write_csv(), nl=False)
+    for _, summary in summaries:
+        for text in (*summary.notes, *summary.warnings):
+            click.echo(text, err=True)
+
+
+def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
+    from rich.text import Text
+
+    from thence.writers.frames import frame_table
+    from thence.writers.inside_table import HEADINGS, inside_lines
+
+    screen = console()
+    for number, (name, summary) in enumerate(summaries):
+        head, below = inside_lines(summary, name)
+        print_table(screen, Text("\n" * (number > 0) + head, "bold"))
+        shown = dict(HEADINGS)
+        if not int(summary.rows["unclosed"].sum()):
+            del shown["unclosed"]
+        print_table(screen, frame_table(summary.rows, shown, screen.width))
+        if not summary.instants.is_empty():
+            headings = {"name": "instant", "count": "count"}
+            print_table(screen, frame_table(summary.instants, headings, screen.width))
+        print_table(screen, Text(below))
+        for text in summary.notes:
+            print_table(screen, Text(text, "dim"))
+        for text in summary.warnings:
+            print_table(screen, Text(f"warning: {text}", "dim"))

@@ -1,0 +1,211 @@
+"""What every layout of in-kernel events becomes first: columns per trace and per event.
+
+A trace is the sequence of events of one warp, warpgroup or block. Its counter runs from 0 at the
+trace's start, in cycles or nanoseconds; what these are on a common clock is worked out in clocks.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.errors import DamagedInput
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    UInt8 = npt.NDArray[np.uint8]
+    Words = npt.NDArray[np.uint32]
+
+__all__ = [
+    "COMPLETE",
+    "DAMAGED",
+    "ENTER",
+    "EXIT",
+    "IGNORED",
+    "INSTANT",
+    "OVERFLOW",
+    "STATES",
+    "UNFINISHED",
+    "UNKNOWN",
+    "Columns",
+    "as_words",
+    "counted_from_start",
+    "pairs_of",
+    "runs_backwards",
+    "several",
+    "starts_of",
+]
+
+ENTER, EXIT, INSTANT, IGNORED = 0, 1, 2, 3
+"""Kinds of events. Ignored: what no layout writes."""
+
+STATES = ("complete", "unfinished", "overflow", "damaged")
+"""What became of a trace. unfinished: it never wrote its end. overflow: events found no room.
+damaged: its clock runs backwards, or its events do not fit its header."""
+COMPLETE, UNFINISHED, OVERFLOW, DAMAGED = range(4)
+
+UNKNOWN = -1
+"""Stands in columns of whole numbers for what the layout does not say."""
+
+_WRAP = 1 << 32
+
+
+@dataclass
+class Columns:
+    """Traces and their events.
+
+    Attributes:
+        trace: number of each trace in the buffer; shape (traces,) like all down to ``state``.
+        block: linear index of its block, x fastest, as CUDA counts.
+        index: of the trace within its block.
+        sm: multiprocessor it ran on; `UNKNOWN` where the layout does not say.
+        count: events that are kept.
+        dropped: events that found no room, or were overwritten.
+        timer: %globaltimer at the trace's start in ns, as far as ``timer_bits`` go.
+        clock: SM clock at the start, its low 32 bits; `UNKNOWN` where there is none.
+        total_ns: from start to end by %globaltimer; `UNKNOWN` where there is no end.
+        total_cycles: the same by the SM clock.
+        in_cycles: whether the counter of the events counts cycles, else ns.
+        state: of `STATES`, as number.
+        name: id of each event's name; shape (events,) like all that follow, trace after trace.
+        kind: `ENTER`, `EXIT`, `INSTANT` or `IGNORED`.
+        counter: since the trace's start, cycles or ns.
+        timer_bits: 64, or 32 where only the low word was recorded, or 0 where blocks of one SM have
+            a common start but nothing else has.
+        scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
+        overhead_cycles: what recording one event takes, where the layout's own rule says; else None.
+        absent: traces that were never written.
+        warnings: what could not be read, as sentences.
+    """
+
+    trace: Int64
+    block: Int64
+    index: Int64
+    sm: Int64
+    count: Int64
+    dropped: Int64
+    timer: Int64
+    clock: Int64
+    total_ns: Int64
+    total_cycles: Int64
+    in_cycles: Mask
+    state: UInt8
+    name: npt.NDArray[Any]
+    kind: UInt8
+    counter: Int64
+    timer_bits: int
+    scope: str = "trace"
+    overhead_cycles: float | None = None
+    absent: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    def part(self, low: int, high: int) -> Columns:
+        """The traces from one number up to another, with their events."""
+        first = self.first
+        traces, events = slice(low, high), slice(int(first[low]), int(first[high]))
+        of_traces = {name: getattr(self, name)[traces] for name in _OF_TRACES}
+        of_events = {name: getattr(self, name)[events] for name in _OF_EVENTS}
+        return dataclasses.replace(self, **of_traces, **of_events)
+
+    @property
+    def first(self) -> Int64:
+        """Where the events of each trace begin, and after the last where all end; shape (traces + 1,)."""
+        return starts_of(self.count)
+
+
+_OF_EVENTS = ("name", "kind", "counter")
+_OF_TRACES = (
+    "trace", "block", "index", "sm", "count", "dropped", "timer", "clock", "total_ns", "total_cycles",
+    "in_cycles", "state",
+)  # fmt: skip
+
+
+def starts_of(count: Int64) -> Int64:
+    """Where each of so many begins when all stand one after another; shape (n + 1,)."""
+    first = np.zeros(len(count) + 1, np.int64)
+    np.cumsum(count, out=first[1:])
+    return first
+
+
+def as_words(buffer: Any, path: str) -> Words:
+    """A buffer as 32-bit words.
+
+    Args:
+        buffer: array of 32- or 64-bit integers or of bytes, any shape; or bytes.
+        path: named in errors.
+
+    Raises:
+        DamagedInput: it is none of these.
+    """
+    if isinstance(buffer, bytes | bytearray | memoryview):
+        buffer = np.frombuffer(buffer, np.uint8)
+    values = np.ascontiguousarray(buffer).reshape(-1)
+    if values.dtype.kind not in "iu" or values.dtype.itemsize not in (1, 4, 8):
+        raise DamagedInput(
+            path, f"holds {values.dtype} values; in-kernel events are 32-bit words (uint32)"
+        )
+    if values.nbytes % 4:
+        raise DamagedInput(path, f"holds {values.nbytes:,} bytes, which are no whole 32-bit words")
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).view("<u4")
+
+
+def pairs_of(table: Words, count: Int64) -> tuple[Words, Words]:
+    """First and second words of the pairs that each row begins with, row after row.
+
+    Args:
+        table: words of each trace, shape (n, 2 * k or 2 * k + 1).
+        count: pairs that are wanted of each row, at most k.
+    """
+    pairs = table[:, : table.shape[1] // 2 * 2].view("<u8")
+    if len(count) and int(count.min()) == pairs.shape[1]:
+        chosen = np.ascontiguousarray(pairs).reshape(-1)
+    else:
+        longest = int(count.max(initial=0))
+        chosen = pairs[:, :longest][np.arange(longest) < count[:, None]]
+    halves = chosen.view("<u4").reshape(-1, 2)
+    return np.ascontiguousarray(halves[:, 0]), np.ascontiguousarray(halves[:, 1])
+
+
+def counted_from_start(low: Words, first: Words, count: Int64, total: Int64) -> Int64:
+    """Counters of all events since the start of their traces, from low words that may have wrapped.
+
+    A trace whose total is known and below 2^32 has no wraps. Any other has one wherever the low word
+    is smaller than before: neighbouring events are less than 2^32 apart (2.2 s at 1.98 GHz).
+
+    Args:
+        low: low 32 bits of the counter at each event.
+        first: the same at the start of each trace.
+        count: events of each trace.
+        total: what the counter advanced in the whole trace; `UNKNOWN` where that is not known.
+    """
+    since = low - np.repeat(first, count)
+    long = (total < 0) | (total >= _WRAP)
+    counter = since.astype(np.int64)
+    if long.any():
+        wrapped = runs_backwards(since, count)
+        if wrapped.any():
+            wrapped &= np.repeat(long, count)
+            wraps = np.concatenate([[0], np.cumsum(wrapped)])
+            at_start = wraps[starts_of(count)[:-1]]
+            counter += (wraps[1:] - np.repeat(at_start, count)) * _WRAP
+    return counter
+
+
+def runs_backwards(counter: npt.NDArray[Any], count: Int64) -> Mask:
+    """Which events have a smaller counter than the one before them in their trace."""
+    result = np.zeros(len(counter), np.bool_)
+    np.less(counter[1:], counter[:-1], out=result[1:])
+    begins = starts_of(count)[:-1]
+    result[begins[begins < len(counter)]] = False
+    return result
+
+
+def several(count: int, what: str, many: str | None = None) -> str:
+    """A number with its noun: ``1 trace``, ``1,200 traces``."""
+    return f"{count:,} {what if count == 1 else many or what + 's'}"

@@ -1,0 +1,264 @@
+r"""In-kernel profiles of CUDA C++ kernels: CuPy RawKernel, NVRTC, nvcc, PyTorch's extensions.
+
+    from thence.inside import cuda
+
+    profile = cuda.Profile(source, block=256)        # source uses THENCE_KERNEL(), THENCE_RANGE("load") ...
+    kernel = cupy.RawKernel(profile.source, "scale")
+    launch = profile.launch(grid)                    # a buffer for this launch
+    kernel((grid,), (256,), (x, y, *launch.arguments))
+    profile.save("scale.npz")                        # then: thence inside scale.npz
+
+``thence_inside.cuh`` says how a kernel is instrumented. `Profile` finds the names in the source,
+sizes the buffers, and asks the device whether they fit before anything is launched.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thence.errors import UsageError
+from thence.inside.description import HEADER_WORDS, Description
+from thence.inside.launches import Launch, arrays_of, save_all, three
+from thence.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["HEADER", "SCOPES", "Profile", "event_overhead", "names_in"]
+
+HEADER = Path(__file__).with_name("thence_inside.cuh")
+"""The header, for compilers that take an include folder."""
+
+SCOPES = {"block": 1, "warpgroup": 2, "warp": 3}
+"""What a trace belongs to, and its number in the records."""
+
+_SCOPE_THREADS = {"block": 1024, "warpgroup": 128, "warp": 32}
+_STATIC_SHARED_BYTES = 48 * 1024
+"""Most shared memory that a kernel can declare; more must be dynamic (CUDA programming guide)."""
+
+_NAMED = re.compile(r'\bTHENCE_(?:RANGE|BEGIN|END|INSTANT)\s*\(\s*"((?:[^"\\\n]|\\.)*)"\s*\)')
+_OWN_STAGING = re.compile(r"\bTHENCE_KERNEL_IN\s*\(")
+_MOST_NAMES = 1 << 28
+
+
+def names_in(source: str) -> tuple[str, ...]:
+    """Names in ``THENCE_RANGE("...")`` and its like, each once, in order of appearance.
+
+    Raises:
+        UsageError: a name has a backslash or a control character.
+    """
+    names = tuple(dict.fromkeys(_NAMED.findall(source)))
+    _check_names(names)
+    return names
+
+
+class Profile:
+    """An instrumented kernel: its source with the header, and its launches.
+
+    Attributes:
+        source: what to compile: definitions, header, and the kernel's own source.
+        names: of ranges and instants; the place of a name is its id.
+        launches: in the order in which `launch` was called.
+    """
+
+    def __init__(  # noqa: PLR0913 - options, by keyword
+        self,
+        source: str,
+        *,
+        block: int | Sequence[int],
+        scope: str = "warp",
+        capacity: int = 64,
+        kernel: str = "",
+        names: Sequence[str] = (),
+        staged: bool = True,
+        shared_bytes_used: int = 0,
+        overhead_cycles: float | None = None,
+    ) -> None:
+        """Prepare a kernel's source.
+
+        Args:
+            source: CUDA C++ that takes ``THENCE_PARAMETERS`` last and begins with
+                ``THENCE_KERNEL();``.
+            block: threads of a block, as launched: it sizes the shared memory.
+            scope: whose first thread records: "block", "warpgroup" (128 threads) or "warp".
+            capacity: events that fit into one trace; a range has two. Later ones are counted only.
+            kernel: its name, for the report.
+            names: further names, of ranges in files that the source includes.
+            staged: events wait in shared memory. False: they go straight to global memory, for
+                kernels that have no shared memory left or record more than some dozens of events,
+                which would all be copied at the end.
+            shared_bytes_used: shared memory of the kernel itself, static and dynamic.
+            overhead_cycles: what recording one event takes. None: measured with CuPy where that
+                is installed, once for each device.
+
+        Raises:
+            UsageError: a number is out of range, or a name cannot be one.
+        """
+        if scope not in SCOPES:
+            raise UsageError(f"scope={scope!r}: a trace belongs to a {', a '.join(SCOPES)}.")
+        if not 1 <= capacity <= 1 << 24:
+            raise UsageError(f"capacity={capacity}: between 1 and 2**24 events fit into a trace.")
+        self.names = tuple(dict.fromkeys((*names_in(source), *names)))
+        _check_names(self.names)
+        self.launches: list[Launch] = []
+        self._last: Launch | None = None
+        self._block = three(block, "block")
+        self._scope, self._capacity, self._kernel = scope, capacity, kernel
+        self._staged, self._shared_bytes_used = staged, shared_bytes_used
+        self._own_staging = bool(_OWN_STAGING.search(source))
+        self._overhead_cycles = overhead_cycles
+        shape = self.describe(1)  # refuses a block that cannot be
+        self._check_static(shape)
+        self.source = f"{self.definitions}{HEADER.read_text()}\n#line 1\n{source}"
+
+    @property
+    def definitions(self) -> str:
+        """The lines that must stand before the header is included."""
+        names = ", ".join(f'"{name}"' for name in self.names)
+        threads = int(np.prod(self._block))
+        defined = {
+            "THENCE_NAMES": names,
+            "THENCE_CAPACITY": self._capacity,
+            "THENCE_SCOPE": SCOPES[self._scope],
+            "THENCE_THREADS": threads,
+            "THENCE_STAGING": int(self._staged),
+        }
+        return "".join(f"#define {k} {v}\n" for k, v in defined.items() if v != "")
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that the events of one block take; 0 where they are not staged.
+
+        A kernel with ``THENCE_KERNEL_IN(pointer)`` is launched with so much more dynamic memory.
+        """
+        return self.describe(1).shared_bytes if self._staged else 0
+
+    def describe(self, grid: int | Sequence[int], device: int = 0) -> Description:
+        """What describes the buffer of a launch with ``grid``.
+
+        Raises:
+            UsageError: CUDA launches no such grid.
+        """
+        threads = int(np.prod(self._block))
+        traces = 1 if self._scope == "block" else -(-threads // _SCOPE_THREADS[self._scope])
+        return Description(
+            names=self.names,
+            grid=three(grid, "grid"),
+            block=self._block,
+            traces_per_block=traces,
+            capacity=self._capacity,
+            kernel=self._kernel,
+            device=device,
+            overhead_cycles=self._overhead_cycles,
+        )
+
+    def launch(self, grid: int | Sequence[int], arrays: str = "cupy") -> Launch:
+        """A zeroed buffer on the current device for one launch with ``grid``.
+
+        Blocks beyond ``grid`` record nothing, should the kernel be launched with more.
+
+        Args:
+            grid: blocks, one to three dimensions.
+            arrays: "cupy" or "torch": whose memory, and whose current device.
+
+        Raises:
+            UsageError: it does not fit into the device's shared or global memory.
+            MissingRequirement: the library is not installed, or sees no GPU.
+        """
+        library = arrays_of(arrays)
+        description = self.describe(grid, library.device())
+        description.check(
+            library.limits(), staged=self._staged, shared_bytes_used=self._shared_bytes_used
+        )
+        buffer = library.zeros(description.words)
+        arguments = (buffer, library.scalar(description.blocks))
+        overhead = functools.partial(_measured_overhead, staged=self._staged)
+        launch = Launch(library, description, arguments, overhead, self._last)
+        self._last = launch
+        self.launches.append(launch)
+        return launch
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write every launch into a file: ``path`` for one, ``path-0`` ... for several.
+
+        Raises:
+            UsageError: nothing was launched.
+        """
+        return save_all(self.launches, path)
+
+    def _check_static(self, shape: Description) -> None:
+        if not self._staged or self._own_staging or shape.shared_bytes <= _STATIC_SHARED_BYTES:
+            return
+        fits = _STATIC_SHARED_BYTES // (shape.shared_bytes // self._capacity)
+        raise UsageError(
+            f"{self._capacity:,} events for each of {shape.traces_per_block} traces take"
+            f" {format_bytes(shape.shared_bytes)}; THENCE_KERNEL() declares at most"
+            f" {format_bytes(_STATIC_SHARED_BYTES)}. A capacity of {fits:,} fits, or give dynamic"
+            " shared memory with THENCE_KERNEL_IN(pointer), or say staged=False."
+        )
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name in names:
+        if not name or '"' in name or "\\" in name or not name.isprintable():
+            raise UsageError(
+                f"{name!r} cannot name a range: printable characters without quotes and backslashes"
+                " can."
+            )
+    if len(names) >= _MOST_NAMES:
+        raise UsageError(f"{len(names):,} names: fewer than {_MOST_NAMES:,} fit into a record.")
+
+
+_CALIBRATION = """
+extern "C" __global__ void thence_calibration(THENCE_PARAMETERS) {
+    THENCE_KERNEL();
+#pragma unroll 1
+    for (int i = 0; i < 32; ++i) {
+        THENCE_BEGIN("event");
+        THENCE_END("event");
+    }
+}
+"""
+
+
+def event_overhead(repeats: int = 5, *, staged: bool = True) -> float:
+    """Cycles that recording one event takes on the current device, measured with CuPy.
+
+    The median distance of two events without work between them, in a loop of the last of ``repeats``
+    launches: its instructions are in the cache by then.
+
+    Args:
+        repeats: launches.
+        staged: events go to shared memory, else to global memory.
+
+    Raises:
+        MissingRequirement: CuPy is not installed, or sees no GPU.
+    """
+    import cupy  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    profile = Profile(_CALIBRATION, block=32, overhead_cycles=0.0, staged=staged)
+    kernel = cupy.RawKernel(profile.source, "thence_calibration")
+    for _ in range(repeats):
+        launch = profile.launch(1)
+        kernel((1,), (32,), launch.arguments)
+    clocks = launch.words()[HEADER_WORDS + 1 :: 2]
+    return float(np.median(clocks[1::2] - clocks[::2]))  # uint32: a wrap of the clock is none
+
+
+@functools.cache
+def _overhead_on(device: int, *, staged: bool) -> float:
+    import cupy
+
+    with cupy.cuda.Device(device):
+        return event_overhead(staged=staged)
+
+
+def _measured_overhead(device: int, *, staged: bool) -> float | None:
+    """The overhead on a device, or None where there is no CuPy to measure it with."""
+    return _overhead_on(device, staged=staged) if importlib.util.find_spec("cupy") else None

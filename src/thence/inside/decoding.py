@@ -1,0 +1,212 @@
+"""A buffer of in-kernel events of any layout becomes traces and ranges, in nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.inside import formats_flashinfer, formats_mosaic, formats_proton, formats_thence
+from thence.inside.clocks import SOURCES, Clocks, clocks_of, precision_of
+from thence.inside.columns import (
+    IGNORED,
+    STATES,
+    UNKNOWN,
+    Columns,
+    as_words,
+    several,
+)
+from thence.inside.ranges import Labels, enum_series, known_series, ranges_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from thence.inside.columns import Int64, Words
+    from thence.inside.description import Description
+
+    Reader = Callable[[Words, Description, str], Columns]
+    Float64 = npt.NDArray[np.float64]
+
+__all__ = ["KINDS", "Decoded", "decode"]
+
+KINDS = ("enter", "exit", "instant")
+"""Kinds of events in `Decoded.events`; ranges are of the kinds range and instant."""
+
+_READERS: Mapping[str, Reader] = {
+    "thence": formats_thence.read,
+    "mosaic": formats_mosaic.read,
+    "mosaic-2024": formats_mosaic.read,
+    "flashinfer": formats_flashinfer.read,
+    "flashinfer-old": formats_flashinfer.read,
+    "mirage": formats_flashinfer.read,
+    "proton": formats_proton.read,
+}
+_MOST_SMS = 1 << 16
+_MOST_OVERHEAD_CYCLES = 64
+"""Recording an event takes about 50 cycles on an H200; what is further apart is not only that."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What happened inside one launch of a kernel.
+
+    Attributes:
+        description: of the buffer.
+        traces: one row for each warp, warpgroup or block that was traced: trace, block, index, sm
+            (null: not recorded), start_ns, end_ns, events, dropped, clock_ghz, clock_source (of
+            `thence.inside.clocks.SOURCES`), state (of `thence.inside.columns.STATES`).
+        ranges: one row for each range or instant, by trace and start: trace, block, index, sm, name,
+            kind (range, instant), start_ns, duration_ns, net_ns (Float64), depth, closed.
+            start_ns and duration_ns are as recorded; net_ns is the duration less what recording the
+            events in it took. closed is false for ranges that nothing closed: they end with their trace.
+        overhead_cycles: what recording an event takes, as subtracted in net_ns; 0 where not known.
+        timer_bits: how much of %globaltimer start_ns holds: 64; 32, so that a multiple of 2^32 ns is
+            missing; or 0, where it starts at nothing in particular.
+        scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
+        notes: what was estimated or assumed, as sentences.
+        warnings: what could not be read or fits nowhere, as sentences.
+    """
+
+    description: Description
+    traces: pl.DataFrame
+    ranges: pl.DataFrame
+    overhead_cycles: float
+    timer_bits: int
+    scope: str
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    _columns: Columns
+    _clocks: Clocks
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """One row for each event as recorded: trace, name, kind (of `KINDS`), time_ns, counter.
+
+        counter counts from the trace's start, in cycles, or in ns where clock_source is timer.
+        """
+        columns, clocks = self._columns, self._clocks
+        kept = np.flatnonzero(columns.kind < IGNORED)
+        of = np.repeat(np.arange(len(columns.trace)), columns.count)[kept]
+        counter = columns.counter[kept]
+        time = clocks.start_ns[of] + np.rint(counter / clocks.ghz[of]).astype(np.int64)
+        return pl.DataFrame(
+            [
+                pl.Series("trace", columns.trace[of].astype(np.int32)),
+                Labels.of(columns.name, self.description.names).series(columns.name[kept]),
+                enum_series("kind", columns.kind[kept], KINDS),
+                pl.Series("time_ns", time),
+                pl.Series("counter", counter),
+            ]
+        )
+
+
+def decode(
+    buffer: Any,
+    description: Description,
+    clock_ghz: float | None = None,
+    path: str = "the buffer",
+) -> Decoded:
+    """Traces and ranges of a buffer.
+
+    Args:
+        buffer: as the kernel left it: an array of 32- or 64-bit integers or of bytes on the host,
+            any shape, or bytes.
+        description: its layout, names and launch.
+        clock_ghz: SM clock for traces that did not measure it themselves.
+        path: named in errors and warnings.
+
+    Raises:
+        DamagedInput: the buffer is not what the description says, or nothing can be read of it.
+        UsageError: ``clock_ghz`` is no rate that a clock can have.
+    """
+    columns = _READERS[description.flavour](as_words(buffer, path), description, path)
+    columns.sm = np.where(columns.sm < _MOST_SMS, columns.sm, UNKNOWN)
+    clocks = clocks_of(columns, clock_ghz)
+    overhead, said = _overhead(columns, description)
+    end_ns = _ends(columns, clocks)
+    ranges, warnings = ranges_of(columns, clocks, end_ns, description.names, overhead)
+    return Decoded(
+        description,
+        _traces(columns, clocks, end_ns),
+        ranges,
+        overhead,
+        columns.timer_bits,
+        columns.scope,
+        (*clocks.notes, *said, *precision_of(columns)),
+        (*columns.warnings, *_dropped(columns), *warnings),
+        columns,
+        clocks,
+    )
+
+
+def _overhead(columns: Columns, description: Description) -> tuple[float, list[str]]:
+    """Cycles that recording an event takes, and a sentence about them."""
+    if description.overhead_cycles is not None:
+        cycles = max(description.overhead_cycles, 0.0)
+        return cycles, [f"{_subtracted(cycles)}, as measured on the device"] if cycles else []
+    if columns.overhead_cycles is not None:
+        cycles = columns.overhead_cycles
+        return cycles, [f"{_subtracted(cycles)}, by the rule of the profiler that wrote it"]
+    inner = np.ones(max(len(columns.counter) - 1, 0), np.bool_)
+    begins = columns.first[1:-1]
+    inner[begins[(begins > 0) & (begins < len(columns.counter))] - 1] = False
+    inner &= np.repeat(columns.in_cycles, columns.count)[1:]
+    if not inner.any():
+        return 0.0, []
+    least = int(np.diff(columns.counter).min(where=inner, initial=_MOST_OVERHEAD_CYCLES + 1))
+    if 0 < least <= _MOST_OVERHEAD_CYCLES:
+        return float(least), [
+            f"{_subtracted(least)}: the least that two neighbouring events are apart"
+        ]
+    return 0.0, ["what recording an event takes is not known, and not subtracted"]
+
+
+def _subtracted(cycles: float) -> str:
+    return f"net times are less {cycles:g} cycles for each event recorded in them"
+
+
+def _ends(columns: Columns, clocks: Clocks) -> Int64:
+    """When each trace ended: as it says, else with its last event."""
+    last = np.zeros(len(columns.trace), np.int64)
+    filled = np.flatnonzero(columns.count)
+    last[filled] = columns.counter[columns.first[1:][filled] - 1]
+    by_events = np.rint(last / clocks.ghz).astype(np.int64)
+    said = np.where(columns.total_ns > 0, columns.total_ns, 0)
+    return clocks.start_ns + np.maximum(by_events, said)
+
+
+def _traces(columns: Columns, clocks: Clocks, end_ns: Int64) -> pl.DataFrame:
+    return pl.DataFrame(
+        [
+            pl.Series("trace", columns.trace.astype(np.int32)),
+            pl.Series("block", columns.block.astype(np.int32)),
+            pl.Series("index", columns.index.astype(np.int32)),
+            known_series("sm", columns.sm),
+            pl.Series("start_ns", clocks.start_ns),
+            pl.Series("end_ns", end_ns),
+            pl.Series("events", columns.count.astype(np.int32)),
+            pl.Series("dropped", columns.dropped),
+            pl.Series("clock_ghz", clocks.sm_ghz, nan_to_null=True),
+            enum_series("clock_source", clocks.source, SOURCES),
+            enum_series("state", columns.state, STATES),
+        ]
+    )
+
+
+def _dropped(columns: Columns) -> list[str]:
+    lost = int(columns.dropped.sum())
+    found = []
+    if lost and not any("ring" in text for text in columns.warnings):
+        over = int((columns.dropped > 0).sum())
+        found.append(
+            f"{several(over, 'trace')} had no room for {lost:,} further events, which are missing:"
+            " give more capacity"
+        )
+    if columns.absent:
+        found.append(f"{several(columns.absent, 'trace')} of the grid hold nothing")
+    return found

@@ -1,0 +1,152 @@
+"""Buffers of in-kernel events on disk, with their descriptions.
+
+name.npz           arrays ``buffer`` (uint32) and ``description`` (uint8: the JSON in UTF-8)
+name.npy           the buffer alone, with its description in name.json beside it
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.errors import DamagedInput, InputError, UnknownFormat
+from thence.inside.columns import as_words
+from thence.inside.description import Description
+from thence.readers.files import expand
+from thence.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thence.inside.columns import Words
+
+__all__ = ["found", "load", "save"]
+
+_PATTERNS = ("*.npz", "*.npy")
+_MOST_DESCRIPTION_BYTES = 16 << 20
+_MOST_BUFFER_BYTES = 16 << 30
+_ARRAY_HEADER_BYTES = 1 << 16
+
+
+def save(path: str | os.PathLike[str], buffer: Any, description: Description) -> None:
+    """Writes a buffer and its description to one file, whole or not at all.
+
+    Args:
+        path: ending in .npz; replaced if it exists.
+        buffer: array of 32- or 64-bit integers on the host.
+        description: of the buffer.
+
+    Raises:
+        InputError: it cannot be written there, or has another ending.
+        DamagedInput: the buffer is no array of such integers.
+    """
+    target = Path(path)
+    if target.suffix != ".npz":
+        raise InputError(str(target), "in-kernel events are written to files that end in .npz")
+    words = as_words(buffer, str(target))
+    text = np.frombuffer(description.to_bytes(), np.uint8)
+    unfinished = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
+            unfinished = Path(file.name)
+            np.savez(file, buffer=words, description=text)
+        unfinished.chmod(0o644)
+        unfinished.replace(target)
+    except OSError as error:
+        raise InputError(str(target), f"cannot be written: {error.strerror or error}") from error
+    finally:
+        if unfinished is not None:
+            unfinished.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
+    """A buffer and its description.
+
+    Args:
+        path: .npz, or .npy with the description in a .json beside it.
+
+    Raises:
+        UnknownFormat: neither of these.
+        InputError: it is not there, or its description is not.
+        DamagedInput: it cannot be read.
+    """
+    file = Path(path)
+    name = str(file)
+    if not file.exists():
+        raise InputError(name, "there is no such file")
+    try:
+        with file.open("rb") as stream:
+            magic = stream.read(6)
+        if magic[:4] == b"PK\x03\x04":
+            return _from_npz(file)
+        if magic == b"\x93NUMPY":
+            return _from_npy(file)
+    except OSError as error:
+        raise InputError(name, f"cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise DamagedInput(name, f"is cut or damaged: {error}") from error
+    raise UnknownFormat(
+        name,
+        "is no buffer of in-kernel events: those are .npz files, or .npy with a .json beside them",
+    )
+
+
+def found(inputs: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """The buffers that inputs name: files, what globs match, of folders all .npz and described .npy.
+
+    Raises:
+        InputError: a folder or a glob has none.
+    """
+    names = [os.fspath(given) for given in inputs]
+    files = [Path(name) for name in expand(names, _PATTERNS)]
+    return [
+        file
+        for file in files
+        if file.suffix != ".npy" or str(file) in names or file.with_suffix(".json").exists()
+    ]
+
+
+def _from_npz(file: Path) -> tuple[Words, Description]:
+    name = str(file)
+    with zipfile.ZipFile(file) as archive:
+        sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+    missing = {"buffer.npy", "description.npy"} - sizes.keys()
+    if missing:
+        wanted = " and ".join(sorted(part.removesuffix(".npy") for part in missing))
+        raise DamagedInput(name, f"holds no array {wanted}: it is no buffer of in-kernel events")
+    if sizes["description.npy"] > _MOST_DESCRIPTION_BYTES:
+        raise DamagedInput(
+            name, f"has a description of {format_bytes(sizes['description.npy'])}: too large"
+        )
+    with np.load(file, allow_pickle=False) as arrays:
+        text = np.asarray(arrays["description"])
+        description = Description.from_bytes(text.tobytes(), name)
+        most = _MOST_BUFFER_BYTES
+        if description.flavour == "thence":  # a small archive may claim to hold any amount
+            most = description.global_bytes + _ARRAY_HEADER_BYTES
+        if sizes["buffer.npy"] > most:
+            raise DamagedInput(
+                name,
+                f"holds a buffer of {format_bytes(sizes['buffer.npy'])}; its description is of"
+                f" {format_bytes(description.global_bytes)}",
+            )
+        return as_words(arrays["buffer"], name), description
+
+
+def _from_npy(file: Path) -> tuple[Words, Description]:
+    beside = file.with_suffix(".json")
+    if not beside.exists():
+        raise InputError(
+            str(file), f"has no description beside it: {beside.name} with names, grid and block"
+        )
+    if beside.stat().st_size > _MOST_DESCRIPTION_BYTES:
+        raise DamagedInput(str(beside), "is too large for a description of in-kernel events")
+    description = Description.from_bytes(beside.read_bytes(), str(beside))
+    return as_words(np.load(file, mmap_mode="r", allow_pickle=False), str(file)), description

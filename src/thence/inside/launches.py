@@ -1,0 +1,252 @@
+"""Launches of instrumented kernels: the buffer of each, on its device, and what describes it.
+
+A launch gets a buffer of its own, zeroed, on the current device of CuPy or PyTorch, so that several
+launches and several devices do not mix. Nothing is copied or waited for before the events are
+asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from thence.errors import MissingRequirement, UsageError
+from thence.inside.description import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thence.inside.decoding import Decoded
+    from thence.inside.description import Description
+
+__all__ = [
+    "Arrays",
+    "Launch",
+    "Triple",
+    "arrays_of",
+    "launch_facts",
+    "numbered",
+    "save_all",
+    "three",
+]
+
+Triple = tuple[int, int, int]
+
+
+class Arrays(Protocol):
+    """A library that owns device memory."""
+
+    def zeros(self, words: int) -> Any:
+        """A zeroed array of ``words`` 32-bit words on the current device."""
+
+    def words(self, array: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """The array's words on the host, after the work that was queued before."""
+
+    def limits(self) -> Limits:
+        """What the current device allows."""
+
+    def device(self) -> int:
+        """Index of the current device."""
+
+    def scalar(self, value: int) -> Any:
+        """``value`` as a kernel argument of 32 bits."""
+
+
+class _CuPy:
+    def __init__(self) -> None:
+        try:
+            import cupy  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        except ImportError as error:
+            raise MissingRequirement(
+                "CuPy is not installed: pip install cupy-cuda13x, or say arrays='torch'."
+            ) from error
+        self._cupy: Any = cupy
+
+    def zeros(self, words: int) -> Any:
+        return self._cupy.zeros(words, dtype=np.uint32)
+
+    def words(self, array: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        with array.device:
+            self._cupy.cuda.get_current_stream().synchronize()
+            array.device.synchronize()  # the kernel may have run on another stream
+            return np.asarray(array.get(), dtype=np.uint32)
+
+    def limits(self) -> Limits:
+        attributes = self._cupy.cuda.Device().attributes
+        free, _ = self._cupy.cuda.runtime.memGetInfo()
+        return Limits(
+            shared_memory_bytes=int(attributes["MaxSharedMemoryPerBlockOptin"]),
+            global_memory_bytes=int(free),
+            threads_per_block=int(attributes["MaxThreadsPerBlock"]),
+        )
+
+    def device(self) -> int:
+        return int(self._cupy.cuda.Device().id)
+
+    def scalar(self, value: int) -> Any:
+        return np.uint32(value)
+
+
+class _Torch:
+    def __init__(self) -> None:
+        try:
+            import torch  # type: ignore[import-not-found, unused-ignore]
+        except ImportError as error:
+            raise MissingRequirement(
+                "PyTorch is not installed: pip install torch, or say arrays='cupy'."
+            ) from error
+        if not torch.cuda.is_available():
+            raise MissingRequirement("PyTorch sees no GPU: torch.cuda.is_available() is false.")
+        self._torch: Any = torch
+
+    def zeros(self, words: int) -> Any:
+        return self._torch.zeros(words, dtype=self._torch.int32, device="cuda")
+
+    def words(self, array: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        self._torch.cuda.synchronize(array.device)
+        host: np.ndarray[Any, np.dtype[np.int32]] = array.cpu().numpy()
+        return host.view(np.uint32)
+
+    def limits(self) -> Limits:
+        properties = self._torch.cuda.get_device_properties(self._torch.cuda.current_device())
+        free, _ = self._torch.cuda.mem_get_info()
+        # Older PyTorch does not tell the opt-in limit; then that of every device since 2010 holds.
+        shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
+        return Limits(shared_memory_bytes=int(shared), global_memory_bytes=int(free))
+
+    def device(self) -> int:
+        return int(self._torch.cuda.current_device())
+
+    def scalar(self, value: int) -> Any:
+        return value
+
+
+_LIBRARIES: dict[str, Callable[[], Arrays]] = {"cupy": _CuPy, "torch": _Torch}
+
+
+def arrays_of(library: str) -> Arrays:
+    """The device memory of ``"cupy"`` or ``"torch"``.
+
+    Raises:
+        UsageError: another name.
+        MissingRequirement: the library is not installed, or sees no GPU.
+    """
+    if library not in _LIBRARIES:
+        known = " or ".join(map(repr, _LIBRARIES))
+        raise UsageError(f"arrays={library!r}: device memory comes from {known}.")
+    return _LIBRARIES[library]()
+
+
+class Launch:
+    """One launch: its buffer on the device, later its events.
+
+    Make it right before the kernel is launched: its moment finds the launch in a trace.
+
+    Attributes:
+        arguments: what the kernel takes after its own arguments.
+        buffer: the device array, of 32-bit words; None once the words are on the host.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        description: Description,
+        arguments: tuple[Any, ...],
+        overhead: Callable[[int], float | None],
+        before: Launch | None = None,
+    ) -> None:
+        self.arguments = arguments
+        self.buffer: Any = arguments[0]
+        self._arrays = arrays
+        self._described = description
+        self._facts = launch_facts("host_ns")
+        if before is not None:
+            before._facts["next_ns"] = self._facts["host_ns"]  # noqa: SLF001 - of this class
+        self._overhead = overhead
+        self._words: np.ndarray[Any, np.dtype[np.uint32]] | None = None
+
+    @property
+    def description(self) -> Description:
+        """Layout, names and launch, with the cycles that recording an event takes."""
+        if self._described.overhead_cycles is None:
+            self._described = dataclasses.replace(
+                self._described, overhead_cycles=self._overhead(self._described.device)
+            )
+        return dataclasses.replace(
+            self._described, launch={**self._described.launch, **self._facts}
+        )
+
+    def words(self) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """The buffer as uint32 words on the host. The first call waits for the device."""
+        if self._words is None:
+            # A buffer may end in a record that takes what no trace has room for.
+            self._words = self._arrays.words(self.buffer)[: self._described.words]
+            self._facts |= launch_facts("taken_ns")
+            self.buffer = None
+            self.arguments = ()
+        return self._words
+
+    def decode(self) -> Decoded:
+        """Traces, ranges and events in nanoseconds; see `thence.inside.decoding`."""
+        from thence.inside.decoding import decode
+
+        return decode(self.words(), self.description)
+
+    def save(self, path: str | Path) -> Path:
+        """Write buffer and description into one .npz that ``thence inside`` reads."""
+        from thence.inside.files import save
+
+        words = self.words()
+        save(path, words, self.description)
+        return Path(path)
+
+
+def launch_facts(moment: str) -> dict[str, Any]:
+    """What tells a launch from others of its kernel in a trace made at the same time.
+
+    Args:
+        moment: what to call the time by now: "host_ns" before the launch, "taken_ns" after it.
+
+    Returns:
+        Unix time in ns (CLOCK_REALTIME, as CUPTI's times) under ``moment``, and "pid".
+    """
+    return {moment: time.time_ns(), "pid": os.getpid()}
+
+
+def numbered(path: Path, number: int, of: int) -> Path:
+    """``path`` itself for the only one, else with ``-number`` before its suffix."""
+    return path if of == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def save_all(launches: Sequence[Launch], path: str | Path) -> list[Path]:
+    """Write each launch into a file: ``path`` for one, ``path-0``, ``path-1`` ... for several.
+
+    Raises:
+        UsageError: nothing was launched.
+    """
+    if not launches:
+        raise UsageError(
+            "Nothing was launched: call launch() and pass its arguments to the kernel."
+        )
+    target = Path(path)
+    return [launch.save(numbered(target, i, len(launches))) for i, launch in enumerate(launches)]
+
+
+def three(dimensions: int | Sequence[int], what: str) -> Triple:
+    """One to three dimensions as three.
+
+    Raises:
+        UsageError: there are more, or one is below 1.
+    """
+    given = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
+    if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
+        raise UsageError(
+            f"{what}={dimensions!r}: one to three whole numbers from 1 on are expected."
+        )
+    x, y, z = (*(int(n) for n in given), 1, 1)[:3]
+    return (x, y, z)

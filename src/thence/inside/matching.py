@@ -1,0 +1,150 @@
+"""Enters and exits become ranges, without a loop over events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.inside.columns import ENTER, EXIT, starts_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.inside.columns import Int64, Mask, UInt8
+
+    Numbers = npt.NDArray[Any]
+
+__all__ = ["Matches", "match"]
+
+_LEVELS_ONE_BY_ONE = 32
+"""Nesting up to which each level is looked at by itself; deeper events are sorted by level."""
+_STEP = np.array([1, -1, 0, 0], np.int8)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Ranges among the events of all traces.
+
+    Attributes:
+        begin: event that opens each range, ascending; shape (ranges,).
+        end: event that closes it, -1 where none does.
+        depth: ranges that are open around it.
+        stray: exits of ranges that nothing opened.
+        level: of every event: for one that is neither enter nor exit, ranges that are open around it.
+    """
+
+    begin: Int64
+    end: Int64
+    depth: npt.NDArray[np.int32]
+    stray: Int64
+    level: npt.NDArray[np.int32]
+
+
+def match(kind: UInt8, name: Numbers, count: Int64) -> Matches:
+    """The ranges of all traces.
+
+    Ranges nest as brackets do. In a trace where an exit then closes a range of another name (an
+    exit was left out, or ranges cross), each name is matched by itself instead.
+
+    Args:
+        kind: of each event, trace after trace.
+        name: id of each event's name.
+        count: events of each trace.
+    """
+    partner, level, stray = _brackets(kind, count)
+    begin = np.flatnonzero(kind == ENTER)
+    end = partner[begin]
+    crossing = (end >= 0) & (name[begin] != name[end])
+    if crossing.any() or stray.any():
+        suspects = np.append(begin[crossing], np.flatnonzero(stray))
+        rows = _events_of_traces(suspects, count)
+        _by_name(kind, name, count, rows, partner, stray)
+        end = partner[begin]
+    return Matches(begin, end, level[begin], np.flatnonzero(stray), level)
+
+
+def _brackets(kind: UInt8, count: Int64) -> tuple[Int64, npt.NDArray[np.int32], Mask]:
+    """The other event of each pair (-1 for none), the level of each event, and stray exits."""
+    step = _STEP[kind]
+    first = starts_of(count)
+    depth = np.cumsum(step, dtype=np.int32)
+    before = depth - step
+    filled = np.flatnonzero(count)
+    base = np.zeros(len(count), np.int32)
+    base[filled] = before[first[filled]]
+    if base.any():
+        depth -= np.repeat(base, count)
+    stray = np.zeros(len(kind), np.bool_)
+    if int(depth.min(initial=0)) < 0:
+        depth, stray = _without_strays(depth, step, count)
+    level = depth - (step > 0)
+    partner = np.full(len(kind), -1, np.int64)
+    pairable = (step != 0) & ~stray if (stray.any() or not step.all()) else None
+    for rows in _levels(level, pairable):
+        _pair(kind, rows, partner)
+    return partner, level, stray
+
+
+def _without_strays(
+    depth: npt.NDArray[np.int32], step: npt.NDArray[np.int8], count: Int64
+) -> tuple[npt.NDArray[np.int32], Mask]:
+    """Depths as they are when exits that nothing opened are left out, and which these are."""
+    number = np.repeat(np.arange(len(count), dtype=np.int64), count)
+    apart = 2 * len(depth) + 2
+    # Each trace far below the one before: its running minimum is its own.
+    lowest = np.minimum.accumulate(depth - number * apart) + number * apart
+    lowest = np.minimum(lowest, 0).astype(np.int32)
+    earlier = np.roll(lowest, 1)
+    begins = starts_of(count)[:-1]
+    earlier[begins[begins < len(depth)]] = 0
+    return depth - lowest, (step < 0) & (lowest < earlier)
+
+
+def _levels(level: npt.NDArray[np.int32], pairable: Mask | None) -> Any:
+    """Events of each level in their order."""
+    deepest = int(level.max(initial=-1))
+    for number in range(min(deepest + 1, _LEVELS_ONE_BY_ONE)):
+        chosen = level == number
+        yield np.flatnonzero(chosen if pairable is None else chosen & pairable)
+    if deepest >= _LEVELS_ONE_BY_ONE:
+        chosen = level >= _LEVELS_ONE_BY_ONE
+        rows = np.flatnonzero(chosen if pairable is None else chosen & pairable)
+        yield rows[np.argsort(level[rows], kind="stable")]
+
+
+def _pair(kind: UInt8, rows: Int64, partner: Int64) -> None:
+    """Ties each enter to the event after it on its level, if that is an exit.
+
+    On one level of one trace enters and exits take turns; only the last enter may have no exit, and
+    what follows it is the first enter of another trace or level.
+    """
+    closes = kind[rows] == EXIT
+    opens = np.flatnonzero(~closes[:-1] & closes[1:])
+    partner[rows[opens]] = rows[opens + 1]
+
+
+def _events_of_traces(events: Int64, count: Int64) -> Int64:
+    """All events of the traces that some events belong to, in order."""
+    first = starts_of(count)
+    traces = np.unique(np.searchsorted(first, events, side="right") - 1)
+    sizes = count[traces]
+    at = np.repeat(first[traces] - starts_of(sizes)[:-1], sizes)
+    return at + np.arange(int(sizes.sum()))
+
+
+def _by_name(
+    kind: UInt8, name: Numbers, count: Int64, rows: Int64, partner: Int64, stray: Mask
+) -> None:
+    """Matches the events of some traces anew, each name of each trace by itself."""
+    trace = np.searchsorted(starts_of(count), rows, side="right") - 1
+    order = np.lexsort((name[rows], trace))
+    events = rows[order]
+    of_trace, of_name = trace[order], name[events]
+    fresh = np.ones(len(events), np.bool_)
+    fresh[1:] = (of_trace[1:] != of_trace[:-1]) | (of_name[1:] != of_name[:-1])
+    sizes = np.diff(np.append(np.flatnonzero(fresh), len(events)))
+    found, _, lost = _brackets(kind[events], sizes)
+    partner[events] = np.where(found >= 0, events[found], -1)
+    stray[events] = lost

@@ -1,0 +1,119 @@
+"""The profile of one launch, as users meet it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thence.inside.decoding import Decoded, decode
+from thence.inside.files import load
+
+if TYPE_CHECKING:
+    import os
+
+    import polars as pl
+
+    from thence.analysis.inside import InsideSummary
+    from thence.inside.description import Description
+
+__all__ = ["Inside", "open_inside"]
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What happened inside one launch of a kernel.
+
+    Attributes:
+        decoded: traces and ranges; see `thence.inside.decoding.Decoded` for their columns.
+        path: where the buffer came from.
+    """
+
+    decoded: Decoded
+    path: str
+
+    @property
+    def description(self) -> Description:
+        """Layout, names and launch."""
+        return self.decoded.description
+
+    @property
+    def traces(self) -> pl.DataFrame:
+        """One row for each warp, warpgroup or block that was traced."""
+        return self.decoded.traces
+
+    @property
+    def ranges(self) -> pl.DataFrame:
+        """One row for each range or instant."""
+        return self.decoded.ranges
+
+    @property
+    def events(self) -> pl.DataFrame:
+        """One row for each event as recorded."""
+        return self.decoded.events
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was estimated or assumed, as sentences."""
+        return self.decoded.notes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What could not be read, as sentences."""
+        return self.decoded.warnings
+
+    def summary(self) -> InsideSummary:
+        """Count, total and percentiles of every range; SMs, tail and imbalance.
+
+        Raises:
+            MissingData: nothing was traced.
+        """
+        from thence.analysis.inside import summarize
+
+        return summarize(self.decoded)
+
+    def write(
+        self, path: str | os.PathLike[str], merge: Any = None, launch: int | None = None
+    ) -> tuple[str, ...]:
+        """Writes a timeline for a viewer, in the format that the path's ending says.
+
+        Args:
+            path: ending in .pftrace, .json, .json.gz or .parquet; replaced if it exists.
+            merge: a `thence.Trace` recorded at the same time, which is written as well, with the
+                ranges under the kernel's slice.
+            launch: which launch of the kernel in it this is, in order of start from 0, where nothing
+                in the buffer says so.
+
+        Returns:
+            Sentences about how clocks were brought together.
+
+        Raises:
+            UsageError: the ending says no format.
+            MissingData: the trace has no such launch, or several that could be it.
+            ThenceError: it cannot be written there.
+        """
+        from thence.analysis.inside_timeline import merged, standalone
+        from thence.writers.files import write_timeline
+
+        parts = [(self.path, self.decoded)]
+        timeline = standalone(parts) if merge is None else merged(merge.timeline(), parts, launch)
+        write_timeline(timeline, path)
+        return tuple(timeline.notes)
+
+    def _repr_html_(self) -> str:
+        from thence.writers.inside_table import inside_html
+
+        return inside_html(self.summary(), self.path)
+
+
+def open_inside(path: str | os.PathLike[str], clock_ghz: float | None = None) -> Inside:
+    """Reads a buffer of in-kernel events with its description.
+
+    Args:
+        path: .npz, or .npy with a .json beside it.
+        clock_ghz: SM clock for traces that did not measure it themselves.
+
+    Raises:
+        thence.InputError: it is missing, of no known format, or damaged beyond reading.
+    """
+    words, description = load(path)
+    return Inside(decode(words, description, clock_ghz, str(path)), str(path))

@@ -1,0 +1,305 @@
+# ruff: noqa: N803 - Triton writes compile-time arguments in capitals
+"""In-kernel profiles of Triton kernels: functions for @triton.jit code, and the host side.
+
+    from thence.inside import triton as inside
+
+    LOAD = tl.constexpr(0)                                   # the place of its name in the profile
+
+    @triton.jit
+    def kernel(x, y, events, blocks, CAPACITY: tl.constexpr, SIZE: tl.constexpr):
+        trace = inside.begin(events, blocks, CAPACITY)
+        at = 0                                               # events so far; every call returns the next
+        at = inside.enter(trace, at, LOAD, CAPACITY)
+        value = tl.load(x + tl.arange(0, SIZE))
+        at = inside.exit_after(trace, at, LOAD, value, CAPACITY)
+        ...
+        inside.end(trace, at, CAPACITY)
+
+    profile = inside.Profile(["load", "compute", "store"], capacity=64, num_warps=4)
+    launch = profile.launch(grid)
+    kernel[grid](x, y, *launch.arguments, CAPACITY=profile.capacity, SIZE=1024, num_warps=4)
+    profile.save("kernel.npz")
+
+A trace is a Triton program (a thread block). Its first thread writes the events straight to global
+memory, and reads its own clock: Triton has no shared memory for such use.
+
+Order. The clock reads keep their order among themselves, and nothing else is promised: the compiler
+moves loads and arithmetic across them, and a load counts as done when it was issued. On an H200,
+`exit` after `tl.load` saw 64 ns of "load", and the wait was in the next phase. `exit_after(...,
+value, ...)` reads the clock in every thread once its part of ``value`` is there, and takes the last
+of them: what computes ``value`` lies before it. Software pipelining (``num_stages``) still moves the
+loads of a loop into earlier rounds; that is what the kernel does, not an error.
+
+This module imports Triton; `thence` never imports it on its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thence.errors import MissingRequirement, UsageError
+from thence.inside.description import HEADER_WORDS, Description
+from thence.inside.launches import Launch, arrays_of, save_all, three
+
+try:
+    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+except ImportError as error:
+    raise MissingRequirement("Triton is not installed: pip install triton.") from error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["Profile", "begin", "end", "enter", "event_overhead", "exit", "exit_after", "instant"]
+
+# The words of a record; see the header thence_inside.cuh. Signed, as Triton stores them.
+_HEADER = tl.constexpr(16)
+_MAGIC = tl.constexpr(0x7E4CE001)
+_EXIT = tl.constexpr(1 << 30)
+_INSTANT = tl.constexpr(-(1 << 31))
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def _clock() -> tl.tensor:
+    return tl.inline_asm_elementwise(
+        "mov.u32 $0, %clock;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def _store_long(at: tl.tensor, value: tl.tensor) -> None:
+    tl.store(at, value.to(tl.int32))
+    tl.store(at + 1, (value >> 32).to(tl.int32))
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def _store_clocks(at: tl.tensor) -> None:
+    timer = tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
+    clock = tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+    )
+    _store_long(at, timer)
+    _store_long(at + 4, clock)
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def _event(
+    trace: tl.tensor, at: tl.tensor, tag: tl.tensor, clock: tl.tensor, CAPACITY: tl.constexpr
+) -> tl.tensor:
+    slot = trace + _HEADER + 2 * at
+    tl.store(slot, tag, mask=at < CAPACITY)
+    tl.store(slot + 1, clock, mask=at < CAPACITY)
+    return at + 1
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def begin(events: tl.tensor, blocks: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
+    """Start the trace of this program and return it. Device code; first call in the kernel.
+
+    Args:
+        events: the buffer of `Profile.launch`.
+        blocks: programs that the buffer has room for; the others share a record that is not kept.
+        CAPACITY: events that fit into a trace.
+    """
+    block = tl.program_id(0) + tl.num_programs(0) * (
+        tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
+    )
+    trace = events + tl.minimum(block, blocks).to(tl.int64) * (_HEADER + 2 * CAPACITY)
+    smid = tl.inline_asm_elementwise(
+        "mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+    tl.store(trace, _MAGIC)
+    tl.store(trace + 1, 1)  # a thread block's trace; events count clock64
+    tl.store(trace + 2, smid)
+    tl.store(trace + 3, block)
+    tl.store(trace + 7, CAPACITY)
+    _store_clocks(trace + 8)
+    return trace
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def enter(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
+    """A range begins; returns the number of events so far. Device code.
+
+    Args:
+        trace: what `begin` returned.
+        at: what the event before returned; 0 for the first.
+        name: place of the range's name in the profile's names.
+        CAPACITY: events that fit into a trace; later ones are counted only.
+    """
+    return _event(trace, at, name, _clock(), CAPACITY)
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def exit(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
+    """A range ends, whether its data is there or not; arguments as in `enter`. Device code."""
+    return _event(trace, at, name + _EXIT, _clock(), CAPACITY)
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def instant(trace: tl.tensor, at: tl.tensor, name: tl.tensor, CAPACITY: tl.constexpr) -> tl.tensor:
+    """A moment; arguments as in `enter`. Device code."""
+    return _event(trace, at, name + _INSTANT, _clock(), CAPACITY)
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def exit_after(
+    trace: tl.tensor, at: tl.tensor, name: tl.tensor, value: tl.tensor, CAPACITY: tl.constexpr
+) -> tl.tensor:
+    """A range ends once all of ``value``, a tensor of numbers, has been computed. Device code.
+
+    It costs a reduction over the block, which lies after the moment that is recorded.
+    """
+    bits = value.to(tl.float32).to(tl.int32, bitcast=True)
+    # Each thread's own clock; it is the SM's, so the greatest is the last. The predicate makes the
+    # read wait for the element: nothing else keeps the assembler from reading first. An element
+    # with exactly these bits (a NaN) counts as there at once.
+    reached = tl.inline_asm_elementwise(
+        """{
+        .reg .pred p; .reg .b32 t;
+        setp.ne.b32 p, $1, 0x7FC05EED;
+        mov.b32 t, $2;
+        @p mov.u32 t, %clock;
+        mov.b32 $0, t;
+        }""",
+        "=r,r,r",
+        [bits, _clock()],
+        dtype=tl.uint32,
+        is_pure=False,
+        pack=1,
+    )
+    # When the clock comes round between two threads this takes one of the earlier ones.
+    last = tl.max(tl.ravel(reached), axis=0)
+    return _event(trace, at, name + _EXIT, last.to(tl.int32, bitcast=True), CAPACITY)
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def end(trace: tl.tensor, at: tl.tensor, CAPACITY: tl.constexpr) -> None:
+    """End the trace. Device code; last call in the kernel."""
+    _store_clocks(trace + 10)
+    stored = tl.minimum(at, CAPACITY)
+    tl.store(trace + 5, stored)
+    tl.store(trace + 6, at - stored)
+
+
+class Profile:
+    """An instrumented Triton kernel and its launches.
+
+    Attributes:
+        names: of ranges and instants; the place of a name is its number in the kernel.
+        capacity: events that fit into a trace.
+        launches: in the order in which `launch` was called.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        capacity: int = 64,
+        num_warps: int = 4,
+        kernel: str = "",
+        overhead_cycles: float | None = None,
+    ) -> None:
+        """Prepare launches.
+
+        Args:
+            names: of ranges and instants.
+            capacity: events that fit into a trace; a range has two. Later ones are counted only.
+            num_warps: as the kernel is launched: 32 threads each.
+            kernel: its name, for the report.
+            overhead_cycles: what recording an event takes; None: measured once for each device.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        if not 1 <= capacity <= 1 << 24:
+            raise UsageError(f"capacity={capacity}: between 1 and 2**24 events fit into a trace.")
+        self.names = tuple(names)
+        self.capacity = capacity
+        self.launches: list[Launch] = []
+        self._last: Launch | None = None
+        self._block = three(32 * num_warps, "32 * num_warps")
+        self._kernel, self._overhead_cycles = kernel, overhead_cycles
+
+    def describe(self, grid: int | Sequence[int], device: int = 0) -> Description:
+        """What describes the buffer of a launch with ``grid``.
+
+        Raises:
+            UsageError: CUDA launches no such grid.
+        """
+        return Description(
+            names=self.names,
+            grid=three(grid, "grid"),
+            block=self._block,
+            capacity=self.capacity,
+            kernel=self._kernel,
+            device=device,
+            overhead_cycles=self._overhead_cycles,
+        )
+
+    def launch(self, grid: int | Sequence[int]) -> Launch:
+        """A zeroed buffer on PyTorch's current device for one launch with ``grid``.
+
+        Raises:
+            UsageError: it does not fit into the device's memory.
+            MissingRequirement: PyTorch is not installed, or sees no GPU.
+        """
+        library = arrays_of("torch")
+        description = self.describe(grid, library.device())
+        description.check(library.limits(), staged=False)
+        buffer = library.zeros(description.words + description.trace_words)  # see begin()
+        launch = Launch(
+            library, description, (buffer, description.blocks), _overhead_on, self._last
+        )
+        self._last = launch
+        self.launches.append(launch)
+        return launch
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write every launch into a file: ``path`` for one, ``path-0`` ... for several.
+
+        Raises:
+            UsageError: nothing was launched.
+        """
+        return save_all(self.launches, path)
+
+
+@triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
+def _calibration(events: tl.tensor, blocks: tl.tensor, CAPACITY: tl.constexpr) -> None:
+    trace = begin(events, blocks, CAPACITY)
+    at = 0
+    for _ in range(32):
+        at = enter(trace, at, 0, CAPACITY)
+        at = exit(trace, at, 0, CAPACITY)
+    end(trace, at, CAPACITY)
+
+
+def event_overhead(repeats: int = 5) -> float:
+    """Cycles that recording one event takes on PyTorch's current device.
+
+    The median distance of two events without work between them, in a loop of the last of ``repeats``
+    launches: its instructions are in the cache by then.
+
+    Raises:
+        MissingRequirement: PyTorch is not installed, or sees no GPU.
+    """
+    profile = Profile(["event"], num_warps=1, overhead_cycles=0.0)
+    for _ in range(repeats):
+        launch = profile.launch(1)
+        _calibration[(1,)](*launch.arguments, CAPACITY=profile.capacity, num_warps=1)
+    clocks = launch.words()[HEADER_WORDS + 1 :: 2]
+    return float(np.median(clocks[1::2] - clocks[::2]))  # uint32: a wrap of the clock is none
+
+
+@functools.cache
+def _overhead_on(device: int) -> float:
+    import torch  # type: ignore[import-not-found, unused-ignore]
+
+    with torch.cuda.device(device):
+        return event_overhead()
