@@ -25,8 +25,16 @@ from thence.errors import (
 )
 
 if TYPE_CHECKING:
+    from thence import inside as inside
     from thence.analysis.summary import Summary
     from thence.frameworks import jax as jax
+    from thence.frameworks import torch as torch
+    from thence.frameworks.measure import measure as measure
+    from thence.marks import mark as mark
+    from thence.marks import save_labels as save_labels
+    from thence.recorder.options import RecordOptions as RecordOptions
+    from thence.recorder.options import Schedule as Schedule
+    from thence.recording.record import record as record
     from thence.trace import Trace
     from thence.trace import open_trace as open
 
@@ -37,24 +45,40 @@ __all__ = [
     "InputError",
     "MissingData",
     "MissingRequirement",
+    "RecordOptions",
+    "Schedule",
     "Summary",
     "ThenceError",
     "Trace",
     "UnknownFormat",
     "UsageError",
     "__version__",
+    "mark",
+    "measure",
     "open",
+    "record",
+    "save_labels",
 ]
 
-_MODULES = {"jax": "thence.frameworks.jax"}
+_MODULES = {
+    "inside": "thence.inside",
+    "jax": "thence.frameworks.jax",
+    "torch": "thence.frameworks.torch",
+}
 """Modules that are reached as attributes. They are not in __all__: a star import would hide the
 frameworks that they are named for."""
 
 
 _LATER = {
+    "RecordOptions": ("thence.recorder.options", "RecordOptions"),
+    "Schedule": ("thence.recorder.options", "Schedule"),
     "Summary": ("thence.analysis.summary", "Summary"),
     "Trace": ("thence.trace", "Trace"),
+    "mark": ("thence.marks", "mark"),
+    "measure": ("thence.frameworks.measure", "measure"),
     "open": ("thence.trace", "open_trace"),
+    "record": ("thence.recording.record", "record"),
+    "save_labels": ("thence.marks", "save_labels"),
 }
 
 

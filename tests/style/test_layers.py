@@ -13,19 +13,25 @@ PACKAGE = Path(thence.__file__).parent
 
 # From the bottom to the top; a module imports from its own layer and from those below.
 LAYERS = (
-    {"errors", "units"},
+    {"beside", "errors", "units"},
     {"model"},
-    {"readers"},
-    {"attribution", "frameworks"},
+    {"readers", "recorder"},
+    {"marks"},
+    {"attribution", "frameworks", "inside"},
     {"analysis"},
     {"writers"},
     {"trace"},
+    {"recording"},
     {"cli", "__init__", "__main__"},
 )
 
-# Imports inside a function that go upwards: a notebook asks an object for its HTML.
+# Imports inside a function that go upwards: an object is asked for its HTML, its analysis, its file.
 UPWARDS = {
     ("analysis/summary.py", "_repr_html_", "thence.writers.html_table"),
+    ("inside/opened.py", "_repr_html_", "thence.writers.inside_table"),
+    ("inside/opened.py", "summary", "thence.analysis.inside"),
+    ("inside/opened.py", "write", "thence.analysis.inside_timeline"),
+    ("inside/opened.py", "write", "thence.writers.files"),
 }
 
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

@@ -15,7 +15,7 @@ HEAVY = {"polars", "numpy", "rich", "msgspec", "isal", "click", "pandas", "torch
 
 
 def test_dir_lists_exactly_the_public_names() -> None:
-    assert sorted(dir(thence)) == sorted([*thence.__all__, "jax"])
+    assert sorted(dir(thence)) == sorted([*thence.__all__, "inside", "jax", "torch"])
     assert len(set(thence.__all__)) == len(thence.__all__)
 
 

@@ -7,7 +7,20 @@ import sys
 import click
 
 from thence import __version__
-from thence.cli import collectives, convert, demo, flame, programs, report, sql, streams
+from thence.cli import (
+    collectives,
+    convert,
+    demo,
+    doctor,
+    flame,
+    inside,
+    label,
+    programs,
+    record,
+    report,
+    sql,
+    streams,
+)
 from thence.cli import compile as compile_verb
 from thence.errors import ThenceError
 
@@ -21,7 +34,11 @@ COMMANDS: tuple[click.Command, ...] = (
     collectives.command,
     streams.command,
     compile_verb.command,
+    label.command,
+    inside.command,
+    record.command,
     sql.command,
+    doctor.command,
     demo.command,
 )
 """Every verb, in the order of ``thence --help``."""
