@@ -70,3 +70,19 @@ def test_the_analysis_of_collectives_works_on_graphs() -> None:
         ("all-reduce", "all-gather", "reduce-scatter"), 2 << 20
     )
     assert rows["count"].to_list() == [REPLAYS * len(RANKS)] * 3
+
+
+def test_labels_of_another_process_name_both() -> None:
+    """Kineto's own overhead stands under process -1, which nobody has."""
+    trace = thence.open(GRAPHS / "block_replay.json.gz")
+    with pytest.raises(thence.InputError, match=r"process 607 captured .* is of process \d+;"):
+        trace.label(GRAPHS / "comm_labels_rank0.json")
+
+
+def test_labels_beside_a_trace_are_named_and_give_way_to_those_asked_for() -> None:
+    trace = thence.open(GRAPHS / "comm_replay_rank0.json.gz")
+    [beside] = [text for text in trace.meta.warnings if text.startswith("labels of CUDA graphs")]
+    assert "comm_labels_rank0.json" in beside
+    assert "block_labels.json" not in beside
+    asked = trace.label(GRAPHS / "comm_labels_rank0.json")
+    assert not [text for text in asked.meta.warnings if text.startswith("labels of CUDA graphs")]

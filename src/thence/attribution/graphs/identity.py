@@ -25,7 +25,9 @@ def why_foreign(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
     labelled process began; what either side does not say is not compared.
     """
     process = labels.process
-    pids = tables.host.filter(pl.col("rank") == rank)["process"].unique().to_list()
+    # Profilers put their own overhead under a process with a number that there is not.
+    of_rank = tables.host.filter((pl.col("rank") == rank) & (pl.col("process") > 0))
+    pids = of_rank["process"].unique().to_list()
     if process.pid is not None and pids and process.pid not in pids:
         traced = ", ".join(str(pid) for pid in sorted(pids)[:3])
         return f"process {process.pid} captured these graphs, but the trace is of process {traced}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["labelled", "labelled_from_eager", "with_labels_beside"]
 
+_BESIDE = "labels of CUDA graphs from"
 _MOST_FILES = 1000  # of labels in one folder
 _MOST_TOLD = 3
 
@@ -73,11 +75,11 @@ def with_labels_beside(tables: Tables) -> Tables:
         warnings += [f"{text}; not joined" for text in joined.foreign[:_MOST_TOLD]]
         return tables.with_warnings(warnings)
     result = with_places(tables, joined)
-    names = ", ".join(Path(one.source).name for one in labels[:_MOST_TOLD])
-    names += " ..." if len(labels) > _MOST_TOLD else ""
-    return result.with_warnings(
-        [*warnings, f"labels of CUDA graphs from {names}: {coverage(result)}"]
-    )
+    refused = tuple(text.split(": ")[0] for text in joined.foreign)
+    used = [one for one in labels if one.source not in refused]
+    names = ", ".join(Path(one.source).name for one in used[:_MOST_TOLD])
+    names += " ..." if len(used) > _MOST_TOLD else ""
+    return result.with_warnings([*warnings, f"{_BESIDE} {names}: {coverage(result)}"])
 
 
 def _check_graphs(tables: Tables) -> None:
@@ -93,7 +95,11 @@ def _taken(tables: Tables, joined: Joined, what: str) -> Tables:
         inputs = ", ".join(tables.meta.inputs)
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
         raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
-    return with_places(tables, joined).with_warnings((*joined.notes, *joined.foreign))
+    # These labels take the place of those that lay beside the trace.
+    others = tuple(text for text in tables.meta.warnings if not text.startswith(_BESIDE))
+    meta = dataclasses.replace(tables.meta, warnings=others)
+    result = with_places(dataclasses.replace(tables, meta=meta), joined)
+    return result.with_warnings((*joined.notes, *joined.foreign))
 
 
 def _without_source(joined: Joined, labels: Iterable[GraphLabels]) -> str:
