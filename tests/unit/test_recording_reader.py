@@ -159,3 +159,57 @@ def test_random_damage_raises_nothing_but_our_errors(tmp_path: Path, seed: int) 
             pass
         finally:
             file.write_bytes(before)
+
+
+def test_marks_around_collectives_describe_their_kernels(tmp_path: Path) -> None:
+    facts = {
+        "Collective name": "_allgather_base", "In msg nelems": 1000, "Out msg nelems": 4000,
+        "Group size": 4, "dtype": "BFloat16", "Process Group Name": "7", "Seq": 12,
+    }  # fmt: skip
+    names = [
+        {"number": 1, "name": "ncclDevKernel_AllGather_RING_LL(x)", "demangled": None},
+        {"number": 2, "name": "cudaLaunchKernelExC", "demangled": None},
+        {"number": 3, "name": "nccl:_allgather_base", "demangled": None},
+        {"number": 4, "name": json.dumps(facts), "demangled": None},
+        {"number": 5, "name": "step", "demangled": None},
+        {"number": 6, "name": '["Collective name"]', "demangled": None},
+        {"number": 7, "name": '{"Collective name"', "demangled": None},
+    ]
+
+    def mark(serial: int, opens: int, closes: int, name: int, text: int) -> list[dict[str, Any]]:
+        common = {"serial": serial, "forward": -1, "thread": 9, "lane": 0}
+        return [
+            {**common, "what": 0, "time": BEGAN + opens, "name": name, "metadata": text},
+            {**common, "what": 1, "time": BEGAN + closes, "name": 0, "metadata": 0},
+        ]
+
+    call = dict.fromkeys(SCHEMAS["calls"], 1) | {
+        "api": 5, "function": 2, "start": BEGAN + 30, "end": BEGAN + 35, "thread": 9, "correlation": 70,
+    }  # fmt: skip
+    folder = written(
+        tmp_path / "a",
+        {
+            "names": [names],
+            "kernels": [[kernel(name=1, start=BEGAN + 40, end=BEGAN + 90, correlation=70)]],
+            "calls": [[call]],
+            "marks": [
+                [*mark(1, 5, 200, 5, 0), *mark(2, 20, 60, 3, 4),
+                 *mark(3, 100, 110, 5, 6), *mark(4, 120, 130, 5, 7)]
+            ],
+        },
+    )  # fmt: skip
+    trace = thence.open(folder)
+    trace.self_check()
+    [row] = trace.collectives.to_dicts()
+    assert (row["gpu"], row["collective"], row["group_size"], row["sequence"]) == (
+        0, "_allgather_base", 4, 12,
+    )  # fmt: skip
+    assert (row["in_elements"], row["out_elements"], row["element_type"]) == (
+        1000,
+        4000,
+        "BFloat16",
+    )
+    assert row["bytes"] == 1000 * 2  # what one rank puts in; a bfloat16 has two bytes
+    # The user's own mark is the label, that of the library an operator.
+    assert trace.places["label"].cast(str).to_list() == ["step"]
+    assert trace.places["ops"].cast(str).to_list() == ["nccl:_allgather_base"]

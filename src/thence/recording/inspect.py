@@ -48,7 +48,7 @@ def content(directory: Path) -> Content:
         rows=sum(sum(count.values()) for count in counts),
         kernels=sum(count["kernels"] for count in counts),
         dropped=sum(int(d.get("dropped", 0)) + sum(d.get("lost", {}).values()) for d in told),
-        bytes=sum(p.stat().st_size for f in folders for p in f.iterdir() if p.is_file()),
+        bytes=sum(p.stat().st_size for f in folders for p in f.rglob("*") if p.is_file()),
     )
 
 

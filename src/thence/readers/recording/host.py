@@ -6,6 +6,7 @@ open when the recording ended lasts until its last moment.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from thence.readers.recording.xla import compile_phases
 if TYPE_CHECKING:
     from thence.readers.recording.parts import Folder
 
-__all__ = ["host_ranges"]
+__all__ = ["HostRanges", "host_ranges"]
 
 _OPENED, _CLOSED, _BACKWARD_OPENED, _STEP = 0, 1, 2, 3
 """``what`` in the table marks."""
@@ -54,13 +55,27 @@ _COLUMNS = {
     "serial": pl.Int64(),
     "of": pl.Int64(),
     "domain": pl.String(),
+    "metadata": pl.String(),
 }
 
 
-def host_ranges(
-    folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int
-) -> tuple[pl.DataFrame, pl.Series]:
-    """Rows of `HOST`, and the NVTX domain of each; arguments as for `activities.activities`."""
+@dataclass(frozen=True)
+class HostRanges:
+    """Host ranges of one process.
+
+    Attributes:
+        table: rows of `HOST`.
+        domain: NVTX domain of each.
+        metadata: what a mark said beside its name, as JSON; null for all others.
+    """
+
+    table: pl.DataFrame
+    domain: pl.Series
+    metadata: pl.Series
+
+
+def host_ranges(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> HostRanges:
+    """All of them; arguments as for `activities.activities`."""
     marks, ranges = folder.table("marks"), folder.table("ranges")
     last = _last(folder, marks, ranges)
     parts = [
@@ -81,9 +96,7 @@ def host_ranges(
     return _nested(known, folder.description.pid, zero_ns, rank)
 
 
-def _nested(
-    frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
-) -> tuple[pl.DataFrame, pl.Series]:
+def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRanges:
     end = pl.max_horizontal("start", "end")
     frame = frame.with_columns(end=end, level=pl.col("category").to_physical()).sort(
         *("thread", "start", "end", "level"),
@@ -96,7 +109,7 @@ def _nested(
     forward = frame.select(pl.col("of").alias("serial")).join(
         rows, on="serial", how="left", maintain_order="left"
     )["forward"]
-    domain = frame["domain"]
+    domain, metadata = frame["domain"], frame["metadata"]
     frame = frame.select(
         "thread", "category", "name", "correlation",
         pl.lit(rank, pl.Int32()).alias("rank"),
@@ -110,7 +123,7 @@ def _nested(
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
         for c, dtype in HOST.schema.items()
     )
-    return shaped, domain
+    return HostRanges(shaped, domain, metadata)
 
 
 def _last(folder: Folder, marks: pl.DataFrame, ranges: pl.DataFrame) -> int:
@@ -159,11 +172,16 @@ def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, last: int) 
         )
     backward = pl.col("what") == _BACKWARD_OPENED
     name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
-    return frame.with_columns(name).with_columns(
+    # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
+    told = {text: category_of("range", text) for text in name.unique()}
+    frame = frame.with_columns(name, _text(frame, "metadata", names).alias("metadata"))
+    return frame.with_columns(
         pl.col("end").fill_null(last),
         start="time",
         name=pl.when(backward).then(pl.lit(_BACKWARD) + pl.col("name")).otherwise("name"),
-        category=pl.when(backward).then(pl.lit("op")).otherwise(pl.lit("range")),
+        category=pl.when(backward)
+        .then(pl.lit("op"))
+        .otherwise(pl.col("name").replace_strict(told, return_dtype=pl.String)),
         of=pl.when(backward & (pl.col("forward") >= 0)).then("forward"),
     )
 

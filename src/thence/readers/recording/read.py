@@ -13,6 +13,7 @@ from thence.errors import DamagedInput, InputError
 from thence.model.tables import THREADS, Device, Meta, Tables, concat
 from thence.readers.graph_labels import read_labels
 from thence.readers.recording.activities import activities
+from thence.readers.recording.collectives import described_collectives
 from thence.readers.recording.host import host_ranges
 from thence.readers.recording.parts import DESCRIPTION, Folder
 from thence.readers.recording.xla import with_xla
@@ -73,11 +74,12 @@ def _tables(folder: Folder) -> Tables:
     names = table.select("number", text=pl.coalesce("demangled", "name").cast(pl.Categorical()))
     zero = about.began_ns or 0
     gpu = activities(folder, names, zero, rank)
-    host, domain = host_ranges(folder, names, zero, rank)
-    tracks = host.select("rank", "process", "thread").unique(maintain_order=True)
+    host = host_ranges(folder, names, zero, rank)
+    tracks = host.table.select("rank", "process", "thread").unique(maintain_order=True)
     tables = Tables(
         gpu=gpu,
-        host=host,
+        host=host.table,
+        collectives=described_collectives(host.metadata),
         threads=THREADS.frame(
             tracks.with_columns(
                 name=pl.col("thread").cast(pl.String).replace_strict(about.threads, default=None)
@@ -97,7 +99,7 @@ def _tables(folder: Folder) -> Tables:
             f"{folder.path.name}: {text}" for text in (*folder.warnings, *_told(folder))
         ),
     )
-    tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), domain, folder.path)
+    tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), host.domain, folder.path)
     return tables.with_warnings(f"{folder.path.name}: {text}" for text in warnings)
 
 
