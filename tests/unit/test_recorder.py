@@ -360,6 +360,30 @@ def test_a_program_that_fails_keeps_its_exit_code_and_its_recording(tmp_path: Pa
     assert thence.open(tmp_path).gpu.height == 1
 
 
+def test_a_killed_program_keeps_the_labels_of_its_graphs(tmp_path: Path) -> None:
+    body = """
+        from thence import marks
+        from thence.recorder.graph_nodes import CapturedGraph, Nodes
+
+        nodes = Nodes(number=[0], type=["empty"], label=[-1], kernel=[-1], grid=[None], block=[None],
+                      shared_memory=[None], parent=[-1])
+        thence.record(OUT, thence.RecordOptions(flush_seconds=0.1)).start()
+        number = 0
+        while not list(OUT.glob("*/labels.json")):
+            number += 1
+            fake.emit(kernel(correlationId=number))
+            if number == 20:  # captured while it records
+                marks._graphs._graphs.append(CapturedGraph(7, 0, nodes, []))
+            time.sleep(0.02)
+        os.kill(os.getpid(), 9)
+    """
+    program(body, tmp_path, code=-signal.SIGKILL)
+    [path] = tmp_path.glob("*/labels.json")
+    assert [graph["id"] for graph in json.loads(path.read_text())["graphs"]] == [7]
+    trace = thence.open(tmp_path)
+    assert [graph.id for labels in trace.tables.graph_labels for graph in labels.graphs] == [7]
+
+
 def test_a_killed_program_leaves_what_was_on_disk(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [

@@ -18,8 +18,17 @@ from thence.recorder.graph_labels import LabelledGraphs, write_whole
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
-__all__ = ["Listener", "listen", "mark", "save_labels", "stop_labels", "unlisten"]
+__all__ = [
+    "Listener",
+    "listen",
+    "mark",
+    "save_known_labels",
+    "save_labels",
+    "stop_labels",
+    "unlisten",
+]
 
 _graphs = LabelledGraphs()
 _torch_captures: list[Captures] = []
@@ -52,6 +61,27 @@ def save_labels(path: str | os.PathLike[str]) -> None:
     for captures in _torch_captures:
         captures.complete()
     write_whole(path, _graphs.document())
+
+
+def save_known_labels(path: Path, saved: int) -> int:
+    """What `save_labels` writes, without asking the driver: on any thread, also during a capture.
+
+    Executable graphs that came to be unseen lack their id, by which a join is only quicker.
+
+    Args:
+        path: JSON file.
+        saved: graphs that it holds already; with no more than these nothing is written.
+
+    Returns:
+        how many graphs the file holds.
+
+    Raises:
+        UsageError: the file cannot be written there.
+    """
+    graphs = len(_graphs)
+    if graphs > saved:
+        write_whole(path, _graphs.document())
+    return max(graphs, saved)
 
 
 def stop_labels() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from thence.errors import MissingData, ThenceError, UsageError
-from thence.marks import listen, mark, save_labels, unlisten
+from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
 from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
@@ -84,6 +85,7 @@ class Recording:
         self._xla = XlaPrograms()
         self._collects_nvtx = False
         self._step = 0
+        self._labelled = 0
 
     @property
     def folder(self) -> Path | None:
@@ -114,7 +116,7 @@ class Recording:
         self._recorder = recorder
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
-        self._step = 0
+        self._step = self._labelled = 0
         for frame in _open_frames():
             self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
         listen(self._log)
@@ -165,7 +167,16 @@ class Recording:
         self._xla.look()
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
+            self._keep_labels(self._recorder.folder / LABELS)
         return self._log.take(names)
+
+    def _keep_labels(self, path: Path) -> None:
+        """A program that is killed keeps the labels of the graphs that it had captured by then."""
+        try:
+            self._labelled = save_known_labels(path, self._labelled)
+        except UsageError as error:  # a full disk: the records come first, and stopping tries again
+            _LOG.warning("thence: %s", error)
+            self._labelled = sys.maxsize
 
     def _begin_step(self) -> None:
         assert self._recorder is not None
