@@ -9,7 +9,7 @@ demo: $(VENV)/installed  ## the main job on a real recording that ships with the
 	$(BIN)/thence demo
 
 test: $(VENV)/installed-dev  ## the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 check: $(VENV)/installed-dev  ## linter, formatter and type checker
 	$(BIN)/ruff check .
