@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
+import secrets
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, TextIO, cast
+from typing import IO, TYPE_CHECKING, TextIO
 
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-__all__ = ["bytes_beside", "text_beside", "umask", "write_beside"]
+__all__ = ["bytes_beside", "place_beside", "text_beside", "write_beside"]
+
+
+def place_beside(target: Path) -> Path:
+    """A hidden name in the target's folder that nothing has yet."""
+    return target.parent / f".{target.name}.{secrets.token_hex(4)}"
 
 
 @contextmanager
 def bytes_beside(target: Path) -> Iterator[IO[bytes]]:
     """A new file that takes the target's place when all went well, and else leaves no trace."""
-    with tempfile.NamedTemporaryFile(
-        dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as file:
-        unfinished = Path(file.name)
-        try:
-            yield cast("IO[bytes]", file)
-            file.close()
-            unfinished.chmod(0o666 & ~umask())
-            unfinished.replace(target)
-        except BaseException:
+    unfinished = place_beside(target)
+    file = unfinished.open("xb")
+    try:
+        with file:
+            yield file
+        unfinished.replace(target)
+    except BaseException:
+        with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-            raise
+        raise
 
 
 @contextmanager
@@ -52,25 +54,10 @@ def text_beside(target: Path) -> Iterator[TextIO]:
 
 
 def write_beside(target: Path, content: bytes | memoryview) -> None:
-    """Writes a file whole or not at all, for use inside the program of a user.
-
-    It leaves the umask alone, which `umask` has to change for a moment for every thread.
+    """The same for content that is at hand.
 
     Raises:
         OSError: it cannot be written there.
     """
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
-
-
-def umask() -> int:
-    """Permissions that new files must not have; there is no way to ask without setting."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    with bytes_beside(target) as file:
+        file.write(content)

@@ -7,13 +7,13 @@ name.npy           the buffer alone, with its description in name.json beside it
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.beside import bytes_beside
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.inside.columns import as_words
 from thence.inside.description import Description
@@ -50,20 +50,11 @@ def save(path: str | os.PathLike[str], buffer: Any, description: Description) ->
         raise InputError(str(target), "in-kernel events are written to files that end in .npz")
     words = as_words(buffer, str(target))
     text = np.frombuffer(description.to_bytes(), np.uint8)
-    unfinished = None
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            unfinished = Path(file.name)
+        with bytes_beside(target) as file:
             np.savez(file, buffer=words, description=text)
-        unfinished.chmod(0o644)
-        unfinished.replace(target)
     except OSError as error:
         raise InputError(str(target), f"cannot be written: {error.strerror or error}") from error
-    finally:
-        if unfinished is not None:
-            unfinished.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from thence.beside import bytes_beside, umask
+from thence.beside import bytes_beside, place_beside
 from thence.errors import ThenceError, UsageError
 from thence.writers.chrome import write_chrome
 from thence.writers.parquet import FILES, write_parquet
@@ -110,10 +109,10 @@ def _folder_beside(target: Path) -> Iterator[Path]:
         raise UsageError(f"{target}: is a file; Parquet output is a folder of files")
     if target.exists() and {path.name for path in target.iterdir()} - {*FILES}:
         raise UsageError(f"{target}: holds other files, which are not deleted; choose another name")
-    unfinished = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    unfinished = place_beside(target)
+    unfinished.mkdir()
     try:
         yield unfinished
-        unfinished.chmod(0o777 & ~umask())
         if target.exists():
             shutil.rmtree(target)
         unfinished.replace(target)
