@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DRIVER_API",
     "RUNTIME_API",
+    "TAKEN",
     "BufferCompleted",
     "BufferRequested",
     "Cupti",
@@ -33,6 +34,9 @@ DRIVER_API = 1
 """CUPTI_CB_DOMAIN_DRIVER_API"""
 RUNTIME_API = 2
 """CUPTI_CB_DOMAIN_RUNTIME_API"""
+
+TAKEN = 39
+"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another profiler has it."""
 
 BufferRequested = ctypes.CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
 """CUpti_BuffersCallbackRequestFunc(buffer, size, most records)"""
@@ -72,7 +76,7 @@ _MEANINGS = {
     ),
     36: "the old profiler interface is in use in this process",
     38: "profiling is not supported on this device",
-    39: "another profiler in this process uses CUPTI, which serves one at a time",
+    TAKEN: "another profiler in this process uses CUPTI, which serves one at a time",
     40: "the hypervisor gives this virtual device no right to profile",
     41: "profiling is switched off in confidential computing mode",
     42: "profiling is not supported on CMP devices",

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from thence.recorder.cupti import TAKEN
 from thence.recorder.holders import holder
 from thence.recorder.probe import Finding, probe
 
@@ -23,8 +24,6 @@ __all__ = ["CHECKS", "Capability", "examine"]
 _PROC = Path("/proc/driver/nvidia")
 _PROFILING_CAPABILITIES = (1 << 21) | (1 << 38)  # CAP_SYS_ADMIN, CAP_PERFMON
 _WITH = {"driver": "an NVIDIA GPU", "libcupti": "libcupti"}
-_HELD = 39
-"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"""
 _NO_PRIVILEGE = 35
 """CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"""
 _ROOM_BYTES = 2 << 30
@@ -156,7 +155,7 @@ def _recording(machine: _Machine) -> _Answer:
 
 def _recording_cure(machine: _Machine) -> str:
     code = machine.findings["recording"].get("code")
-    held = holder() if code == _HELD else None
+    held = holder() if code == TAKEN else None
     if held:
         return f"{held[0]} has it: {held[1]}"
     if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):

@@ -35,8 +35,6 @@ Kernels = tuple[list[str], list[float]]
 """Names, demangled where they are C++, and durations in milliseconds, in order of start."""
 
 _FIELDS = ("name", "start", "end")
-_HELD = 39
-"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"""
 _MOST_BYTES = 256 << 20
 """Room for about a million kernels between one `KernelTimes.take` and the next."""
 
@@ -109,7 +107,7 @@ class KernelTimes:
         try:
             return self._cupti.subscribe()
         except libcupti.CuptiError as error:
-            if error.code != _HELD:
+            if error.code != libcupti.TAKEN:
                 raise
             raise libcupti.CuptiError(error.call, error.code, taken()) from error
 

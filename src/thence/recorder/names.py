@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Names", "demangled"]
+from thence.model.kernel_names import demangle
 
-_LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
+__all__ = ["Names", "demangled"]
 
 
 class Names:
@@ -59,32 +58,6 @@ class Names:
 
 def demangled(name: bytes) -> str | None:
     """A C++ symbol as its author wrote it; None if it is none, or nothing here can tell."""
-    functions = _demangler() if name.startswith(b"_Z") else None
-    if functions is None:
-        return None
-    demangle, free = functions
-    status = ctypes.c_int()
-    text = demangle(name, None, None, ctypes.byref(status))
-    if not text:
-        return None
-    try:
-        return ctypes.string_at(text).decode(errors="replace") if status.value == 0 else None
-    finally:
-        free(text)
-
-
-@functools.cache
-def _demangler() -> tuple[Any, Any] | None:
-    """``__cxa_demangle`` of the C++ library (Itanium C++ ABI, section 3.3), and ``free``."""
-    for library in _LIBRARIES:
-        try:
-            demangle = getattr(ctypes.CDLL(library), "__cxa_demangle")
-        except (OSError, AttributeError):
-            continue
-        demangle.restype = ctypes.c_void_p
-        demangle.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-        free = ctypes.CDLL(None).free
-        free.argtypes = [ctypes.c_void_p]
-        free.restype = None
-        return demangle, free
-    return None
+    text = name.decode(errors="replace")
+    plain = demangle(text)
+    return None if plain == text else plain

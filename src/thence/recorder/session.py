@@ -20,7 +20,7 @@ from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.recorder import identity, layouts
 from thence.recorder.buffers import BUFFER_BYTES, Buffers, Filled
 from thence.recorder.cuda_events import load_driver
-from thence.recorder.cupti import CuptiError, load
+from thence.recorder.cupti import TAKEN, CuptiError, load
 from thence.recorder.holders import taken
 from thence.recorder.names import Names
 from thence.recorder.parts import FORMAT, VERSION, Parts
@@ -44,8 +44,6 @@ _PATIENCE_SECONDS = 10.0
 """How long stopping waits for the device, and for the reading of what is left."""
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
 _MOST_CALLBACK_IDS = 4096
-_TAKEN = 39
-"""CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"""
 _NO_DRIVER = (15, 999)
 """CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: what there is without a driver."""
 
@@ -354,7 +352,7 @@ class Recorder:
 
 
 def _explained(error: CuptiError) -> ThenceError:
-    if error.code == _TAKEN:
+    if error.code == TAKEN:
         return MissingRequirement(taken())
     if error.code in _NO_DRIVER:
         try:
