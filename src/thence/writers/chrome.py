@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from thence.readers.kineto.collectives import NUMBER_KEYS, TEXT_KEYS
 from thence.writers.chrome_inside import inside_lines
 from thence.writers.graph_arguments import graph_arguments
 
@@ -59,23 +60,6 @@ _HOST_NUMBERS = {
     "external": "External id",
     "correlation": "correlation",
     "sequence": "Sequence number",
-}
-_COLLECTIVE_NUMBERS = {
-    "in_elements": "In msg nelems",
-    "out_elements": "Out msg nelems",
-    "group_size": "Group size",
-    "sequence": "Seq",
-    "source_rank": "Src Rank",
-    "destination_rank": "Dst Rank",
-}
-_COLLECTIVE_TEXTS = {
-    "collective": "Collective name",
-    "element_type": "dtype",
-    "group_name": "Process Group Name",
-    "group_description": "Process Group Description",
-    "group_ranks": "Process Group Ranks",
-    "in_splits": "In split size",
-    "out_splits": "Out split size",
 }
 _PLACES = ("label", "module", "op", "source", "phase")
 _FIRST_DEVICE_SORT_INDEX = 5_000_000  # Kineto's, so that devices come after processes
@@ -199,8 +183,8 @@ def _described(timeline: Timeline, table: str) -> pl.DataFrame:
     collectives = pl.concat([read, joined])
     rows = pl.col("gpu").is_not_null()
     chosen = collectives.filter(rows if table == "gpu" else ~rows & pl.col("host").is_not_null())
-    texts = [_json_text(pl.col(column), key) for column, key in _COLLECTIVE_TEXTS.items()]
-    numbers = [_number(column, key) for column, key in _COLLECTIVE_NUMBERS.items()]
+    texts = [_json_text(pl.col(column), key) for column, key in TEXT_KEYS.items()]
+    numbers = [_number(column, key) for column, key in NUMBER_KEYS.items()]
     return chosen.unique(table, keep="first", maintain_order=True).select(
         pl.col(table).cast(pl.UInt32).alias("row"),
         pl.concat_str(*texts, *numbers, ignore_nulls=True).alias("described"),

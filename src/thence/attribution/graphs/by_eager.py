@@ -28,6 +28,7 @@ from thence.attribution.launches import launch_rows
 from thence.attribution.places import BY_EAGER
 from thence.model.graph_labels import NODES, CapturedGraph, Kernel
 from thence.model.intervals import NO_ROW
+from thence.readers.kineto.collectives import NUMBER_KEYS, TEXT_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,21 +44,6 @@ __all__ = ["BY_EAGER", "join_eager"]
 _PLACES = ("label", "module", "op", "ops", "source", "stack", "phase")
 _MOST_WINDOWS = 32
 _MOST_COMPARED = 20_000
-_COLLECTIVE = {
-    "collective": "Collective name",
-    "in_elements": "In msg nelems",
-    "out_elements": "Out msg nelems",
-    "group_size": "Group size",
-    "element_type": "dtype",
-    "group_name": "Process Group Name",
-    "group_description": "Process Group Description",
-    "group_ranks": "Process Group Ranks",
-    "sequence": "Seq",
-    "source_rank": "Src Rank",
-    "destination_rank": "Dst Rank",
-    "in_splits": "In split size",
-    "out_splits": "Out split size",
-}
 
 
 @dataclass(frozen=True)
@@ -194,7 +180,7 @@ def _places(tables: Tables, attribution: Attribution) -> pl.DataFrame:
     texts = [
         msgspec.json.encode({k: v for k, v in row.items() if v is not None}).decode()
         for row in described.select(
-            pl.col(column).alias(key) for column, key in _COLLECTIVE.items()
+            pl.col(column).alias(key) for column, key in {**TEXT_KEYS, **NUMBER_KEYS}.items()
         ).iter_rows(named=True)
     ]
     metadata: list[Any] = [None] * tables.gpu.height

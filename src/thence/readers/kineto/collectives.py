@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["METADATA_KEYS", "collective_columns", "described_by_metadata", "row_after"]
+__all__ = [
+    "METADATA_KEYS",
+    "NUMBER_KEYS",
+    "TEXT_KEYS",
+    "collective_columns",
+    "described_by_metadata",
+    "row_after",
+]
 
 # Bytes per element of c10::ScalarType, as it prints itself (c10/core/ScalarType.h).
 _ELEMENT_BYTES = {
@@ -69,7 +76,7 @@ def collective_columns(
     }  # fmt: skip
 
 
-_METADATA_TEXTS = {
+TEXT_KEYS = {
     "collective": "Collective name",
     "element_type": "dtype",
     "group_name": "Process Group Name",
@@ -78,16 +85,17 @@ _METADATA_TEXTS = {
     "in_splits": "In split size",
     "out_splits": "Out split size",
 }
-_METADATA_NUMBERS = {
+NUMBER_KEYS = {
     "in_elements": "In msg nelems",
     "out_elements": "Out msg nelems",
     "group_size": "Group size",
-    "collective_sequence": "Seq",
+    "sequence": "Seq",
     "source_rank": "Src Rank",
     "destination_rank": "Dst Rank",
 }
-METADATA_KEYS = frozenset((*_METADATA_TEXTS.values(), *_METADATA_NUMBERS.values()))
-"""Kineto's names for what a collective moves."""
+METADATA_KEYS = frozenset((*TEXT_KEYS.values(), *NUMBER_KEYS.values()))
+"""Kineto's names for what a collective moves, as arguments of kernels and of labels; `TEXT_KEYS` and
+`NUMBER_KEYS` have them by column of the `collectives` table."""
 
 
 def described_by_metadata(gpu: pl.Series, metadata: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
@@ -107,12 +115,13 @@ def described_by_metadata(gpu: pl.Series, metadata: Sequence[Mapping[str, Any]])
 
     rows = gpu.to_numpy().astype(np.int64)
     described: dict[str, Any] = {
-        name: [text(one.get(key)) for one in metadata] for name, key in _METADATA_TEXTS.items()
+        name: [text(one.get(key)) for one in metadata] for name, key in TEXT_KEYS.items()
     }
     described |= {
         name: np.array([number(one.get(key)) for one in metadata], np.int64)
-        for name, key in _METADATA_NUMBERS.items()
+        for name, key in NUMBER_KEYS.items()
     }
+    described["collective_sequence"] = described.pop("sequence")  # as columns of events have it
     described |= {"gpu": np.arange(len(rows)), "host": np.full(len(rows), -1)}
     columns = collective_columns(described, np.arange(len(rows)), np.empty(0, np.int64))
     return COLLECTIVES.frame(columns | {"gpu": rows, "host": [None] * len(rows)})
