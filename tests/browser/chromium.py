@@ -17,7 +17,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 ABSENT = "no Chromium on the path, and none named in the variable CHROMIUM"
 
-_FLAGS = (
+FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -26,6 +26,9 @@ _FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+)
+_FLAGS = (
+    *FLAGS,
     "--enable-logging=stderr",
     "--virtual-time-budget=5000",
     "--dump-dom",

@@ -9,21 +9,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from browser.chromium import CHROMIUM
+from browser.chromium import CHROMIUM, FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 _FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *FLAGS,
     "--remote-debugging-pipe",
     "--window-size=1400,900",
 )

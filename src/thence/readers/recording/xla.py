@@ -30,7 +30,7 @@ __all__ = ["compile_phases", "with_xla"]
 
 _NO_RANGES = (
     "it ran XLA programs, but holds no NVTX ranges of XLA, so which kernel is part of which program is not "
-    "known: record with thence record -- COMMAND, and without --no-nvtx"
+    "known: record with thence record -- COMMAND, and NVTX left on"
 )
 
 
