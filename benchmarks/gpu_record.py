@@ -2,13 +2,15 @@
 
     python benchmarks/gpu_record.py [overhead] [agreement] [labels] [volume] [killed] [launcher]
 
-Overhead is measured interleaved: one repetition runs the same loops plain, recorded, and under
-torch.profiler, one after the other; medians of all repetitions are compared.
+Overhead is measured interleaved: one repetition runs the same loops plain, recorded, plain again, under
+torch.profiler, and so on; medians of all repetitions are compared, with the quartiles. What CUPTI costs by
+itself is measured with a collector in C (cupti_collector.c) that throws the records away.
 """
 
 from __future__ import annotations
 
 import collections
+import ctypes
 import gc
 import os
 import shutil
@@ -17,32 +19,43 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back when a profile ends
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import thence
+from thence.recorder import cupti, layouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="thence-record-"))
-LAUNCHES, REPLAYS, NODES = 20_000, 1000, 100
+LAUNCHES, NODES = 10_000, 100
 KERNELS_ONLY = thence.RecordOptions(launches=False, nvtx=False)
 EVERYTHING = thence.RecordOptions()
+GRAPHS = {"64": (1 << 6, 300), "1M": (1 << 20, 150), "4M": (1 << 22, 60)}
+"""Graphs of additions: how many numbers a kernel adds to, and how often the graph is replayed."""
 
 
 class Loops:
-    """Tiny kernels: launched one by one under marks, and replayed in a CUDA graph."""
+    """Tiny kernels: launched one by one under marks; and in CUDA graphs, tiny and less tiny ones."""
 
     def __init__(self) -> None:
         self.x = torch.ones(64, device="cuda")
-        self.graph = torch.cuda.CUDAGraph()
+        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.eager(200)
-        with torch.cuda.graph(self.graph):
-            for _ in range(NODES):
-                self.x.add_(1)
-        self.replay(5)
+        for name, (size, _) in GRAPHS.items():
+            x, self.graphs[name] = torch.ones(size, device="cuda"), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graphs[name]):
+                for _ in range(NODES):
+                    x.add_(1)
+            self.replay(name, 5)
 
     def eager(self, launches: int = LAUNCHES) -> float:
         """Us per kernel."""
@@ -54,89 +67,133 @@ class Loops:
         torch.cuda.synchronize()
         return (time.perf_counter() - begin) / launches * 1e6
 
-    def replay(self, replays: int = REPLAYS) -> float:
+    def replay(self, graph: str, replays: int) -> float:
         """Us per kernel."""
         begin = time.perf_counter()
         for _ in range(replays):
-            self.graph.replay()
+            self.graphs[graph].replay()
         torch.cuda.synchronize()
         return (time.perf_counter() - begin) / replays / NODES * 1e6
 
+    def measured(self) -> list[float]:
+        """Us per kernel of each loop; what begins, begins before."""
+        self.eager(200)
+        for name in GRAPHS:
+            self.replay(name, 5)
+        return [self.eager(), *(self.replay(name, runs) for name, (_, runs) in GRAPHS.items())]
 
-WAYS: dict[str, thence.RecordOptions | list[ProfilerActivity] | None] = {
-    "plain": None,
-    "thence, kernels": KERNELS_ONLY,
-    "thence, everything": EVERYTHING,
-    "torch.profiler, CUDA": [ProfilerActivity.CUDA],
-    "torch.profiler, CPU+CUDA": [ProfilerActivity.CPU, ProfilerActivity.CUDA],
+
+KERNELS = LAUNCHES + 200 + sum(runs + 5 for _, runs in GRAPHS.values()) * NODES
+"""Kernels of one measurement."""
+
+
+@contextmanager
+def by_thence(options: thence.RecordOptions) -> Iterator[None]:
+    """Recorded by thence; every kernel must be there."""
+    with thence.record(SCRATCH / "overhead", options) as recording:
+        yield
+    assert recording.counts["kernels"] == KERNELS, recording.counts
+    shutil.rmtree(recording.folder)
+
+
+@contextmanager
+def by_torch(*activities: ProfilerActivity) -> Iterator[None]:
+    """Recorded by torch.profiler."""
+    with profile(activities=activities):
+        yield
+
+
+@contextmanager
+def by_cupti_alone(options: thence.RecordOptions) -> Iterator[None]:
+    """Recorded by a collector in C that throws the records away: what CUPTI itself costs."""
+    libcupti, collector = cupti.load(), ctypes.CDLL(str(collector_library()))
+    collector.collected_bytes.restype = ctypes.c_size_t
+    assert collector.collect(libcupti.path.encode()) == 0
+    libcupti.buffers_are_zeroed()
+    for kind in options.kinds():
+        libcupti.enable(kind)
+        for callback_id in range(1, 4096) if kind in layouts.CALLS else ():
+            name = libcupti.callback_name(layouts.CALLS[kind], callback_id)
+            if name is None:
+                break
+            if not options.wants_call(name):
+                libcupti.api(layouts.CALLS[kind], callback_id, on=False)
+    yield
+    torch.cuda.synchronize()
+    libcupti.flush(unfinished=True)
+    for kind in options.kinds():
+        libcupti.disable(kind)
+    libcupti.finalize()
+    assert collector.collected_bytes() >= KERNELS * layouts.LAYOUTS[layouts.KERNEL].smallest
+
+
+def collector_library() -> Path:
+    """The collector, compiled once."""
+    library = SCRATCH / "cupti_collector.so"
+    if not library.exists():
+        source = str(Path(__file__).with_name("cupti_collector.c"))
+        compiler = [
+            "cc",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(library),
+            source,
+            "-ldl",
+            "-lpthread",
+        ]
+        subprocess.run(compiler, check=True)
+    return library
+
+
+LAUNCHES_TOO = thence.RecordOptions(nvtx=False)
+WAYS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "CUPTI alone, kernels": lambda: by_cupti_alone(KERNELS_ONLY),
+    "CUPTI alone, launches too": lambda: by_cupti_alone(LAUNCHES_TOO),
+    "thence, kernels": lambda: by_thence(KERNELS_ONLY),
+    "thence, launches + labels": lambda: by_thence(LAUNCHES_TOO),
+    "thence, everything": lambda: by_thence(EVERYTHING),
+    "torch.profiler, CUDA": lambda: by_torch(ProfilerActivity.CUDA),
+    "torch.profiler, CPU+CUDA": lambda: by_torch(ProfilerActivity.CPU, ProfilerActivity.CUDA),
 }
 
 
-def worker() -> None:
-    """Runs the loops in the way that each line of standard input names."""
-    loops = Loops()
-
-    def measured() -> tuple[float, float]:
-        loops.eager(200), loops.replay(5)  # what begins, begins here
-        return loops.eager(), loops.replay()
-
-    for line in sys.stdin:
-        how = WAYS[line.strip()]
-        gc.collect()
-        if how is None:
-            times = measured()
-        elif isinstance(how, list):
-            with profile(activities=how):
-                times = measured()
-        else:
-            with thence.record(SCRATCH / "overhead", how) as recording:
-                times = measured()
-            assert recording.counts["kernels"] == LAUNCHES + 200 + (REPLAYS + 5) * NODES
-            shutil.rmtree(recording.folder)
-        print(*times, flush=True)
-
-
-def overhead(seconds: float = 60) -> None:
+def overhead(seconds: float = 150) -> None:
     """Time per kernel in each way, in one interleaved run.
 
-    Every way has a process of its own, which measures itself plain as well, because a profiler leaves
-    traces in its process; the processes take turns.
+    Each way is compared with the plain runs before and after it, in the same process; that nothing of a
+    profiler stays behind shows in those after it.
     """
-    processes = {
-        way: subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, "worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )
-        for way in WAYS
-        if way != "plain"
-    }  # fmt: skip
-    times: dict[str, list[list[list[float]]]] = collections.defaultdict(list)
+    loops = Loops()
 
-    def asked(way: str, what: str) -> list[float]:
-        process = processes[way]
-        process.stdin.write(what + "\n")
-        process.stdin.flush()
-        return [float(number) for number in process.stdout.readline().split()]
+    def once(way: Callable[[], AbstractContextManager[None]]) -> list[float]:
+        gc.collect()
+        with way():
+            return loops.measured()
 
-    for way in processes:  # warm up
-        asked(way, "plain"), asked(way, way)
-    end = time.monotonic() + seconds
+    for way in (nullcontext, *WAYS.values()):
+        once(way)  # warm up
+    times: dict[str, list[list[list[float]]]] = {name: [] for name in WAYS}
+    before, end = once(nullcontext), time.monotonic() + seconds
     while time.monotonic() < end:
-        for way in processes:
-            times[way].append([asked(way, "plain"), asked(way, way), asked(way, "plain")])
+        for name, way in WAYS.items():
+            during, after = once(way), once(nullcontext)
+            times[name].append([before, during, after])
+            before = after
     print(
-        "us per kernel: median ratio to plain before and after; least time of plain, least time of the way"
+        "us per kernel plain before and after, and what the way adds to their mean: medians (quartiles)"
     )
-    for way, found in times.items():
-        line = f"{way:26}"
-        for i, loop in enumerate(("eager", "replay")):
-            ratio = statistics.median(d[i] / ((b[i] + a[i]) / 2) for b, d, a in found)
-            least = [min(min(b[i], a[i]) for b, _, a in found), min(d[i] for _, d, _ in found)]
-            line += f"   {loop} {100 * (ratio - 1):+6.1f} %  {least[0]:6.3f} {least[1]:6.3f} "
+    print(" " * 26, *(f"{loop:^40}" for loop in ("eager", *(f"graph of {n}" for n in GRAPHS))))
+    for name, found in times.items():
+        line = f"{name:26}"
+        for i in range(1 + len(GRAPHS)):
+            plain = [statistics.median(one[side][i] for one in found) for side in (0, 2)]
+            added = [d[i] - (b[i] + a[i]) / 2 for b, d, a in found]
+            low, middle, high = statistics.quantiles(added, n=4)
+            share = 100 * middle / statistics.mean(plain)
+            line += f" {plain[0]:6.3f} {plain[1]:6.3f} {middle:+6.3f} ({low:+.3f} {high:+.3f}) {share:+5.1f} %"
         print(f"{line}  n={len(found)}")
-    for process in processes.values():
-        process.stdin.close()
-        process.wait()
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -> None:
@@ -248,7 +305,7 @@ def volume(kernels: int = 10_000_000) -> None:
     recording.start()
     most, began = before, time.perf_counter()
     for _ in range(kernels // NODES // 1000):
-        loops.replay(1000)
+        loops.replay("64", 1000)
         most = max(most, resident_mb())
     took, begin = time.perf_counter() - began, time.perf_counter()
     recording.stop()
@@ -329,9 +386,6 @@ def launcher() -> None:
 def main() -> None:
     """Run what is named, or everything."""
     everything = (agreement, labels, overhead, volume, killed, launcher)
-    if sys.argv[1:] == ["worker"]:
-        worker()
-        return
     wanted = sys.argv[1:] or [one.__name__ for one in everything]
     print(torch.cuda.get_device_name(), torch.__version__, "thence", thence.__version__)
     for one in everything:

@@ -6,8 +6,8 @@
 A training step and a chain of products of different shapes (all by cuBLAS) run in processes of their own.
 What the recording says of each kernel is compared with two others that do not know of graph nodes:
 
-- XLA's list of thunks of the same process (a dump): the i-th kernel of an execution to start must be the
-  i-th thunk that launches one, since all run on one stream;
+- XLA's list of thunks of the same process (a dump, without a compilation cache): the i-th kernel of an
+  execution to start must be the i-th thunk that launches one, since all run on one stream;
 - jax.profiler with command buffers off, which names the HLO op of every kernel. A compilation cache makes
   XLA choose the same kernels, so every HLO op must have run the same ones, by name, grid and block,
   equally often. (With command buffers on, a profile that begins after the first executions names only
@@ -146,21 +146,21 @@ def child(directory: Path, name: str, way: str, steps: int = STEPS) -> float:
     if way.startswith("recorded"):
         command = [sys.executable, "-m", "thence", "record", "-o", str(out), "--", *command]
     flags = [os.environ.get("XLA_FLAGS", ""), PRODUCTS if name == "products" else ""]
-    if way == "recorded":
-        flags += [
-            f"--xla_dump_to={directory}/dump",
-            f"--xla_dump_hlo_module_re=^jit_{PROGRAMS[name]}$",
-        ]
+    if way == "recorded-dumped":
+        flags.append(f"--xla_dump_to={directory}/dump --xla_dump_hlo_as_proto")
     if way == "profiled":
         flags.append("--xla_gpu_enable_command_buffer=")
     env = {
         **os.environ,
         "XLA_FLAGS": " ".join(filter(None, flags)),
         "XLA_PYTHON_CLIENT_MEM_FRACTION": ".3",
-        "JAX_COMPILATION_CACHE_DIR": str(directory / f"cache-{name}"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+    if way != "recorded-dumped":
+        env |= {
+            "JAX_COMPILATION_CACHE_DIR": str(directory / f"cache-{name}"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
     done = subprocess.run(
         command, capture_output=True, text=True, env=env, timeout=150, check=False
     )
@@ -225,7 +225,8 @@ def thunk_order(recorded: Path, dump: Path, name: str) -> None:
     """Whether the i-th kernel of each execution to start has the instruction of thunk i."""
     files = sorted(dump.glob(f"module_*.jit_{name}.thunk_metadata.pb"))
     if len(files) != 1:
-        print(f"   {len(files)} lists of thunks in {dump}: nothing to compare with")
+        print(f"   {len(files)} lists of thunks in {dump}: nothing to compare with, WRONG")
+        print("   ", sorted(path.name for path in dump.glob("*"))[:40])
         return
     thunks = decode_thunk_metadata(files[0].read_bytes(), str(files[0])).drop_nulls("thunk")
     wanted = thunks.sort("thunk").filter(pl.col("kind") != "kCopy")["name"].to_list()
@@ -290,9 +291,8 @@ def main() -> None:
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="thence-jax-"))
     directory.mkdir(parents=True, exist_ok=True)
     for name in PROGRAMS:
-        child(directory, name, "recorded")
-        child(directory, name, "profiled")
-        child(directory, name, "recorded-cached")
+        for way in ("recorded-dumped", "recorded", "profiled", "recorded-cached"):
+            child(directory, name, way)
     overhead(directory)
     for verb in (
         ("programs",),
@@ -303,9 +303,9 @@ def main() -> None:
         shown(verb[0], str(directory / "recorded-train"), *verb[1:])
     for name, function in PROGRAMS.items():
         print(f"=== {name}")
-        coverage(directory / f"recorded-{name}", function)
-        coverage(directory / f"recorded-cached-{name}", function)
-        thunk_order(directory / f"recorded-{name}", directory / "dump", function)
+        for way in ("recorded-dumped", "recorded", "recorded-cached"):
+            coverage(directory / f"{way}-{name}", function)
+        thunk_order(directory / f"recorded-dumped-{name}", directory / "dump", function)
         for way in ("recorded", "recorded-cached"):
             agreement(directory / f"{way}-{name}", directory / f"profiled-{name}", function)
 

@@ -1,7 +1,7 @@
 """Host ranges of a recording: API calls, marks, backward nodes, steps, NVTX ranges and overhead.
 
 Marks, and NVTX ranges, are recorded as moments of opening and closing; here they become ranges. What was
-open when the recording ended lasts until its last moment.
+open when the recording ended lasts until its last moment, unless its end could not be seen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import polars as pl
 from thence.model.intervals import NO_ROW, enclosing
 from thence.model.tables import HOST, HOST_CATEGORIES
 from thence.readers.kineto.categories import category_of
-from thence.readers.nsight.nvtx import LIBRARIES
+from thence.readers.nsight.nvtx import LIBRARIES, NCCL
 from thence.readers.recording.xla import compile_phases
 
 if TYPE_CHECKING:
@@ -201,17 +201,26 @@ def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
 
 
 def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
-    """NVTX ranges; moments (nvtxMark) are none."""
+    """NVTX ranges; moments (nvtxMark) are none.
+
+    NCCL ends ranges that got a payload, such as ncclCommInitRankConfig, with nvtxRangePopPayload (ncclNvtxRange
+    in nccl/src/include/nvtx.h), which CUPTI passes over. When such a range ended is not known: it is kept as
+    a moment, since lasting on it would lend its name to all that the thread does afterwards.
+    """
     flags = ranges["flags"]
     started = ranges.filter((flags & _START) != 0)
     ended = ranges.filter((flags & _END) != 0).select("id", end="time").unique("id")
     frame = started.join(ended, on="id", how="left", maintain_order="left")
+    domain = _text(frame, "domain", names)
+    frame = frame.with_columns(
+        end=pl.when(domain == NCCL).then(pl.coalesce("end", "time")).otherwise("end")
+    )
     still_open = frame["end"].null_count()
     if still_open:
         folder.warnings.append(
             f"{still_open:,} NVTX ranges were open when the recording ended and are shown until then"
         )
-    name, domain = _text(frame, "name", names).fill_null("(unnamed)"), _text(frame, "domain", names)
+    name = _text(frame, "name", names).fill_null("(unnamed)")
     told = {text: category_of("range", text) for text in name.unique()}
     of_library = domain.str.contains(LIBRARIES).fill_null(value=False)
     frame = frame.with_columns(
