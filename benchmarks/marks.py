@@ -1,5 +1,7 @@
 """What a mark costs when nobody looks, and when somebody does: ns per `with`, best of several rounds.
 
+Somebody is a listener that forgets at once, or the log of a recording, which is emptied between rounds.
+
     python benchmarks/marks.py
 
 Beside it stands an empty context manager of the same shape, measured in the same rounds: the part
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import thence
 from thence.marks import listen, unlisten
+from thence.recorder.names import Names
+from thence.recording.collective_log import CollectiveLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,13 +80,18 @@ def mark_kept() -> None:
         pass
 
 
-def measure(**functions: Callable[[], None]) -> None:
+def nothing() -> None:
+    pass
+
+
+def measure(between: Callable[[], object] = nothing, **functions: Callable[[], None]) -> None:
     """Prints each function's best time; rounds take turns, so that a busy moment hits them all."""
     best = dict.fromkeys(functions, float("inf"))
     for _ in range(ROUNDS):
         for name, function in functions.items():
             spent = timeit.timeit(function, number=TIMES) / TIMES
             best[name] = min(best[name], 1e9 * spent)
+            between()
     for name, nanoseconds in best.items():
         print(f"    {name.replace('_', ' '):38} {nanoseconds:6.0f} ns")
 
@@ -98,6 +107,10 @@ def all_of_it() -> None:
     listen(listener)
     measure(mark_with_a_listener=mark)
     unlisten(listener)
+    log = CollectiveLog()
+    listen(log)
+    measure(lambda: log.take(Names()), mark_that_is_recorded=mark)
+    unlisten(log)
 
 
 def main() -> None:

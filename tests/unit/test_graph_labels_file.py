@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import pickle
 import random
@@ -17,6 +18,7 @@ from graph_data import Made, layers
 import thence
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.readers.graph_labels import read_labels
+from thence.recorder.graph_labels import metadata_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,3 +237,10 @@ def test_hostile_pickles_are_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"annotations\.pkl"):
         read_labels(path)
+
+
+def test_metadata_that_json_cannot_say_become_text_and_spare_the_others() -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    said = metadata_text({"loss": math.nan, "layer": 3, "sizes": [1, 2], "self": circle})
+    assert json.loads(said) == {"loss": "nan", "layer": 3, "sizes": [1, 2], "self": str(circle)}

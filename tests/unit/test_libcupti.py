@@ -49,7 +49,7 @@ def test_the_newest_that_the_driver_serves(
         put(nowhere, "nvidia/cu13/lib/libcupti.so.13"),
         put(nowhere, "nvidia/cuda_cupti/lib/libcupti.so.12"),
     ]
-    monkeypatch.setattr(libraries, "_driver_major", lambda: driver)
+    monkeypatch.setattr(libraries, "served_cuda", lambda: driver and (driver, 0))
     assert libraries.find_libcupti() == wheels[chosen]
 
 

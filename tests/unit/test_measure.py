@@ -14,7 +14,7 @@ from cuda_fakes import FakeCupti, FakeDriver
 import thence
 from thence.errors import MissingData, MissingRequirement
 from thence.frameworks import events_torch
-from thence.recorder import cuda_events, cupti, head_start, kernel_times
+from thence.recorder import cuda_events, cupti, head_start, kernel_times, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -223,9 +223,7 @@ def test_who_holds_cupti_is_left_alone(fake: FakeCupti, torch: Any) -> None:
 def test_a_recording_of_our_own_is_left_alone(
     fake: FakeCupti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = ModuleType("thence.recorder.session")
-    session._running = SimpleNamespace(alive=True)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "thence.recorder.session", session)
+    monkeypatch.setattr(session, "_running", SimpleNamespace(alive=True))
     with pytest.raises(thence.UsageError, match="thence records this process"):
         thence.measure(Program(fake, TWO))(Tensor())
     assert fake.calls == []

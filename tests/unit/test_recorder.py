@@ -5,6 +5,7 @@ Every test runs a program of its own process: a recorder takes CUPTI for the who
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import pytest
 from fake_cupti import library_path
 
 import thence
+from thence.recorder.buffers import BUFFER_BYTES, Buffers
 
 HERE = Path(__file__).parent
 PREAMBLE = f"""
@@ -250,6 +252,34 @@ def test_nvtx_ranges_of_each_thread_and_domain(tmp_path: Path) -> None:
     assert any("1 NVTX ranges were open" in warning for warning in trace.meta.warnings)
 
 
+def test_a_range_of_nccl_whose_end_cupti_does_not_see_names_nothing_that_comes_later(
+    tmp_path: Path,
+) -> None:
+    program(
+        """
+        me = threading.get_native_id()
+        def marker(flags, id, name="", domain=""):
+            return fake.record("MARKER", flags=flags, timestamp=time.time_ns(), id=id,
+                               name=fake.text(name) if name else 0, domain=fake.text(domain) if domain else 0,
+                               **{"objectId.pt.threadId": me})
+        with thence.record(OUT):
+            fake.emit(marker(2, 1, "ncclCommInitRankConfig", "NCCL"))
+            launch("later", 5)
+            fake.emit(marker(2, 2, "ncclAllReduce", "NCCL"))
+            launch("inside", 6)
+            fake.emit(marker(4, 2))
+        """,
+        tmp_path,
+    )
+    trace = thence.open(tmp_path)
+    labels = trace.activities.select(pl.col("name", "label").cast(pl.String)).rows()
+    assert dict(labels) == {"later": None, "inside": "ncclAllReduce"}
+    assert trace.host.filter(pl.col("name").cast(pl.String) == "ncclCommInitRankConfig")[
+        "duration"
+    ].to_list() == [0]
+    assert trace.meta.warnings == ()
+
+
 @pytest.mark.parametrize("own_thread", [False, True])
 def test_many_kernels_are_all_there_in_many_buffers(tmp_path: Path, own_thread: bool) -> None:
     count = 150_000  # a buffer holds about 19,000
@@ -309,7 +339,7 @@ def test_a_name_that_changes_under_its_address_is_read_again(tmp_path: Path) -> 
 def test_dropped_records_are_counted_and_said(tmp_path: Path) -> None:
     said = program(
         """
-        options = thence.RecordOptions(buffer_megabytes=8)  # two buffers
+        options = thence.RecordOptions(buffer_megabytes=8)  # of full ones: two
         recording = thence.record(OUT, options)
         recording.start()
         read, gate = recording._recorder._read, threading.Event()
@@ -583,6 +613,34 @@ def test_a_recording_can_be_stopped_by_another_thread_and_twice(tmp_path: Path) 
     assert description(tmp_path)["counts"]["kernels"] == 1
 
 
+def test_a_rank_stays_known_when_the_framework_has_forgotten_it(tmp_path: Path) -> None:
+    program(
+        """
+        import types
+        state = types.SimpleNamespace(client=None, process_id=0)
+        sys.modules["jax._src.distributed"] = types.SimpleNamespace(global_state=state)
+        for out in (OUT / "before", OUT / "during"):
+            recording = thence.record(out, thence.RecordOptions(flush_seconds=0.05))
+            recording.start()
+            if out.name == "before":  # the folder is there before the rank is known
+                fake.emit(kernel())
+                fake.library.cuptiActivityFlushAll(0)
+                while not recording.counts: time.sleep(0.01)
+            state.client, state.process_id = object(), 1
+            fake.emit(kernel())
+            before = recording.counts.get("kernels", 0)
+            while recording.counts.get("kernels", 0) == before: time.sleep(0.01)
+            state.client, state.process_id = None, 0
+            recording.stop()
+        """,
+        tmp_path,
+        env={"SLURM_PROCID": "0"},
+    )
+    assert description(tmp_path / "before")["rank"] == 1
+    assert description(tmp_path / "during")["rank"] == 1
+    assert "-rank1-" in only_folder(tmp_path / "during").name
+
+
 def test_a_schedule_records_the_steps_that_it_names(tmp_path: Path) -> None:
     program(
         """
@@ -634,6 +692,53 @@ def test_a_forked_child_leaves_its_parents_recording_alone(tmp_path: Path) -> No
     assert found == {("parent", "parent"), ("child",)}
 
 
+def test_a_forked_child_notes_its_own_thread(tmp_path: Path) -> None:
+    said = program(
+        """
+        recording = thence.record(OUT / "parent")
+        recording.start()
+        with thence.mark("before"):
+            launch("parent", 1)
+        fake.library.cuptiActivityFlushAll(0)
+        child = os.fork()
+        if child == 0:
+            with thence.record(OUT / "child"), thence.mark("in the child"):
+                launch("child", 2)
+            print(threading.get_native_id(), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        recording.stop()
+        print(threading.get_native_id())
+        """,
+        tmp_path,
+        env={"PYTHONWARNINGS": "ignore::DeprecationWarning"},
+    ).stdout.split()
+    assert said[0] != said[1]
+    for name, thread, label in (("child", said[0], "in the child"), ("parent", said[1], "before")):
+        trace = thence.open(tmp_path / name)
+        marks = trace.host.filter(pl.col("name").cast(pl.String) == label)
+        assert marks["thread"].to_list() == [int(thread)]
+        assert rows(tmp_path / name)["label"].to_list() == [label]
+
+
+def test_what_comes_before_damage_in_a_buffer_is_kept(tmp_path: Path) -> None:
+    said = program(
+        """
+        with thence.record(OUT) as recording:
+            content = b"".join([kernel(correlationId=i) for i in range(100)]) + b"\\xee" * 64
+            fake.library.fake_deliver_raw(content, len(content))
+            fake.emit(kernel(correlationId=100))
+        print(recording._recorder._buffers.outstanding)
+        """,
+        tmp_path,
+    )
+    assert "could not be read" in said.stderr
+    assert said.stdout.strip() == "0"
+    trace = thence.open(tmp_path)
+    assert sorted(trace.gpu["correlation"]) == list(range(101))
+    assert any("could not be read" in warning for warning in trace.meta.warnings)
+
+
 def test_ranks_of_a_job_are_read_together(tmp_path: Path) -> None:
     for rank in (1, 0):
         body = f"""
@@ -647,3 +752,23 @@ def test_ranks_of_a_job_are_read_together(tmp_path: Path) -> None:
     assert counts == [(0, 1), (1, 2)]
     assert all(f"-rank{r}-" in " ".join(trace.meta.inputs) for r in (0, 1))
     assert any("several runs" in warning for warning in trace.meta.warnings)
+
+
+def test_threads_that_hardly_record_do_not_use_up_the_memory() -> None:
+    buffers = Buffers(2 * BUFFER_BYTES)
+
+    def request() -> int | None:
+        address, size, most = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+        buffers.requested(*map(ctypes.pointer, (address, size, most)))
+        assert size.value == (BUFFER_BYTES if address.value else 0)
+        return address.value
+
+    given = [request() for _ in range(200)]  # a thread's own each, as CUPTI does
+    assert None not in given
+    assert buffers.refused == 0
+    for address in given[:2]:  # these are full, and nobody reads them
+        buffers.completed(None, 0, address, BUFFER_BYTES, BUFFER_BYTES)
+    assert request() is None
+    assert buffers.refused == 1
+    buffers.recycle(buffers.filled.get())
+    assert request() == given[0]

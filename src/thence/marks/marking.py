@@ -52,7 +52,8 @@ class mark:  # noqa: N801 - used like a function
 
     Args:
         name: what to call it.
-        lane: name of an extra lane in timelines that shows the work, besides its real stream.
+        lane: name of an extra lane that shows the work again, besides its real stream, in timelines made
+            with ``--lanes lane``.
         metadata: further facts to show with the work; numbers, strings and lists of them. Inner marks
             win over outer ones.
 

@@ -1,8 +1,9 @@
 """The memory that CUPTI writes records to, and its callbacks.
 
 The callbacks run inside the program's own CUDA calls, or on CUPTI's thread, and need the GIL: they only
-hand an empty buffer out and take a full one in. Memory is bounded: when nothing is left CUPTI drops
-records, and counts them.
+hand an empty buffer out and take a full one in. Memory is bounded: when too many full ones wait CUPTI
+drops records, and counts them. Every thread of the program that records has a buffer of its own, but most
+of them hardly any records: memory that was never written to is none yet, so these do not count.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Buffers", "Filled"]
+__all__ = ["BUFFER_BYTES", "Buffers", "Filled"]
 
 BUFFER_BYTES = 4 << 20
 """Of one buffer: about 19,000 kernels."""
@@ -32,6 +33,9 @@ class Filled(NamedTuple):
 class Buffers:
     """Buffers of one recording.
 
+    Args:
+        most_bytes: of full buffers that wait to be read.
+
     Attributes:
         filled: those that wait to be read; None wakes the reader up.
         refused: how often CUPTI asked and there was none.
@@ -40,7 +44,7 @@ class Buffers:
     def __init__(self, most_bytes: int) -> None:
         self.filled: queue.SimpleQueue[Filled | None] = queue.SimpleQueue()
         self.refused = 0
-        self._most = max(2, most_bytes // BUFFER_BYTES)
+        self._most = max(1, most_bytes // BUFFER_BYTES)
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
         self._free: list[int] = []
 
@@ -59,8 +63,8 @@ class Buffers:
             self.filled.put(Filled(address, valid_bytes, context, stream))
 
     def recycle(self, filled: Filled) -> None:
-        """A buffer has been read: it can be handed out again, zeroed."""
-        ctypes.memset(filled.address, 0, BUFFER_BYTES)
+        """A buffer has been read: it can be handed out again, zeroed as far as it was written to."""
+        ctypes.memset(filled.address, 0, filled.valid_bytes)
         self._free.append(filled.address)
 
     def stock(self) -> None:
@@ -80,7 +84,7 @@ class Buffers:
             return self._free.pop()
         except IndexError:
             pass
-        if len(self._memory) >= self._most:
+        if self.filled.qsize() >= self._most:
             self.refused += 1
             return None
         memory = np.zeros(BUFFER_BYTES, dtype=np.uint8)

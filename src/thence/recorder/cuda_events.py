@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import byref, c_char_p, c_float, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_uint, c_void_p
 from typing import Any
 
 from thence.errors import MissingRequirement, UsageError
 
-__all__ = ["Event", "call", "elapsed_ms", "load_driver"]
+__all__ = ["Event", "call", "elapsed_ms", "load_driver", "served_cuda"]
 
 _DRIVER = "libcuda.so.1"
 _WITH_TIME = 0
@@ -30,6 +30,17 @@ def load_driver() -> Any:
         return ctypes.CDLL(_DRIVER)
     except OSError as error:
         raise MissingRequirement(f"there is no NVIDIA driver here: {error}") from error
+
+
+def served_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver serves, major and minor; None without a driver."""
+    version = c_int()
+    try:
+        if load_driver().cuDriverGetVersion(byref(version)):
+            return None
+    except (MissingRequirement, AttributeError):  # no driver; a library of that name that is none
+        return None
+    return version.value // 1000, version.value % 1000 // 10
 
 
 class Event:

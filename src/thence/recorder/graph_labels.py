@@ -141,10 +141,29 @@ class LabelledGraphs:
 
 
 def metadata_text(metadata: Mapping[str, object]) -> str:
-    """Metadata of a mark as JSON; what JSON cannot say becomes text."""
+    """Metadata of a mark as JSON; what JSON cannot say, such as infinity, becomes text."""
     if not metadata:
         return "{}"
-    return json.dumps(metadata, default=str, sort_keys=True, allow_nan=False)
+    try:
+        return _as_json(metadata)
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # one value of them: the others stay as they are
+        return _as_json({key: _said(value) for key, value in metadata.items()})
+
+
+def _said(value: object) -> object:
+    try:
+        _as_json(value)
+    except (ValueError, TypeError, RecursionError):
+        return str(value)
+    return value
+
+
+def _as_json(value: object) -> str:
+    return json.dumps(value, default=str, sort_keys=True, allow_nan=False)
 
 
 def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:

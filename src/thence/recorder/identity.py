@@ -13,34 +13,44 @@ from pathlib import Path
 from typing import Any
 
 from thence import __version__
-from thence.recorder.process_identity import process_identity, rank_of_job
+from thence.recorder.process_identity import (
+    first_number,
+    process_identity,
+    rank_of_launcher,
+    rank_of_process_group,
+)
 from thence.recorder.synchronizing import devices, driver_version
 
-__all__ = ["folder_name", "process_facts", "rank"]
+__all__ = ["folder_name", "process_facts", "rank_of_environment", "rank_of_framework"]
 
 _FURTHER_RANKS = ("PMIX_RANK", "JAX_PROCESS_ID", "JAX_PROCESS_INDEX")
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "triton", "cupy", "numba", "numpy", "tensorflow")
 
 
-def rank() -> int | None:
-    """Rank of this process in its job, as the launcher or its framework says; None outside of one."""
-    known = rank_of_job()
+def rank_of_framework() -> int | None:
+    """Rank of this process in its job, as PyTorch or JAX says while it is connected to the others."""
+    known = rank_of_process_group()
     if known is not None:
         return known
     distributed = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     if getattr(distributed, "client", None) is not None:
         return int(distributed.process_id)  # type: ignore[union-attr]
-    values = (os.environ.get(name, "") for name in _FURTHER_RANKS)
-    return next((int(value) for value in values if value.isdecimal()), None)
+    return None
 
 
-def folder_name() -> str:
+def rank_of_environment() -> int | None:
+    """Rank of this process in its job, as the environment says; None outside of one."""
+    known = rank_of_launcher()
+    return first_number(_FURTHER_RANKS) if known is None else known
+
+
+def folder_name(rank: int | None) -> str:
     """Name of this process's folder: ``<host>-rank<R>-<pid>``."""
     host = re.sub(r"[^A-Za-z0-9._]+", "_", socket.gethostname()) or "host"
-    return f"{host}-rank{rank() or 0}-{os.getpid()}"
+    return f"{host}-rank{rank or 0}-{os.getpid()}"
 
 
-def process_facts() -> dict[str, Any]:
+def process_facts(rank: int | None) -> dict[str, Any]:
     """What identifies the process, versions of what it has imported so far, its devices and threads."""
     modules = {name: sys.modules.get(name) for name in _FRAMEWORKS}
     versions = {
@@ -50,7 +60,7 @@ def process_facts() -> dict[str, Any]:
         **process_identity(),
         "thence": __version__,
         "host": socket.gethostname(),
-        "rank": rank(),
+        "rank": rank,
         "parent_pid": os.getppid(),
         "program": Path(sys.argv[0]).name if getattr(sys, "argv", None) else None,
         "python": platform.python_version(),

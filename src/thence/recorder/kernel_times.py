@@ -91,9 +91,9 @@ class KernelTimes:
             )
         found: dict[str, list[Any]] = {name: [np.zeros(0, np.uint64)] for name in _FIELDS}
         for filled in self._filled():
-            for kind, records in self._walker.read(filled.address, filled.valid_bytes):
+            for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
                 for name in _FIELDS if kind == KERNEL else ():
-                    found[name].append(records[name].copy())  # for the buffer is used again
+                    found[name].append(columns[name])
             self._buffers.recycle(filled)
         pointers, start, end = (np.concatenate(found[name]) for name in _FIELDS)
         if KERNEL in self._walker.unknown:
@@ -131,8 +131,8 @@ def _buffers() -> Buffers:
 
 
 def _check_not_recorded() -> None:
-    running = getattr(sys.modules.get("thence.recorder.session"), "_running", None)
-    if running is not None and running.alive:
+    session = sys.modules.get("thence.recorder.session")  # not imported: then nothing is recorded
+    if session is not None and session.running() is not None:
         raise UsageError(
             "thence records this process, and CUPTI serves one at a time: stop the recording first, or "
             "leave measure out; the recording has every kernel's time"

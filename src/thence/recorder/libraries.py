@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from thence.errors import MissingRequirement
+from thence.recorder.cuda_events import served_cuda
 
 __all__ = ["find_libcupti", "mapped_copies", "mapped_files"]
 
@@ -88,8 +89,8 @@ def _in_toolkits() -> list[Path]:
 
 def _fitting(paths: list[Path]) -> list[str]:
     """The copies that the driver can serve, newest CUDA first; all when that cannot be told."""
-    driver = _driver_major()
-    fitting = [path for path in paths if driver is None or _major(path) <= driver]
+    served = served_cuda()
+    fitting = [path for path in paths if served is None or _major(path) <= served[0]]
     newest_first = sorted(fitting or paths, key=lambda path: -_major(path))
     return [str(path) for path in newest_first]
 
@@ -99,15 +100,3 @@ def _major(path: Path) -> int:
     match = re.search(r"\.so\.(\d+)", path.name)
     number = int(match[1]) if match else 0
     return number if number < 1000 else 0  # a year: toolkits name the file so, with links beside
-
-
-def _driver_major() -> int | None:
-    """Major version of CUDA that the driver serves; None without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        version = ctypes.c_int()
-        if driver.cuDriverGetVersion(ctypes.byref(version)):
-            return None
-    except (OSError, AttributeError):
-        return None
-    return version.value // 1000

@@ -32,11 +32,9 @@ class Names:
         Every string is read again for every buffer: CUPTI may put another name where one of an
         unloaded module was.
         """
-        from polars import Series  # not where names are only demangled
-
-        unique = np.sort(Series(pointers).unique().to_numpy())  # by hashing, and without the GIL
+        unique, which = np.unique(pointers, return_inverse=True)
         numbers = [self._of(ctypes.string_at(p)) if p else 0 for p in unique.tolist()]
-        return np.array(numbers, dtype=np.uint32)[np.searchsorted(unique, pointers)]
+        return np.array(numbers, dtype=np.uint32)[which]
 
     def new(self) -> dict[str, Any]:
         """Columns of the names that came since the last question: number, name, demangled."""

@@ -43,6 +43,7 @@ class Parts:
         lost: rows that could not be written, by table.
         bytes: on disk.
         trouble: the last reason why something could not be written.
+        pending_rows, pending_bytes: what waits for the next part.
     """
 
     def __init__(self, directory: Path, name: Callable[[], str]) -> None:
@@ -54,15 +55,16 @@ class Parts:
         self.directory = directory
         self._name = name
         self._numbers: dict[str, int] = {}
-        self._pending: dict[str, list[Mapping[str, Any]]] = {}
-        self.pending_rows = 0
+        self._pending: dict[str, list[pl.DataFrame]] = {}
+        self.pending_rows = self.pending_bytes = 0
 
     def add(self, table: str, columns: Mapping[str, Any]) -> None:
         """Rows to write with the next part."""
-        rows = len(next(iter(columns.values())))
-        if rows:
-            self._pending.setdefault(table, []).append(columns)
-            self.pending_rows += rows
+        frame = _frame(columns)
+        if frame.height:
+            self._pending.setdefault(table, []).append(frame)
+            self.pending_rows += frame.height
+            self.pending_bytes += int(frame.estimated_size())
 
     def save(
         self, description: Callable[[], Mapping[str, Any]], names: Mapping[str, Sequence[Any]]
@@ -83,10 +85,11 @@ class Parts:
             self._lose_all(pending)
             return
         for table in sorted(pending, key=lambda table: table != "names"):
-            self._write(table, _frame(pending[table]))
+            self._write(table, pl.concat(pending[table]))
 
-    def _taken(self) -> dict[str, list[Mapping[str, Any]]]:
-        pending, self._pending, self.pending_rows = self._pending, {}, 0
+    def _taken(self) -> dict[str, list[pl.DataFrame]]:
+        pending, self._pending = self._pending, {}
+        self.pending_rows = self.pending_bytes = 0
         return pending
 
     def describe(self, description: Mapping[str, Any]) -> None:
@@ -134,9 +137,9 @@ class Parts:
         self.bytes += len(content)
         return True
 
-    def _lose_all(self, pending: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    def _lose_all(self, pending: Mapping[str, Sequence[pl.DataFrame]]) -> None:
         for table, pieces in pending.items():
-            self._lose(table, sum(len(next(iter(piece.values()))) for piece in pieces))
+            self._lose(table, sum(piece.height for piece in pieces))
 
     def _lose(self, table: str, rows: int) -> None:
         self.lost[table] = self.lost.get(table, 0) + rows
@@ -151,12 +154,12 @@ class Parts:
         self.trouble = str(error.strerror or error)
 
 
-def _frame(pieces: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-    columns = {}
-    for name, first in pieces[0].items():
-        if isinstance(first, np.ndarray):
-            columns[name] = pl.Series(name, np.concatenate([piece[name] for piece in pieces]))
-        else:
-            texts = [text for piece in pieces for text in piece[name]]
-            columns[name] = pl.Series(name, texts, dtype=pl.String())
-    return pl.DataFrame(columns)
+def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            name: values
+            if isinstance(values, np.ndarray)
+            else pl.Series(name, values, dtype=pl.String())
+            for name, values in columns.items()
+        }
+    )

@@ -6,8 +6,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["process_identity", "rank_of_job"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["first_number", "process_identity", "rank_of_launcher", "rank_of_process_group"]
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _NS = 1_000_000_000
@@ -15,21 +19,32 @@ _NS = 1_000_000_000
 
 def process_identity() -> dict[str, int | str | None]:
     """Process id, rank in the job, boot id of the machine, Unix times in ns of start and of now."""
+    group = rank_of_process_group()
     return {
         "pid": os.getpid(),
-        "rank": rank_of_job(),
+        "rank": rank_of_launcher() if group is None else group,
         "boot": _text("/proc/sys/kernel/random/boot_id"),
         "started_ns": _started_ns(),
         "saved_ns": time.time_ns(),
     }
 
 
-def rank_of_job() -> int | None:
-    """Rank of this process, as torch.distributed or the launcher says; None outside of a job."""
+def rank_of_process_group() -> int | None:
+    """Rank of this process, as torch.distributed says; None while there is no process group."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    values = (os.environ.get(name, "") for name in _RANKS)
+    return None
+
+
+def rank_of_launcher() -> int | None:
+    """Rank of this process, as the launcher of the job left it in the environment; None outside of a job."""
+    return first_number(_RANKS)
+
+
+def first_number(variables: Iterable[str]) -> int | None:
+    """What the first of these environment variables says that holds a number."""
+    values = (os.environ.get(name, "") for name in variables)
     return next((int(value) for value in values if value.isdecimal()), None)
 
 

@@ -1,7 +1,9 @@
 """A recording while it runs: CUPTI on one side, parts on disk on the other.
 
-Buffers that CUPTI filled wait in a queue; one thread of ours reads them, and writes parts. Nothing here
-may harm the program: what cannot be recorded is counted and said, never raised from a callback.
+Buffers that CUPTI filled wait in a queue; one thread of ours makes columns of each, gives it back, and
+writes the columns as parts from time to time. So few buffers are in use, and their memory stays in the
+processor's caches. Nothing here may harm the program: what cannot be recorded is counted and said, never
+raised from a callback.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ import numpy as np
 
 from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.recorder import identity, layouts
-from thence.recorder.buffers import BUFFER_BYTES, Buffers, Filled
+from thence.recorder.buffers import Buffers, Filled
 from thence.recorder.cuda_events import load_driver
 from thence.recorder.cupti import TAKEN, CuptiError, load
 from thence.recorder.holders import taken
 from thence.recorder.names import Names
 from thence.recorder.parts import FORMAT, VERSION, Parts
 from thence.recorder.synchronizing import synchronize
-from thence.recorder.walking import Records, Walker
+from thence.recorder.walking import Walker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,11 +35,11 @@ if TYPE_CHECKING:
 
     from thence.recorder.options import RecordOptions
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "running"]
 
 _LOG = logging.getLogger("thence.recorder")
-_MOST_HELD_BYTES = 32 << 20
-"""Of buffers that wait to be written: they make a part due, whatever the time."""
+_MOST_WAITING_BYTES = 16 << 20
+"""Of columns that wait to be written: they make a part due, whatever the time. About 200,000 kernels."""
 _SHARE_OF_TIME = 500
 """A part is due no more often than every 500th of the time so far: long runs make few files."""
 _PATIENCE_SECONDS = 10.0
@@ -73,16 +75,15 @@ class Recorder:
         source: Callable[[Names], Mapping[str, Mapping[str, Any]]] = lambda _names: {},
         facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self.parts = Parts(directory, identity.folder_name)
+        self.parts = Parts(directory, lambda: identity.folder_name(self._known_rank()))
         self.dropped = 0
         self._options = options
         self._source = source
         self._facts = facts
         self._names = Names()
         self._buffers = Buffers(options.buffer_megabytes << 20)
-        self._most_held = min(_MOST_HELD_BYTES, options.buffer_megabytes << 20 >> 2)
-        self._held: list[Filled] = []
-        self._found: list[tuple[int, Records]] = []
+        self._most_waiting = min(_MOST_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
+        self._rank: int | None = None
         self._subscription = 0
         self._pid = os.getpid()
         self._stopping = threading.Event()
@@ -259,32 +260,17 @@ class Recorder:
                 self._read(filled)
 
     def _read(self, filled: Filled) -> None:
-        """Find the records of a buffer; they stay in it until they are written."""
-        self._held.append(filled)
+        """Make columns of a buffer, and let it go."""
         try:
-            self._found += self._walker.read(filled.address, filled.valid_bytes)
-            self._count_dropped(filled.context, filled.stream)
-            if len(self._held) * BUFFER_BYTES >= self._most_held:
-                self._save()
-        except Exception as error:  # noqa: BLE001 - the program must go on, whatever happens here
-            self._warn(f"a buffer of records could not be read and is lost: {error!r}")
-
-    def _decode(self) -> None:
-        """Make columns of the records found, all buffers at once, and let the buffers go."""
-        found, self._found = self._found, []
-        held, self._held = self._held, []
-        try:
-            for kind in dict.fromkeys(kind for kind, _ in found):
-                records = [some for one, some in found if one == kind]
-                columns = {
-                    name: np.concatenate([some[name] for some in records])
-                    for name in layouts.LAYOUTS[kind].fields
-                }
+            for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
+            self._count_dropped(filled.context, filled.stream)
+        except Exception as error:  # noqa: BLE001 - the program must go on, whatever happens here
+            self._warn(f"records could not be read and are lost, up to a buffer of them: {error!r}")
         finally:
-            found.clear()
-            for filled in held:
-                self._buffers.recycle(filled)
+            self._buffers.recycle(filled)
+        if self.parts.pending_bytes >= self._most_waiting:
+            self._save()
 
     def _named(self, kind: int, columns: dict[str, Any]) -> dict[str, Any]:
         for name in layouts.LAYOUTS[kind].names:
@@ -308,7 +294,7 @@ class Recorder:
 
     def _save(self) -> None:
         try:
-            self._decode()
+            self._known_rank()
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
             self.parts.save(lambda: self._description(finished=False), self._names.new())
@@ -325,7 +311,7 @@ class Recorder:
         return {
             "format": FORMAT,
             "version": VERSION,
-            **identity.process_facts(),
+            **identity.process_facts(self._known_rank()),
             **self._facts(),
             "cupti": {"version": self._version, "path": self._cupti.path},
             "began_ns": self._began_ns,
@@ -338,6 +324,13 @@ class Recorder:
             "warnings": self._warnings,
         }
 
+    def _known_rank(self) -> int | None:
+        """What the framework once said, which may have forgotten it when the program ends."""
+        said = identity.rank_of_framework()
+        if said is not None:
+            self._rank = said
+        return identity.rank_of_environment() if self._rank is None else self._rank
+
     def _warn(self, message: str) -> None:
         if message not in self._warnings:
             self._warnings.append(message)
@@ -349,6 +342,11 @@ class Recorder:
             call()
         except CuptiError as error:
             self._warn(str(error))
+
+
+def running() -> Recorder | None:
+    """The recording of this process, which has CUPTI; None while there is none."""
+    return _running if _running is not None and _running.alive else None
 
 
 def _explained(error: CuptiError) -> ThenceError:

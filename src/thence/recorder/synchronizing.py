@@ -8,7 +8,7 @@ from ctypes import byref, c_int, c_uint, c_void_p
 from typing import Any
 
 from thence.errors import MissingRequirement
-from thence.recorder.cuda_events import load_driver
+from thence.recorder.cuda_events import load_driver, served_cuda
 
 __all__ = ["devices", "driver_version", "synchronize"]
 
@@ -49,14 +49,8 @@ def _wait(driver: Any) -> None:
 
 def driver_version() -> str | None:
     """The newest CUDA that the driver serves, such as ``13.0``; None without a driver."""
-    try:
-        driver = load_driver()
-    except MissingRequirement:
-        return None
-    version = c_int()
-    if driver.cuDriverGetVersion(byref(version)):
-        return None
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+    served = served_cuda()
+    return None if served is None else f"{served[0]}.{served[1]}"
 
 
 def devices() -> list[dict[str, Any]]:

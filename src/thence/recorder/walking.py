@@ -1,9 +1,18 @@
-"""From a buffer that CUPTI filled to records, without a step of Python for each.
+"""From a buffer that CUPTI filled to columns, without a step of Python for each record.
 
 A buffer holds records of several kinds one after the other, and all records of one kind have one size.
-So a run of one kind is a view with that stride, which costs nothing. Where kinds alternate, each record
-says where the next one begins: such chains are followed by pointer jumping, that is by squaring the
-table of steps a few times, so that Python takes one step where the chain takes 16.
+So a run of one kind is found by looking at every n-th word. Where kinds take turns, each record
+says where the next one begins, and such a chain is followed for all its records together:
+
+- A record begins at a word whose low half is the number of a known kind, and the word behind it is such
+  a word again. That leaves, beside the true beginnings, few words that only look like one.
+- From each of these words it is known which one follows. Mostly each is led to by another one: then they
+  all are the chain. Else pointer jumping, that is squaring this table of steps a few times, lets Python
+  take one step where the chain takes 32, and then fills in what it jumped over. So words that only look
+  like a beginning, and that the chain does not come by, drop out.
+
+A chain ends at the first record of a kind that was not met before: libcupti is asked for its size.
+Buffers are larger than a processor's own cache, so both this and the copying go piece by piece.
 """
 
 from __future__ import annotations
@@ -14,25 +23,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.recorder.cupti import CuptiError
 from thence.recorder.layouts import LAYOUTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from thence.recorder.cupti import Cupti
 
-__all__ = ["Records", "Walker"]
+__all__ = ["Columns", "Walker"]
 
-Records = np.ndarray[Any, Any]
-"""Records of one kind, a structured array with the fields of `layouts.LAYOUTS`."""
+Columns = dict[str, np.ndarray[Any, Any]]
+"""Records of one kind: an array for each field of `layouts.LAYOUTS`."""
 
+_Words = np.ndarray[Any, Any]
+"""A buffer, or a part of it, as uint64: records begin at words (ACTIVITY_RECORD_ALIGNMENT is 8)."""
+_Places = np.ndarray[Any, Any]
+"""Numbers of words at which records begin."""
+
+_LOW_HALF = 0xFFFFFFFF
 _FIRST_LOOK = 64
 """Records of a run that are looked at first; four times as many each time after that."""
-_ALIGNMENT = 8
-"""ACTIVITY_RECORD_ALIGNMENT: sizes of records are multiples of it."""
-_LONG = 32
-"""Runs shorter than this make the walk follow the chain for the rest of the buffer."""
-_SQUARINGS = 4
-_MOST_KIND = 1 << 10
-_LONGEST_WORDS = 1 << 10
+_LONG_WORDS = 1 << 14
+"""Behind a run that is shorter than this the chain is followed: its cost does not grow with the runs."""
+_SQUARINGS = 5
+_PIECE_WORDS = 1 << 16
+"""Of a chain that are looked at together."""
+_PIECE_RECORDS = 1 << 11
+"""That are copied together."""
 
 
 class Walker:
@@ -44,141 +62,110 @@ class Walker:
 
     def __init__(self, cupti: Cupti) -> None:
         self._cupti = cupti
-        self._sizes: dict[int, int] = {}
+        self._steps: dict[int, int] = {}  # words of a record, by its kind
         self.unknown: dict[int, int] = {}
 
-    def read(self, address: int, valid_bytes: int) -> list[tuple[int, Records]]:
-        """(kind, records) of a buffer, in no order of kinds; views of it where that is possible.
+    def read(self, address: int, valid_bytes: int) -> Iterator[tuple[int, Columns]]:
+        """(kind, columns) of a buffer: copies, each kind in order. A record that is cut off ends it.
 
         Args:
             address: of the buffer.
             valid_bytes: how much of it CUPTI filled.
+
+        Raises:
+            CuptiError: there is something in it that libcupti takes for no record. What comes before
+                that is given first.
         """
-        valid_bytes -= valid_bytes % _ALIGNMENT
-        if not valid_bytes:
-            return []
-        buffer = _words(address, valid_bytes // 8)
-        found: list[tuple[int, Records]] = []
-        position = short = 0
-        while position < valid_bytes:
-            kind = int(buffer[position // 8] & 0xFFFFFFFF)
-            size = self._size(kind, address, position, valid_bytes)
-            count = _run(buffer, position, kind, size)
-            if count == 0:
-                break  # a record that is cut off: the buffer ends here
-            if count >= _LONG:
-                self._keep(found, kind, count, _view(buffer, position, kind, size, count))
+        words = np.ctypeslib.as_array((ctypes.c_uint64 * (valid_bytes // 8)).from_address(address))
+        found: dict[tuple[int, int], list[_Places]] = {}
+        trouble: CuptiError | None = None
+        try:
+            self._walk(words, address, found)
+        except CuptiError as error:
+            trouble = error
+        for (kind, step), some in found.items():
+            places = np.concatenate(some)
+            dtype = _dtype(kind, step)
+            if dtype is None:
+                self.unknown[kind] = self.unknown.get(kind, 0) + len(places)
             else:
-                short += 1
-                if short > 1:
-                    self._follow(found, buffer, address, position)
-                    break
-                places = position // 8 + size // 8 * np.arange(count)
-                self._keep(found, kind, count, _gathered(buffer, places, kind, size))
-            position += size * count
-        return found
+                yield kind, _columns(words, dtype, places)
+        if trouble is not None:
+            raise trouble
 
-    def _follow(
-        self,
-        found: list[tuple[int, Records]],
-        buffer: np.ndarray[Any, Any],
-        address: int,
-        begin: int,
+    def _walk(
+        self, words: _Words, address: int, found: dict[tuple[int, int], list[_Places]]
     ) -> None:
-        """The rest of a buffer whose kinds alternate."""
-        kinds = (buffer & 0xFFFFFFFF).astype(np.uint32)
-        first = begin // 8
-        while True:
-            places, stopped = _chain(kinds, self._steps(), first)
-            for kind in np.unique(kinds[places]).tolist() if len(places) else ():
-                size = self._sizes[kind]
-                own = places[kinds[places] == kind]
-                self._keep(found, kind, len(own), _gathered(buffer, own, kind, size))
-            if stopped >= len(buffer):
-                return
-            # A kind that was not met before, or the last record, cut off or not.
-            kind, known = int(kinds[stopped]), len(self._sizes)
-            size = self._size(kind, address, 8 * stopped, 8 * len(buffer))
-            if len(self._sizes) > known:
-                first = stopped
-                continue
-            if _run(buffer, 8 * stopped, kind, size) == 1:
-                self._keep(found, kind, 1, _gathered(buffer, np.array([stopped]), kind, size))
-            return
+        """Find where the records of each kind, and of so many words, begin."""
+        at = 0
+        while at < len(words):
+            kind = int(words[at] & _LOW_HALF)
+            step = self._step(kind, address, at, len(words))
+            count = _run(words[at:], kind, step)
+            if count == 0:
+                return  # a record that is cut off
+            found.setdefault((kind, step), []).append(at + step * np.arange(count))
+            at += step * count
+            follows = step * count < _LONG_WORDS
+            while follows and at < len(words):
+                chain, length = _chain(words[at : at + _PIECE_WORDS], self._steps)
+                for kind, places in chain.items():
+                    found.setdefault((kind, self._steps[kind]), []).append(at + places)
+                at += length
+                follows = length > 0
 
-    def _steps(self) -> np.ndarray[Any, Any]:
-        """Words from a record to the next one by its kind; 0 where that is not known."""
-        steps = np.zeros(_MOST_KIND + 1, dtype=np.int64)
-        for kind, size in self._sizes.items():
-            if kind < _MOST_KIND and size <= 8 * _LONGEST_WORDS:
-                steps[kind] = size // 8
-        return steps
-
-    def _keep(
-        self,
-        found: list[tuple[int, Records]],
-        kind: int,
-        count: int,
-        records: Records | None,
-    ) -> None:
-        if records is None:
-            self.unknown[kind] = self.unknown.get(kind, 0) + count
-        else:
-            found.append((kind, records))
-
-    def _size(self, kind: int, address: int, position: int, valid_bytes: int) -> int:
-        """Bytes of a record of this kind, asked of libcupti once."""
-        size = self._sizes.get(kind)
-        if size is None:
-            following = self._cupti.next_record(address, valid_bytes, address + position)
-            size = (address + valid_bytes if following is None else following) - address - position
-            if following is not None:
-                self._sizes[kind] = (
-                    size  # else the rest of the buffer, which may be more than a record
-                )
-        return size
-
-
-def _words(address: int, count: int) -> np.ndarray[Any, Any]:
-    return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(address))
+    def _step(self, kind: int, address: int, at: int, end: int) -> int:
+        """Words of a record of this kind, asked of libcupti once."""
+        step = self._steps.get(kind)
+        if step is not None:
+            return step
+        following = self._cupti.next_record(address, 8 * end, address + 8 * at)
+        if following is None:
+            return (
+                end - at
+            )  # the last record, and the rest of the buffer, which may be more than it
+        self._steps[kind] = step = max(1, (following - address) // 8 - at)
+        return step
 
 
 @functools.cache
-def _dtype(kind: int, size: int) -> np.dtype[Any] | None:
-    """The fields of a record of this size; None where they are not known."""
+def _dtype(kind: int, step: int) -> np.dtype[Any] | None:
+    """The fields of a record, as far as they are read; None where they are not known."""
     layout = LAYOUTS.get(kind)
-    if layout is None or size < layout.smallest:
+    if layout is None or 8 * step < layout.smallest:
         return None
     offsets, formats = zip(*layout.fields.values(), strict=True)
     return np.dtype(
-        {"names": list(layout.fields), "formats": formats, "offsets": offsets, "itemsize": size}
+        {
+            "names": list(layout.fields),
+            "formats": formats,
+            "offsets": offsets,
+            "itemsize": layout.smallest,
+        }
     )
 
 
-def _view(
-    buffer: np.ndarray[Any, Any], position: int, kind: int, size: int, count: int
-) -> Records | None:
-    dtype = _dtype(kind, size)
-    return None if dtype is None else np.ndarray((count,), dtype, buffer, position)
+def _columns(words: _Words, dtype: np.dtype[Any], places: _Places) -> Columns:
+    """The fields of the records at these places."""
+    # A record at every word, each one item: copied whole, not field by field.
+    most = (8 * len(words) - dtype.itemsize) // 8 + 1
+    everywhere = np.ndarray((most,), f"V{dtype.itemsize}", words, 0, (8,))
+    columns = {name: np.empty(len(places), dtype[name]) for name in dtype.names or ()}
+    for begin in range(0, len(places), _PIECE_RECORDS):
+        piece = slice(begin, begin + _PIECE_RECORDS)
+        records = everywhere[places[piece]].view(dtype)
+        for name, column in columns.items():
+            column[piece] = records[name]
+    return columns
 
 
-def _gathered(
-    buffer: np.ndarray[Any, Any], places: np.ndarray[Any, Any], kind: int, size: int
-) -> Records | None:
-    """A copy of the records at these words."""
-    dtype = _dtype(kind, size)
-    if dtype is None:
-        return None
-    return buffer[places[:, None] + np.arange(size // 8)].view(dtype)[:, 0]
-
-
-def _run(buffer: np.ndarray[Any, Any], position: int, kind: int, size: int) -> int:
-    """How many records of this kind follow one another from here."""
-    most = (8 * len(buffer) - position) // size
+def _run(words: _Words, kind: int, step: int) -> int:
+    """How many records of this kind, each of them whole, follow one another from the beginning."""
+    most = len(words) // step
     count, look = 0, _FIRST_LOOK
     while count < most:
         n = min(look, most - count)
-        kinds = np.ndarray((n,), "<u4", buffer, position + size * count, (size,))
+        kinds = np.ndarray((n,), "<u4", words, 8 * step * count, (8 * step,))
         other = np.flatnonzero(kinds != kind)
         if len(other):
             return count + int(other[0])
@@ -187,27 +174,57 @@ def _run(buffer: np.ndarray[Any, Any], position: int, kind: int, size: int) -> i
     return count
 
 
-def _chain(
-    kinds: np.ndarray[Any, Any], steps: np.ndarray[Any, Any], first: int
-) -> tuple[np.ndarray[Any, Any], int]:
-    """Every place that the chain from `first` comes by, and the one at which it stops.
+def _chain(words: _Words, steps: dict[int, int]) -> tuple[dict[int, _Places], int]:
+    """Where the records of each kind begin, and at which word the chain from the beginning stops.
 
-    It stops at a record of a kind without a step, at one that does not fit, or behind the last word.
+    It stops behind the last word, or earlier: at a kind that is not known, at a record that is cut off,
+    or at the record before such a one.
     """
-    end = len(kinds)
-    jump = np.arange(end + 1)
-    jump[:end] += steps[np.minimum(kinds, _MOST_KIND)]
-    beyond = np.flatnonzero(jump[-_LONGEST_WORDS:] > end) + max(0, end + 1 - _LONGEST_WORDS)
-    jump[beyond] = beyond  # records that are cut off
-    jumps = [jump]
+    end = len(words)
+    kinds = words.astype(np.uint32)  # their low halves
+    begins = {}
+    possible = np.zeros(end + 1, dtype=bool)
+    possible[end] = True
+    for kind, step in steps.items():
+        of_kind = kinds == kind
+        if step <= end and of_kind.any():
+            begins[kind] = of_kind[: end + 1 - step]
+            possible[:end] |= of_kind
+    begins = {k: np.flatnonzero(some & possible[steps[k] :]) for k, some in begins.items()}
+    if not begins:
+        return {}, 0
+    places = np.concatenate(list(begins.values()))
+    following = np.concatenate([some + steps[kind] for kind, some in begins.items()])
+    led_to = np.zeros(end + 1, dtype=bool)
+    led_to[0] = True
+    led_to[following] = True
+    # Where each of them is led to, the way back from each ends at word 0: the chain has them all.
+    if led_to[places].all():
+        return begins, int(following.max(initial=0))
+    reached = _reached(places, following, end)
+    cuts = np.cumsum([len(some) for some in begins.values()])[:-1]
+    chain = {
+        kind: some[on_it]
+        for (kind, some), on_it in zip(begins.items(), np.split(reached, cuts), strict=True)
+    }
+    return chain, int(following[reached].max(initial=0))
+
+
+def _reached(places: _Places, following: _Places, end: int) -> np.ndarray[Any, Any]:
+    """Which of these places the chain from word 0 comes by, where each one says which word follows."""
+    none = len(places)
+    rows = np.full(end + 1, none, dtype=np.intp)  # by word
+    rows[places] = np.arange(none)
+    jumps = [np.append(rows[following], none)]
     for _ in range(_SQUARINGS):
-        jumps.append(np.take(jumps[-1], jumps[-1], mode="clip"))
-    anchors, at = [first], first
-    while (following := int(jumps[-1][at])) != at:
-        at = following
+        jumps.append(jumps[-1][jumps[-1]])
+    anchors, at = [], int(rows[0])
+    while at != none:
         anchors.append(at)
-    places = np.array(anchors)
-    for table in jumps[-2::-1]:
-        places = np.stack([places, table[places]], axis=1).ravel()
-    places = places[jump[places] != places]
-    return np.unique(places), at
+        at = int(jumps[-1][at])
+    found = np.array(anchors, dtype=np.intp)
+    for jump in jumps[-2::-1]:
+        found = np.concatenate([found, jump[found]])
+    reached = np.zeros(none + 1, dtype=bool)
+    reached[found] = True
+    return reached[:none]

@@ -1,7 +1,8 @@
 """What marks, and steps, tell a recording: moments, put together by whoever reads it.
 
 Codes of ``what`` in the table ``marks``: see `OPENED` and the following. ``serial`` ties the end of a
-range to its beginning; ``forward`` is the serial of the mark that was open around the forward op.
+range to its beginning, and endings have no thread; ``forward`` is the serial of the mark that was open
+around the forward op.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import time
 from collections import deque
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,81 +28,108 @@ _NONE = -1
 _FIRST_BACKWARD = 1 << 62
 """Serials of backward nodes count from here: marks have numbers of their own."""
 
-_Event = tuple[int, int, int, int, int, str, str | None, "Mapping[str, object] | None"]
+_Beginning = tuple[int, int, int, int, int, str, str | None, "Mapping[str, object] | None"]
+"""what, serial, forward, time, thread, name, lane, metadata"""
+_NO_THREAD = 0
+"""Of endings: the serial says what ends, and finding the thread out would cost more than all the rest."""
+
+
+class _Local(threading.local):
+    """What one thread knows: its id, for which the system has to be asked, and its backward nodes."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_native_id()
+        self.backward: list[int] = []
 
 
 class MarkLog:
-    """A `thence.marks.Listener` that notes when, and on which thread, marks open and close."""
+    """A `thence.marks.Listener` that notes when, and on which thread, marks open and close.
+
+    A forked child needs one of its own: this one remembers the ids of the parent's threads.
+    """
 
     def __init__(self) -> None:
-        self._events: deque[_Event] = deque()
+        self._beginnings: deque[_Beginning] = deque()
+        self._endings: deque[tuple[int, int]] = deque()
         self._serials = itertools.count(_FIRST_BACKWARD)
-        self._local = threading.local()
+        self._local = _Local()
 
     def opened(
         self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
     ) -> None:
         """A mark opens on this thread."""
-        self._note(OPENED, number, _NONE, name, lane, metadata)
+        self._beginnings.append(
+            (OPENED, number, _NONE, time_ns(), self._local.thread, name, lane, metadata)
+        )
 
     def closed(self, number: int) -> None:
         """A mark closes on this thread."""
-        self._note(CLOSED, number)
+        self._endings.append((number, time_ns()))
 
     def backward_opened(self, number: int | None, name: str) -> None:
         """A node of autograd begins on this thread; `number` is the mark around its forward op."""
         serial = next(self._serials)
-        self._open_backward().append(serial)
-        self._note(BACKWARD_OPENED, serial, _NONE if number is None else number, name)
+        self._local.backward.append(serial)
+        self._begin(BACKWARD_OPENED, serial, _NONE if number is None else number, name)
 
     def backward_closed(self) -> None:
         """The innermost node of autograd on this thread is done."""
-        stack = self._open_backward()
+        stack = self._local.backward
         if stack:
-            self._note(CLOSED, stack.pop())
+            self.closed(stack.pop())
 
     def step(self, number: int, *, recorded: bool) -> None:
         """A step of the program begins."""
-        self._note(STEP, number, int(recorded), f"step {number}")
+        self._begin(STEP, number, int(recorded), f"step {number}")
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
-        """The moments since the last question, as rows of the table ``marks``."""
-        events = [self._events.popleft() for _ in range(len(self._events))]
-        if not events:
+        """The moments since the last question, as rows of the table ``marks``: beginnings, then endings."""
+        beginnings, endings = _emptied(self._beginnings), _emptied(self._endings)
+        if not beginnings and not endings:
             return {}
-        what, serial, forward, moment, thread, name, lane, metadata = zip(*events, strict=True)
-        texts = (_json(m) if m else None for m in metadata)
+        what, serial, forward, moment, thread, name, lane, metadata = _columns(beginnings, 8)
+        ended, end = _columns(endings, 2)
+        facts = [_json(m) if m else None for m in metadata]
+        texts = dict.fromkeys((*name, *lane, *facts))
+        known = {text: names.of_text(text) if text else 0 for text in texts}
+        rows = {
+            "what": ([*what], CLOSED, np.uint8),
+            "serial": ([*serial, *ended], 0, np.int64),
+            "forward": ([*forward], _NONE, np.int64),
+            "time": ([*moment, *end], 0, np.int64),
+            "thread": ([*thread], _NO_THREAD, np.int64),
+            "name": ([known[text] for text in name], 0, np.uint32),
+            "lane": ([known[text] for text in lane], 0, np.uint32),
+            "metadata": ([known[text] for text in facts], 0, np.uint32),
+        }
+        count = len(beginnings) + len(endings)
         return {
             "marks": {
-                "what": np.array(what, np.uint8),
-                "serial": np.array(serial, np.int64),
-                "forward": np.array(forward, np.int64),
-                "time": np.array(moment, np.int64),
-                "thread": np.array(thread, np.int64),
-                "name": np.array([names.of_text(n) if n else 0 for n in name], np.uint32),
-                "lane": np.array([names.of_text(n) if n else 0 for n in lane], np.uint32),
-                "metadata": np.array([names.of_text(n) if n else 0 for n in texts], np.uint32),
+                column: _filled_up(values, count, rest, dtype)
+                for column, (values, rest, dtype) in rows.items()
             }
         }
 
-    def _note(
-        self,
-        what: int,
-        serial: int,
-        forward: int = _NONE,
-        name: str = "",
-        lane: str | None = None,
-        metadata: Mapping[str, object] | None = None,
-    ) -> None:
-        self._events.append(
-            (what, serial, forward, time.time_ns(), threading.get_native_id(), name, lane, metadata)
+    def _begin(self, what: int, serial: int, forward: int, name: str) -> None:
+        self._beginnings.append(
+            (what, serial, forward, time_ns(), self._local.thread, name, None, None)
         )
 
-    def _open_backward(self) -> list[int]:
-        stack: list[int] | None = getattr(self._local, "stack", None)
-        if stack is None:
-            stack = self._local.stack = []
-        return stack
+
+def _emptied(events: deque[Any]) -> list[Any]:
+    """What is in there by now; other threads go on adding to it."""
+    return [events.popleft() for _ in range(len(events))]
+
+
+def _columns(events: list[tuple[Any, ...]], count: int) -> list[tuple[Any, ...]]:
+    return list(zip(*events, strict=True)) if events else [()] * count
+
+
+def _filled_up(values: list[int], count: int, rest: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """These values, and what endings have in their place."""
+    column = np.full(count, rest, dtype)
+    column[: len(values)] = values
+    return column
 
 
 def _json(metadata: Mapping[str, object]) -> str:
