@@ -12,6 +12,9 @@ What the recording says of each kernel is compared with two others that do not k
   XLA choose the same kernels, so every HLO op must have run the same ones, by name, grid and block,
   equally often. (With command buffers on, a profile that begins after the first executions names only
   ``command_buffer_1``.)
+
+The training step is also recorded from within the program: from before JAX is imported, where everything
+must be known as well, and after the warm-up, when it is too late for XLA's ranges, which must be said.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -112,23 +116,28 @@ def products() -> tuple[object, object]:
     return chain, (x, weights)
 
 
-def program(name: str, steps: int, profile: str | None) -> None:
-    """Run one of the programs; print the time of a step."""
-    import jax
+def program(name: str, steps: int, way: str, out: str) -> None:
+    """Run one of the programs, some ways recording itself; print the time of a step."""
+    import thence
 
-    function, arguments = {"train": train, "products": products}[name]()
-    for _ in range(3):
-        arguments = function(*arguments)[:2]
-    jax.block_until_ready(arguments)
-    if profile:
-        jax.profiler.start_trace(profile)
-    began = time.perf_counter()
-    for _ in range(steps):
-        arguments = function(*arguments)[:2]
-    jax.block_until_ready(arguments)
-    seconds = time.perf_counter() - began
-    if profile:
-        jax.profiler.stop_trace()
+    with thence.record(out) if way == "in-code" else nullcontext():
+        import jax
+
+        function, arguments = {"train": train, "products": products}[name]()
+        for _ in range(3):
+            arguments = function(*arguments)[:2]
+        jax.block_until_ready(arguments)
+        around: AbstractContextManager[object] = nullcontext()
+        if way == "profiled":
+            around = jax.profiler.trace(out)
+        elif way == "in-code-late":
+            around = thence.record(out)
+        with around:
+            began = time.perf_counter()
+            for _ in range(steps):
+                arguments = function(*arguments)[:2]
+            jax.block_until_ready(arguments)
+            seconds = time.perf_counter() - began
     print(f"{seconds / steps * 1e6:.1f}")
 
 
@@ -138,11 +147,9 @@ def program(name: str, steps: int, profile: str | None) -> None:
 def child(directory: Path, name: str, way: str, steps: int = STEPS) -> float:
     """Run a program in a process of its own, plain, recorded or profiled: us per step."""
     here = str(Path(__file__).resolve())
-    command = [sys.executable, here, "--program", name, str(steps)]
     out = directory / f"{way}-{name}"
+    command = [sys.executable, here, "--program", name, str(steps), way, str(out)]
     shutil.rmtree(out, ignore_errors=True)
-    if way.startswith("profiled"):
-        command.append(str(out))
     if way.startswith("recorded"):
         command = [sys.executable, "-m", "thence", "record", "-o", str(out), "--", *command]
     flags = [os.environ.get("XLA_FLAGS", ""), PRODUCTS if name == "products" else ""]
@@ -293,6 +300,8 @@ def main() -> None:
     for name in PROGRAMS:
         for way in ("recorded-dumped", "recorded", "profiled", "recorded-cached"):
             child(directory, name, way)
+    for way in ("in-code", "in-code-late"):
+        child(directory, "train", way)
     overhead(directory)
     for verb in (
         ("programs",),
@@ -308,11 +317,24 @@ def main() -> None:
         thunk_order(directory / f"recorded-dumped-{name}", directory / "dump", function)
         for way in ("recorded", "recorded-cached"):
             agreement(directory / f"{way}-{name}", directory / f"profiled-{name}", function)
+    print(
+        "=== recorded from within the program: from before JAX was imported, and after the warm-up"
+    )
+    coverage(directory / "in-code-train", PROGRAMS["train"])
+    late = thence.open(str(directory / "in-code-late-train"))
+    print(
+        "late:",
+        late.activities.height,
+        "activities;",
+        late.programs.height,
+        "programs;",
+        late.meta.warnings,
+    )
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--program"]:
-        program(sys.argv[2], int(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else None)
+        program(sys.argv[2], int(sys.argv[3]), *sys.argv[4:6])
     else:
         import polars as pl
 

@@ -23,6 +23,7 @@ from thence.analysis.streams import NO_PATTERNS, Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import LANES, Timeline, timeline
 from thence.analysis.timeline_overview import Overview, overview
+from thence.analysis.undescribed import no_collectives
 from thence.analysis.warmup import WarmUp
 from thence.attribution.combined import KINDS_OF_PLACES, Attribution, attribution_of
 from thence.attribution.graphs.coverage import Coverage, coverage
@@ -100,6 +101,11 @@ class Trace:
         return self.attribution.collectives
 
     @cached_property
+    def _described(self) -> Tables:
+        """The tables with `collectives`: what only the host told has its kernels there."""
+        return dataclasses.replace(self.tables, collectives=self.collectives)
+
+    @cached_property
     def activities(self) -> pl.DataFrame:
         """`gpu` and `places` side by side: the frame for questions of one's own."""
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
@@ -165,7 +171,7 @@ class Trace:
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
-        return align(self.tables)
+        return align(self._described)
 
     def program_times(self, warm_up: str = "heuristic") -> Programs:
         """Executions, GPU time, idle time and launch latency of XLA programs.
@@ -178,7 +184,7 @@ class Trace:
         """
         if self.programs.is_empty():
             raise MissingData(
-                f"{self._inputs}: holds no XLA programs; jax.profiler and nsys-jax record them"
+                f"{self._inputs}: holds no XLA programs; jax.profiler, nsys-jax and thence record do"
             )
         return programs(self.tables, _choice(WarmUp, warm_up))
 
@@ -192,10 +198,9 @@ class Trace:
             MissingData: the trace describes no collectives.
         """
         if self.collectives.is_empty():
-            raise MissingData(f"{self._inputs}: describes no collectives; one GPU has none")
-        tables = dataclasses.replace(self.tables, collectives=self.collectives)
+            raise MissingData(f"{self._inputs}: {no_collectives(self.tables)}")
         alignment = self.alignment if len(self.tables.ranks) > 1 else None
-        return collectives(tables, _choice(WarmUp, warm_up), alignment)
+        return collectives(self._described, _choice(WarmUp, warm_up), alignment)
 
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
@@ -222,7 +227,7 @@ class Trace:
         """
         if not (self.host["category"] == "compile").any():
             raise MissingData(
-                f"{self._inputs}: holds no compilation; nsys-jax records XLA's compile phases"
+                f"{self._inputs}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
             )
         return compilation(self.tables, _choice(Autotuning, autotuning))
 
@@ -270,8 +275,7 @@ class Trace:
         Args:
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
-        tables = dataclasses.replace(self.tables, collectives=self.collectives)
-        return compute_spread(tables, _choice(WarmUp, warm_up))
+        return compute_spread(self._described, _choice(WarmUp, warm_up))
 
     def overview(self) -> Overview:
         """Every stream over time in a limited number of bins, clocks aligned where they can be.

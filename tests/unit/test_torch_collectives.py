@@ -170,3 +170,44 @@ def test_without_a_process_group_it_says_what_is_missing(monkeypatch) -> None:
         thence.torch.collective("allreduce", None, None),
     ):
         pass
+
+
+@pytest.fixture
+def one_group_after(group):  # noqa: ARG001
+    """For tests that make groups of their own."""
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+
+
+def test_a_backend_that_counts_nothing_in_a_group_of_thousands(one_group_after, notes) -> None:  # noqa: ARG001
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    size = 4096
+    distributed.destroy_process_group()
+    distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=size)
+    for _ in range(2):
+        distributed.all_reduce(torch.ones(5))
+        distributed.send(torch.ones(5), 9)
+    reduced, sent, again, _ = (facts for _, _, facts, _ in notes.opened_with)
+    assert reduced == again
+    assert "Seq" not in reduced
+    assert reduced["Group size"] == size
+    # Kineto writes 30 ranks of a larger group.
+    assert reduced["Process Group Ranks"] == f"[{', '.join(map(str, range(30)))}, ...]"
+    assert (sent["Src Rank"], sent["Dst Rank"]) == (3, 9)
+
+
+def test_a_group_that_is_made_anew_is_another(one_group_after, notes) -> None:  # noqa: ARG001
+    """Names of groups come again when all of them were destroyed."""
+    distributed.all_reduce(torch.ones(2))
+    distributed.destroy_process_group()
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.group.WORLD._set_group_desc("another")
+    distributed.all_reduce(torch.ones(2))
+    first, second = (facts for _, _, facts, _ in notes.opened_with)
+    assert first["Process Group Name"] == second["Process Group Name"]
+    assert first["Process Group Description"] == "default_pg"
+    assert second["Process Group Description"] == "another"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.undescribed import no_collectives
 from thence.errors import MissingData, UsageError
 
 if TYPE_CHECKING:
@@ -108,8 +109,6 @@ def weighed(tables: Tables, claims: pl.DataFrame) -> pl.Series:
 def _collectives(tables: Tables, attribution: Attribution) -> pl.Series:
     named = attribution.collectives.select("gpu", "collective").unique("gpu", keep="first")
     if named.is_empty():
-        raise MissingData(
-            "the trace describes no collectives; torch 2.1 and newer record them for NCCL"
-        )
+        raise MissingData(f"{', '.join(tables.meta.inputs)}: {no_collectives(tables)}")
     rows = pl.select(gpu=pl.int_range(tables.gpu.height, dtype=pl.Int32))
     return rows.join(named, on="gpu", how="left", maintain_order="left")["collective"]

@@ -38,8 +38,8 @@ _NOTHING = 2
     "--without",
     "left_out",
     multiple=True,
-    type=click.Choice(("launches", "nvtx")),
-    help="Leave out launches (eager work then gets no labels), or NVTX ranges.",
+    type=click.Choice(("launches", "nvtx", "collectives")),
+    help="Leave out launches (eager work then gets no labels), NVTX ranges, or what collectives move.",
 )
 @click.option(
     "--flush",
@@ -74,6 +74,7 @@ def command(
     options = RecordOptions(
         launches="launches" not in left_out,
         nvtx="nvtx" not in left_out,
+        collectives="collectives" not in left_out,
         synchronization="synchronization" in added,
         overhead="overhead" in added,
         flush_seconds=flush,

@@ -9,6 +9,7 @@
 In an eager run the profiler writes beside every NCCL kernel which collective it is, of how many
 elements, in which process group. A graph replays the kernel without the call, so these facts are
 missing; here they are taken when the graph is captured, under the names that the profiler gives them.
+A recording (`thence.record`) takes them of eager calls, too, and asks for them by itself.
 
 All calls pass PyTorch's dispatcher, also those from C++ (DistributedDataParallel) and from compiled
 code (functional collectives), and are seen there.
@@ -17,17 +18,20 @@ code (functional collectives), and are seen there.
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from thence.errors import MissingRequirement
 from thence.marks.marking import LibraryMark
 from thence.marks.watching import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
-__all__ = ["collective", "label_collectives"]
+__all__ = ["CallFacts", "collective", "hold_labels", "label_collectives"]
 
 _KINETO_NAMES = {
     "allreduce_": "allreduce",
@@ -56,6 +60,11 @@ _OUTPUTS = {"output", "outputs", "output_tensor", "output_tensors", "output_list
 _INPUTS = {"input", "inputs", "input_tensor", "input_tensors", "input_list"}
 _SAME = {"tensors"}
 _POINT_TO_POINT = {"send", "recv_", "recv_any_source_"}
+_MOST_RANKS = 30
+"""Ranks of a group that Kineto writes, before an ellipsis (kTruncatLength in profiler/util.cpp)."""
+_MOST_CALLS = 1024
+"""Different calls of a group whose facts are kept."""
+_LOG = logging.getLogger("thence.torch")
 
 _DTYPES = {
     "float32": "Float",
@@ -97,16 +106,17 @@ def collective(op: str, tensor_in: Any, tensor_out: Any, group: Any = None) -> I
     """
     distributed = _initialised()
     group = distributed.group.WORLD if group is None else group
-    facts = _facts(op, tensor_in, tensor_out) | _group_facts(distributed, group)
-    with LibraryMark(f"nccl:{op}", _lane(group), **facts):
+    known = _known(distributed, group)
+    with LibraryMark(f"nccl:{op}", known.lane, **_facts(op, tensor_in, tensor_out), **known.facts):
         yield
 
 
 def label_collectives() -> Callable[[], None]:
-    """Labels every collective of torch.distributed that a CUDA graph captures from now on.
+    """Labels every collective of torch.distributed from now on: in CUDA graphs, and in recordings.
 
     A process group's collectives share a lane, whatever stream they are on. Groups that are made
-    later are seen, too. Calling it again changes nothing.
+    later are seen, too. Calling it again changes nothing. Recordings do so by themselves, for as long
+    as they run; after this call the labels stay when a recording ends.
 
     Returns:
         A function that undoes it.
@@ -114,11 +124,51 @@ def label_collectives() -> Callable[[], None]:
     Raises:
         MissingRequirement: torch is missing, or has no torch.distributed.
     """
+    return hold_labels("the program")
+
+
+_installed: list[Callable[[], None]] = []
+_holders: set[Hashable] = set()
+_lock = threading.Lock()
+
+
+def hold_labels(holder: Hashable) -> Callable[[], None]:
+    """What `label_collectives` does, for one of several who may want it: the last to leave undoes it.
+
+    It neither initialises CUDA nor waits for torch's own locks.
+
+    Args:
+        holder: who wants it; the same one holds once, however often it asks.
+
+    Returns:
+        A function by which the holder leaves.
+
+    Raises:
+        MissingRequirement: torch is missing, or has no torch.distributed.
+    """
     distributed = _distributed()
-    if _installed:
-        return _undo_all
+
+    def leave() -> None:
+        with _lock:
+            _holders.discard(holder)
+            if not _holders:
+                _undo_all()
+
+    with _lock:
+        if not _installed:
+            try:
+                _install(distributed)
+            except BaseException:
+                _undo_all()
+                raise
+        _holders.add(holder)
+    return leave
+
+
+def _install(distributed: Any) -> None:
     torch = __import__("torch")
     library = torch.library.Library("c10d", "IMPL")
+    _installed.append(library._destroy)  # noqa: SLF001 - torch has no other way to take it back
     for name in _KINETO_NAMES:
         operator = getattr(torch.ops.c10d, name, None)
         if operator is not None:
@@ -128,12 +178,7 @@ def label_collectives() -> Callable[[], None]:
                 "BackendSelect",  # comes by in every call, also in inference mode and from C++
                 with_keyset=True,
             )
-    _installed.append(library._destroy)  # noqa: SLF001 - torch has no other way to take it back
     _installed.extend(_patch_coalescing(distributed.ProcessGroup))
-    return _undo_all
-
-
-_installed: list[Callable[[], None]] = []
 
 
 def _undo_all() -> None:
@@ -145,84 +190,183 @@ def _labelled(torch: Any, distributed: Any, name: str, operator: Any) -> Callabl
     """An operator of c10d that opens a label and calls itself."""
     names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001 - no public name
     this = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
+    unbox = distributed.ProcessGroup.unbox
+
+    def label(args: tuple[Any, ...], kwargs: dict[str, Any]) -> LibraryMark | None:
+        values = dict(zip(names, args, strict=False)) | kwargs
+        group = unbox(values["process_group"])
+        known = _known(distributed, group)
+        facts = known.of_call(name, values)
+        if facts is None:
+            return None
+        opened = LibraryMark(f"nccl:{_KINETO_NAMES[name]}", known.lane)
+        opened.metadata = CallFacts(facts)
+        if name not in _POINT_TO_POINT:
+            known.number(group, opened.metadata)
+        if _coalesced:
+            _remember(group, opened)
+        return opened
 
     def labelled(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watch.live:
+        opened = None
+        if watch.live:
+            try:
+                opened = label(args, kwargs)
+            except Exception as error:  # noqa: BLE001 - the program comes first
+                _complain(error)
+        if opened is None:
             return operator.redispatch(keys - this, *args, **kwargs)
-        values = dict(zip(names, args, strict=False)) | kwargs
-        group = distributed.ProcessGroup.unbox(values["process_group"])
-        opened = LibraryMark(
-            f"nccl:{_KINETO_NAMES[name]}",
-            _lane(group),
-            **_call_facts(distributed, name, values, group),
-        )
-        if name not in _POINT_TO_POINT:
-            opened.metadata["Seq"] = group._get_sequence_number_for_group() + 1  # noqa: SLF001
-        _remember(group, opened)
         with opened:
             return operator.redispatch(keys - this, *args, **kwargs)
 
     return labelled
 
 
-def _call_facts(
-    distributed: Any, name: str, values: dict[str, Any], group: Any
-) -> dict[str, object]:
-    """Metadata of a call of a c10d operator."""
+class CallFacts(dict[str, object]):
+    """Metadata of one call of a collective.
 
-    def tensors(wanted: set[str]) -> Any:
-        return [value for key, value in values.items() if key in wanted | _SAME]
+    Attributes:
+        shared: the same facts but for the number of the call: one dict for all calls like it.
+    """
 
-    kineto = _KINETO_NAMES[name]
-    if name == "alltoall_base_" and (values["output_split_sizes"] or values["input_split_sizes"]):
-        kineto = "all_to_allv"
-    facts = _facts(kineto, tensors(_INPUTS), tensors(_OUTPUTS))
-    facts |= _group_facts(distributed, group)
-    ranks = distributed.get_process_group_ranks(group)
-    here = distributed.get_rank()
-    if name == "send":
-        facts |= {"Src Rank": here, "Dst Rank": ranks[values["dst"]]}
-    elif name == "recv_":
-        facts |= {"Src Rank": ranks[values["src"]], "Dst Rank": here}
-    return facts
+    __slots__ = ("shared",)
+
+    def __init__(self, shared: dict[str, object]) -> None:
+        super().__init__(shared)
+        self.shared = shared
+
+
+_complained: set[type[Exception]] = set()
+
+
+def _complain(error: Exception) -> None:
+    if type(error) not in _complained:
+        _complained.add(type(error))
+        _LOG.warning("thence: collectives run without labels, because this failed: %r", error)
+
+
+class _Known:
+    """What stays the same for all collectives of a process group.
+
+    Attributes:
+        facts: size, name, description and ranks of the group.
+        lane: where its collectives are shown: always the same.
+    """
+
+    def __init__(self, distributed: Any, group: Any) -> None:
+        self.ranks: list[int] = []
+        self.here: int | None = None
+        self._calls: dict[Hashable, dict[str, object]] = {}
+        self._numbered = True
+        self.facts: dict[str, object] = {
+            "Group size": group.size(),
+            "Process Group Name": group.group_name,
+            "Process Group Description": group.group_desc,
+        }
+        self.lane = f"{group.group_desc} (process group {group.group_name})"
+        try:  # a group that was not made by torch.distributed's own functions is unknown to them
+            self.ranks = list(distributed.get_process_group_ranks(group))
+            self.here = distributed.get_rank()
+        except (KeyError, ValueError, RuntimeError):
+            return
+        more = ", ..." * (len(self.ranks) > _MOST_RANKS)
+        shown = ", ".join(map(str, self.ranks[:_MOST_RANKS]))
+        self.facts["Process Group Ranks"] = f"[{shown}{more}]"
+
+    @property
+    def complete(self) -> bool:
+        """Whether torch.distributed knows the group: not before it is wholly made."""
+        return self.here is not None
+
+    def of_call(self, name: str, values: Mapping[str, Any]) -> dict[str, object] | None:
+        """Metadata of a call of a c10d operator; None where sizes are symbols: nothing is run."""
+        taken = [v for k, v in values.items() if k in _INPUTS or k in _SAME]
+        given = [v for k, v in values.items() if k in _OUTPUTS or k in _SAME]
+        taken = _flat(taken)
+        given = taken if "tensors" in values else _flat(given)
+        elements = _elements(taken)
+        sizes = (elements, elements if given is taken else _elements(given))
+        if not all(type(size) is int for size in sizes):
+            return None
+        peer = values.get("dst") if name == "send" else values.get("src")
+        peer = peer if name in ("send", "recv_") else None
+        uneven = name == "alltoall_base_" and bool(
+            values.get("output_split_sizes") or values.get("input_split_sizes")
+        )
+        dtype = (taken or given)[0].dtype if taken or given else None
+        key = (name, *sizes, dtype, peer, uneven)
+        facts = self._calls.get(key)
+        if facts is None:
+            kineto = "all_to_allv" if uneven else _KINETO_NAMES[name]
+            facts = _moved(kineto, *sizes, dtype) | self.facts | self._ends(name, peer)
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            self._calls[key] = facts
+        return facts
+
+    def number(self, group: Any, metadata: dict[str, object]) -> None:
+        """Adds which collective of its group it is, where the group's backend counts them."""
+        if self._numbered:
+            try:
+                metadata["Seq"] = group._get_sequence_number_for_group() + 1  # noqa: SLF001
+            except RuntimeError:
+                self._numbered = False
+
+    def _ends(self, name: str, peer: int | None) -> dict[str, object]:
+        if peer is None or not 0 <= peer < len(self.ranks):
+            return {}
+        there = self.ranks[peer]
+        source, destination = (self.here, there) if name == "send" else (there, self.here)
+        return {"Src Rank": source, "Dst Rank": destination}
+
+
+_groups: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+"""Process groups by identity: one that is made anew under an old name is another."""
+
+
+def _known(distributed: Any, group: Any) -> _Known:
+    known = _groups.get(group)
+    if known is None:
+        known = _Known(distributed, group)
+        if known.complete:
+            _groups[group] = known
+    return known
 
 
 def _facts(op: str, tensors_in: Any, tensors_out: Any) -> dict[str, object]:
     """Name, element counts and element type."""
-    taken, given = list(_flat(tensors_in)), list(_flat(tensors_out))
+    taken, given = _flat(tensors_in), _flat(tensors_out)
+    dtype = (taken or given)[0].dtype if taken or given else None
+    return _moved(op, _elements(taken), _elements(given), dtype)
+
+
+def _moved(op: str, taken: int, given: int, dtype: Any) -> dict[str, object]:
     facts: dict[str, object] = {
         "Collective name": op,
-        "In msg nelems": sum(tensor.numel() for tensor in taken),
-        "Out msg nelems": sum(tensor.numel() for tensor in given),
+        "In msg nelems": taken,
+        "Out msg nelems": given,
     }
-    if taken or given:
-        dtype = str((taken or given)[0].dtype).removeprefix("torch.")
-        facts["dtype"] = _DTYPES.get(dtype, dtype.capitalize())
+    if dtype is not None:
+        name = str(dtype).removeprefix("torch.")
+        facts["dtype"] = _DTYPES.get(name, name.capitalize())
     return facts
 
 
-def _flat(tensors: Any) -> Iterator[Any]:
+def _elements(tensors: list[Any]) -> Any:
+    return sum([tensor.numel() for tensor in tensors])
+
+
+def _flat(tensors: Any) -> list[Any]:
     """The tensors of a nest of lists."""
-    if isinstance(tensors, list | tuple):
-        for one in tensors:
-            yield from _flat(one)
-    elif tensors is not None:
-        yield tensors
-
-
-def _group_facts(distributed: Any, group: Any) -> dict[str, object]:
-    ranks: Sequence[int] = distributed.get_process_group_ranks(group)
-    return {
-        "Group size": group.size(),
-        "Process Group Name": group.group_name,
-        "Process Group Description": group.group_desc,
-        "Process Group Ranks": str(list(ranks)),
-    }
-
-
-def _lane(group: Any) -> str:
-    """The lane of a process group: always the same."""
-    return f"{group.group_desc} (process group {group.group_name})"
+    if not isinstance(tensors, list | tuple):
+        return [] if tensors is None else [tensors]
+    found: list[Any] = []
+    for one in tensors:
+        if isinstance(one, list | tuple):
+            found += _flat(one)
+        elif one is not None:
+            found.append(one)
+    return found
 
 
 _coalesced: dict[int, list[LibraryMark]] = {}

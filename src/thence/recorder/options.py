@@ -21,6 +21,8 @@ class RecordOptions:
     Attributes:
         launches: the API calls that launch work, so that eager work finds its label.
         nvtx: NVTX ranges of the program and of its libraries.
+        collectives: what each collective of torch.distributed moves, and in which process group; see
+            `thence.torch.label_collectives`, which need not be called then.
         synchronization: the API calls that wait for the device.
         overhead: time that CUPTI itself took.
         flush_seconds: how often records go to disk, at least: what a killed program may lose.
@@ -30,6 +32,7 @@ class RecordOptions:
 
     launches: bool = True
     nvtx: bool = True
+    collectives: bool = True
     synchronization: bool = False
     overhead: bool = False
     flush_seconds: float = 2.0

@@ -15,8 +15,9 @@ from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
 from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
-from thence.recording.mark_log import MarkLog
+from thence.recording.collective_log import CollectiveLog
 from thence.recording.nvtx import collect_nvtx, leave_nvtx
+from thence.recording.torch_collectives import CollectiveLabels
 from thence.recording.xla_programs import XlaPrograms
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def record(
     *,
     schedule: Schedule | None = None,
 ) -> Recording:
-    """Records what this process does on its GPUs: kernels, copies, launches, marks, NVTX ranges.
+    """Records what this process does on its GPUs: kernels, copies, launches, marks, NVTX ranges, collectives.
 
         with thence.record("recording") as recording:
             train()
@@ -81,8 +82,9 @@ class Recording:
         self._options = options
         self._schedule = schedule
         self._recorder: Recorder | None = None
-        self._log = MarkLog()
+        self._log = CollectiveLog()
         self._xla = XlaPrograms()
+        self._collectives = CollectiveLabels()
         self._collects_nvtx = False
         self._step = 0
         self._labelled = 0
@@ -99,7 +101,7 @@ class Recording:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows on disk by table: kernels, copies, sets, calls, ranges, marks, names."""
+        """Rows on disk by table: kernels, copies, sets, calls, ranges, marks, collectives, names."""
         return {} if self._recorder is None else dict(self._recorder.parts.counts)
 
     def start(self) -> None:
@@ -109,8 +111,9 @@ class Recording:
             UsageError: this process is being recorded already.
             MissingRequirement: CUPTI cannot be used; the message says why and what to do.
         """
-        self._log = MarkLog()
+        self._log = CollectiveLog()
         self._xla = XlaPrograms()
+        self._collectives = CollectiveLabels()
         recorder = Recorder(self.directory, self._options, self._rows)
         recorder.start()
         self._recorder = recorder
@@ -120,6 +123,8 @@ class Recording:
         for frame in _open_frames():
             self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
         listen(self._log)
+        if self._options.collectives:
+            self._collectives.begin()
         _alive.add(self)
         atexit.register(self.stop)
         self._begin_step()
@@ -137,6 +142,7 @@ class Recording:
         if recorder is None or not recorder.alive:
             return
         unlisten(self._log)
+        self._collectives.end()
         if self._collects_nvtx:
             leave_nvtx()
         self._xla.end()
@@ -190,8 +196,9 @@ class Recording:
     def _forked(self) -> None:
         """This is a child process now: the recording is its parent's."""
         unlisten(self._log)
+        self._collectives.forked()
         self._xla.forked()
-        self._log = MarkLog()
+        self._log = CollectiveLog()
 
     def __enter__(self) -> Self:
         self.start()

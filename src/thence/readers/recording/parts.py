@@ -46,6 +46,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "marks": dict.fromkeys(
         ("what", "serial", "forward", "time", "thread", "name", "lane", "metadata"), _INT
     ),
+    "collectives": dict.fromkeys(("serial", "sequence"), _INT),
 }
 """Columns that are read of each table, and the types they are given. Times are Unix time in ns; name,
 function, domain, lane and metadata are numbers of names, 0 for none."""

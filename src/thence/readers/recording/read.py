@@ -79,7 +79,7 @@ def _tables(folder: Folder) -> Tables:
     tables = Tables(
         gpu=gpu,
         host=host.table,
-        collectives=described_collectives(host.metadata),
+        collectives=described_collectives(host.table, folder, zero),
         threads=THREADS.frame(
             tracks.with_columns(
                 name=pl.col("thread").cast(pl.String).replace_strict(about.threads, default=None)

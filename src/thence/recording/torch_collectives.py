@@ -1,0 +1,91 @@
+"""The collectives of PyTorch, labelled for as long as a recording runs.
+
+A recording may begin before torch is imported, or in the midst of its import: torch looks for
+cuda.bindings then, which is a reason to begin. Then imports are watched until torch is there. Whatever
+comes, it is there when CUDA is initialised, and no kernel of NCCL runs before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from thence.errors import MissingRequirement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CollectiveLabels"]
+
+_LOG = logging.getLogger("thence.recorder")
+
+
+class CollectiveLabels:
+    """Switches `thence.torch.label_collectives` on, and off again if nobody else wanted it.
+
+    Nothing here raises, initialises CUDA or waits for its lock: it may be called from within
+    torch.cuda's own initialisation.
+    """
+
+    def __init__(self) -> None:
+        self._leave: Callable[[], None] | None = None
+        self._waiting = False
+        self._asked_cuda = False
+
+    def begin(self) -> None:
+        """Now, or as soon as torch is there."""
+        self._waiting = True
+        self._look()
+        if self._waiting:
+            sys.meta_path.insert(0, self)  # it finds nothing, so it needs no loader
+
+    def end(self) -> None:
+        """Labels no longer, unless others asked for them, too."""
+        self._stop_waiting()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+    def forked(self) -> None:
+        """This is a child process: what is installed stays, and costs little without a listener.
+
+        To take it back would need torch's lock, which another thread of the parent may have held.
+        """
+        self._stop_waiting()
+        self._leave = None
+
+    def find_spec(self, _name: str, _path: object = None, _target: object = None) -> None:
+        """Finds nothing, as the next finder will; something is imported, torch may be there by now."""
+        self._look()
+
+    def _look(self) -> None:
+        torch = sys.modules.get("torch")
+        if not self._waiting or torch is None:
+            return
+        if not getattr(getattr(torch, "__spec__", None), "_initializing", False):
+            self._install()
+            return
+        # What torch.cuda._lazy_call does, without its lock.
+        calls: Any = getattr(sys.modules.get("torch.cuda"), "_queued_calls", None)
+        if isinstance(calls, list) and not self._asked_cuda:
+            self._asked_cuda = True
+            calls.append((self._install, []))
+
+    def _install(self) -> None:
+        if not self._waiting:
+            return
+        self._stop_waiting()
+        try:
+            from thence.frameworks.torch import hold_labels
+
+            self._leave = hold_labels(self)
+        except MissingRequirement:
+            pass  # this PyTorch has no torch.distributed, so there are no collectives
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            _LOG.warning("thence: the collectives of PyTorch are recorded without facts: %r", error)
+
+    def _stop_waiting(self) -> None:
+        self._waiting = False
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
