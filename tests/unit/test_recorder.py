@@ -772,3 +772,23 @@ def test_threads_that_hardly_record_do_not_use_up_the_memory() -> None:
     assert buffers.refused == 1
     buffers.recycle(buffers.filled.get())
     assert request() == given[0]
+
+
+def test_what_another_profiler_lost_is_not_counted(tmp_path: Path) -> None:
+    said = program(
+        """
+        from thence.recorder import cupti
+        library = cupti.load()
+        handle = library.subscribe()
+        library.register(lambda *_: None, lambda *_: None)  # it has no buffers
+        library.enable(10)
+        fake.emit(kernel(), kernel(), kernel())
+        library.disable(10)
+        library.unsubscribe(handle)
+        with thence.record(OUT) as recording:
+            fake.emit(kernel())
+        print(recording.dropped, recording.counts["kernels"])
+        """,
+        tmp_path,
+    )
+    assert said.stdout.split() == ["0", "1"]

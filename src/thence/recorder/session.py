@@ -8,6 +8,7 @@ raised from a callback.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -184,6 +185,8 @@ class Recorder:
             self._try(self._cupti.buffers_are_zeroed)
             self._cupti.register(self._buffers.requested, self._buffers.completed)
             self._cupti.system_thread_ids()
+            with contextlib.suppress(CuptiError):
+                self._cupti.dropped(None, 0)  # what another profiler lost before is not ours
             self._enable()
         except CuptiError as error:
             self._try(lambda: self._cupti.unsubscribe(self._subscription))
