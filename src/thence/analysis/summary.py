@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.division import divided
+from thence.attribution.reasons import GPU, advice
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
@@ -33,11 +34,6 @@ ATTRIBUTED = ("label", "module", "op", "source", "phase", "step")
 """Kinds of places whose share of the GPU time a summary states."""
 ATTRIBUTED_XLA = ("program", "hlo", "op_name", "label", "source", "phase", "step")
 """The same for a trace that holds XLA programs."""
-
-
-ATTRIBUTED = ("label", "module", "op", "source", "phase", "step")
-"""Kinds of places whose share of the GPU time every summary states, and, of traces with XLA programs:"""
-ATTRIBUTED_XLA = ("program", "hlo", "op_name", "label", "source", "phase", "step")
 
 
 @dataclass(frozen=True)
@@ -151,9 +147,13 @@ def _no_activity(tables: Tables) -> str:
         return f"{inputs}: no GPU activity could be read; {'; '.join(tables.meta.warnings)}"
     if tables.host.is_empty():
         return f"{inputs}: the trace is empty"
+    cures = (
+        advice(GPU, tables.meta.formats),
+        "make sure that no other profiler held the GPU's counters (CUPTI) meanwhile",
+    )
     return (
-        f"{inputs}: the trace holds {tables.host.height:,} host ranges but no GPU activity; record with "
-        "ProfilerActivity.CUDA, and make sure that no other profiler held the GPU's counters (CUPTI) meanwhile"
+        f"{inputs}: the trace holds {tables.host.height:,} host ranges but no GPU activity; "
+        f"{', and '.join(cure for cure in cures if cure)}"
     )
 
 

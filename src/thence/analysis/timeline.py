@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["COUNTERS", "LANES", "Timeline", "counters", "on_one_clock", "timeline"]
 
 LANES = ("label", "module", "collective", "process-group", "lane")
-"""What extra lanes can be by. lane: the lane that a mark named for graphed work, else the process group."""
+"""What extra lanes can be by. lane: the lane that a mark named, else the process group."""
 
 COUNTERS = {
     "busy streams": "streams",
@@ -154,9 +154,8 @@ def _lane_names(kind: str, tables: Tables, places: pl.DataFrame) -> pl.Series:
     joined = rows.join(described, on="gpu", how="left", maintain_order="left")
     if kind != "lane":
         return joined["name"].cast(pl.Categorical())
-    marked = tables.graph_places.select("gpu", lane=pl.col("lane").cast(pl.String))
-    both = joined.join(marked, on="gpu", how="left", maintain_order="left")
-    return both.select(pl.coalesce("lane", "name")).to_series().cast(pl.Categorical())
+    marked = joined.with_columns(lane=places["lane"].cast(pl.String))
+    return marked.select(pl.coalesce("lane", "name")).to_series().cast(pl.Categorical())
 
 
 def counters(tables: Tables) -> pl.DataFrame:

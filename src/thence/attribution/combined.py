@@ -33,7 +33,8 @@ class Attribution:
 
     Attributes:
         places: one row per row of gpu, in its order: ``launch`` (host row) and, for each of
-            `KINDS_OF_PLACES`, the place and ``<kind>_rule``, how it was found or why there is none.
+            `KINDS_OF_PLACES`, the place and ``<kind>_rule``, how it was found or why there is none;
+            ``lane`` and ``metadata``, what marks said beside their names.
         shares: how the time of each activity divides among source lines: gpu (row), place, weight,
             rule; None where every activity has one line at most, that of ``places``.
         collectives: the `collectives` table, every row with its device activity.
@@ -77,9 +78,13 @@ def _named(tables: Tables, ran: pl.DataFrame) -> list[pl.Series]:
 
 
 def _merged(found: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> tuple[pl.Series, pl.Series]:
-    """What the HLO says of an activity of an XLA program; what the launch says of any other."""
-    of_launch = of_hlo[kind].is_null() & found[kind].is_not_null() | of_hlo["program"].is_null()
+    """What the HLO says of an activity of an XLA program; what the launch says of any other.
+
+    What the autotuner ran is part of no program, and no range, frame or step would tell more of it.
+    """
     rule = f"{kind}_rule"
+    no_program = of_hlo["program"].is_null() & (of_hlo[rule] != AUTOTUNING).fill_null(value=True)
+    of_launch = of_hlo[kind].is_null() & found[kind].is_not_null() | no_program
     return (
         found[kind].zip_with(of_launch, of_hlo[kind]).alias(kind),
         found[rule].zip_with(of_launch, of_hlo[rule]).alias(rule),

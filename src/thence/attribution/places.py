@@ -13,6 +13,10 @@ Every kind has a second column, ``<kind>_rule``: how the place was found or, whe
 not. The way is always the same: activity -> the API call that launched it -> the ranges around that
 call on its thread. Work of a backward op belongs to the label, module and source of its forward op.
 
+Two columns without a rule hold what marks said beside their names: ``lane``, that of the innermost mark
+that named one, and ``metadata``, the facts of all of them as one JSON object, inner marks winning, without
+what describes a collective.
+
 Inside a CUDA graph that way ends at the launch of the whole graph. There `Tables.graph_places` says more
 where labels were joined (`thence.attribution.graphs`): a label of the capture stands below the ranges
 that were open around the launch.
@@ -29,7 +33,9 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.launches import NOT_FOUND, launch_rows
+from thence.attribution.metadata import merged_metadata, within
 from thence.attribution.paths import SEPARATOR, numbered_paths, path_names
+from thence.attribution.reasons import EVERY_REASON, IN_GRAPH, missing
 from thence.attribution.sources import source_lines
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import HOST_CATEGORIES
@@ -66,21 +72,8 @@ CATEGORIES = {
 }
 """Host rows that a kind of place is made from."""
 
-IN_GRAPH = (
-    "inside a CUDA graph: the trace holds one launch for all of it; thence label joins labels"
-)
 NO_LABEL = "inside a CUDA graph: no label was open when its node was captured"
 BY_EAGER = "alignment to an eager run"
-NO_SUCH_ROWS = {
-    "label": "the program names no ranges (record_function, NVTX)",
-    "module": "no nn.Module calls recorded (with_stack=True records them)",
-    "op": "no operators recorded (ProfilerActivity.CPU records them)",
-    "ops": "no operators recorded (ProfilerActivity.CPU records them)",
-    "source": "no Python frames recorded (with_stack=True records them)",
-    "stack": "no Python frames recorded (with_stack=True records them)",
-    "phase": "no autograd ops recorded",
-    "step": "no profiler steps recorded (profiler.step() marks them)",
-}
 OUTSIDE = {
     "label": "launched outside every named range",
     "module": "launched outside every nn.Module call",
@@ -94,8 +87,8 @@ OUTSIDE = {
 
 
 RULES: tuple[str, ...] = (
-    *(AROUND, FORWARD, LIBRARY, STEP, AUTOGRAD, LIBRARY_FRAME, NOT_FOUND, IN_GRAPH),
-    *dict.fromkeys((*NO_SUCH_ROWS.values(), *OUTSIDE.values())),
+    *(AROUND, FORWARD, LIBRARY, STEP, AUTOGRAD, LIBRARY_FRAME, NOT_FOUND),
+    *dict.fromkeys((*EVERY_REASON, *OUTSIDE.values())),
 )
 """Everything that a ``_rule`` column can say."""
 
@@ -143,7 +136,7 @@ def attribute(tables: Tables) -> pl.DataFrame:
 
     Returns:
         columns ``launch`` (host row of the API call, or of the op where the call was not recorded)
-        and, for each kind of `PLACES`, the place and its rule, both Categorical.
+        and, for each kind of `PLACES`, the place and its rule, both Categorical; lane and metadata.
     """
     launch, _ = launch_rows(tables)
     host = _host(tables, launch)
@@ -158,6 +151,7 @@ def attribute(tables: Tables) -> pl.DataFrame:
     columns |= _path(host, "stack", *_own_or_forward(host, host.of("python"), forward_op))
     columns |= _phase(host, backward_op)
     columns |= _step(host)
+    columns |= _said(host, forward_op)
     if tables.graph_places.height:
         columns |= _of_graphs(tables, columns)
     return pl.DataFrame(columns)
@@ -210,6 +204,9 @@ def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Se
             no_label = pl.Series([NO_LABEL], dtype=pl.Categorical()).new_from_index(0, len(silent))
             rules = rule.zip_with(told, no_label).zip_with(silent, rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
+    lane, metadata = (_gathered(joined[name], at) for name in ("lane", "metadata"))
+    changed["lane"] = lane.zip_with(lane.is_not_null(), columns["lane"])
+    changed["metadata"] = within(columns["metadata"], metadata)
     return changed
 
 
@@ -266,9 +263,11 @@ def _path(host: _Host, kind: str, row: Rows, rule: Rules | int) -> dict[str, pl.
 
 def _column(host: _Host, kind: str, place: pl.Series, rule: Rules | int) -> dict[str, pl.Series]:
     """A place and its rule; where there is no place, the rule is the reason."""
-    recorded = bool(host.of(*CATEGORIES[kind]).any())
-    absent = _number(OUTSIDE[kind] if recorded else NO_SUCH_ROWS[kind])
-    reason = np.where(host.in_graph, _number(IN_GRAPH), absent)
+    recorded, formats = bool(host.of(*CATEGORIES[kind]).any()), host.tables.meta.formats
+    absent = _number(OUTSIDE[kind] if recorded else missing(kind, formats))
+    # The moment of the launch tells the step, so a graph's activities have that of its launch.
+    hidden = host.in_graph & (kind != "step")
+    reason = np.where(hidden, _number(missing(IN_GRAPH, formats)), absent)
     reason = np.where(recorded & (host.launch == NO_ROW), _number(NOT_FOUND), reason)
     rules = np.where(place.is_null().to_numpy(), reason, rule)
     return {kind: place, f"{kind}_rule": _texts(RULES, rules)}
@@ -292,6 +291,21 @@ def _label(host: _Host, forward_op: Rows) -> dict[str, pl.Series]:
         rule = _texts(RULES, np.full(len(given), _number(LIBRARY)))
         columns["label"] = columns["label"].zip_with(~given, path)
         columns["label_rule"] = columns["label_rule"].zip_with(~given, rule)
+    return columns
+
+
+def _said(host: _Host, forward_op: Rows) -> dict[str, pl.Series]:
+    """Lane and metadata of the marks around the launch, or around the forward op."""
+    lane, metadata = host.tables.host["lane"], host.tables.host["metadata"]
+    nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
+    columns = {"lane": nothing, "metadata": nothing}
+    if lane.null_count() < len(lane):
+        row, _ = _own_or_forward(host, lane.is_not_null().to_numpy(), forward_op)
+        columns["lane"] = _gathered(lane, row)
+    if metadata.null_count() < len(metadata):
+        told = metadata.is_not_null().to_numpy()
+        row, _ = _own_or_forward(host, told, forward_op)
+        columns["metadata"] = merged_metadata(host.parent, metadata, row, told)
     return columns
 
 

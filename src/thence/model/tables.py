@@ -162,6 +162,8 @@ HOST = Table(
         Column("sequence", pl.Int64(), "autograd sequence number of an op"),
         Column("parent", pl.Int32(), "row of the innermost range around it on its thread"),
         Column("forward", pl.Int32(), "of backward ops: row of the forward op they belong to"),
+        Column("lane", _NAME, "of marks: extra lane that shows their work; null almost everywhere"),
+        Column("metadata", _NAME, "of marks: further facts as a JSON object; null elsewhere"),
     ),
 )
 

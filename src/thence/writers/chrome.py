@@ -17,7 +17,7 @@ import polars as pl
 
 from thence.readers.kineto.collectives import NUMBER_KEYS, TEXT_KEYS
 from thence.writers.chrome_inside import inside_lines
-from thence.writers.graph_arguments import graph_arguments
+from thence.writers.graph_arguments import annotations_of, graph_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +61,7 @@ _HOST_NUMBERS = {
     "correlation": "correlation",
     "sequence": "Sequence number",
 }
-_PLACES = ("label", "module", "op", "source", "phase")
+_PLACES = ("label", "module", "op", "source", "phase", "lane")
 _FIRST_DEVICE_SORT_INDEX = 5_000_000  # Kineto's, so that devices come after processes
 _IN_GROUPS = ("backend", "world_size", "nccl_version")
 
@@ -152,7 +152,7 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
         yield frame.height, _host_lines(frame, timeline, of_host)
     of_gpu = _described(timeline, "gpu")
     numbered = timeline.tables.gpu.with_row_index("row").hstack(
-        timeline.places.select(place for place in (*_PLACES, "launch"))
+        timeline.places.select(*_PLACES, "launch", "metadata")
     )
     numbered = _with_graph_labels(numbered, timeline)
     for frame in numbered.iter_slices(_CHUNK_ROWS):
@@ -169,7 +169,8 @@ def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
     arguments = graph_arguments(timeline.tables, timeline.places, collectives=False)
     joined = rows.join(arguments, on="row", how="left", maintain_order="left")
     return joined.rename({"text": "joined"}).with_columns(
-        pl.when(pl.col("joined").is_null()).then(pl.col(place)).alias(place) for place in _PLACES
+        pl.when(pl.col("joined").is_null()).then(pl.col(place)).alias(place)
+        for place in (*_PLACES, "metadata")
     )
 
 
@@ -274,6 +275,7 @@ def _gpu_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame)
         pl.col("described"),
         pl.col("joined"),
         *places,
+        pl.col("metadata").map_batches(annotations_of, return_dtype=pl.String),
     ]
     line = _complete(
         pl.col("kind").cast(pl.String).replace_strict(_GPU_CATEGORIES),

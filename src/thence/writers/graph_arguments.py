@@ -1,9 +1,9 @@
-"""Labels of graphed activities as arguments of Kineto's events, under names that thence reads back.
+"""What marks say as arguments of Kineto's events, under names that thence reads back where a graph ran.
 
 ``label_rule`` marks such an event: how the label was joined, or why there is none. Beside it stand
 ``label``, ``module``, ``op`` ... as far as the joined labels have them, ``lane``, ``label_confidence``
 for alignments, and under ``annotations`` what else was said at capture. What a collective moves gets
-Kineto's own names.
+Kineto's own names. What was launched outside of graphs has ``lane`` and ``annotations`` alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import polars as pl
 from thence.readers.kineto.collectives import METADATA_KEYS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thence.model.tables import Tables
 
-__all__ = ["PLACES", "graph_arguments"]
+__all__ = ["PLACES", "annotations_of", "graph_arguments"]
 
 PLACES = ("label", "module", "op", "ops", "source", "stack", "phase", "lane")
 
@@ -35,9 +37,9 @@ def graph_arguments(tables: Tables, places: pl.DataFrame, *, collectives: bool) 
         row (in gpu) and text: members of a JSON object, each with a comma before it.
     """
     joined = tables.graph_places
-    whole = places.select("label", "label_rule")[joined["gpu"]]
+    whole = places.select("label", "label_rule", "lane", "metadata")[joined["gpu"]]
     # A label without a name has the reason for that; any other place is told where the label tells it.
-    shown = joined.with_columns(label=whole["label"])
+    shown = joined.with_columns(whole.select("label", "lane"))
     texts = [_member(shown[name], name) for name in PLACES]
     rule = pl.when(joined["label"].is_null()).then(whole["label_rule"].cast(pl.String)).otherwise(
         joined["rule"].cast(pl.String)
@@ -48,8 +50,9 @@ def graph_arguments(tables: Tables, places: pl.DataFrame, *, collectives: bool) 
             pl.lit(', "label_confidence": '), pl.col("confidence").round(4).cast(pl.String)
         )
     ).to_series()
-    metadata = _metadata(joined["metadata"], collectives)
-    members = [*texts, _member(rules, "label_rule"), confidence, metadata]
+    members = [*texts, _member(rules, "label_rule"), confidence, annotations_of(whole["metadata"])]
+    if collectives:
+        members.append(_each_distinct(joined["metadata"], _described))
     columns = [values.alias(f"m{i}") for i, values in enumerate(members)]
     return pl.DataFrame(columns).select(
         row=joined["gpu"].cast(pl.UInt32), text=pl.concat_str(pl.all(), ignore_nulls=True)
@@ -58,25 +61,27 @@ def graph_arguments(tables: Tables, places: pl.DataFrame, *, collectives: bool) 
 
 def _member(values: pl.Series, key: str) -> pl.Series:
     """``, "key": "value"`` for each value; every distinct one is encoded once."""
-    texts = values.cast(pl.String)
-    distinct = texts.drop_nulls().unique(maintain_order=True)
-    encoded = [f', "{key}": {msgspec.json.encode(text).decode()}' for text in distinct.to_list()]
-    return texts.replace_strict(
-        distinct, pl.Series(encoded, dtype=pl.String), default=None, return_dtype=pl.String
-    )
+    return _each_distinct(values, lambda text: f', "{key}": {msgspec.json.encode(text).decode()}')
 
 
-def _metadata(values: pl.Series, collectives: bool) -> pl.Series:  # noqa: FBT001 - one of two ways
+def annotations_of(metadata: pl.Series) -> pl.Series:
+    """``, "annotations": {...}`` for the metadata of each activity, as in `Attribution.places`."""
+    return pl.select(
+        pl.concat_str(pl.lit(', "annotations": '), metadata.cast(pl.String))
+    ).to_series()
+
+
+def _described(text: str) -> str:
+    """What metadata say of a collective, as members of an object."""
+    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    known = {key: value for key, value in members.items() if key in METADATA_KEYS}
+    if "Collective name" not in known:
+        return ""
+    return f", {msgspec.json.encode(known).decode()[1:-1]}"
+
+
+def _each_distinct(values: pl.Series, changed: Callable[[str], str]) -> pl.Series:
     texts = values.cast(pl.String)
     distinct = texts.drop_nulls().unique(maintain_order=True)
-    encoded = []
-    for text in distinct.to_list():
-        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        described = {k: v for k, v in members.items() if k in METADATA_KEYS and collectives}
-        rest = {k: v for k, v in members.items() if k not in METADATA_KEYS}
-        found = described | ({"annotations": rest} if rest else {})
-        inner = msgspec.json.encode(found).decode()[1:-1]
-        encoded.append(f", {inner}" if inner else "")
-    return texts.replace_strict(
-        distinct, pl.Series(encoded, dtype=pl.String), default=None, return_dtype=pl.String
-    )
+    new = pl.Series([changed(text) for text in distinct.to_list()], dtype=pl.String)
+    return texts.replace_strict(distinct, new, default=None, return_dtype=pl.String)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_EAGER", "join_eager"]
 
-_PLACES = ("label", "module", "op", "ops", "source", "stack", "phase")
+_PLACES = ("label", "module", "op", "ops", "source", "stack", "phase", "lane")
 _MOST_WINDOWS = 32
 _MOST_COMPARED = 20_000
 
@@ -153,8 +153,7 @@ def join_eager(tables: Tables, eager: Tables, attribution: Attribution) -> Joine
         run = _Eager.of(eager, attribution, of_rank)
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
         notes += _join_rank(run, found, rows)
-        places = run.places.with_columns(lane=pl.lit(None, pl.String))
-        frames.append(joined_rows(found, places))
+        frames.append(joined_rows(found, run.places))
     return Joined(pl.concat(frames) if frames else Joined().places, tuple(dict.fromkeys(notes)))
 
 

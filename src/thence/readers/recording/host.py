@@ -6,9 +6,12 @@ open when the recording ended lasts until its last moment, unless its end could 
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -55,7 +58,8 @@ _COLUMNS = {
     "serial": pl.Int64(),
     "of": pl.Int64(),
     "domain": pl.String(),
-    "metadata": pl.String(),
+    "lane": pl.Categorical(),
+    "metadata": pl.Categorical(),
 }
 
 
@@ -66,12 +70,10 @@ class HostRanges:
     Attributes:
         table: rows of `HOST`.
         domain: NVTX domain of each.
-        metadata: what a mark said beside its name, as JSON; null for all others.
     """
 
     table: pl.DataFrame
     domain: pl.Series
-    metadata: pl.Series
 
 
 def host_ranges(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> HostRanges:
@@ -109,9 +111,9 @@ def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRange
     forward = frame.select(pl.col("of").alias("serial")).join(
         rows, on="serial", how="left", maintain_order="left"
     )["forward"]
-    domain, metadata = frame["domain"], frame["metadata"]
+    domain = frame["domain"]
     frame = frame.select(
-        "thread", "category", "name", "correlation",
+        "thread", "category", "name", "correlation", "lane", "metadata",
         pl.lit(rank, pl.Int32()).alias("rank"),
         pl.lit(pid, pl.Int64()).alias("process"),
         (pl.col("start") - zero_ns).alias("start"),
@@ -123,7 +125,7 @@ def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRange
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
         for c, dtype in HOST.schema.items()
     )
-    return HostRanges(shaped, domain, metadata)
+    return HostRanges(shaped, domain)
 
 
 def _last(folder: Folder, marks: pl.DataFrame, ranges: pl.DataFrame) -> int:
@@ -174,7 +176,11 @@ def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, last: int) 
     name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
     # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
     told = {text: category_of("range", text) for text in name.unique()}
-    frame = frame.with_columns(name, _text(frame, "metadata", names).alias("metadata"))
+    frame = frame.with_columns(
+        name,
+        _named(frame, "lane", names).alias("lane"),
+        _objects(_text(frame, "metadata", names)).alias("metadata"),
+    )
     return frame.with_columns(
         pl.col("end").fill_null(last),
         start="time",
@@ -184,6 +190,18 @@ def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, last: int) 
         .otherwise(pl.col("name").replace_strict(told, return_dtype=pl.String)),
         of=pl.when(backward & (pl.col("forward") >= 0)).then("forward"),
     )
+
+
+def _objects(texts: pl.Series) -> pl.Series:
+    """JSON objects as text; null for whatever else the file holds. Numbers that JSON has not become null."""
+    found: dict[str, str] = {}
+    for text in texts.drop_nulls().unique().to_list():
+        # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
+        with suppress(ValueError, OverflowError, RecursionError):
+            said = json.loads(text, parse_constant=lambda _: None)
+            if isinstance(said, dict):
+                found[text] = msgspec.json.encode(said).decode()
+    return texts.replace_strict(found, default=None, return_dtype=pl.String)
 
 
 def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
@@ -197,7 +215,7 @@ def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
     ).filter(pl.col("forward") == 1)
     if steps.height < 2 and marks.filter(pl.col("what") == _STEP).height < 2:
         steps = steps.clear()  # only the beginning of the recording
-    return steps.drop("serial")
+    return steps.drop("serial", "lane", "metadata")  # numbers of names
 
 
 def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:

@@ -72,12 +72,13 @@ _INSIDE = {
 
 
 def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
-    """Launch parameters, places and collectives of each device activity, in the order of the table."""
+    """Launch parameters, places, what marks said and collectives of each device activity, in order."""
     gpu = timeline.tables.gpu
     rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
     described = timeline.collectives.unique("gpu", keep="first", maintain_order=True)
     found = (*_columns(gpu, _GPU, interned),)
-    found += _columns(timeline.places, {place: place for place in _PLACES}, interned)
+    named = {place: place for place in _PLACES} | {"metadata": "annotations"}
+    found += _columns(timeline.places, named, interned)
     if described.height:
         of_gpu = rows.join(described, on="gpu", how="left", maintain_order="left")
         found += _columns(of_gpu, _COLLECTIVE, interned)

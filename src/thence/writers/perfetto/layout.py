@@ -36,6 +36,7 @@ _GROUPS = {
     "module": "modules",
     "collective": "collectives",
     "process-group": "process groups",
+    "lane": "lanes",
 }
 
 
