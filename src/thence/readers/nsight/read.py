@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.intervals import NO_ROW
+from thence.model.launches import IDENTIFIED, matched_rows
 from thence.model.tables import GPU, HOST, THREADS, Meta, Tables
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
@@ -20,9 +20,6 @@ from thence.readers.nsight.ranges import host_ranges
 from thence.readers.nsight.store import process_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from thence.model.tables import Table
     from thence.readers.nsight.store import Store
 
@@ -69,7 +66,8 @@ def tables_of(store: Store) -> Tables:
 
         created = creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])
-        tables, more = with_programs(tables, domain, _launches(tables), created)
+        launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
+        tables, more = with_programs(tables, domain, launches, created)
         warnings += more
     meta = Meta(
         inputs=(store.name,),
@@ -104,17 +102,6 @@ def _of_nvtx(host: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     """Host rows of NVTX ranges: host (row), name, domain and row (in NVTX_EVENTS)."""
     rows = host.select("nvtx").with_row_index("host").drop_nulls()
     return ranges.select("name", "domain", "row")[rows["nvtx"]].with_columns(rows["host"])
-
-
-def _launches(tables: Tables) -> npt.NDArray[np.int64]:
-    """Host row of the API call that launched each activity: ids count within a process."""
-    keys = ["rank", "correlation"]
-    calls = tables.host.with_row_index("launch").select("launch", *keys).drop_nulls("correlation")
-    calls = calls.join(tables.gpu.select(keys).unique(), on=keys, how="semi")
-    found = tables.gpu.select(keys).join(
-        calls.unique(keys, keep="none"), on=keys, how="left", maintain_order="left"
-    )
-    return found["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
 
 
 def _epoch(store: Store) -> int | None:

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW
+from thence.model.launches import IDENTIFIED, matched_rows
 from thence.readers.nsight.nvtx import XLA
 from thence.readers.nsight.xla import with_compilation, with_programs
 from thence.readers.recording.compiled import compiled_modules, numbered
@@ -22,15 +23,13 @@ from thence.readers.xla.attach import attach_hlo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy.typing as npt
-
     from thence.model.tables import Tables
 
 __all__ = ["compile_phases", "with_xla"]
 
 _NO_RANGES = (
     "it ran XLA programs, but holds no NVTX ranges of XLA, so which kernel is part of which program is not "
-    "known: record with thence record -- COMMAND, and NVTX left on"
+    "known: record with thence record -- COMMAND, or begin before JAX is imported, and leave NVTX on"
 )
 
 
@@ -66,7 +65,8 @@ def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, l
     if not has_ranges:
         return tables, [*warnings, *([_NO_RANGES] if compiled else [])]
     nowhere = np.full(tables.gpu.height, NO_ROW, np.int64)
-    tables, more = with_programs(tables, domain, _launches(tables), nowhere)
+    launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
+    tables, more = with_programs(tables, domain, launches, nowhere)
     warnings += more
     if not compiled:
         return tables, warnings
@@ -74,13 +74,3 @@ def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, l
     attached = attach_hlo(tables, modules)
     own = attached.meta.warnings[len(tables.meta.warnings) :]
     return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *own]
-
-
-def _launches(tables: Tables) -> npt.NDArray[np.int64]:
-    """Host row of the API call that launched each activity."""
-    calls = tables.host.with_row_index("launch").select("launch", "correlation").drop_nulls()
-    calls = calls.filter(pl.col("correlation") != 0).unique("correlation", keep="none")
-    found = tables.gpu.select("correlation").join(
-        calls, on="correlation", how="left", maintain_order="left"
-    )
-    return found["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()

@@ -40,7 +40,7 @@ def work_columns(
     Raises:
         DecodeError: the operands of an instruction are damaged.
     """
-    operands = IntegerLists.packed(body.read("operand_ids"))
+    operands = body.operands
     producers = _producers(body, operands)
     exists = producers != _NOWHERE
     result_bytes = np.array([shape_bytes(shape) for shape in parsed], np.int64)[shapes.of_row]
