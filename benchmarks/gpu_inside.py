@@ -8,153 +8,20 @@ last end inside with what CUPTI says of the same launch. Buffers go to FOLDER, w
 
 from __future__ import annotations
 
-import ctypes
-import gzip
-import importlib.util
-import json
 import os
 import sys
-import tempfile
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from thence.errors import ThenceError
-from thence.inside.decoding import decode
+from inside_measuring import RESULTS, Run, Spans, compare, example, judge, of_launches, said
+from inside_merging import merging
 from thence.inside.files import save
-from thence.recorder import cupti
-from thence.recorder.layouts import KERNEL
-from thence.recorder.walking import Walker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from thence.inside.decoding import Decoded
-    from thence.inside.description import Description
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-RESULTS: list[str] = []
-Run = tuple[np.ndarray[Any, Any], "Description"]
-
-
-def example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-class Spans:
-    """Start and end of kernels by CUPTI, in ns of the system clock."""
-
-    def __enter__(self) -> Self:
-        self._cupti = cupti.load()
-        self._memory: list[Any] = []
-        self._full: list[tuple[int, int]] = []
-        self._subscriber = self._cupti.subscribe()
-        self._cupti.register(self._requested, self._completed)
-        self._cupti.enable(KERNEL)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._cupti.disable(KERNEL)
-        self._cupti.unsubscribe(self._subscriber)
-        self._cupti.finalize()
-
-    def _requested(self, buffer: Any, size: Any, most: Any) -> None:
-        self._memory.append((ctypes.c_uint64 * (1 << 17))())
-        buffer[0], size[0], most[0] = ctypes.addressof(self._memory[-1]), 1 << 20, 0
-
-    def _completed(self, _c: Any, _s: int, buffer: int | None, _size: int, valid: int) -> None:
-        if buffer is not None:
-            self._full.append((buffer, valid))
-
-    def spans(self, count: int) -> list[tuple[int, int]]:
-        """(start, end) in ns of the one kernel that ran ``count`` times, in order."""
-        self._cupti.flush(unfinished=True)
-        found: dict[str, list[tuple[int, int]]] = {}
-        walker = Walker(self._cupti)
-        for address, valid in self._full:
-            for kind, columns in walker.read(address, valid):
-                if kind != KERNEL:
-                    continue
-                for pointer, start, end in zip(
-                    columns["name"], columns["start"], columns["end"], strict=True
-                ):
-                    name = ctypes.string_at(int(pointer)).decode(errors="replace")
-                    found.setdefault(name, []).append((int(start), int(end)))
-        self._full.clear()
-        fitting = [name for name, spans in found.items() if len(spans) == count]
-        for hint in ("smooth", "gemm", "mosaic", "body", "kernel", ""):
-            named = [name for name in fitting if hint in name]
-            if len(named) == 1:
-                return sorted(found[named[0]])
-        said(f"no one kernel ran {count} times: { {n: len(s) for n, s in found.items()} }")
-        return []
-
-
-def said(text: str) -> None:
-    RESULTS.append(text)
-    print(text, flush=True)
-
-
-def judge(
-    label: str, words: np.ndarray[Any, Any], description: Description, span: tuple[int, int]
-) -> Decoded:
-    """Whether first start to last end is what CUPTI says, within 5 % or 2 us."""
-    start, end = span
-    decoded = decode(words, description)
-    ranges = decoded.ranges
-    first = int(ranges["start_ns"].min())
-    last = int((ranges["start_ns"] + ranges["duration_ns"]).max())
-    begun, ended = int(decoded.traces["start_ns"].min()), int(decoded.traces["end_ns"].max())
-    took, inside = end - start, last - first
-    off = abs(inside - took)
-    verdict = "ok" if off <= max(0.05 * took, 2000) else "OFF"
-    shift = (
-        f"; globaltimer - CUPTI: start {begun - start:+,} ns, end {ended - end:+,} ns"
-        if decoded.timer_bits == 64
-        else ""
-    )
-    said(
-        f"{label}: CUPTI {took:,} ns, inside {inside:,} ns, off {off:,} ns"
-        f" ({100 * off / took:.1f} %) {verdict}; traces {ended - begun:,} ns{shift}"
-    )
-    return decoded
-
-
-def compare(label: str, work: Callable[[], list[Run]], folder: Path | None, kept: str = "") -> None:
-    work()  # compiled, warm
-    with Spans() as kernels:
-        runs = work()
-        spans = kernels.spans(len(runs))
-    said(f"{label}: {len(runs)} buffers, {len(spans)} kernels in CUPTI")
-    for i, ((words, description), span) in enumerate(zip(runs, spans, strict=False)):
-        if folder is not None and kept and i == len(runs) - 1:
-            save(folder / kept, words, description)
-        decoded = judge(f"{label} run {i}", words, description, span)
-        ranges = decoded.ranges
-        if i == 0:
-            means = ranges.group_by("name").agg(pl.col("duration_ns").mean()).sort("name")
-            said(
-                f"    {decoded.traces.height} traces, {ranges.height} ranges, mean ns: "
-                + ", ".join(
-                    f"{n} {t:.0f}" for n, t in zip(means["name"], means["duration_ns"], strict=True)
-                )
-                + f"; overhead {decoded.overhead_cycles} cycles"
-                + "".join(f"; {w}" for w in decoded.warnings)
-            )
-
-
-def of_launches(profile: Any) -> list[Run]:
-    return [(launch.words(), launch.description) for launch in profile.launches]
 
 
 def cupy_kernels(folder: Path | None) -> None:
@@ -410,122 +277,6 @@ def pallas_variants(_: Path | None) -> None:
             f" {[d.traces.height for d in decoded]}, ranges {[d.ranges.height for d in decoded]},"
             f" {decoded[0].description.names}, {decoded[0].warnings}"
         )
-
-
-def merging(folder: Path | None) -> None:
-    """Records and profiles inside at the same time; every range must lie in its kernel's slice."""
-    import thence
-
-    modules = {name: example(f"inside_{name}") for name in ("cupy", "triton", "pallas")}
-    for label, blocks, repeats in (("small", (4, 16, 16), 3), ("large", (264, 264, 264), 8)):
-
-        def work(blocks: Any = blocks, repeats: int = repeats) -> dict[str, list[Run]]:
-            return {
-                "cupy": of_launches(modules["cupy"].run(blocks[0], 50, repeats=repeats)),
-                "triton": of_launches(modules["triton"].run(blocks[1], 50, repeats=repeats)),
-                "pallas": [
-                    (e.words, e.description)
-                    for e in modules["pallas"].run(blocks[2], repeats=repeats).executions
-                ],
-            }
-
-        work()
-        with tempfile.TemporaryDirectory() as directory:
-            with thence.record(directory) as recording:
-                runs = work()
-            trace = recording.open()
-            kept = None if folder is None or label != "small" else folder / "merge"
-            parts = []
-            for name, of_kernel in runs.items():
-                for i, (words, description) in enumerate(of_kernel):
-                    parts.append((f"{name}-{i}.npz", decode(words, description)))
-                    if kept is not None:
-                        kept.mkdir(exist_ok=True)
-                        save(kept / f"{name}-{i}.npz", words, description)
-            if kept is not None:
-                scrubbed(trace.timeline(), kept / "trace.json.gz")
-            said(f"merging {label}: {trace.gpu.height} activities; {trace.meta.warnings}")
-            check_merged(trace, parts, label, Path(directory))
-
-
-def check_merged(trace: Any, parts: list[Any], label: str, directory: Path) -> None:
-    """Launches found for all buffers and for each alone, and the ranges of the files that are written."""
-    from thence.analysis.inside_launches import find_launches, span
-    from thence.analysis.inside_timeline import merged
-    from thence.writers.files import write_timeline
-
-    recorded = trace.timeline()
-    right = 0
-    for name, decoded in parts:
-        try:
-            (place,) = find_launches(recorded, [(name, decoded)])
-        except ThenceError as error:
-            said(f"merging {label}: {name} alone: {error}; {decoded.description.launch}")
-            continue
-        right += place.number == number_of(name)
-        if number_of(name) == 1:
-            said(f"merging {label}, alone: {place.said(name)}")
-    said(f"merging {label}: {right} of {len(parts)} buffers alone find their launch")
-    timeline = merged(recorded, parts)
-    for ending in ("json", "pftrace"):
-        write_timeline(timeline, directory / f"all.{ending}")
-    if len(sys.argv) > 1 and label == "small":
-        write_timeline(timeline, Path(sys.argv[1]) / "all.pftrace")
-    events = json.loads((directory / "all.json").read_bytes())["traceEvents"]
-    ranges = [e for e in events if e.get("cat") == "in_kernel"]
-    kernels = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "kernel"]
-    outside = sum(
-        not any(start - 1 <= e["ts"] and e["ts"] + e["dur"] <= end + 1 for start, end in kernels)
-        for e in ranges
-    )
-    said(f"merging {label}: {len(ranges)} ranges in Chrome JSON, {outside} outside of any slice")
-    worst = 0
-    places = find_launches(recorded, parts)
-    for (name, decoded), place, phases in zip(parts, places, timeline.inside, strict=True):
-        if place.number != number_of(name):
-            said(f"merging {label}, together: {name} is WRONG: {place.number}")
-        both = sum(span(decoded)) + 2 * place.moved_ns  # start and end of the slice
-        ranges_end = (phases.ranges["start_ns"] + phases.ranges["duration_ns"]).max()
-        before = (both - place.slice_ns) // 2 - int(phases.ranges["start_ns"].min())
-        after = int(ranges_end) - (both + place.slice_ns) // 2
-        worst = max(worst, before, after)
-    said(f"merging {label}: ranges are outside of their kernel's slice by {worst} ns at most")
-
-
-def number_of(name: str) -> int:
-    return int(name.removesuffix(".npz").split("-")[1])
-
-
-def scrubbed(recorded: Any, path: Path) -> None:
-    """Kernels and the calls that launched them, as the Kineto JSON of a small test."""
-    tables = recorded.tables
-    calls = tables.host.filter(pl.col("category").is_in(["runtime", "driver"]))
-    gpu = tables.gpu.filter(pl.col("kind") == "kernel")
-    calls = calls.filter(pl.col("correlation").is_in(gpu["correlation"].implode()))
-    events: list[dict[str, Any]] = [
-        {
-            "ph": "X", "cat": "cuda_runtime", "name": row["name"], "pid": 1, "tid": 1,
-            "ts": row["start"] / 1000, "dur": row["duration"] / 1000,
-            "args": {"correlation": row["correlation"]},
-        }
-        for row in calls.iter_rows(named=True)
-    ] + [
-        {
-            "ph": "X", "cat": "kernel", "name": row["name"], "pid": row["device"], "tid": row["stream"],
-            "ts": row["start"] / 1000, "dur": row["duration"] / 1000,
-            "args": {
-                "device": row["device"], "stream": row["stream"], "correlation": row["correlation"],
-                "grid": row["grid"], "block": row["block"],
-            },
-        }
-        for row in gpu.iter_rows(named=True)
-    ]  # fmt: skip
-    document = {
-        "schemaVersion": 1,
-        "baseTimeNanoseconds": tables.meta.epoch_ns,
-        "traceEvents": events,
-    }
-    path.write_bytes(gzip.compress(json.dumps(document).encode(), mtime=0))
 
 
 PARTS = (

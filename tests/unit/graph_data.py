@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from thence.model.tables import GPU, HOST, Meta, Tables
+from thence.readers.graph_labels import read_labels
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
     from pathlib import Path
+
+    from thence.model.graph_labels import GraphLabels
 
 PID = 4321
 
@@ -154,6 +157,22 @@ def layers(count: int) -> Made:
         c = made.node("gemm", f"layer{layer}/attention", b)
         last = (made.node("add", f"layer{layer}/mlp", c, side),)
     return made
+
+
+def symmetric() -> Made:
+    """A graph that alignment alone cannot label."""
+    made = Made()
+    first = made.node("embed", "embed")
+    branches = [made.node("gemm", name, first) for name in ("q", "k", "v")]
+    made.node("attention", "attention", *branches)
+    return made
+
+
+def read(made: Made, folder: Path, **changes: Any) -> GraphLabels:
+    """The labels of a graph, as read from the file that a capture of it gives."""
+    path = folder / "labels.json"
+    path.write_text(json.dumps(made.document(**changes)))
+    return read_labels(path)
 
 
 def truth_document(truth: Path, trace: Path, pid: int) -> dict[str, Any]:

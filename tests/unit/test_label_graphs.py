@@ -1,24 +1,21 @@
-"""Labels joined to replays of CUDA graphs: by node id, by alignment, from an eager run."""
+"""Labels joined to replays of CUDA graphs in recordings: by node id, by alignment, from an eager run."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 import random
 from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
-from graph_data import PID, Made, Ran, layers, replay, tables_of, truth_document
+from graph_data import PID, Made, layers, replay, tables_of, truth_document
 
 import thence
-from helpers import DATA, event, kernel, opened, recording, unzipped
-from thence.attribution.graphs.join import join_labels, with_places
-from thence.errors import InputError, MissingData, UsageError
-from thence.model.tables import Tables
+from helpers import DATA, recording, unzipped
+from thence.errors import InputError
 from thence.readers.graph_labels import read_labels
 from thence.trace import Trace
 
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from thence.model.graph_labels import GraphLabels
 
 GRAPHS = DATA / "graphs"
 TRUTH = GRAPHS / "graph_truth_rank0.json"
@@ -86,12 +82,6 @@ def labels(tmp_path: Path) -> Callable[[Path], Path]:
         return path
 
     return write
-
-
-def read(made: Made, folder: Path, **changes: Any) -> GraphLabels:
-    path = folder / "labels.json"
-    path.write_text(json.dumps(made.document(**changes)))
-    return read_labels(path)
 
 
 @pytest.mark.parametrize(
@@ -204,253 +194,6 @@ def test_after_dropping_a_kernel_its_replay_is_refused_and_no_other(
     reasons = labelled.places.filter(pl.col("label").is_null())["label_rule"].unique().to_list()
     assert len(reasons) == 1
     assert reasons[0].startswith("inside a CUDA graph: ")
-
-
-def test_the_first_difference_is_the_dropped_kernel(tmp_path: Path) -> None:
-    made = layers(3)
-    ran = replay(made, 3, random.Random(0))
-    (dropped,) = [
-        r
-        for r in ran
-        if made.labels[r.node] == "layer1/attention" and made.kernels[r.node] == "softmax"
-    ]
-    tables, _ = tables_of(made, [[r for r in ran if r is not dropped]])
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.labelled == 0
-    (note,) = joined.notes
-    assert f"node {dropped.node} (`softmax`) was due" in note
-    assert "17 activities where captured graph 1 has 18 nodes" in note
-
-
-def test_an_additional_kernel_is_refused_too(tmp_path: Path) -> None:
-    made = layers(2)
-    ran = replay(made, 2, random.Random(0))
-    more = Ran(0, ran[-1].start + 10**6, 5, 0)
-    tables, _ = tables_of(made, [[*ran, more]])
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.labelled == 0
-    assert "after the last node: activity 12 is `gemm`" in joined.notes[0]
-
-
-def test_several_replays_behind_one_launch_are_taken_apart(tmp_path: Path) -> None:
-    made = layers(4)
-    chance = random.Random(3)
-    parts = [replay(made, 3, chance, 10**9 * i, 1) for i in range(5)]
-    tables, nodes = tables_of(made, [[r for part in parts for r in part]])
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.places["label"].to_list() == [made.labels[n] for n in nodes]
-
-
-def test_copies_and_sets_are_aligned_like_kernels(tmp_path: Path) -> None:
-    made = layers(2)
-    document = made.document()
-    document["graphs"][0]["nodes"]["type"][3] = "memset"
-    document["graphs"][0]["nodes"]["kernel"][3] = -1
-    (tmp_path / "labels.json").write_text(json.dumps(document))
-    tables, nodes = tables_of(made, [replay(made, 2, random.Random(1), 0, 1)])
-    kinds = ["memset" if node == 3 else "kernel" for node in nodes]
-    gpu = tables.gpu.with_columns(kind=pl.Series(kinds, dtype=tables.gpu.schema["kind"]))
-    labels = read_labels(tmp_path / "labels.json")
-    joined = join_labels(dataclasses.replace(tables, gpu=gpu), [labels])
-    assert joined.places["label"].to_list() == [made.labels[n] for n in nodes]
-    # A producer may leave sets out: the kernels are labelled all the same.
-    only = [row for row, kind in enumerate(kinds) if kind == "kernel"]
-    joined = join_labels(dataclasses.replace(tables, gpu=gpu[only]), [labels])
-    assert joined.places["label"].to_list() == [made.labels[nodes[row]] for row in only]
-
-
-def symmetric() -> Made:
-    made = Made()
-    first = made.node("embed", "embed")
-    branches = [made.node("gemm", name, first) for name in ("q", "k", "v")]
-    made.node("attention", "attention", *branches)
-    return made
-
-
-def test_what_cannot_be_told_apart_gets_no_label_but_the_reason(tmp_path: Path) -> None:
-    made = symmetric()
-    tables, nodes = tables_of(made, [replay(made, 3, random.Random(0), 0, 5000)])
-    trace = Trace(with_places(tables, join_labels(tables, [read(made, tmp_path)])))
-    trace.self_check()
-    for node, label in zip(nodes, trace.places["label"].to_list(), strict=True):
-        assert label == (None if made.kernels[node] == "gemm" else made.labels[node])
-    reasons = trace.places.filter(pl.col("label").is_null())["label_rule"].to_list()
-    assert set(reasons) == {"inside a CUDA graph: nodes with different labels fit it equally well"}
-    assert trace.graph_coverage.confidence == pytest.approx(2 / 5)
-
-
-def test_branches_are_told_apart_by_what_comes_after_them(tmp_path: Path) -> None:
-    made = Made()
-    root = made.node("embed", "embed")
-    a, b = made.node("gemm", "a", root), made.node("gemm", "b", root)
-    made.node("relu", "a", a)
-    made.node("tanh", "b", b)
-    # The second gemm ends after relu began: it cannot be the one that relu waited for.
-    times = [(0, 5000), (6000, 5000), (7000, 50_000), (12_000, 5000), (60_000, 5000)]
-    ran = [Ran(node, *when, node) for node, when in enumerate(times)]
-    tables, nodes = tables_of(made, [ran])
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.places["label"].to_list() == [made.labels[n] for n in nodes]
-
-
-def test_of_two_graphs_with_equal_kernels_only_what_both_say_is_taken(tmp_path: Path) -> None:
-    made = layers(2)
-    document = made.document()
-    other = json.loads(json.dumps(document["graphs"][0]))
-    other |= {"id": 5, "executables": [6]}
-    other["nodes"]["label"][-1] = 0
-    document["graphs"].append(other)
-    (tmp_path / "labels.json").write_text(json.dumps(document))
-    tables, nodes = tables_of(made, [replay(made, 2, random.Random(1), 0, 1)])
-    joined = join_labels(tables, [read_labels(tmp_path / "labels.json")])
-    last = len(made.labels) - 1
-    assert joined.places["label"].to_list() == [
-        None if n == last else made.labels[n] for n in nodes
-    ]
-
-
-def test_edges_in_a_circle_are_refused(tmp_path: Path) -> None:
-    made = layers(2)
-    document = made.document()
-    document["graphs"][0]["edges"].append([11, 0])
-    (tmp_path / "labels.json").write_text(json.dumps(document))
-    tables, _ = tables_of(made, [replay(made, 2, random.Random(1), 0, 1)])
-    joined = join_labels(tables, [read_labels(tmp_path / "labels.json")])
-    assert joined.labelled == 0
-    assert "go round in circles" in joined.notes[0]
-
-
-def test_an_order_that_contradicts_the_edges_is_refused(tmp_path: Path) -> None:
-    made = Made()
-    first = made.node("gemm", "a")
-    made.node("gelu", "b", first)
-    tables, _ = tables_of(made, [[Ran(1, 0, 5000, 0), Ran(0, 10_000, 5000, 0)]])
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.labelled == 0
-    assert "node 1 (`gelu`) began before node 0 (`gemm`)" in joined.notes[0]
-
-
-def test_kernels_that_overlap_those_they_wait_for_are_aligned_by_their_starts(
-    tmp_path: Path,
-) -> None:
-    made = layers(3)
-    ran = replay(made, 1, random.Random(2), 0, 5000)
-    ran = [dataclasses.replace(r, duration=r.duration + 2500) for r in ran]
-    tables, nodes = tables_of(made, [ran])
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.places["label"].to_list() == [made.labels[n] for n in nodes]
-
-
-IDS: dict[str, Callable[[Tables], Tables]] = {
-    "full ids": lambda tables: tables,
-    "numbers alone": lambda tables: dataclasses.replace(
-        tables, gpu=tables.gpu.with_columns(node=pl.col("node") & 0xFFFFFFFF)
-    ),
-    "no graph id": lambda tables: dataclasses.replace(
-        tables, gpu=tables.gpu.with_columns(graph=pl.lit(None, pl.UInt64))
-    ),
-}
-
-
-@pytest.mark.parametrize("change", IDS.values(), ids=IDS.keys())
-def test_ids_join_however_wide_they_are(tmp_path: Path, change: Callable[[Tables], Tables]) -> None:
-    made = symmetric()  # which alignment could not tell apart
-    tables, nodes = tables_of(made, [replay(made, 3, random.Random(0))], ids=True)
-    joined = join_labels(change(tables), [read(made, tmp_path)])
-    assert joined.places["label"].to_list() == [made.labels[n] for n in nodes]
-    assert joined.places["rule"].unique().to_list() == ["node id of the CUDA graph"]
-
-
-def test_a_graph_instantiated_anew_is_known_by_its_numbers_and_kernels(tmp_path: Path) -> None:
-    made = symmetric()
-    tables, nodes = tables_of(made, [replay(made, 3, random.Random(0))], ids=True, executable=9)
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.places["label"].to_list() == [made.labels[n] for n in nodes]
-    assert "instantiated anew" in joined.places["rule"][0]
-
-
-def test_a_small_unknown_graph_is_not_taken_for_the_beginning_of_a_captured_one(
-    tmp_path: Path,
-) -> None:
-    made = layers(2)
-    part = Made(made.kernels[:3], made.labels[:3], made.before[:3])
-    tables, _ = tables_of(part, [replay(part, 2, random.Random(0))], ids=True, executable=9)
-    joined = join_labels(tables, [read(made, tmp_path)])
-    assert joined.labelled == 0
-    assert "3 activities where captured graph 1 has 12 nodes" in joined.notes[0]
-
-
-def test_what_could_not_be_labelled_at_capture_is_told(tmp_path: Path) -> None:
-    made = layers(1)
-    tables, _ = tables_of(made, [replay(made, 1, random.Random(0))], ids=True)
-    joined = join_labels(
-        tables, [read(made, tmp_path, notes=["conditional bodies have no labels"])]
-    )
-    assert joined.notes == (f"{tmp_path}/labels.json: conditional bodies have no labels",)
-
-
-def test_nodes_of_child_graphs_are_numbered_behind_all_others(tmp_path: Path) -> None:
-    made = layers(1)
-    document = made.document()
-    nodes = document["graphs"][0]["nodes"]
-    # Two nodes more hold child graphs of three and two kernels; labels count on.
-    for parent, label, kernels in ((6, "first", [0, 1, 0]), (7, "second", [2, 0])):
-        document["labels"].append({"path": [label], "phase": None, "lane": None, "metadata": {}})
-        nodes["number"].append(parent)
-        nodes["type"].append("graph")
-        nodes["parent"].append(-1)
-        nodes["label"].append(-1)
-        nodes["kernel"].append(-1)
-        for number, of_kernel in enumerate(kernels):
-            nodes["number"].append(len(document["labels"]) * 100 + number)
-            nodes["type"].append("kernel")
-            nodes["parent"].append(parent)
-            nodes["label"].append(len(document["labels"]) - 1)
-            nodes["kernel"].append(of_kernel)
-    count = len(nodes["number"])
-    nodes |= {
-        "grid": [[1, 1, 1]] * count,
-        "block": [[32, 1, 1]] * count,
-        "shared_memory": [0] * count,
-    }
-    (tmp_path / "labels.json").write_text(json.dumps(document))
-    names = [kernel["name"] for kernel in document["kernels"]]
-    inside = [
-        (names[k], label) for label, ks in (("first", [0, 1, 0]), ("second", [2, 0])) for k in ks
-    ]
-    run = Made(
-        made.kernels + [k for k, _ in inside],
-        made.labels + [x for _, x in inside],
-        made.before + [()] * 5,
-    )
-    numbers = [*range(6), *range(9, 14)]  # the executable graph counts on, and left one number out
-    ran = [Ran(i, i * 10_000, 5000, 7) for i in range(11)]
-    tables, rows = tables_of(run, [ran], ids=True)
-    node = pl.Series([(2 << 32) + numbers[row] for row in rows], dtype=pl.UInt64)
-    tables = dataclasses.replace(tables, gpu=tables.gpu.with_columns(node=node))
-    joined = join_labels(tables, [read_labels(tmp_path / "labels.json")])
-    assert joined.places["label"].to_list() == [run.labels[row] for row in rows]
-    assert "order of the nodes inside a child graph" in joined.places["rule"].to_list()
-
-
-def test_torch_annotations_join_by_exact_id(tmp_path: Path) -> None:
-    made = symmetric()
-    tables, nodes = tables_of(made, [replay(made, 3, random.Random(0))], ids=True, executable=7)
-    annotations = {(7 << 32) + n: [{"name": label}] for n, label in enumerate(made.labels)}
-    path = tmp_path / "annotations.pkl"
-    path.write_bytes(pickle.dumps(annotations))
-    joined = join_labels(tables, [read_labels(path)])
-    assert joined.places["label"].to_list() == [made.labels[n] for n in nodes]
-    other, _ = tables_of(made, [replay(made, 3, random.Random(0))], ids=True, executable=8)
-    assert join_labels(other, [read_labels(path)]).labelled == 0
-
-
-def test_an_exporter_that_writes_numbers_alone_writes_0_for_the_first_node(tmp_path: Path) -> None:
-    arguments = [{"graph id": 2, "graph node id": n} for n in range(2)]
-    events = [kernel(1, 10 + 10 * n, args=args) for n, args in enumerate(arguments)]
-    trace = opened(tmp_path, [*events, kernel(3, 50, args={"graph id": 0, "graph node id": 0})])
-    assert trace.gpu["node"].to_list() == [0, 1, None]
-    assert trace.gpu["graph"].to_list() == [2, 2, None]
 
 
 # Labels of another process or program
@@ -572,153 +315,3 @@ def test_labels_beside_that_do_not_fit_are_a_warning_only(
     trace = thence.open(folder / "trace.json.gz")
     assert trace.tables.graph_places.is_empty()
     assert any("captured these graphs" in text for text in trace.meta.warnings)
-
-
-# What labels bring
-
-
-def test_a_label_stands_below_the_range_around_the_launch(tmp_path: Path) -> None:
-    made = layers(1)
-    tables, nodes = tables_of(made, [replay(made, 1, random.Random(0))], ids=True)
-    around = tables.host.with_columns(
-        category=pl.lit("range", tables.host.schema["category"]), name=pl.lit("decode").cast(pl.Categorical()),
-        start=pl.col("start") - 5, duration=pl.lit(50, pl.Int64), correlation=pl.lit(None, pl.Int64),
-    )  # fmt: skip
-    host = pl.concat([around, tables.host.with_columns(parent=pl.lit(0, pl.Int32))])
-    tables = dataclasses.replace(tables, host=host)
-    joined = join_labels(tables, [read(made, tmp_path)])
-    trace = Trace(with_places(tables, joined))
-    assert trace.places["label"].to_list() == [f"decode/{made.labels[n]}" for n in nodes]
-    assert trace.flame("label").nodes["name"].to_list()[:2] == ["GPU time", "decode"]
-
-
-def collective_document(made: Made) -> dict[str, Any]:
-    document = made.document()
-    document["labels"][0]["metadata"] = {
-        "Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "Group size": 2,
-        "dtype": "BFloat16", "Process Group Name": "0", "Process Group Description": "tp",
-        "Process Group Ranks": [0, 1], "Seq": 3, "bucket": "gradients",
-    }  # fmt: skip
-    return document
-
-
-def test_a_graphed_collective_reads_like_an_eager_one(tmp_path: Path) -> None:
-    made = Made()
-    made.node("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "all_reduce")
-    (tmp_path / "labels.json").write_text(json.dumps(collective_document(made)))
-    launches = [replay(made, 1, random.Random(0), 10**6 * i, 5000) for i in range(3)]
-    tables, _ = tables_of(made, launches)
-    trace = Trace(tables).label(tmp_path / "labels.json")
-    trace.self_check()
-    rows = trace.collectives
-    assert rows["gpu"].to_list() == [0, 1, 2]
-    assert rows["bytes"].to_list() == [2000] * 3  # 1000 elements of 2 bytes
-    assert rows["group_description"].to_list() == ["tp"] * 3
-    assert rows["sequence"].to_list() == [3] * 3
-    times = trace.collective_times("keep").rows
-    assert times["instance"].n_unique() == 3 if "instance" in times.columns else times.height == 3
-    assert trace.timeline(("lane", "process-group")).lanes["lane"].unique().to_list() == ["0 (tp)"]
-    (tmp_path / "out").mkdir()  # where no labels lie beside
-    trace.write(tmp_path / "out" / "out.json")
-    again = thence.open(tmp_path / "out" / "out.json")
-    again.self_check()
-    assert again.collectives["bytes"].to_list() == [2000] * 3
-    assert again.places["label"].to_list() == ["all_reduce"] * 3
-    assert again.tables.graph_places["metadata"].to_list() == ['{"bucket":"gradients"}'] * 3
-
-
-def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
-    from thence.analysis.alignment import instances
-    from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES
-
-    gpu = GPU.frame(
-        {"rank": [0, 0, 1, 1], "device": [0] * 4, "kind": ["kernel"] * 4, "name": ["nccl"] * 4,
-         "start": [0, 100, 7, 107], "duration": [50] * 4, "correlation": [1, 2, 8, 9]}
-    )  # fmt: skip
-    described = COLLECTIVES.frame(
-        {
-            "gpu": range(4),
-            "collective": ["all_reduce"] * 4,
-            "group_size": [2] * 4,
-            "sequence": [3] * 4,
-        }
-    )
-    eager = Tables(gpu, collectives=described)
-    assert instances(eager)["instance"].n_unique() == 1  # parts of one collective
-    graphed = dataclasses.replace(eager, graph_places=GRAPH_PLACES.frame({"gpu": range(4)}))
-    first, second, third, fourth = instances(graphed)["instance"].to_list()
-    assert (first, second) == (third, fourth)
-    assert first != second
-
-
-def test_a_lane_named_by_a_mark_is_shown(tmp_path: Path) -> None:
-    made = layers(1)
-    document = made.document()
-    for label in document["labels"]:
-        label["lane"] = "side work" if label["path"][-1] == "side" else None
-    (tmp_path / "labels.json").write_text(json.dumps(document))
-    tables, nodes = tables_of(made, [replay(made, 2, random.Random(0))], ids=True)
-    trace = Trace(tables).label(tmp_path / "labels.json")
-    lanes = trace.timeline(("lane",)).lanes["lane"].to_list()
-    assert lanes == ["side work" if "side" in str(made.labels[n]) else None for n in nodes]
-    shown = dict(trace.graph_lanes().lanes.select("lane", "count").rows())
-    assert shown == {"side work": 2, "layer0/attention": 2, "layer0/qkv": 1, "layer0/mlp": 1}
-
-
-def test_label_needs_one_source_and_a_graph(tmp_path: Path) -> None:
-    trace = opened(tmp_path, [event("cpu_op", "aten::mm", 1, 2), kernel(1, 5)])
-    for arguments in ({}, {"labels": "x.json", "eager": trace}):
-        with pytest.raises(UsageError):
-            trace.label(**arguments)  # type: ignore[arg-type]
-    with pytest.raises(MissingData, match="nothing in it ran in a CUDA graph"):
-        trace.label(eager=trace)
-
-
-# Eager runs
-
-
-def eager_tables(made: Made, iterations: int, extra: int = 0) -> Tables:
-    """An eager run: everything launched in order, the side work on a stream of its own."""
-    launches: list[list[Ran]] = []
-    at = 0
-    for _ in range(iterations):
-        for node in range(len(made.kernels)):
-            launches.append([Ran(node, at, 5000, 20 if "side" in str(made.labels[node]) else 7)])
-            at += 10_000
-        for _ in range(extra):
-            launches.append([Ran(len(made.kernels), at, 5000, 7)])
-            at += 10_000
-    run = Made([*made.kernels, "optimizer"], [*made.labels, None], [*made.before, ()])
-    tables, _ = tables_of(run, launches)
-    host = tables.host.with_columns(name=pl.lit("cudaLaunchKernel").cast(pl.Categorical()))
-    ranges = host.with_columns(
-        category=pl.lit("range", host.schema["category"]),
-        name=pl.Series([run.labels[ran[0].node] or "optimizer" for ran in launches], dtype=pl.Categorical()),
-        start=pl.col("start") - 1, duration=pl.lit(5, pl.Int64), correlation=pl.lit(None, pl.Int64),
-    )  # fmt: skip
-    both = pl.concat([ranges, host]).with_row_index("old").sort("start", maintain_order=True)
-    parent = [None if i % 2 == 0 else i - 1 for i in range(both.height)]
-    host = both.drop("old").with_columns(parent=pl.Series(parent, dtype=pl.Int32))
-    return dataclasses.replace(tables, host=host)
-
-
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_the_iteration_is_found_among_others_and_extra_kernels_reported(iterations: int) -> None:
-    made = layers(4)
-    made.node("softmax_loss", "loss", len(made.kernels) - 1)
-    eager = eager_tables(made, iterations, extra=2)
-    tables, nodes = tables_of(
-        made, [replay(made, 3, random.Random(i), 10**9 * i, 1) for i in range(3)]
-    )
-    labelled = Trace(tables).label(eager=Trace(eager))
-    labelled.self_check()
-    assert labelled.places["label"].to_list() == [made.labels[n] for n in nodes]
-
-
-def test_other_kernels_in_the_eager_run_are_refused() -> None:
-    made = layers(2)
-    other = layers(2)
-    other.kernels[3] = "triton_poi_fused_softmax"
-    tables, _ = tables_of(made, [replay(made, 3, random.Random(0), 0, 1)])
-    with pytest.raises(MissingData, match=r"first differ at activity|no kernel like activity"):
-        Trace(tables).label(eager=Trace(eager_tables(other, 1)))

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW
+from thence.model.launches import CALLS, matched_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -31,36 +32,13 @@ def launch_rows(tables: Tables) -> tuple[npt.NDArray[np.int64], pl.Series]:
     Returns:
         int64 array, `NO_ROW` where there is none, and a Categorical Series of rules.
     """
-    host = tables.host.with_row_index("launch").lazy()
-    calls = host.filter(pl.col("category").is_in(["runtime", "driver"]))
-    launch = _matched(tables.gpu, calls, "correlation")
+    launch = matched_rows(tables.gpu, tables.host, "correlation", CALLS)
     by_call = launch != NO_ROW
     by_op = np.zeros(len(launch), np.bool_)
     if not by_call.all():
-        ops = host.filter(pl.col("category").is_in(["op", "range", "framework"]))
-        linked = _matched(tables.gpu, ops, "external")
+        ops = pl.col("category").is_in(["op", "range", "framework"])
+        linked = matched_rows(tables.gpu, tables.host, "external", ops)
         by_op = ~by_call & (linked != NO_ROW)
         launch = np.where(by_op, linked, launch)
     rules = pl.Series([BY_CORRELATION, BY_LINKED_OP, NOT_FOUND], dtype=pl.Categorical())
     return launch, rules.gather(np.where(by_call, 0, np.where(by_op, 1, 2)))
-
-
-def _matched(gpu: pl.DataFrame, host: pl.LazyFrame, key: str) -> npt.NDArray[np.int64]:
-    """Host row with the same key as each activity, in the same rank."""
-    used = gpu.select("rank", key).filter(pl.col(key).is_not_null()).unique().lazy()
-    once = (
-        host.select("rank", key, "launch")
-        .join(used, on=["rank", key], how="semi")
-        .unique(["rank", key], keep="none")
-    )
-    joined = (
-        gpu.lazy()
-        .select("rank", key)
-        .join(once, on=["rank", key], how="left", maintain_order="left")
-    )
-    return (
-        joined.select(pl.col("launch").cast(pl.Int64).fill_null(NO_ROW))
-        .collect()
-        .to_series()
-        .to_numpy()
-    )

@@ -1,13 +1,16 @@
-"""What several verbs share: opening inputs with a progress bar, and printing."""
+"""What several verbs share: options, opening inputs with a progress bar, and printing."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from thence.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,41 +21,67 @@ if TYPE_CHECKING:
     from thence.trace import Trace
 
 __all__ = [
+    "check_output",
+    "choice_option",
     "console",
     "emit",
+    "force_option",
     "format_option",
     "hlo_option",
     "inputs_argument",
     "json_text",
     "open_with_progress",
+    "output_option",
     "print_json",
     "print_table",
     "warm_up_option",
 ]
 
 _BYTES_WITH_PROGRESS = 50_000_000
+_Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
+
+
+def choice_option(
+    *names: str, choices: Sequence[str], meaning: str
+) -> Callable[[_Command], _Command]:
+    """An option that takes one of several words; without it, the first of them.
+
+    Args:
+        names: such as ``--format``, and that of the parameter where it is another.
+        choices: the words.
+        meaning: for ``--help``.
+    """
+    return click.option(
+        *names, type=click.Choice(choices), default=choices[0], show_default=True, help=meaning
+    )
+
+
+def output_option(meaning: str, **more: Any) -> Callable[[_Command], _Command]:
+    """``-o``, ``--output``: where the result goes.
+
+    Args:
+        meaning: for ``--help``.
+        more: as `click.option` takes it.
+    """
+    return click.option("-o", "--output", help=meaning, **more)
+
 
 inputs_argument = click.argument(
     "inputs", nargs=-1, required=True, metavar="INPUT...", type=click.Path(allow_dash=True)
 )
 
-format_option = click.option(
+force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
+format_option = choice_option(
     "--format",
     "form",
-    type=click.Choice(("table", "json", "csv")),
-    default="table",
-    show_default=True,
-    help="json and csv hold every column.",
+    choices=("table", "json", "csv"),
+    meaning="json and csv hold every column.",
 )
-warm_up_option = click.option(
+warm_up_option = choice_option(
     "--warm-up",
-    type=click.Choice(("heuristic", "first-compiled", "keep")),
-    default="heuristic",
-    show_default=True,
-    help="Which executions of XLA programs count as warm-up and are left out.",
+    choices=("heuristic", "first-compiled", "keep"),
+    meaning="Which executions of XLA programs count as warm-up and are left out.",
 )
-
-
 hlo_option = click.option(
     "--hlo",
     multiple=True,
@@ -60,6 +89,18 @@ hlo_option = click.option(
     type=click.Path(),
     help="HLO dumps (*.hlo.pb, a folder, a glob) for traces that lack them.",
 )
+
+
+def check_output(output: str, *, force: bool) -> None:
+    """What can be wrong with where the result goes is said before anything is read.
+
+    Raises:
+        UsageError: something is there already, or there is no such folder.
+    """
+    if os.path.lexists(output) and not force:
+        raise UsageError(f"{output}: exists already; --force replaces it")
+    if not Path(output).absolute().parent.is_dir():
+        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
 
 
 def open_with_progress(inputs: Sequence[str], hlo: Sequence[str] = ()) -> Trace:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from thence.cli.common import emit, format_option, inputs_argument, open_with_progress
+from thence.cli.common import (
+    choice_option,
+    emit,
+    format_option,
+    inputs_argument,
+    open_with_progress,
+)
 
 __all__ = ["command"]
 
@@ -21,12 +27,10 @@ _HEADINGS = {"name": "phase", "count": "count", "self_ns": "time", "share": "sha
 
 @click.command("compile", epilog=_EXAMPLES)
 @inputs_argument
-@click.option(
+@choice_option(
     "--autotuning",
-    type=click.Choice(("block", "detail")),
-    default="block",
-    show_default=True,
-    help="Autotuning as one block, or phase by phase.",
+    choices=("block", "detail"),
+    meaning="Autotuning as one block, or phase by phase.",
 )
 @format_option
 def command(inputs: tuple[str, ...], autotuning: str, form: str) -> None:

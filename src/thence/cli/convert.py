@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli.common import inputs_argument, open_with_progress
+from thence.cli.common import (
+    check_output,
+    choice_option,
+    force_option,
+    inputs_argument,
+    open_with_progress,
+    output_option,
+)
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,12 +42,10 @@ Examples:
 
 @click.command("convert", epilog=_EXAMPLES)
 @inputs_argument
-@click.option(
-    "-o",
-    "--output",
+@output_option(
+    "File ending in .pftrace, .json or .json.gz, folder ending in .parquet, or - for standard output.",
     required=True,
     metavar="OUT",
-    help="File ending in .pftrace, .json or .json.gz, folder ending in .parquet, or - for standard output.",
 )
 @click.option(
     "--lanes",
@@ -50,18 +53,13 @@ Examples:
     multiple=True,
     help="Show kernels again on a row for each of these, beside the streams (Perfetto). Repeatable.",
 )
-@click.option(
+@choice_option(
     "--clocks",
-    type=click.Choice(("aligned", "recorded")),
-    default="aligned",
-    show_default=True,
-    help="Whether the clocks of several ranks are brought together by their collectives.",
+    choices=("aligned", "recorded"),
+    meaning="Whether the clocks of several ranks are brought together by their collectives.",
 )
-@click.option(
-    "--to", type=click.Choice(tuple(_TO_STDOUT)), default="pftrace", show_default=True,
-    help="Format on standard output.",
-)  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@choice_option("--to", choices=tuple(_TO_STDOUT), meaning="Format on standard output.")
+@force_option
 def command(
     inputs: tuple[str, ...],
     output: str,
@@ -77,10 +75,7 @@ def command(
     from thence.writers.files import ending_of, write_timeline
 
     ending_of(output)  # before anything is read
-    if os.path.lexists(output) and not force:
-        raise UsageError(f"{output}: exists already; --force replaces it")
-    if not Path(output).absolute().parent.is_dir():
-        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
+    check_output(output, force=force)
     timeline = open_with_progress(inputs).timeline(lanes, clocks)
     with _progress() as progress:
         write_timeline(timeline, output, progress)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from thence import __version__
-from thence.cli.common import hlo_option, inputs_argument, open_with_progress
+from thence.cli.common import (
+    choice_option,
+    force_option,
+    hlo_option,
+    inputs_argument,
+    open_with_progress,
+    output_option,
+)
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,12 +51,10 @@ Examples:
 
 @click.command("flame", epilog=_EXAMPLES)
 @inputs_argument
-@click.option(
-    "-o",
-    "--output",
+@output_option(
+    ".html, .folded or .speedscope.json; - prints folded stacks.",
     required=True,
     type=click.Path(allow_dash=True, dir_okay=False),
-    help=".html, .folded or .speedscope.json; - prints folded stacks.",
 )
 @click.option(
     "--by",
@@ -62,22 +67,18 @@ Examples:
     multiple=True,
     help="Only this rank; may be repeated. Without it, all are merged.",
 )
-@click.option(
+@choice_option(
     "--split",
-    type=click.Choice(("none", "phase")),
-    default="none",
-    show_default=True,
-    help="phase: forward and backward as outermost frames.",
+    choices=("none", "phase"),
+    meaning="phase: forward and backward as outermost frames.",
 )
-@click.option(
+@choice_option(
     "--idle",
-    type=click.Choice(("include", "exclude")),
-    default="include",
-    show_default=True,
-    help="Whether idle GPU time has frames of its own.",
+    choices=("include", "exclude"),
+    meaning="Whether idle GPU time has frames of its own.",
 )
 @hlo_option
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@force_option
 def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT001 - a click flag
     """GPU time as a flame graph: a page, folded stacks or speedscope."""
     form = _format(output)

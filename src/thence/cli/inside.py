@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from thence.cli.common import console, format_option, open_with_progress, print_json, print_table
+from thence.cli.common import (
+    check_output,
+    console,
+    force_option,
+    format_option,
+    open_with_progress,
+    output_option,
+    print_json,
+    print_table,
+)
 from thence.errors import MissingData, UsageError
 
 if TYPE_CHECKING:
@@ -35,11 +42,9 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
 
 @click.command("inside", epilog=_EXAMPLES)
 @click.argument("buffers", nargs=-1, required=True, metavar="BUFFER...", type=click.Path())
-@click.option(
-    "-o",
-    "--output",
+@output_option(
+    "Timeline: a file ending in .pftrace, .json or .json.gz, or a folder ending in .parquet.",
     metavar="OUT",
-    help="Timeline: a file ending in .pftrace, .json or .json.gz, or a folder ending in .parquet.",
 )
 @click.option(
     "--merge",
@@ -60,7 +65,7 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
     help="SM clock, for layouts that do not record it.",
 )
 @format_option
-@click.option("--force", is_flag=True, help="Replace the output if it exists.")
+@force_option
 def command(
     buffers: tuple[str, ...],
     output: str | None,
@@ -102,10 +107,7 @@ def _check(output: str | None, merge: tuple[str, ...], launch: int | None, *, fo
     ending_of(output)
     if launch is not None and not merge:
         raise UsageError("--launch is one of a trace: --merge says which")
-    if os.path.lexists(output) and not force:
-        raise UsageError(f"{output}: exists already; --force replaces it")
-    if not Path(output).absolute().parent.is_dir():
-        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
+    check_output(output, force=force)
 
 
 def _decoded(buffers: tuple[str, ...], clock_ghz: float | None) -> list[tuple[str, Decoded]]:

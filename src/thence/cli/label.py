@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from thence.cli.common import console, inputs_argument, open_with_progress, print_json, print_table
+from thence.cli.common import (
+    check_output,
+    choice_option,
+    console,
+    force_option,
+    inputs_argument,
+    open_with_progress,
+    output_option,
+    print_json,
+    print_table,
+)
 from thence.errors import MissingData, UsageError
 
 if TYPE_CHECKING:
@@ -43,15 +51,11 @@ written, if nothing fits.
     "--eager", multiple=True, metavar="TRACE", type=click.Path(),
     help="Trace of the same code run without graphs, to take labels, ops, modules and source lines from.",
 )  # fmt: skip
-@click.option(
-    "-o", "--output", metavar="OUT",
-    help="File ending in .json, .json.gz or .pftrace. Without it nothing is written.",
-)  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace the output if it exists.")
-@click.option(
-    "--format", "form", type=click.Choice(("table", "json")), default="table", show_default=True,
-    help="Of the summary.",
-)  # fmt: skip
+@output_option(
+    "File ending in .json, .json.gz or .pftrace. Without it nothing is written.", metavar="OUT"
+)
+@force_option
+@choice_option("--format", "form", choices=("table", "json"), meaning="Of the summary.")
 def command(
     inputs: tuple[str, ...],
     labels: tuple[str, ...],
@@ -64,7 +68,9 @@ def command(
     if labels and eager:
         raise UsageError("labels come from --labels or from --eager, one of the two")
     if output is not None:
-        _check_output(output, force)
+        if not output.lower().endswith(_ENDINGS):
+            raise UsageError(f"{output}: must end in {', '.join(_ENDINGS)}")
+        check_output(output, force=force)  # before anything is read
     recorded = open_with_progress(inputs)
     if labels:
         trace = recorded.label(list(labels))
@@ -80,16 +86,6 @@ def command(
     if output is not None:
         _write(trace, inputs, output)
     _show(trace, output, form)
-
-
-def _check_output(output: str, force: bool) -> None:  # noqa: FBT001 - the option's value
-    """What can be wrong with it is said before anything is read."""
-    if not output.lower().endswith(_ENDINGS):
-        raise UsageError(f"{output}: must end in {', '.join(_ENDINGS)}")
-    if os.path.lexists(output) and not force:
-        raise UsageError(f"{output}: exists already; --force replaces it")
-    if not Path(output).absolute().parent.is_dir():
-        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
 
 
 def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thence.cli.common import (
+    choice_option,
     console,
+    force_option,
     hlo_option,
     inputs_argument,
     json_text,
     open_with_progress,
+    output_option,
     print_json,
     print_table,
 )
@@ -47,9 +50,7 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
 @click.command("report", epilog=_EXAMPLES)
 @inputs_argument
-@click.option(
-    "--by", type=click.Choice(BY), default="kernel", show_default=True, help="What the rows are."
-)
+@choice_option("--by", choices=BY, meaning="What the rows are.")
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -57,22 +58,18 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
     show_default=True,
     help="Rows of the table to show.",
 )
-@click.option(
+@choice_option(
     "--format",
     "form",
-    type=click.Choice(("table", "json", "csv")),
-    default="table",
-    show_default=True,
-    help="json and csv hold every row, with full kernel names.",
+    choices=("table", "json", "csv"),
+    meaning="json and csv hold every row, with full kernel names.",
 )
-@click.option(
-    "-o",
-    "--output",
+@output_option(
+    ".html (one page with everything, needs Plotly), .json or .csv.",
     type=click.Path(dir_okay=False),
-    help=".html (one page with everything, needs Plotly), .json or .csv.",
 )
 @hlo_option
-@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@force_option
 def command(output: str | None, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag
     """Where the GPU time of a trace went."""
     inputs, hlo = options.pop("inputs"), options.pop("hlo")

@@ -24,11 +24,13 @@ import numpy as np
 
 from thence.errors import UsageError
 from thence.inside.description import HEADER_WORDS, Description
-from thence.inside.launches import Launch, arrays_of, save_all, three
+from thence.inside.launches import Launches, arrays_of, three
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from thence.inside.launches import Launch
 
 __all__ = ["HEADER", "SCOPES", "Profile", "event_overhead", "names_in"]
 
@@ -58,7 +60,7 @@ def names_in(source: str) -> tuple[str, ...]:
     return names
 
 
-class Profile:
+class Profile(Launches):
     """An instrumented kernel: its source with the header, and its launches.
 
     Attributes:
@@ -100,14 +102,13 @@ class Profile:
         Raises:
             UsageError: a number is out of range, or a name cannot be one.
         """
+        super().__init__()
         if scope not in SCOPES:
             raise UsageError(f"scope={scope!r}: a trace belongs to a {', a '.join(SCOPES)}.")
         if not 1 <= capacity <= 1 << 24:
             raise UsageError(f"capacity={capacity}: between 1 and 2**24 events fit into a trace.")
         self.names = tuple(dict.fromkeys((*names_in(source), *names)))
         _check_names(self.names)
-        self.launches: list[Launch] = []
-        self._last: Launch | None = None
         self._block = three(block, "block")
         self._scope, self._capacity, self._kernel = scope, capacity, kernel
         self._staged, self._shared_bytes_used = staged, shared_bytes_used
@@ -179,18 +180,7 @@ class Profile:
         buffer = library.zeros(description.words)
         arguments = (buffer, library.scalar(description.blocks))
         overhead = functools.partial(_measured_overhead, staged=self._staged)
-        launch = Launch(library, description, arguments, overhead, self._last)
-        self._last = launch
-        self.launches.append(launch)
-        return launch
-
-    def save(self, path: str | Path) -> list[Path]:
-        """Write every launch into a file: ``path`` for one, ``path-0`` ... for several.
-
-        Raises:
-            UsageError: nothing was launched.
-        """
-        return save_all(self.launches, path)
+        return self._launched(library, description, arguments, overhead)
 
     def _check_static(self, shape: Description) -> None:
         if not self._staged or self._own_staging or shape.shared_bytes <= _STATIC_SHARED_BYTES:

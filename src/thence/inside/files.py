@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from thence.inside.columns import Words
 
-__all__ = ["found", "load", "save"]
+__all__ = ["found", "load", "save", "save_each"]
 
 _PATTERNS = ("*.npz", "*.npy")
 _MOST_DESCRIPTION_BYTES = 16 << 20
@@ -55,6 +55,25 @@ def save(path: str | os.PathLike[str], buffer: Any, description: Description) ->
             np.savez(file, buffer=words, description=text)
     except OSError as error:
         raise InputError(str(target), f"cannot be written: {error.strerror or error}") from error
+
+
+def save_each(path: str | os.PathLike[str], parts: Iterable[tuple[Any, Description]]) -> list[Path]:
+    """Writes buffers with their descriptions: into ``path`` if there is one, else into ``path-0``, ``path-1`` ...
+
+    Args:
+        path: ending in .npz.
+        parts: buffer and description of each.
+
+    Raises:
+        InputError, DamagedInput: as `save`.
+    """
+    first, several = Path(path), list(parts)
+    paths = [first]
+    if len(several) != 1:
+        paths = [first.with_name(f"{first.stem}-{i}{first.suffix}") for i in range(len(several))]
+    for target, (buffer, description) in zip(paths, several, strict=True):
+        save(target, buffer, description)
+    return paths
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrays",
     "Launch",
+    "Launches",
     "Triple",
     "arrays_of",
     "launch_facts",
-    "numbered",
-    "save_all",
     "three",
 ]
 
@@ -206,6 +205,45 @@ class Launch:
         return Path(path)
 
 
+class Launches:
+    """The launches of one instrumented kernel.
+
+    Attributes:
+        launches: in the order in which `launch` was called.
+    """
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self._last: Launch | None = None
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write every launch into a file: ``path`` for one, ``path-0`` ... for several.
+
+        Raises:
+            UsageError: nothing was launched.
+        """
+        from thence.inside.files import save_each
+
+        if not self.launches:
+            raise UsageError(
+                "Nothing was launched: call launch() and pass its arguments to the kernel."
+            )
+        return save_each(path, ((one.words(), one.description) for one in self.launches))
+
+    def _launched(
+        self,
+        arrays: Arrays,
+        description: Description,
+        arguments: tuple[Any, ...],
+        overhead: Callable[[int], float | None],
+    ) -> Launch:
+        """One more, which the launch before it, kept or not, is told of."""
+        launch = Launch(arrays, description, arguments, overhead, self._last)
+        self._last = launch
+        self.launches.append(launch)
+        return launch
+
+
 def launch_facts(moment: str) -> dict[str, Any]:
     """What tells a launch from others of its kernel in a trace made at the same time.
 
@@ -216,25 +254,6 @@ def launch_facts(moment: str) -> dict[str, Any]:
         Unix time in ns (CLOCK_REALTIME, as CUPTI's times) under ``moment``, and "pid".
     """
     return {moment: time.time_ns(), "pid": os.getpid()}
-
-
-def numbered(path: Path, number: int, of: int) -> Path:
-    """``path`` itself for the only one, else with ``-number`` before its suffix."""
-    return path if of == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
-
-
-def save_all(launches: Sequence[Launch], path: str | Path) -> list[Path]:
-    """Write each launch into a file: ``path`` for one, ``path-0``, ``path-1`` ... for several.
-
-    Raises:
-        UsageError: nothing was launched.
-    """
-    if not launches:
-        raise UsageError(
-            "Nothing was launched: call launch() and pass its arguments to the kernel."
-        )
-    target = Path(path)
-    return [launch.save(numbered(target, i, len(launches))) for i, launch in enumerate(launches)]
 
 
 def three(dimensions: int | Sequence[int], what: str) -> Triple:

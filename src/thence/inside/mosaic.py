@@ -34,7 +34,7 @@ import numpy as np
 
 from thence.errors import MissingRequirement, UsageError
 from thence.inside.description import HEADER_WORDS, Description
-from thence.inside.launches import launch_facts, numbered, three
+from thence.inside.launches import launch_facts, three
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -177,17 +177,13 @@ class ProfilerSpec:
         Raises:
             UsageError: the kernel was not executed, or ``jax.effects_barrier()`` not called.
         """
-        from thence.inside.files import save
+        from thence.inside.files import save_each
 
         if not self.executions:
             raise UsageError(
                 "There is no execution: call the kernel, then jax.effects_barrier(), then save()."
             )
-        count = len(self.executions)
-        paths = [numbered(Path(path), i, count) for i in range(count)]
-        for target, (words, description) in zip(paths, self.executions, strict=True):
-            save(target, words, description)
-        return paths
+        return save_each(path, self.executions)
 
     # What JAX's launch code asks of a spec.
 

@@ -36,7 +36,7 @@ import numpy as np
 
 from thence.errors import MissingRequirement, UsageError
 from thence.inside.description import Description
-from thence.inside.launches import launch_facts, numbered, three
+from thence.inside.launches import launch_facts, three
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,7 +99,7 @@ class PallasProfile:
         Raises:
             UsageError: no kernel was profiled.
         """
-        from thence.inside.files import save
+        from thence.inside.files import save_each
 
         if not self.executions:
             raise UsageError(
@@ -107,11 +107,7 @@ class PallasProfile:
                 " are: call jax.clear_caches() before it, and use plgpu.kernel as an attribute of its"
                 " module, or give it compiler_params=profile.params()."
             )
-        count = len(self.executions)
-        paths = [numbered(Path(path), i, count) for i in range(count)]
-        for target, execution in zip(paths, self.executions, strict=True):
-            save(target, execution.words, execution.description)
-        return paths
+        return save_each(path, ((one.words, one.description) for one in self.executions))
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ import numpy as np
 
 from thence.errors import MissingRequirement, UsageError
 from thence.inside.description import HEADER_WORDS, Description
-from thence.inside.launches import Launch, arrays_of, save_all, three
+from thence.inside.launches import Launches, arrays_of, three
 
 try:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -52,7 +52,8 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+    from thence.inside.launches import Launch
 
 __all__ = ["Profile", "begin", "end", "enter", "event_overhead", "exit", "exit_after", "instant"]
 
@@ -188,7 +189,7 @@ def end(trace: tl.tensor, at: tl.tensor, CAPACITY: tl.constexpr) -> None:
     tl.store(trace + 6, at - stored)
 
 
-class Profile:
+class Profile(Launches):
     """An instrumented Triton kernel and its launches.
 
     Attributes:
@@ -218,12 +219,11 @@ class Profile:
         Raises:
             UsageError: a number is out of range.
         """
+        super().__init__()
         if not 1 <= capacity <= 1 << 24:
             raise UsageError(f"capacity={capacity}: between 1 and 2**24 events fit into a trace.")
         self.names = tuple(names)
         self.capacity = capacity
-        self.launches: list[Launch] = []
-        self._last: Launch | None = None
         self._block = three(32 * num_warps, "32 * num_warps")
         self._kernel, self._overhead_cycles = kernel, overhead_cycles
 
@@ -254,20 +254,8 @@ class Profile:
         description = self.describe(grid, library.device())
         description.check(library.limits(), staged=False)
         buffer = library.zeros(description.words + description.trace_words)  # see begin()
-        launch = Launch(
-            library, description, (buffer, description.blocks), _overhead_on, self._last
-        )
-        self._last = launch
-        self.launches.append(launch)
-        return launch
-
-    def save(self, path: str | Path) -> list[Path]:
-        """Write every launch into a file: ``path`` for one, ``path-0`` ... for several.
-
-        Raises:
-            UsageError: nothing was launched.
-        """
-        return save_all(self.launches, path)
+        arguments = (buffer, description.blocks)
+        return self._launched(library, description, arguments, _overhead_on)
 
 
 @triton.jit  # type: ignore[untyped-decorator, misc, unused-ignore]
