@@ -111,8 +111,8 @@ def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
         b"\xff\xfe{\x00",
         b"\x1f\x8b but no gzip",
         b"\x1f\x8b",
-        gzip.compress(b"hello"),
-        gzip.compress(b""),
+        gzip.compress(b"hello", mtime=0),  # part of the test's name, which must not change
+        gzip.compress(b"", mtime=0),
     ],
 )
 def test_what_is_no_trace_is_named_as_such(content: bytes, tmp_path: Path) -> None:

@@ -180,6 +180,22 @@ def test_pytorch_is_recorded_from_the_moment_at_which_it_initialises_cuda(place:
     assert thence.open(place / "out").gpu["name"].cast(pl.String).unique().to_list() == ["k"]
 
 
+def test_what_pytorch_imports_for_itself_is_no_use_of_a_gpu(place: Path) -> None:
+    modules = place / "modules"
+    for package in ("torch", "torch/cuda", "cuda", "cuda/bindings"):
+        (modules / package).mkdir(parents=True)
+        (modules / package / "__init__.py").write_text("")
+    (modules / "torch" / "__init__.py").write_text("import torch.cuda\n")
+    (modules / "torch" / "cuda" / "__init__.py").write_text(
+        "import cuda.bindings\ndef _lazy_call(f): pass\n"
+    )
+    program = USES_GPU.replace("import cupy", "{}\nprint(fake.library.fake_subscribed())")
+    done = record(place, "--", sys.executable, "-c", program.format("import torch"))
+    assert done.stdout == "0\n"
+    done = record(place, "--", sys.executable, "-c", program.format("import cuda.bindings"))
+    assert done.stdout == "1\n"
+
+
 def test_options_reach_the_recorder(place: Path) -> None:
     program = (
         USES_GPU

@@ -2,7 +2,8 @@
 
 Importing a framework does not mean using a GPU: PyTorch is recorded from the moment at which it
 initialises CUDA, JAX from the moment at which it looks for its CUDA plugin, others from their import. So
-processes that only manage others load neither libcupti nor anything else.
+processes that only manage others load neither libcupti nor anything else, and may fork. What PyTorch
+imports while it is imported itself, such as cuda.bindings, is PyTorch's and not yet a use.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Watcher:
             from thence.recording.nvtx import collect_nvtx
 
             collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
-        if name in _AT_IMPORT:
+        if name in _AT_IMPORT and not _torch_is_being_imported():
             self._begin()
         if name != _TORCH:
             return None
@@ -81,6 +82,11 @@ class _Watcher:
             self._begin()
         else:
             when_initialised(self._begin)
+
+
+def _torch_is_being_imported() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 def install() -> None:

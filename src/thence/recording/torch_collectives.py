@@ -1,8 +1,7 @@
 """The collectives of PyTorch, labelled for as long as a recording runs.
 
-A recording may begin before torch is imported, or in the midst of its import: torch looks for
-cuda.bindings then, which is a reason to begin. Then imports are watched until torch is there. Whatever
-comes, it is there when CUDA is initialised, and no kernel of NCCL runs before that.
+A recording may begin before torch is imported, or while it is. Then imports are watched until torch is
+there. Whatever comes, it is there when CUDA is initialised, and no kernel of NCCL runs before that.
 """
 
 from __future__ import annotations
