@@ -17,26 +17,23 @@ from thence.model.tables import COLLECTIVES
 from thence.readers.kineto.collectives import described_by_metadata
 
 if TYPE_CHECKING:
-    from thence.readers.recording.parts import Folder
+    from thence.readers.recording.host import HostRanges
 
 __all__ = ["described_collectives"]
 
 _NAME = '"Collective name"'
-_OPENED = 0
-"""``what`` in the table marks"""
 
 
-def described_collectives(host: pl.DataFrame, folder: Folder, zero_ns: int) -> pl.DataFrame:
+def described_collectives(host: HostRanges, numbers: pl.DataFrame) -> pl.DataFrame:
     """Rows of `COLLECTIVES` without a device activity.
 
     Metadata that are no object are passed over.
 
     Args:
-        host: rows of `HOST` of the process.
-        folder: its recording.
-        zero_ns: Unix time, ns, at which the clock of `host` reads 0.
+        host: of the process.
+        numbers: the table ``collectives`` of its recording.
     """
-    rows = host.select(text=pl.col("metadata").cast(pl.String)).with_row_index("host")
+    rows = host.table.select(text=pl.col("metadata").cast(pl.String)).with_row_index("host")
     rows = rows.filter(pl.col("text").str.contains(_NAME, literal=True).fill_null(value=False))
     texts = rows["text"].unique(maintain_order=True)
     known = {text: facts for text in texts if (facts := _facts(text)) is not None}
@@ -44,34 +41,21 @@ def described_collectives(host: pl.DataFrame, folder: Folder, zero_ns: int) -> p
     if rows.is_empty():
         return COLLECTIVES.empty()
     # Few texts describe many calls: each is read once.
-    numbers = pl.Series(range(len(known)), dtype=pl.Int64)
-    described = described_by_metadata(numbers, list(known.values()))
-    which = rows["text"].replace_strict(list(known), numbers, return_dtype=pl.UInt32)
-    sequence = _sequence(host, rows["host"], folder, zero_ns)
+    places = pl.Series(range(len(known)), dtype=pl.Int64)
+    described = described_by_metadata(places, list(known.values()))
+    which = rows["text"].replace_strict(list(known), places, return_dtype=pl.UInt32)
+    sequence = (
+        host.serial[rows["host"]]
+        .to_frame()
+        .join(
+            numbers.drop_nulls().unique("serial"), on="serial", how="left", maintain_order="left"
+        )["sequence"]
+    )
     return described[which].with_columns(
         host=rows["host"].cast(pl.Int32),
         gpu=pl.lit(None, pl.Int32()),
         sequence=pl.coalesce(sequence, "sequence"),
     )
-
-
-def _sequence(host: pl.DataFrame, rows: pl.Series, folder: Folder, zero_ns: int) -> pl.Series:
-    """Numbers of the collectives of some host rows, null where none was recorded.
-
-    A mark is known by its thread and the moment at which it opened, of which no two are the same.
-    """
-    numbers = folder.table("collectives").drop_nulls().unique("serial")
-    marks = folder.table("marks").filter(pl.col("what") == _OPENED)
-    folder.warnings[:] = dict.fromkeys(folder.warnings)  # what is damaged is said once
-    opened = (
-        marks.select("serial", "thread", start=pl.col("time") - zero_ns)
-        .join(numbers, on="serial")
-        .unique(("thread", "start"))
-    )
-    wanted = host.select("thread", "start")[rows]
-    return wanted.join(opened, on=("thread", "start"), how="left", maintain_order="left")[
-        "sequence"
-    ]
 
 
 def _facts(text: str) -> dict[str, Any] | None:

@@ -70,18 +70,35 @@ class HostRanges:
     Attributes:
         table: rows of `HOST`.
         domain: NVTX domain of each.
+        serial: of the mark behind each, null for all others.
     """
 
     table: pl.DataFrame
     domain: pl.Series
+    serial: pl.Series
 
 
-def host_ranges(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> HostRanges:
-    """All of them; arguments as for `activities.activities`."""
-    marks, ranges = folder.table("marks"), folder.table("ranges")
-    last = _last(folder, marks, ranges)
+def host_ranges(
+    folder: Folder, names: pl.DataFrame, gpu: pl.DataFrame, zero_ns: int, rank: int
+) -> HostRanges:
+    """All of them.
+
+    Args:
+        folder: the recording.
+        names: number and text (Categorical).
+        gpu: rows of `GPU` of the process.
+        zero_ns: Unix time at which the trace's clock reads 0.
+        rank: of the process.
+    """
+    calls, marks, ranges = map(folder.table, ("calls", "marks", "ranges"))
+    end = pl.col("start") + pl.col("duration") + zero_ns
+    ends = gpu.select(end.filter(pl.col("kind") == "kernel").max()).to_series()
+    # The last moment that the recording knows of.
+    times = [marks["time"], ranges["time"], calls["end"], ends]
+    moments = [folder.description.stopped_ns, *(series.max() for series in times)]
+    last = max((int(moment) for moment in moments if moment is not None), default=0)  # type: ignore[arg-type]
     parts = [
-        _calls(folder, names),
+        _calls(calls, names),
         _marks(folder, marks, names, last),
         _steps(marks, names, last),
         _nvtx(folder, ranges, names, last),
@@ -111,7 +128,7 @@ def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRange
     forward = frame.select(pl.col("of").alias("serial")).join(
         rows, on="serial", how="left", maintain_order="left"
     )["forward"]
-    domain = frame["domain"]
+    domain, serial = frame["domain"], frame["serial"]
     frame = frame.select(
         "thread", "category", "name", "correlation", "lane", "metadata",
         pl.lit(rank, pl.Int32()).alias("rank"),
@@ -125,14 +142,7 @@ def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRange
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
         for c, dtype in HOST.schema.items()
     )
-    return HostRanges(shaped, domain)
-
-
-def _last(folder: Folder, marks: pl.DataFrame, ranges: pl.DataFrame) -> int:
-    """The last moment that the recording knows of."""
-    times = [marks["time"].max(), ranges["time"].max(), folder.description.stopped_ns]
-    times += [folder.table(name)["end"].max() for name in ("kernels", "calls")]
-    return max((int(t) for t in times if t is not None), default=0)  # type: ignore[arg-type]
+    return HostRanges(shaped, domain, serial)
 
 
 def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
@@ -153,8 +163,7 @@ def _named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
     )["text"]
 
 
-def _calls(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
-    frame = folder.table("calls")
+def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     runtime = pl.col("api") == _RUNTIME
     return frame.with_columns(
         _named(frame, "function", names).alias("name"),

@@ -74,12 +74,12 @@ def _tables(folder: Folder) -> Tables:
     names = table.select("number", text=pl.coalesce("demangled", "name").cast(pl.Categorical()))
     zero = about.began_ns or 0
     gpu = activities(folder, names, zero, rank)
-    host = host_ranges(folder, names, zero, rank)
+    host = host_ranges(folder, names, gpu, zero, rank)
     tracks = host.table.select("rank", "process", "thread").unique(maintain_order=True)
     tables = Tables(
         gpu=gpu,
         host=host.table,
-        collectives=described_collectives(host.table, folder, zero),
+        collectives=described_collectives(host, folder.table("collectives")),
         threads=THREADS.frame(
             tracks.with_columns(
                 name=pl.col("thread").cast(pl.String).replace_strict(about.threads, default=None)
