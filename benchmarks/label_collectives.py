@@ -25,11 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import thence
 from thence.marks import listen, unlisten
 from thence.recorder.names import Names
-
-try:
-    from thence.recording.collective_log import CollectiveLog as Log
-except ImportError:  # before recordings knew of collectives
-    from thence.recording.mark_log import MarkLog as Log  # type: ignore[assignment]
+from thence.recording.mark_log import MarkLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +63,7 @@ def labelled() -> float:
 
 def recorded() -> float:
     """With labels, told to a recording's log."""
-    log = Log()
+    log = MarkLog()
     listen(log)
     try:
         return labelled()
@@ -99,7 +95,7 @@ def measure(title: str) -> None:
 
 def kept() -> None:
     """What a recording keeps in memory of each call, and what its writing thread spends on it."""
-    log, names = Log(), Names()
+    log, names = MarkLog(), Names()
     listen(log)
     undo = thence.torch.label_collectives()
     once()
@@ -119,7 +115,7 @@ def kept() -> None:
     )
 
 
-def written(log: Log, names: Names) -> float:
+def written(log: MarkLog, names: Names) -> float:
     """Seconds that the log and the names take to make rows of many calls."""
     spent = 0.0
     for _ in range(LOGGED // CALLS):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import thence
 from thence.marks import listen, unlisten
 from thence.recorder.names import Names
-from thence.recording.collective_log import CollectiveLog
+from thence.recording.mark_log import MarkLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -107,7 +107,7 @@ def all_of_it() -> None:
     listen(listener)
     measure(mark_with_a_listener=mark)
     unlisten(listener)
-    log = CollectiveLog()
+    log = MarkLog()
     listen(log)
     measure(lambda: log.take(Names()), mark_that_is_recorded=mark)
     unlisten(log)

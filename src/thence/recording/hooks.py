@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["SETTINGS", "install"]
+__all__ = ["SETTINGS", "install", "torch_is_being_imported"]
 
 SETTINGS = "THENCE_RECORD"
 """Environment variable: JSON of directory and options."""
@@ -59,7 +59,7 @@ class _Watcher:
             from thence.recording.nvtx import collect_nvtx
 
             collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
-        if name in _AT_IMPORT and not _torch_is_being_imported():
+        if name in _AT_IMPORT and not torch_is_being_imported():
             self._begin()
         if name != _TORCH:
             return None
@@ -84,7 +84,8 @@ class _Watcher:
             when_initialised(self._begin)
 
 
-def _torch_is_being_imported() -> bool:
+def torch_is_being_imported() -> bool:
+    """Whether the import of torch has begun and not ended."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
 

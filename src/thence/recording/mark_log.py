@@ -3,6 +3,10 @@
 Codes of ``what`` in the table ``marks``: see `OPENED` and the following. ``serial`` ties the end of a
 range to its beginning, and endings have no thread; ``forward`` is the serial of the mark that was open
 around the forward op.
+
+What a collective moves repeats itself from step to step, its number in its group never does. With the
+number left in, the text of each call would be one of its own, to be made, kept and written; so numbers go to
+the table ``collectives``: ``serial`` of the mark, ``sequence``.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.frameworks.torch import CallFacts
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from thence.recorder.names import Names
 
@@ -25,6 +31,7 @@ __all__ = ["BACKWARD_OPENED", "CLOSED", "OPENED", "STEP", "MarkLog"]
 
 OPENED, CLOSED, BACKWARD_OPENED, STEP = 0, 1, 2, 3
 _NONE = -1
+_SEQUENCE = "Seq"
 _FIRST_BACKWARD = 1 << 62
 """Serials of backward nodes count from here: marks have numbers of their own."""
 
@@ -83,13 +90,13 @@ class MarkLog:
         self._begin(STEP, number, int(recorded), f"step {number}")
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
-        """The moments since the last question, as rows of the table ``marks``: beginnings, then endings."""
+        """The moments since the last question: rows of ``marks``, beginnings then endings, and ``collectives``."""
         beginnings, endings = _emptied(self._beginnings), _emptied(self._endings)
         if not beginnings and not endings:
             return {}
         what, serial, forward, moment, thread, name, lane, metadata = _columns(beginnings, 8)
         ended, end = _columns(endings, 2)
-        facts = [_json(m) if m else None for m in metadata]
+        facts = _texts(metadata)
         texts = dict.fromkeys((*name, *lane, *facts))
         known = {text: names.of_text(text) if text else 0 for text in texts}
         rows = {
@@ -103,12 +110,11 @@ class MarkLog:
             "metadata": ([known[text] for text in facts], 0, np.uint32),
         }
         count = len(beginnings) + len(endings)
-        return {
-            "marks": {
-                column: _filled_up(values, count, rest, dtype)
-                for column, (values, rest, dtype) in rows.items()
-            }
+        marks = {
+            column: _filled_up(values, count, rest, dtype)
+            for column, (values, rest, dtype) in rows.items()
         }
+        return {"marks": marks, **_numbers(serial, metadata)}
 
     def _begin(self, what: int, serial: int, forward: int, name: str) -> None:
         self._beginnings.append(
@@ -132,5 +138,26 @@ def _filled_up(values: list[int], count: int, rest: int, dtype: Any) -> np.ndarr
     return column
 
 
-def _json(metadata: Mapping[str, object]) -> str:
-    return json.dumps(dict(metadata), default=str)
+def _texts(metadata: Iterable[Mapping[str, object] | None]) -> list[str | None]:
+    """JSON of each, made once for all calls of a collective, and marks, that share their facts."""
+    shared = [facts.shared if isinstance(facts, CallFacts) else facts for facts in metadata]
+    texts = {
+        key: json.dumps(dict(facts), default=str)
+        for key, facts in {id(facts): facts for facts in shared if facts}.items()
+    }
+    return [texts.get(id(facts)) for facts in shared]
+
+
+def _numbers(
+    serials: Iterable[int], metadata: Iterable[Mapping[str, object] | None]
+) -> dict[str, dict[str, Any]]:
+    """The table ``collectives``, if there is anything in it."""
+    pairs = [
+        (serial, facts[_SEQUENCE])
+        for serial, facts in zip(serials, metadata, strict=True)
+        if isinstance(facts, CallFacts) and _SEQUENCE in facts
+    ]
+    if not pairs:
+        return {}
+    serial, sequence = np.array(pairs, np.int64).T
+    return {"collectives": {"serial": serial.copy(), "sequence": sequence.copy()}}

@@ -15,7 +15,7 @@ from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
 from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
-from thence.recording.collective_log import CollectiveLog
+from thence.recording.mark_log import MarkLog
 from thence.recording.nvtx import collect_nvtx, leave_nvtx
 from thence.recording.torch_collectives import CollectiveLabels
 from thence.recording.xla_programs import XlaPrograms
@@ -82,7 +82,7 @@ class Recording:
         self._options = options
         self._schedule = schedule
         self._recorder: Recorder | None = None
-        self._log = CollectiveLog()
+        self._log = MarkLog()
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._collects_nvtx = False
@@ -111,7 +111,7 @@ class Recording:
             UsageError: this process is being recorded already.
             MissingRequirement: CUPTI cannot be used; the message says why and what to do.
         """
-        self._log = CollectiveLog()
+        self._log = MarkLog()
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         recorder = Recorder(self.directory, self._options, self._rows)
@@ -198,7 +198,7 @@ class Recording:
         unlisten(self._log)
         self._collectives.forked()
         self._xla.forked()
-        self._log = CollectiveLog()
+        self._log = MarkLog()
 
     def __enter__(self) -> Self:
         self.start()

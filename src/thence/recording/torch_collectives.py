@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import MissingRequirement
+from thence.recording.hooks import torch_is_being_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,10 +60,9 @@ class CollectiveLabels:
         self._look()
 
     def _look(self) -> None:
-        torch = sys.modules.get("torch")
-        if not self._waiting or torch is None:
+        if not self._waiting or "torch" not in sys.modules:
             return
-        if not getattr(getattr(torch, "__spec__", None), "_initializing", False):
+        if not torch_is_being_imported():
             self._install()
             return
         # What torch.cuda._lazy_call does, without its lock.
