@@ -21,10 +21,9 @@ import tempfile
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back when a profile ends
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import ProfilerActivity, profile

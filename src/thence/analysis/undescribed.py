@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.attribution.reasons import ADVICE, COLLECTIVES
+
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
@@ -13,22 +15,6 @@ __all__ = ["no_collectives"]
 
 _LIBRARIES = r"(?i)^(?:void )?(?:nccl|rccl)"
 _OTHER = "thence record and torch.profiler describe them"
-_WAYS = {
-    "thence recording": (
-        "it was recorded with --without collectives, or they are called neither through"
-        " torch.distributed nor by JAX: thence.torch.collective(...) around such a call describes it"
-    ),
-    "torch.profiler": (
-        "torch 2.1 and newer write it for collectives of torch.distributed, if the profiler records"
-        " CPU and CUDA; for those of CUDA graphs: thence label"
-    ),
-    "Nsight Systems": (
-        "NCCL's NVTX ranges around their launches say what they move, and are missing: nsys profile"
-        " --trace cuda,nvtx records them; for JAX, XLA's dump says it, with --hlo"
-    ),
-    "jax.profiler": "it holds no HLO that names them; where XLA dumped it, --hlo brings it",
-}
-"""By the beginning of the format's name."""
 
 
 def no_collectives(tables: Tables) -> str:
@@ -42,9 +28,5 @@ def no_collectives(tables: Tables) -> str:
     if not ran and devices < 2:
         return "describes no collectives; one GPU has none"
     seen = "kernels of NCCL ran" if ran else f"it has {max(devices, ranks)} GPUs"
-    ways = [
-        way
-        for beginning, way in _WAYS.items()
-        if any(name.startswith(beginning) for name in tables.meta.formats)
-    ]
-    return f"describes no collectives, though {seen}: {'; '.join(ways) or _OTHER}"
+    ways = dict.fromkeys(ADVICE.get(name, {}).get(COLLECTIVES) for name in tables.meta.formats)
+    return f"describes no collectives, though {seen}: {'; '.join(filter(None, ways)) or _OTHER}"

@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["ADVICE", "EVERY_REASON", "GPU", "IN_GRAPH", "MISSING", "advice", "missing"]
+__all__ = [
+    "ADVICE",
+    "COLLECTIVES",
+    "EVERY_REASON",
+    "GPU",
+    "IN_GRAPH",
+    "MISSING",
+    "advice",
+    "missing",
+]
 
 IN_GRAPH = "graph"
 """Beside the kinds of places: the trace holds one launch for a whole CUDA graph."""
 GPU = "gpu"
 """Likewise: the trace holds no device activity at all."""
+COLLECTIVES = "collectives"
+"""Likewise: the trace describes no collectives, though there were some."""
 
 MISSING: Mapping[str, str] = {
     "label": "no named ranges recorded",
@@ -36,6 +47,10 @@ _CALLS = "torch.profiler's with_stack=True records them, thence.mark names layer
 _EMIT_NVTX = "torch.autograd.profiler.emit_nvtx() names them"
 _DEVICE_WORK_ALONE = "this CSV lists device work alone, the export holds more"
 _ARCHIVE = "nsys-jax keeps none in its archive"
+_NCCL_RANGES = (
+    "NCCL's NVTX ranges around their launches say what they move, and are missing: nsys profile --trace"
+    " cuda,nvtx records them; for JAX, XLA's dump says it, with --hlo"
+)
 
 ADVICE: Mapping[str, Mapping[str, str]] = {
     "torch.profiler (Kineto JSON)": {
@@ -48,6 +63,10 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "step": "profiler.step() marks them",
         IN_GRAPH: _JOINS,
         GPU: "record with ProfilerActivity.CUDA",
+        COLLECTIVES: (
+            "torch 2.1 and newer write it for collectives of torch.distributed, if the profiler records CPU"
+            " and CUDA; for those of CUDA graphs: thence label"
+        ),
     },
     "thence recording": {
         "label": "thence.mark, NVTX",
@@ -59,6 +78,10 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "phase": "thence.mark around the forward records them",
         "step": "recording.step() marks them",
         IN_GRAPH: "thence.mark names it at capture",
+        COLLECTIVES: (
+            "it was recorded with --without collectives, or they are called neither through"
+            " torch.distributed nor by JAX: thence.torch.collective(...) around such a call describes it"
+        ),
     },
     "Nsight Systems export": {
         "label": "thence.mark, NVTX",
@@ -71,8 +94,12 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "step": "an NVTX range ProfilerStep#1, 2 ... around each marks them",
         IN_GRAPH: _JOINS,
         GPU: "record with nsys profile --trace=cuda,nvtx",
+        COLLECTIVES: _NCCL_RANGES,
     },
-    "Nsight Systems cuda_gpu_trace (CSV)": dict.fromkeys(MISSING, _DEVICE_WORK_ALONE),
+    "Nsight Systems cuda_gpu_trace (CSV)": {
+        **dict.fromkeys(MISSING, _DEVICE_WORK_ALONE),
+        COLLECTIVES: _NCCL_RANGES,
+    },
     "nsys-jax archive": {
         "label": "jax.named_scope",
         "module": "jax.named_scope names layers",
@@ -91,6 +118,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "stack": "python_tracer_level=1 of jax.profiler.ProfileOptions records them",
         "step": "jax.profiler.StepTraceAnnotation marks them",
         GPU: "record with device_tracer_level=1 of jax.profiler.ProfileOptions",
+        COLLECTIVES: "it holds no HLO that names them; where XLA dumped it, --hlo brings it",
     },
 }
 """By format of an input (``Meta.formats``) and kind: what would record what is missing."""
