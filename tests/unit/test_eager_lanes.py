@@ -335,3 +335,29 @@ def test_lanes_of_an_eager_run_go_over_to_replays() -> None:
     assert eager.places["lane"].to_list() == ["mine", "mine"]
     replays, _ = tables_of(made, [[Ran(0, 0, 500, 7), Ran(1, 600, 500, 7)]])
     assert Trace(replays).label(eager=eager).places["lane"].to_list() == ["mine", "mine"]
+
+
+def test_metadata_that_json_cannot_say_cost_no_other_mark_and_no_kernel(tmp_path: Path) -> None:
+    recorded(
+        """
+        circle = []
+        circle.append(circle)
+        class Unsaid:
+            def __str__(self): raise OSError("it does not say")
+        with thence.record(OUT, thence.RecordOptions(flush_seconds=0.1)) as recording:
+            for name, facts in (("a", {"n": 1}), ("b", {"n": 2, "all": circle}), ("c", {"n": {(1,): 2}})):
+                with thence.mark(name, **facts):
+                    launch(name)
+            while not recording.counts.get("marks"): time.sleep(0.01)
+            with thence.mark("d", n=Unsaid()):
+                launch("d")
+        """,
+        tmp_path,
+    )
+    trace = thence.open(tmp_path)
+    assert said(trace, "label") == {"a": "a", "b": "b", "c": "c", "d": None}
+    told = metadata(trace)
+    assert told["a"] == {"n": 1}
+    assert told["b"] == {"n": 2, "all": "[[...]]"}
+    assert told["c"] == {"n": "{(1,): 2}"}
+    assert any("some marks could not be written" in warning for warning in trace.meta.warnings)

@@ -297,9 +297,12 @@ class Recorder:
 
     def _save(self) -> None:
         try:
-            self._known_rank()
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
+        except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
+            self._warn(f"some marks could not be written and are lost: {error!r}")
+        try:
+            self._known_rank()
             self.parts.save(lambda: self._description(finished=False), self._names.new())
         except Exception as error:  # noqa: BLE001 - as above
             self._warn(f"some records could not be written and are lost: {error!r}")

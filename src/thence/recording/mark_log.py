@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.frameworks.torch import CallFacts
+from thence.recorder.graph_labels import metadata_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -141,11 +142,20 @@ def _filled_up(values: list[int], count: int, rest: int, dtype: Any) -> np.ndarr
 def _texts(metadata: Iterable[Mapping[str, object] | None]) -> list[str | None]:
     """JSON of each, made once for all calls of a collective, and marks, that share their facts."""
     shared = [facts.shared if isinstance(facts, CallFacts) else facts for facts in metadata]
-    texts = {
-        key: json.dumps(dict(facts), default=str)
-        for key, facts in {id(facts): facts for facts in shared if facts}.items()
-    }
+    distinct = {id(facts): facts for facts in shared if facts}
+    texts = {key: _json(facts) for key, facts in distinct.items()}
     return [texts.get(id(facts)) for facts in shared]
+
+
+def _json(metadata: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(dict(metadata), default=str)
+    except (
+        ValueError,
+        TypeError,
+        RecursionError,
+    ):  # a list that holds itself, keys that are objects
+        return metadata_text(metadata)
 
 
 def _numbers(
