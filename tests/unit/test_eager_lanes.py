@@ -1,40 +1,31 @@
 """What `thence.mark` says beside a name, of work launched eagerly: its lane and its metadata.
 
-Recordings come from a libcupti that calls the recorder as the real one does (`test_recorder`); graphs are made
-by hand.
+Recordings come from a libcupti that calls the recorder as the real one does (`recorder_programs`); graphs are
+made by hand.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
-from fake_cupti import library_path
 from graph_data import Made, Ran, layers, replay, tables_of
 from perfetto_reading import decoded
+from recorder_programs import program
 
 import thence
 from thence.model.tables import HOST, Tables
 from thence.trace import Trace
 
-HERE = Path(__file__).parent
-PREAMBLE = f"""
-import os, sys, time, threading
-sys.path.insert(0, {str(HERE)!r})
-from pathlib import Path
-import fake_cupti
-fake = fake_cupti.Fake(os.environ["THENCE_LIBCUPTI"])
-import thence
-OUT = Path(sys.argv[1])
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAUNCH = """
 correlations = iter(range(1, 1000))
 
 def launch(name):
@@ -51,15 +42,7 @@ DEVICE = "GPU 0"
 
 def recorded(body: str, out: Path) -> thence.Trace:
     """The recording that a program makes, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), str(out)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "THENCE_LIBCUPTI": library_path()},
-    )
-    assert done.returncode == 0, done.stderr
+    program(LAUNCH + textwrap.dedent(body), out)
     trace = thence.open(out)
     trace.self_check()
     return trace

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from test_recorder import program
+from recorder_programs import program
 
 import thence
 
