@@ -80,13 +80,13 @@ class Buffers:
         return len(self._memory) - len(self._free)
 
     def _empty(self) -> int | None:
+        if self.filled.qsize() >= self._most:
+            self.refused += 1
+            return None
         try:
             return self._free.pop()
         except IndexError:
             pass
-        if self.filled.qsize() >= self._most:
-            self.refused += 1
-            return None
         memory = np.zeros(BUFFER_BYTES, dtype=np.uint8)
         address = int(memory.ctypes.data)
         self._memory[address] = memory
