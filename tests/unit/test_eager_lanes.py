@@ -331,7 +331,7 @@ def test_metadata_that_json_cannot_say_cost_no_other_mark_and_no_kernel(tmp_path
             for name, facts in (("a", {"n": 1}), ("b", {"n": 2, "all": circle}), ("c", {"n": {(1,): 2}})):
                 with thence.mark(name, **facts):
                     launch(name)
-            while not recording.counts.get("marks"): time.sleep(0.01)
+            while recording.counts.get("marks", 0) < 7: time.sleep(0.01)  # three open and close, a step
             with thence.mark("d", n=Unsaid()):
                 launch("d")
         """,
