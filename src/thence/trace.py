@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,18 +16,21 @@ from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import Patterns
+from thence.analysis.missing_collectives import no_collectives
 from thence.analysis.programs import Programs, programs
-from thence.analysis.report import DIVISIONS, DIVISIONS_XLA, Report, part
+from thence.analysis.report import Report, part
+from thence.analysis.select import select
 from thence.analysis.streams import NO_PATTERNS, Streams, streams
 from thence.analysis.summary import Summary, summarize
-from thence.analysis.timeline import LANES, Timeline, timeline
+from thence.analysis.timeline import Timeline, timeline
 from thence.analysis.timeline_overview import Overview, overview
-from thence.analysis.undescribed import no_collectives
 from thence.analysis.warmup import WarmUp
-from thence.attribution.combined import KINDS_OF_PLACES, Attribution, attribution_of
+from thence.attribution.attribute import attribute
 from thence.attribution.graphs.coverage import Coverage, coverage
 from thence.attribution.graphs.labelling import labelled, labelled_from_eager, with_labels_beside
 from thence.errors import MissingData, UsageError
+from thence.model.places import LANES, PLACES, page_kinds
+from thence.model.selection import Selection, parse_steps, parse_window
 from thence.readers.graph_labels import read_labels
 from thence.readers.registry import read
 from thence.writers import plots
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from thence.model.attributed import Attributed
     from thence.model.tables import Meta, Tables
 
 __all__ = ["Trace", "open_trace"]
@@ -55,55 +58,99 @@ class Trace:
     with ``.to_pandas()`` (needs pandas and pyarrow) and ``.to_arrow()``.
 
     Attributes:
-        tables: as the readers returned them.
+        tables: as the readers returned them, labels of CUDA graphs joined.
+        own: what else than files outside of installed packages counts as the user's own code.
+        selection: which part of the trace is looked at.
     """
 
     tables: Tables
+    own: tuple[str, ...] = ()
+    selection: Selection = field(default_factory=Selection)
+
+    @cached_property
+    def whole(self) -> Attributed:
+        """The tables with every device activity attributed, whatever is selected."""
+        return attribute(self.tables, self.own)
+
+    @cached_property
+    def attributed(self) -> Attributed:
+        """What is selected of it: all that analyses and writers see."""
+        return select(self.whole, self.selection)
+
+    def select(
+        self,
+        ranks: Sequence[int] = (),
+        devices: Sequence[int] = (),
+        steps: str | None = None,
+        window: str | None = None,
+        only: str | None = None,
+        warm_up: str = "keep",
+    ) -> Trace:
+        """A part of the trace; all totals are those of this part.
+
+        Args:
+            ranks: none means all.
+            devices: indices of devices; none means all.
+            steps: such as ``3:6`` for steps 3, 4 and 5.
+            window: such as ``1.2s:1.4s`` after the first device activity.
+            only: regular expression that a name, label, module, op, HLO instruction or op_name matches.
+            warm_up: keep, heuristic or first-compiled: which executions of XLA programs are left out.
+
+        Raises:
+            UsageError: a condition cannot be read, or there is no such rank or device.
+            MissingData: nothing is left.
+        """
+        chosen = Selection(
+            tuple(ranks),
+            tuple(devices),
+            parse_steps(steps) if steps else None,
+            parse_window(window) if window else None,
+            only,
+            warm_up,
+        )
+        return self.selected(chosen)
+
+    def selected(self, selection: Selection) -> Trace:
+        """The same with conditions that are put together already."""
+        part = Trace(self.tables, self.own, selection)
+        vars(part)["whole"] = self.whole  # the trace is attributed once
+        _ = part.attributed  # says now what is wrong with the selection
+        return part
 
     @property
     def gpu(self) -> pl.DataFrame:
         """One row per device activity: kernel, copy or set."""
-        return self.tables.gpu
+        return self.attributed.gpu
 
     @property
     def host(self) -> pl.DataFrame:
         """One row per range on a host thread."""
-        return self.tables.host
+        return self.attributed.host
 
     @property
     def threads(self) -> pl.DataFrame:
         """Names of the host threads."""
-        return self.tables.threads
+        return self.attributed.threads
 
     @property
     def programs(self) -> pl.DataFrame:
         """One row per execution of an XLA program on one device."""
-        return self.tables.programs
+        return self.attributed.programs
 
     @property
     def meta(self) -> Meta:
         """Facts of the whole trace, warnings among them."""
         return self.tables.meta
 
-    @cached_property
-    def attribution(self) -> Attribution:
-        """Everything known about where the device time came from: see `thence.attribution.combined`."""
-        return attribution_of(self.tables)
-
     @property
     def places(self) -> pl.DataFrame:
         """Where each row of `gpu` came from, in its order: label, module, op, source, hlo ... and their rules."""
-        return self.attribution.places
+        return self.attributed.places
 
     @property
     def collectives(self) -> pl.DataFrame:
         """What each collective kernel moved; ``gpu`` is its row in `gpu`."""
-        return self.attribution.collectives
-
-    @cached_property
-    def _described(self) -> Tables:
-        """The tables with `collectives`: what only the host told has its kernels there."""
-        return dataclasses.replace(self.tables, collectives=self.collectives)
+        return self.attributed.collectives
 
     @cached_property
     def activities(self) -> pl.DataFrame:
@@ -114,7 +161,7 @@ class Trace:
     @property
     def graph_coverage(self) -> Coverage:
         """How much of what ran in CUDA graphs has a label, and by which rule."""
-        return coverage(self.tables)
+        return coverage(self.attributed)
 
     def graph_lanes(self) -> GraphLanes:
         """What ran in CUDA graphs, per stream as recorded and per lane as labelled."""
@@ -141,37 +188,39 @@ class Trace:
         if (labels is None) == (eager is None):
             raise UsageError("labels come from labels= or from eager=, one of the two")
         if eager is not None:
-            return Trace(labelled_from_eager(self.tables, eager.tables, eager.attribution))
+            return self._relabelled(labelled_from_eager(self.tables, eager.attributed))
         several = isinstance(labels, Sequence) and not isinstance(labels, str)
         paths = list(labels) if several else [labels]  # type: ignore[arg-type]
-        return Trace(labelled(self.tables, [read_labels(path) for path in paths]))  # type: ignore[arg-type]
+        return self._relabelled(labelled(self.tables, [read_labels(path) for path in paths]))  # type: ignore[arg-type]
+
+    def _relabelled(self, tables: Tables) -> Trace:
+        return Trace(tables, self.own, self.selection)
 
     def summary(self, by: str = "kernel") -> Summary:
         """Totals, and GPU time by kernel, label, module, op, source, step, stream, rank and others.
 
         Raises:
-            UsageError: ``by`` is none of `thence.analysis.division.BY`.
+            UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity.
         """
-        return summarize(self.tables, self.attribution, by)
+        return summarize(self.attributed, by)
 
     def flame(self, by: str | None = None) -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
         Args:
-            by: one of `thence.attribution.stacks.KINDS_OF_STACKS`; None chooses what says most.
+            by: one of `thence.model.places.FLAMES`; None chooses what says most.
 
         Raises:
             UsageError: ``by`` is none of them.
             MissingData: the trace holds no device activity.
         """
-        chosen = by or default_kind(self.tables, self.attribution)
-        return flame(self.tables, self.attribution, chosen)
+        return flame(self.attributed, by or default_kind(self.attributed))
 
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
-        return align(self._described)
+        return align(self.attributed)
 
     def program_times(self, warm_up: str = "heuristic") -> Programs:
         """Executions, GPU time, idle time and launch latency of XLA programs.
@@ -186,7 +235,7 @@ class Trace:
             raise MissingData(
                 f"{self._inputs}: holds no XLA programs; jax.profiler, nsys-jax and thence record do"
             )
-        return programs(self.tables, _choice(WarmUp, warm_up))
+        return programs(self.attributed, _choice(WarmUp, warm_up))
 
     def collective_times(self, warm_up: str = "heuristic") -> Collectives:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
@@ -198,9 +247,9 @@ class Trace:
             MissingData: the trace describes no collectives.
         """
         if self.collectives.is_empty():
-            raise MissingData(f"{self._inputs}: {no_collectives(self.tables)}")
-        alignment = self.alignment if len(self.tables.ranks) > 1 else None
-        return collectives(self._described, _choice(WarmUp, warm_up), alignment)
+            raise MissingData(f"{self._inputs}: {no_collectives(self.attributed)}")
+        alignment = self.alignment if len(self.attributed.ranks) > 1 else None
+        return collectives(self.attributed, _choice(WarmUp, warm_up), alignment)
 
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
@@ -214,7 +263,7 @@ class Trace:
             UsageError: a group has a name or regular expression that cannot be used.
         """
         patterns = groups if isinstance(groups, Patterns) else Patterns(tuple(groups.items()))
-        return streams(self.tables, self.collectives, patterns)
+        return streams(self.attributed, patterns)
 
     def compile_times(self, autotuning: str = "block") -> Compilation:
         """Wall time of compilation by phase.
@@ -229,13 +278,13 @@ class Trace:
             raise MissingData(
                 f"{self._inputs}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
             )
-        return compilation(self.tables, _choice(Autotuning, autotuning))
+        return compilation(self.attributed, _choice(Autotuning, autotuning))
 
     def timeline(self, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
         """The trace as viewers show it.
 
         Args:
-            lanes: of `thence.analysis.timeline.LANES`: what to show again on rows of its own.
+            lanes: of `thence.model.places.LANES`: what to show again on rows of its own.
             clocks: aligned, which subtracts the corrections of `alignment` from all times of a rank
                 where there are any and says so in ``notes``; or recorded.
 
@@ -246,8 +295,8 @@ class Trace:
             raise UsageError(
                 f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
             )
-        several = clocks == "aligned" and len(self.tables.ranks) > 1
-        return timeline(self.tables, self.attribution, lanes, self.alignment if several else None)
+        several = clocks == "aligned" and len(self.attributed.ranks) > 1
+        return timeline(self.attributed, lanes, self.alignment if several else None)
 
     def write(
         self,
@@ -275,7 +324,7 @@ class Trace:
         Args:
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
-        return compute_spread(self._described, _choice(WarmUp, warm_up))
+        return compute_spread(self.attributed, _choice(WarmUp, warm_up))
 
     def overview(self) -> Overview:
         """Every stream over time in a limited number of bins, clocks aligned where they can be.
@@ -283,8 +332,8 @@ class Trace:
         Raises:
             MissingData: the trace holds no device activity.
         """
-        aligned = len(self.tables.ranks) > 1 and self.alignment.matched > 0
-        return overview(self.tables, self.attribution, self.alignment if aligned else None)
+        aligned = len(self.attributed.ranks) > 1 and self.alignment.matched > 0
+        return overview(self.attributed, self.alignment if aligned else None)
 
     def report(self) -> Report:
         """All analyses together, as ``thence report -o report.html`` shows them.
@@ -292,9 +341,9 @@ class Trace:
         Raises:
             MissingData: the trace holds no device activity.
         """
-        divisions = DIVISIONS if self.programs.is_empty() else DIVISIONS_XLA
+        kinds = page_kinds(xla=not self.programs.is_empty())
         return Report(
-            summaries={by: self.summary(by) for by in divisions},
+            summaries={by: self.summary(by) for by in kinds},
             overview=self.overview(),
             flame=self.flame(),
             streams=self.streams(),
@@ -396,17 +445,19 @@ class Trace:
             assert self.host[column].drop_nulls().is_between(0, ranges - 1).all()
         assert self.places["launch"].drop_nulls().is_between(0, ranges - 1).all()
         assert self.collectives["gpu"].is_between(0, rows - 1).all()
-        assert self.tables.graph_places["gpu"].is_between(0, rows - 1).all()
-        assert self.tables.graph_places["gpu"].is_unique().all()
+        assert self.attributed.graph_places["gpu"].is_between(0, rows - 1).all()
+        assert self.attributed.graph_places["gpu"].is_unique().all()
         if not rows:
             return
-        for kind in KINDS_OF_PLACES:
+        for kind in PLACES:
             assert self.places[f"{kind}_rule"].null_count() == 0
         summary = self.summary()
         assert 0 <= summary.busy_ns <= min(summary.span_ns, summary.sum_ns)
         assert int(summary.rows["total_ns"].sum()) == summary.sum_ns
         for kind, attributed in summary.attributed_ns.items():
-            assert attributed + sum(summary.unattributed_ns[kind].values()) == summary.sum_ns
+            assert (
+                attributed + sum(r.total_ns for r in summary.unattributed[kind]) == summary.sum_ns
+            )
 
     def _repr_html_(self) -> str:
         from thence.writers.html_table import summary_html
@@ -417,6 +468,7 @@ class Trace:
 def open_trace(
     *inputs: str | os.PathLike[str],
     hlo: Sequence[str] = (),
+    own: Sequence[str] = (),
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Trace:
     """Reads traces: files, directories, globs; several ranks become one trace.
@@ -428,6 +480,8 @@ def open_trace(
         inputs: what to read; the format is told from the content.
         hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
             ``--xla_dump_to`` left behind, or globs.
+        own: what else counts as the user's own code in source lines: names of packages or folders
+            (``transformers``), or glob patterns of paths.
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
 
     Raises:
@@ -439,7 +493,7 @@ def open_trace(
         from thence.readers.xla.hlo_files import hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
-    return Trace(with_labels_beside(tables))
+    return Trace(with_labels_beside(tables), tuple(own))
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

@@ -23,7 +23,7 @@ import polars as pl
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]
     Float64 = npt.NDArray[np.float64]
@@ -78,7 +78,7 @@ class Alignment:
         )
 
 
-def instances(tables: Tables) -> pl.DataFrame:
+def instances(trace: Attributed) -> pl.DataFrame:
     """Which rows of ``Tables.collectives`` are the same collective on different ranks and devices.
 
     Collectives of XLA programs match by program name, instruction and how often that instruction
@@ -92,15 +92,15 @@ def instances(tables: Tables) -> pl.DataFrame:
         group_size, instance (number); rows without a kernel are left out.
     """
     rows = (
-        tables.collectives.with_row_index("row")
+        trace.collectives.with_row_index("row")
         .filter(pl.col("gpu").is_not_null())
         .select("row", "gpu", "collective", "group_size", "sequence", *_GROUP)
     )
-    kernels = tables.gpu.select(
+    kernels = trace.gpu.select(
         "rank", "device", "start", "duration", "program", "hlo", "name", "correlation"
     )[rows["gpu"].to_numpy()]
-    replayed = rows["gpu"].is_in(tables.graph_places["gpu"].implode()).alias("replayed")
-    names = tables.programs.select(
+    replayed = rows["gpu"].is_in(trace.graph_places["gpu"].implode()).alias("replayed")
+    names = trace.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
         pl.col("name").alias("program_name"),
     )
@@ -135,17 +135,17 @@ def instances(tables: Tables) -> pl.DataFrame:
     return numbered.sort("row").select(*known, end.alias("end"), "group_size", "instance")
 
 
-def align(tables: Tables) -> Alignment:
+def align(trace: Attributed) -> Alignment:
     """Corrections that bring the clocks of the ranks together.
 
     Args:
-        tables: of several ranks; collectives, gpu and programs are used. Only collectives with the
+        trace: of several ranks; collectives, gpu and programs are used. Only collectives with the
             largest group of those that at least two ranks share are used, and of those none that
             more devices ran than the group has (several groups side by side, which need not end
             together), and no transfers between two ranks.
     """
-    shared = _shared(instances(tables))
-    ranks = tables.ranks
+    shared = _shared(instances(trace))
+    ranks = trace.ranks
     numbers = {rank: number for number, rank in enumerate(ranks)}
     rank = shared["rank"].replace_strict(numbers, return_dtype=pl.Int64).to_numpy()
     instance = (

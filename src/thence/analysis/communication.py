@@ -24,7 +24,7 @@ from thence.analysis.warmup import Phases, WarmUp, phases
 from thence.model.intervals import covered_lengths
 
 if TYPE_CHECKING:
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
 __all__ = ["Collectives", "collectives", "compute_spread", "kind_of"]
 
@@ -86,18 +86,19 @@ class Collectives:
 
 
 def collectives(
-    tables: Tables, warm_up: WarmUp | Phases = WarmUp.HEURISTIC, alignment: Alignment | None = None
+    trace: Attributed,
+    warm_up: WarmUp | Phases = WarmUp.HEURISTIC,
+    alignment: Alignment | None = None,
 ) -> Collectives:
     """Sizes, bandwidths, hidden time and waits of all collectives.
 
     Args:
-        tables: collectives and gpu are used, and programs where there are any. Collectives outside
-            programs are all counted.
+        trace: attributed. Collectives outside programs are all counted.
         warm_up: rule that says which executions of programs count, or its result.
         alignment: corrections of the ranks' clocks, used for waits only.
     """
-    phase = phases(tables, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    rows = _rows(tables, phase)
+    phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
+    rows = _rows(trace, phase)
     seen = _instances(rows, alignment)
     return Collectives(
         phase, alignment is not None, _by_size(rows, seen), rows, seen, _stragglers(rows, alignment)
@@ -118,18 +119,18 @@ def kind_of(name: pl.Expr) -> pl.Expr:
     return pl.coalesce(*matched, name.cast(pl.String))
 
 
-def _rows(tables: Tables, phase: Phases) -> pl.DataFrame:
+def _rows(trace: Attributed, phase: Phases) -> pl.DataFrame:
     """One row per collective kernel that counts, with its bandwidths."""
-    matched = instances(tables)
-    described = tables.collectives[matched["row"].to_numpy()]
-    kernels = tables.gpu[matched["gpu"].to_numpy()]
-    hidden = _hidden(tables, kernels)
+    matched = instances(trace)
+    described = trace.collectives[matched["row"].to_numpy()]
+    kernels = trace.gpu[matched["gpu"].to_numpy()]
+    hidden = _hidden(trace, kernels)
     place = kernels["program"]
     steady = pl.DataFrame(
-        {"program": pl.int_range(tables.programs.height, dtype=pl.Int32, eager=True)}
+        {"program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True)}
     )
     steady = steady.with_columns(
-        steady=phase.steady, program_name=tables.programs["name"].cast(pl.String)
+        steady=phase.steady, program_name=trace.programs["name"].cast(pl.String)
     )
     known = pl.DataFrame({"program": place}).join(
         steady, on="program", how="left", maintain_order="left"
@@ -165,12 +166,12 @@ def _bandwidths() -> tuple[pl.Expr, pl.Expr]:
     return algorithm.alias("algorithm_gbps"), (bus * algorithm).alias("bus_gbps")
 
 
-def _hidden(tables: Tables, kernels: pl.DataFrame) -> pl.Series:
+def _hidden(trace: Attributed, kernels: pl.DataFrame) -> pl.Series:
     """How much of each kernel overlaps computation on its device, in ns."""
-    known = np.zeros(tables.gpu.height, bool)
-    known[tables.collectives["gpu"].drop_nulls().to_numpy()] = True
+    known = np.zeros(trace.gpu.height, bool)
+    known[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
     library = pl.col("name").cast(pl.String).str.contains(_LIBRARY_KERNEL)
-    compute = tables.gpu.filter(~pl.Series(known)).filter(
+    compute = trace.gpu.filter(~pl.Series(known)).filter(
         pl.col("kind").cast(pl.String).is_in(["kernel", "thunk"]), ~library.fill_null(value=False)
     )
     hidden = np.zeros(kernels.height, np.int64)
@@ -266,7 +267,7 @@ def _stragglers(rows: pl.DataFrame, alignment: Alignment | None) -> pl.DataFrame
     )
 
 
-def compute_spread(tables: Tables, warm_up: WarmUp | Phases = WarmUp.HEURISTIC) -> pl.DataFrame:
+def compute_spread(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTIC) -> pl.DataFrame:
     """How much the durations of the same computation vary, to find noise and uneven ranks.
 
     Returns:
@@ -274,19 +275,19 @@ def compute_spread(tables: Tables, warm_up: WarmUp | Phases = WarmUp.HEURISTIC) 
         program, operation, count, mean_ns, std_ns (population), spread (std / mean); ascending by mean.
         Collectives are left out.
     """
-    phase = phases(tables, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    known = np.ones(tables.gpu.height, bool)
-    known[tables.collectives["gpu"].drop_nulls().to_numpy()] = False
+    phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
+    known = np.ones(trace.gpu.height, bool)
+    known[trace.collectives["gpu"].drop_nulls().to_numpy()] = False
     programs = pl.DataFrame(
         {
-            "program": pl.int_range(tables.programs.height, dtype=pl.Int32, eager=True),
-            "program_name": tables.programs["name"].cast(pl.String),
+            "program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True),
+            "program_name": trace.programs["name"].cast(pl.String),
             "steady": phase.steady,
         }
     )
     operation = pl.coalesce(pl.col("hlo").cast(pl.String), pl.col("name").cast(pl.String))
     return (
-        tables.gpu.filter(
+        trace.gpu.filter(
             pl.Series(known), pl.col("kind").cast(pl.String).is_in(["kernel", "thunk"])
         )
         .select("program", "duration", operation=operation)

@@ -24,7 +24,7 @@ from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -78,17 +78,17 @@ class Compilation:
         }
 
 
-def compilation(tables: Tables, autotuning: Autotuning = Autotuning.BLOCK) -> Compilation:
+def compilation(trace: Attributed, autotuning: Autotuning = Autotuning.BLOCK) -> Compilation:
     """Compile time by phase and by program.
 
     Args:
-        tables: host ranges of category compile are used; of ranks with several processes each is
+        trace: host ranges of category compile are used; of ranks with several processes each is
             accounted on its own.
         autotuning: how the phases inside autotuning are shown.
     """
-    ranges = tables.host.with_row_index("row").filter(pl.col("category") == "compile")
+    ranges = trace.host.with_row_index("row").filter(pl.col("category") == "compile")
     parts = [
-        _accounted(_Ranges.of(part, tables.host.height), autotuning)
+        _accounted(_Ranges.of(part, trace.host.height), autotuning)
         for part in ranges.partition_by("rank", "process", maintain_order=True)
     ]
     rows = pl.concat(parts) if parts else _EMPTY

@@ -7,27 +7,30 @@ total of the root = sum of durations, + idle where that is included
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from thence.analysis.division import weighed
 from thence.analysis.flame_tree import COLUMNS, Groups, largest, tree
+from thence.analysis.group_by import weighed
 from thence.analysis.idle import idle_gaps
 from thence.analysis.summary import summarize
-from thence.attribution.stacks import KINDS_OF_STACKS, stacks_of
+from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
+from thence.model.places import FLAMES
+from thence.model.reasons import REASONS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Sequence
 
-    from thence.attribution.combined import Attribution
     from thence.attribution.stacks import Stacks
-    from thence.model.tables import Meta, Tables
+    from thence.model.attributed import Attributed
+    from thence.model.tables import Meta
     from thence.units import Ns
 
 __all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "default_kind", "flame"]
@@ -60,7 +63,7 @@ class Flame:
 
     Attributes:
         meta: facts of the trace.
-        by: one of `thence.attribution.stacks.KINDS_OF_STACKS`.
+        by: one of `thence.model.places.FLAMES`.
         split: whether forward and backward stand apart.
         ranks: those that are in it.
         devices: how many are in it.
@@ -100,7 +103,7 @@ class Flame:
             f"{hidden:,} of {self.nodes.height:,} frames were too small to keep apart; put together, "
             f"they are {share:.2g} % of the time."
         )
-        return replace(self, nodes=kept, notes=(*self.notes, note))
+        return dataclasses.replace(self, nodes=kept, notes=(*self.notes, note))
 
     def stacks(self) -> Iterator[tuple[tuple[str, ...], Ns]]:
         """Frames and time of each stack that took any, outermost frame first, without the root.
@@ -124,82 +127,58 @@ class Flame:
             waiting += ((frames, child) for child in below.get(node, []))
 
 
-def default_kind(tables: Tables, attribution: Attribution) -> str:
+def default_kind(trace: Attributed) -> str:
     """The kind of path that says most of a trace: op_name for XLA, else module, label or ops, as recorded."""
-    if not tables.programs.is_empty():
+    if not trace.programs.is_empty():
         return "op_name"
-    known = (kind for kind in _GUESSES if not attribution.places[kind].is_null().all())
+    known = (kind for kind in _GUESSES if not trace.places[kind].is_null().all())
     return next(known, "ops")
 
 
 def flame(
-    tables: Tables,
-    attribution: Attribution,
+    trace: Attributed,
     by: str,
     split: Split = Split.NONE,
     idle: Idle = Idle.INCLUDE,
-    ranks: Collection[int] | None = None,
 ) -> Flame:
     """The flame graph of a trace.
 
     Args:
-        tables: of the trace.
-        attribution: of the same trace.
-        by: one of `thence.attribution.stacks.KINDS_OF_STACKS`.
+        trace: attributed.
+        by: one of `thence.model.places.FLAMES`.
         split: whether forward and backward stand apart.
         idle: whether idle time has frames of its own.
-        ranks: which to merge; None merges all.
 
     Raises:
-        UsageError: ``by`` is none of them, or there is no such rank.
+        UsageError: ``by`` is none of them.
         MissingData: the trace holds no device activity.
     """
-    if by not in KINDS_OF_STACKS:
-        raise UsageError(f"no flame graph by {by!r}; choose one of {', '.join(KINDS_OF_STACKS)}")
-    wanted = _wanted(tables, ranks)
-    own = replace(tables, gpu=tables.gpu.filter(pl.col("rank").is_in(wanted)))
-    of_own = replace(
-        attribution,
-        places=attribution.places.filter(tables.gpu["rank"].is_in(wanted)),
-        collectives=attribution.collectives.clear(),  # they refer to rows of all ranks
-        shares=None,
-    )
-    totals = summarize(own, of_own, "kind")
-    stacks = stacks_of(tables, attribution, by)
-    groups = _groups(tables, attribution, stacks, split, wanted)
+    if by not in FLAMES:
+        raise UsageError(f"no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
+    totals = summarize(trace, "kind")
+    ranks = sorted(trace.gpu["rank"].unique().to_list())
+    stacks = stacks_of(trace, by)
+    groups = _groups(trace, stacks, split)
     if idle is Idle.INCLUDE:
-        groups = groups.with_more(_idle(own))
+        groups = groups.with_more(_idle(trace))
     return Flame(
-        meta=tables.meta,
+        meta=trace.meta,
         by=by,
         split=split,
-        ranks=tuple(wanted),
+        ranks=tuple(ranks),
         devices=totals.devices,
         span_ns=totals.span_ns,
         busy_ns=totals.busy_ns,
         sum_ns=totals.sum_ns,
-        nodes=tree(groups, _root_name(tables, wanted)),
+        nodes=tree(groups, _root_name(trace, ranks)),
         notes=_notes(totals.sum_ns - totals.busy_ns, idle, stacks),
     )
 
 
-def _wanted(tables: Tables, ranks: Collection[int] | None) -> list[int]:
-    present = sorted(tables.gpu["rank"].unique().to_list())
-    if ranks is None:
-        return present
-    absent = sorted(set(ranks) - set(present))
-    if absent:
-        raise UsageError(
-            f"no GPU activity of rank {', '.join(map(str, absent))}; "
-            f"the inputs hold rank {', '.join(map(str, present)) or 'none'}"
-        )
-    return sorted(set(ranks))
-
-
-def _root_name(tables: Tables, ranks: list[int]) -> str:
-    if tables.gpu["rank"].n_unique() == 1:
-        return "GPU time"
-    return f"GPU time of rank {ranks[0]}" if len(ranks) == 1 else f"GPU time of {len(ranks)} ranks"
+def _root_name(trace: Attributed, ranks: Sequence[int]) -> str:
+    if len(ranks) > 1:
+        return f"GPU time of {len(ranks)} ranks"
+    return f"GPU time of rank {ranks[0]}" if trace.selection.ranks else "GPU time"
 
 
 def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:
@@ -219,26 +198,23 @@ def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _groups(
-    tables: Tables, attribution: Attribution, stacks: Stacks, split: Split, ranks: list[int]
-) -> Groups:
+def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     """Activities that share their frames and their kernel, put together."""
     claims = stacks.claims
     at = claims["gpu"].cast(pl.UInt32)
-    time = weighed(tables, claims) if stacks.shared else tables.gpu["duration"].gather(at)
-    gpu, places = tables.gpu, attribution.places
+    time = weighed(trace, claims) if stacks.shared else trace.gpu["duration"].gather(at)
+    gpu, places = trace.gpu, trace.places
     rows = pl.DataFrame(
         {
             "gpu": at,
-            "rank": gpu["rank"].gather(at),
             "path": claims["path"],
             "name": gpu["name"].gather(at),
-            "kind": _kinds(tables, attribution).gather(at),
+            "kind": _kinds(trace).gather(at),
             "phase": places["phase"].gather(at).cast(pl.String),
-            "outermost": _outermost(attribution, split).gather(at),
+            "outermost": _outermost(trace, split).gather(at),
             "time": time,
         }
-    ).filter(pl.col("rank").is_in(ranks))
+    )
     keys = ["path", "name", "kind", "outermost"]
     grouped = rows.group_by(keys, maintain_order=True).agg(
         "gpu",
@@ -261,22 +237,22 @@ def _groups(
     return Groups(frames, grouped.select("self_ns", "count", "forward_ns", "backward_ns"), members)
 
 
-def _outermost(attribution: Attribution, split: Split) -> pl.Series:
+def _outermost(trace: Attributed, split: Split) -> pl.Series:
     """Name of the outermost frame of each activity; null where there is none."""
-    places = attribution.places
+    places = trace.places
     if split is Split.NONE:
         return pl.Series([None], dtype=pl.String).new_from_index(0, places.height)
-    reason = pl.format("[{}]", pl.col("phase_rule").cast(pl.String))
+    reason = pl.format("[{}]", pl.col("phase_rule").cast(pl.String).replace(REASONS))
     return places.select(pl.coalesce(pl.col("phase").cast(pl.String), reason)).to_series()
 
 
-def _kinds(tables: Tables, attribution: Attribution) -> pl.Series:
+def _kinds(trace: Attributed) -> pl.Series:
     """What each activity is: compute, communication or copy."""
-    described = np.zeros(tables.gpu.height, np.bool_)
-    described[attribution.collectives["gpu"].drop_nulls().to_numpy()] = True
+    described = np.zeros(trace.gpu.height, np.bool_)
+    described[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
     copy = pl.col("kind").is_in(["memcpy", "memset"])
     named = pl.col("name").cast(pl.String).str.contains(_COMMUNICATION).fill_null(value=False)
-    return tables.gpu.select(
+    return trace.gpu.select(
         pl.when(copy)
         .then(pl.lit("copy"))
         .when(pl.lit(pl.Series(described)) | named)
@@ -285,12 +261,12 @@ def _kinds(tables: Tables, attribution: Attribution) -> pl.Series:
     ).to_series()
 
 
-def _idle(tables: Tables) -> Groups:
+def _idle(trace: Attributed) -> Groups:
     """Idle time: by program where there are XLA programs, else by device."""
-    gaps = idle_gaps(tables).group_by("rank", "device", "where", "program", maintain_order=True).agg(
+    gaps = idle_gaps(trace).group_by("rank", "device", "where", "program", maintain_order=True).agg(
         self_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
     )  # fmt: skip
-    several = tables.gpu.select("rank", "device").n_unique() > 1
+    several = trace.gpu.select("rank", "device").n_unique() > 1
     frames = []
     for rank, device, where, program in gaps.select(
         "rank", "device", "where", "program"

@@ -41,12 +41,12 @@ def graph_lanes(timeline: Timeline) -> GraphLanes:
     Args:
         timeline: with the lanes ``lane``.
     """
-    gpu = timeline.tables.gpu
-    rows = np.flatnonzero(graphed(timeline.tables) & gpu["program"].is_null().to_numpy())
+    gpu = timeline.trace.gpu
+    rows = np.flatnonzero(graphed(timeline.trace) & gpu["program"].is_null().to_numpy())
     frame = gpu.select(
         "rank", "device", "stream", "duration",
         lane=timeline.lanes["lane"].cast(pl.String),
-        label=timeline.places["label"].cast(pl.String),
+        label=timeline.trace.places["label"].cast(pl.String),
     )[rows].with_columns(lane=pl.coalesce("lane", "label", pl.lit(NO_LANE)))  # fmt: skip
     totals = (pl.len().cast(pl.Int64).alias("count"), pl.col("duration").sum().alias("total_ns"))
     where = ("rank", "device", "stream")

@@ -18,7 +18,7 @@ from thence.model.intervals import gaps
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]
 
@@ -34,7 +34,7 @@ _SCHEMA = {
 }
 
 
-def idle_gaps(tables: Tables) -> pl.DataFrame:
+def idle_gaps(trace: Attributed) -> pl.DataFrame:
     """Every gap of every device.
 
     Returns:
@@ -42,12 +42,12 @@ def idle_gaps(tables: Tables) -> pl.DataFrame:
         device ran no XLA program) and program (its name; null for ``after``, the time behind the last
         execution).
     """
-    names = tables.programs["name"].cast(pl.String)
+    names = trace.programs["name"].cast(pl.String)
     parts = [pl.DataFrame(schema=_SCHEMA)]
-    for (rank, device), own in tables.gpu.group_by("rank", "device", maintain_order=True):
+    for (rank, device), own in trace.gpu.group_by("rank", "device", maintain_order=True):
         start = own["start"].to_numpy()
         begin, end = gaps(start, start + own["duration"].to_numpy())
-        where, row = _programs_at(tables, (rank, device), begin)
+        where, row = _programs_at(trace, (rank, device), begin)
         parts.append(
             pl.DataFrame(
                 {
@@ -65,11 +65,11 @@ def idle_gaps(tables: Tables) -> pl.DataFrame:
 
 
 def _programs_at(
-    tables: Tables, device: tuple[object, ...], time: Int64
+    trace: Attributed, device: tuple[object, ...], time: Int64
 ) -> tuple[pl.Series, pl.Series]:
     """For moments in which a device is idle: where that is, and the row of the program, or null."""
     executions = (
-        tables.programs.with_row_index("row")
+        trace.programs.with_row_index("row")
         .filter(pl.col("rank") == device[0], pl.col("device") == device[1])
         .filter(pl.col("program").is_not_null())  # the autotuner's trials are no programs
         .sort("start", maintain_order=True)

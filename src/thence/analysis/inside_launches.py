@@ -173,7 +173,7 @@ def _as_said(buffer: _Buffer, launch: int) -> Place:
 
 def _buffer(trace: _Trace, name: str, decoded: Decoded, *, check: bool = True) -> _Buffer:
     launches = _launches(trace, name, decoded)
-    epoch = trace.recorded.tables.meta.epoch_ns
+    epoch = trace.recorded.trace.meta.epoch_ns
     start, duration = (launches[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
     first, last = span(decoded)
     zero = epoch or 0
@@ -274,7 +274,7 @@ class _Trace:
 
 def _with_calls(recorded: Timeline, launches: pl.DataFrame) -> pl.DataFrame:
     calls = (
-        recorded.tables.host.filter(pl.col("category").is_in(["runtime", "driver"]))
+        recorded.trace.host.filter(pl.col("category").is_in(["runtime", "driver"]))
         .join(launches, on=["rank", "correlation"], how="semi")
         .group_by("rank", "correlation")
         .agg(call=pl.col("start").min())
@@ -312,7 +312,7 @@ def _launches(trace: _Trace, name: str, decoded: Decoded) -> pl.DataFrame:
 
 
 def _named(recorded: Timeline, kernel: str) -> pl.DataFrame:
-    gpu = recorded.tables.gpu.with_row_index("id").filter(pl.col("kind") == "kernel")
+    gpu = recorded.trace.gpu.with_row_index("id").filter(pl.col("kind") == "kernel")
     full = pl.col("name").cast(pl.String)
     if not kernel:
         return gpu
@@ -332,7 +332,7 @@ def _of_process(recorded: Timeline, launches: pl.DataFrame, process: Any) -> pl.
     process = _whole(process)
     if process is None or launches["rank"].n_unique() < 2:
         return launches
-    ranks = recorded.tables.host.filter(pl.col("process") == process)["rank"].unique()
+    ranks = recorded.trace.host.filter(pl.col("process") == process)["rank"].unique()
     return launches.filter(pl.col("rank").is_in(ranks.implode())) if len(ranks) else launches
 
 

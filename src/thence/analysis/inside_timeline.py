@@ -16,7 +16,7 @@ import polars as pl
 
 from thence.analysis.inside_launches import find_launches, span
 from thence.analysis.timeline import timeline
-from thence.attribution.combined import attribution_of
+from thence.attribution.attribute import attribute
 from thence.model.tables import Meta, Tables
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def standalone(parts: Parts) -> Timeline:
     )
     tables = Tables(meta=meta)
     return dataclasses.replace(
-        timeline(tables, attribution_of(tables)), inside=_apart(phases), notes=tuple(notes)
+        timeline(attribute(tables)), inside=_apart(phases), notes=tuple(notes)
     )
 
 
@@ -103,12 +103,12 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
         for place, (_, decoded) in zip(places, filled, strict=True)
     )
     said = [place.said(name) for place, (name, _) in zip(places, filled, strict=True)]
-    meta = recorded.tables.meta
+    meta = recorded.trace.meta
     warnings = (*meta.warnings, *(w for _, d in parts for w in d.warnings))
-    tables = dataclasses.replace(recorded.tables, meta=dataclasses.replace(meta, warnings=warnings))
+    trace = dataclasses.replace(recorded.trace, meta=dataclasses.replace(meta, warnings=warnings))
     return dataclasses.replace(
         recorded,
-        tables=tables,
+        trace=trace,
         inside=_apart((*recorded.inside, *phases)),
         notes=(*recorded.notes, *_notes(parts), *said),
     )

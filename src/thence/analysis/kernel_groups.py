@@ -29,8 +29,8 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
-    from thence.model.tables import Tables
 
 __all__ = ["GROUPS", "KERNEL_PATTERNS", "OPCODE_PATTERNS", "OTHER", "Patterns", "kernel_groups"]
 
@@ -127,25 +127,24 @@ class Patterns:
         return tuple(dict.fromkeys([*(name for name, _ in self.pairs), *GROUPS]))
 
 
-def kernel_groups(tables: Tables, collectives: pl.DataFrame, patterns: Patterns) -> pl.Series:
-    """The group of every row of ``tables.gpu``, in its order.
+def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
+    """The group of every row of ``trace.gpu``, in its order.
 
     Args:
-        tables: of the trace.
-        collectives: the collectives table with its device activities, as attribution completes it.
+        trace: attributed.
         patterns: of the user.
 
     Returns:
         Categories among ``patterns.names``, as pl.Enum.
     """
-    keys = _keys(tables, collectives)
+    keys = _keys(trace)
     parts = list(keys.columns)
     distinct = keys.unique(maintain_order=True)
-    texts = [_HloTexts(module) for module in tables.hlo]
+    texts = [_HloTexts(module) for module in trace.hlo]
     kernel, opcode = _compiled(KERNEL_PATTERNS), _compiled(OPCODE_PATTERNS)
     own = _compiled(patterns.pairs)
     found = []
-    for kind, name, hlo, module, described in _readable(tables, distinct):
+    for kind, name, hlo, module, described in _readable(trace, distinct):
         of_hlo = texts[module].text(hlo) if hlo is not None and module is not None else ""
         group = _first(own, (name, hlo or "", of_hlo))
         if group is None and described:
@@ -157,11 +156,11 @@ def kernel_groups(tables: Tables, collectives: pl.DataFrame, patterns: Patterns)
     return keys.join(named, on=parts, how="left", maintain_order="left")["group"]
 
 
-def _keys(tables: Tables, collectives: pl.DataFrame) -> pl.DataFrame:
+def _keys(trace: Attributed) -> pl.DataFrame:
     """What decides about each activity, as numbers without null, so that equal ones are found fast."""
-    gpu = tables.gpu
-    module = tables.programs["hlo"].gather(gpu["program"].cast(pl.UInt32))
-    rows = collectives["gpu"].drop_nulls().unique().cast(pl.UInt32)
+    gpu = trace.gpu
+    module = trace.programs["hlo"].gather(gpu["program"].cast(pl.UInt32))
+    rows = trace.collectives["gpu"].unique().cast(pl.UInt32)
     described = pl.Series("described", [0], dtype=pl.Int64).new_from_index(0, gpu.height)
     return gpu.select(
         kind=pl.col("kind").to_physical().cast(pl.Int64),
@@ -173,12 +172,12 @@ def _keys(tables: Tables, collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def _readable(
-    tables: Tables, distinct: pl.DataFrame
+    trace: Attributed, distinct: pl.DataFrame
 ) -> Iterable[tuple[str, str, str | None, int | None, int]]:
     """Kind, name, HLO instruction, module and whether it is a described collective, of each key."""
 
     def texts(column: str) -> dict[int, str]:
-        values = tables.gpu[column].drop_nulls().unique()
+        values = trace.gpu[column].drop_nulls().unique()
         return dict(
             zip(values.to_physical().to_list(), values.cast(pl.String).to_list(), strict=True)
         )

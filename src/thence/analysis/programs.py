@@ -13,7 +13,7 @@ from thence.analysis.warmup import Phases, WarmUp, phases
 from thence.model.intervals import union_lengths
 
 if TYPE_CHECKING:
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
 __all__ = ["By", "Programs", "programs"]
 
@@ -77,24 +77,24 @@ class Programs:
 
 
 def programs(
-    tables: Tables, warm_up: WarmUp | Phases = WarmUp.HEURISTIC, by: By = By.IDENTITY
+    trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTIC, by: By = By.IDENTITY
 ) -> Programs:
     """Executions, GPU time and idle time of every program.
 
     Args:
-        tables: programs and gpu are used, for warm-up also host, hlo and collectives.
+        trace: attributed.
         warm_up: rule that says which executions count, or its result.
         by: what makes two executions ones of the same program.
     """
-    phase = phases(tables, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    executions = _executions(tables, phase)
+    phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
+    executions = _executions(trace, phase)
     keys = ["program", "name"] if by is By.IDENTITY else ["name"]
     return Programs(phase, _by_program(executions, keys), _by_device(executions), executions)
 
 
-def _executions(tables: Tables, phase: Phases) -> pl.DataFrame:
+def _executions(trace: Attributed, phase: Phases) -> pl.DataFrame:
     chosen = (
-        tables.programs.with_row_index("row")
+        trace.programs.with_row_index("row")
         .filter(phase.steady)
         .select(
             "row",
@@ -109,7 +109,7 @@ def _executions(tables: Tables, phase: Phases) -> pl.DataFrame:
     )
     end = (pl.col("start") + pl.col("duration")).cum_max().shift(1)
     since = (pl.col("start") - end).clip(lower_bound=0).over("rank", "device")
-    thunks = _thunks(tables)
+    thunks = _thunks(trace)
     return (
         chosen.with_columns(idle_before_ns=since)
         .join(thunks, on="row", how="left", maintain_order="left")
@@ -117,10 +117,10 @@ def _executions(tables: Tables, phase: Phases) -> pl.DataFrame:
     )
 
 
-def _thunks(tables: Tables) -> pl.DataFrame:
+def _thunks(trace: Attributed) -> pl.DataFrame:
     """Of every row of programs: number of thunks, their sum, and the time at least one ran."""
-    rows = tables.programs.height
-    gpu = tables.gpu.filter(pl.col("program").is_not_null()).select("program", "start", "duration")
+    rows = trace.programs.height
+    gpu = trace.gpu.filter(pl.col("program").is_not_null()).select("program", "start", "duration")
     group = gpu["program"].to_numpy().astype(np.int64)
     start = gpu["start"].to_numpy()
     duration = gpu["duration"].to_numpy()

@@ -21,21 +21,7 @@ if TYPE_CHECKING:
     from thence.analysis.timeline_overview import Overview
     from thence.units import Ns
 
-__all__ = ["DIVISIONS", "DIVISIONS_XLA", "Part", "Report", "part"]
-
-DIVISIONS = ("kernel", "label", "module", "op", "source", "step", "phase", "rank")
-"""What the GPU time of a report is divided by, and of a trace with XLA programs:"""
-DIVISIONS_XLA = (
-    "kernel",
-    "op_name",
-    "source",
-    "label",
-    "hlo",
-    "opcode",
-    "program",
-    "phase",
-    "rank",
-)
+__all__ = ["Part", "Report", "part"]
 
 _Result = TypeVar("_Result")
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.model.tables import Meta, Tables
+    from thence.model.attributed import Attributed
+    from thence.model.tables import Meta
     from thence.units import Ns
 
     Int64 = npt.NDArray[np.int64]
@@ -139,28 +140,23 @@ class Streams:
         }
 
 
-def streams(
-    tables: Tables,
-    collectives: pl.DataFrame,
-    patterns: Patterns = NO_PATTERNS,
-) -> Streams:
+def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
     """What ran on which stream, and what ran at the same time.
 
     Args:
-        tables: of the trace.
-        collectives: the collectives table with its device activities, as attribution completes it.
+        trace: attributed.
         patterns: groups of the user.
 
     Raises:
         MissingData: the trace holds no device activity.
     """
-    if tables.gpu.is_empty():
-        reasons = "; ".join(["holds no GPU activity", *tables.meta.warnings])
-        raise MissingData(f"{', '.join(tables.meta.inputs)}: {reasons}")
-    group = kernel_groups(tables, collectives, patterns)
+    if trace.gpu.is_empty():
+        reasons = "; ".join(["holds no GPU activity", *trace.meta.warnings])
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: {reasons}")
+    group = kernel_groups(trace, patterns)
     # A thunk stands for kernels whose streams its producer did not record.
     known = pl.when(pl.col("kind") != "thunk").then("stream")
-    activities = tables.gpu.select(
+    activities = trace.gpu.select(
         "rank",
         "device",
         known.alias("stream"),
@@ -170,12 +166,12 @@ def streams(
     ).with_columns(group)
     devices = sorted(activities.partition_by("rank", "device"), key=lambda d: d.row(0)[:2])
     measured = [_device(device, patterns.names) for device in devices]
-    in_graphs = tables.gpu["graph"].count()
+    in_graphs = trace.gpu["graph"].count()
     notes = [IN_GRAPHS.format(in_graphs)] if in_graphs else []
     if activities["stream"].null_count():
         notes.append(NO_STREAMS)
     return Streams(
-        meta=tables.meta,
+        meta=trace.meta,
         groups=patterns.names,
         rows=_rows(activities),
         streams=pl.concat([lanes for lanes, _ in measured]),

@@ -14,26 +14,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.division import divided
-from thence.attribution.reasons import GPU, advice
+from thence.analysis.group_by import divided
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
+from thence.model.places import STATED, STATED_XLA
+from thence.model.reasons import REASONS, Reason, advice, text_of
 from thence.model.tables import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from thence.attribution.combined import Attribution
-    from thence.model.tables import Meta, Tables
+    from thence.model.attributed import Attributed
+    from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["ATTRIBUTED", "ATTRIBUTED_XLA", "Summary", "summarize"]
-
-ATTRIBUTED = ("label", "module", "op", "source", "phase", "step")
-"""Kinds of places whose share of the GPU time a summary states."""
-ATTRIBUTED_XLA = ("program", "hlo", "op_name", "label", "source", "phase", "step")
-"""The same for a trace that holds XLA programs."""
+__all__ = ["Summary", "summarize"]
 
 
 @dataclass(frozen=True)
@@ -42,21 +38,23 @@ class Summary:
 
     Attributes:
         meta: facts of the trace.
+        selection: which part of it this is, in words; empty for the whole.
         ranks, devices: how many have device activities.
         span_ns, busy_ns, sum_ns: see the module.
         counts: activities of each kind.
         streams: streams with at least one activity.
         kind_ns: sum of durations of each kind.
         attributed_ns: sum of durations that have a place of each kind.
-        unattributed_ns: for each kind, the reasons for the rest and their sums.
+        unattributed: for each kind, the reasons for the rest, the largest first.
         by: what the rows are.
-        rows: ``name``, ``short_name`` (of kernels; of others the name), ``attributed`` (False where the
-            name is the reason why there is none), ``count``, ``total_ns``, ``mean_ns``, ``share`` (of
-            sum_ns), ``backward_ns`` (part of total_ns that ran for the backward pass), ordered by
-            total_ns, largest first.
+        rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
+            no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
+            ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns that ran for the backward
+            pass), ordered by total_ns, largest first.
     """
 
     meta: Meta
+    selection: str
     ranks: int
     devices: int
     span_ns: Ns
@@ -66,7 +64,7 @@ class Summary:
     streams: int
     kind_ns: Mapping[str, Ns]
     attributed_ns: Mapping[str, Ns]
-    unattributed_ns: Mapping[str, Mapping[str, Ns]]
+    unattributed: Mapping[str, tuple[Reason, ...]]
     by: str
     rows: pl.DataFrame
 
@@ -74,6 +72,26 @@ class Summary:
     def idle_ns(self) -> Ns:
         """Time within the span in which nothing ran."""
         return self.span_ns - self.busy_ns
+
+    def reasons(self) -> list[tuple[list[str], Ns, Reason]]:
+        """Each reason once, the largest first: the kinds that share it, and for those the least and the most of it.
+
+        The reason that is returned is that of the kind with the most.
+        """
+        found: dict[str, list[tuple[str, Reason]]] = {}
+        for kind, reasons in self.unattributed.items():
+            for reason in reasons:
+                if reason.total_ns:
+                    found.setdefault(reason.code, []).append((kind, reason))
+        merged = [
+            (
+                [kind for kind, _ in each],
+                min(reason.total_ns for _, reason in each),
+                max((reason for _, reason in each), key=lambda reason: reason.total_ns),
+            )
+            for each in found.values()
+        ]
+        return sorted(merged, key=lambda each: -each[2].total_ns)
 
     def _repr_html_(self) -> str:
         from thence.writers.html_table import summary_html
@@ -84,6 +102,7 @@ class Summary:
         """The summary as the command line prints it with ``--format json``."""
         return {
             "inputs": list(self.meta.inputs),
+            "selection": self.selection,
             "ranks": self.ranks,
             "devices": self.devices,
             "span_ns": self.span_ns,
@@ -94,7 +113,11 @@ class Summary:
             "kind_ns": dict(self.kind_ns),
             "attributed_ns": dict(self.attributed_ns),
             "unattributed_ns": {
-                kind: dict(reasons) for kind, reasons in self.unattributed_ns.items()
+                kind: [
+                    {"code": r.code, "total_ns": r.total_ns, "text": r.text, "advice": r.advice}
+                    for r in reasons
+                ]
+                for kind, reasons in self.unattributed.items()
             },
             "by": self.by,
             "rows": self.rows.to_dicts(),
@@ -102,30 +125,30 @@ class Summary:
         }
 
 
-def summarize(tables: Tables, attribution: Attribution, by: str = "kernel") -> Summary:
+def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     """The summary of a trace.
 
     Args:
-        tables: of the trace.
-        attribution: of the same trace.
-        by: one of `thence.analysis.division.BY`.
+        trace: attributed.
+        by: one of `thence.model.places.BY`.
 
     Raises:
         UsageError: ``by`` is none of them.
         MissingData: the trace holds no device activity, or describes no collectives if asked for.
     """
-    gpu = tables.gpu
+    gpu = trace.gpu
     if gpu.is_empty():
-        raise MissingData(_no_activity(tables))
+        raise MissingData(_no_activity(trace))
     total = int(gpu["duration"].sum())
     span, busy = _span_and_busy(gpu)
     kinds = gpu.group_by("kind").agg(pl.len(), ns=pl.col("duration").sum())
     counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
     shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
-    stated = ATTRIBUTED if tables.programs.is_empty() else ATTRIBUTED_XLA
-    reasons = {kind: _reasons(divided(tables, attribution, kind)) for kind in stated}
+    stated = STATED if trace.programs.is_empty() else STATED_XLA
+    reasons = {kind: _reasons(trace, divided(trace, kind), total) for kind in stated}
     return Summary(
-        meta=tables.meta,
+        meta=trace.meta,
+        selection=str(trace.selection),
         ranks=gpu["rank"].n_unique(),
         devices=gpu.select("rank", "device").n_unique(),
         span_ns=span,
@@ -134,25 +157,27 @@ def summarize(tables: Tables, attribution: Attribution, by: str = "kernel") -> S
         counts={kind: counted.get(kind, (0, 0))[0] for kind in shown},
         streams=gpu.select("rank", "device", "stream").n_unique(),
         kind_ns={kind: counted.get(kind, (0, 0))[1] for kind in shown},
-        attributed_ns={kind: total - sum(reasons[kind].values()) for kind in stated},
-        unattributed_ns=reasons,
+        attributed_ns={
+            kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated
+        },
+        unattributed=reasons,
         by=by,
-        rows=_rows(divided(tables, attribution, by), total, by),
+        rows=_rows(divided(trace, by), total, by),
     )
 
 
-def _no_activity(tables: Tables) -> str:
-    inputs = ", ".join(tables.meta.inputs)
-    if tables.meta.warnings:  # a file that is cut short may have lost its GPU rows
-        return f"{inputs}: no GPU activity could be read; {'; '.join(tables.meta.warnings)}"
-    if tables.host.is_empty():
+def _no_activity(trace: Attributed) -> str:
+    inputs = ", ".join(trace.meta.inputs)
+    if trace.meta.warnings:  # a file that is cut short may have lost its GPU rows
+        return f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}"
+    if trace.host.is_empty():
         return f"{inputs}: the trace is empty"
     cures = (
-        advice(GPU, tables.meta.formats),
+        advice("no_gpu", trace.meta.formats),
         "make sure that no other profiler held the GPU's counters (CUPTI) meanwhile",
     )
     return (
-        f"{inputs}: the trace holds {tables.host.height:,} host ranges but no GPU activity; "
+        f"{inputs}: the trace holds {trace.host.height:,} host ranges but no GPU activity; "
         f"{', and '.join(cure for cure in cures if cure)}"
     )
 
@@ -174,17 +199,28 @@ def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:
     return int((last - first).sum()), int(busy.sum())
 
 
-def _reasons(parts: pl.DataFrame) -> dict[str, Ns]:
+def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason, ...]:
     """The time that has no place, by the reason why."""
-    missing = parts.filter(pl.col("place").is_null())
     grouped = (
-        missing.group_by("reason").agg(pl.col("duration").sum()).sort("duration", descending=True)
+        parts.filter(pl.col("place").is_null())
+        .group_by(pl.col("reason").cast(pl.String))
+        .agg(pl.col("duration").sum())
+        .sort("duration", "reason", descending=[True, False])
     )
-    return {str(reason): int(ns) for reason, ns in grouped.iter_rows()}
+    return tuple(
+        Reason(
+            code,
+            ns,
+            ns / max(total, 1),
+            text_of(code),
+            advice(code, trace.meta.formats, labels_joined=trace.labels_joined),
+        )
+        for code, ns in grouped.iter_rows()
+    )
 
 
 def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
-    reason = pl.format("[{}]", pl.col("reason").cast(pl.String))
+    reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
     grouped = (
         parts.group_by("place", "reason")
         .agg(
@@ -195,6 +231,7 @@ def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
         .with_columns(
             name=pl.coalesce(pl.col("place").cast(pl.String), reason),
             attributed=pl.col("place").is_not_null(),
+            reason=pl.col("reason").cast(pl.String),
             mean_ns=pl.col("total_ns") / pl.col("count"),
             share=pl.col("total_ns") / max(total, 1),
         )
@@ -203,5 +240,14 @@ def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
     # Only kernels have names that need shortening; other names are what the user wrote.
     short = short_names(grouped["name"].to_list()) if by == "kernel" else {}
     names = pl.Series([short.get(name, name) for name in grouped["name"]], dtype=pl.String)
-    columns = ("name", "attributed", "count", "total_ns", "mean_ns", "share", "backward_ns")
+    columns = (
+        "name",
+        "attributed",
+        "reason",
+        "count",
+        "total_ns",
+        "mean_ns",
+        "share",
+        "backward_ns",
+    )
     return grouped.select(*columns, short_name=names)

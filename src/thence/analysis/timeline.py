@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
     from thence.analysis.alignment import Alignment
     from thence.analysis.inside_timeline import Phases
-    from thence.attribution.combined import Attribution
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
-__all__ = ["COUNTERS", "LANES", "Timeline", "counters", "on_one_clock", "timeline"]
-
-LANES = ("label", "module", "collective", "process-group", "lane")
-"""What extra lanes can be by. lane: the lane that a mark named, else the process group."""
+__all__ = ["COUNTERS", "Timeline", "counters", "on_one_clock", "timeline"]
 
 COUNTERS = {
     "busy streams": "streams",
@@ -38,7 +34,6 @@ of copies and sets, and the message sizes of collectives, that run. Bus bandwidt
 collectives that run of what each achieves on average (see `thence.analysis.communication`)."""
 
 _KEY = ("rank", "device")
-_LANE_COLUMNS = ("label", "module")
 
 
 @dataclass(frozen=True)
@@ -46,19 +41,15 @@ class Timeline:
     """What a viewer shows.
 
     Attributes:
-        tables: with times on one clock.
-        places: where each row of gpu came from, as in `Attribution.places`.
-        collectives: the `collectives` table, each row with its device activity.
+        trace: attributed, with times on one clock.
         counters: rank, device, counter (of `COUNTERS`), time (ns), value (Float64): from that time on.
-        lanes: by kind of `LANES`: for each row of gpu the lane that shows it again, null for none.
+        lanes: by kind of `thence.model.places.LANES`: for each row of gpu the lane that shows it again, null for none.
         corrections: ns that were subtracted from all times of a rank, by rank; empty where none were.
         notes: what was done to clocks, and why, as sentences.
         inside: what happened inside kernels, launch by launch.
     """
 
-    tables: Tables
-    places: pl.DataFrame
-    collectives: pl.DataFrame
+    trace: Attributed
     counters: pl.DataFrame
     lanes: Mapping[str, pl.Series] = field(default_factory=dict)
     corrections: Mapping[int, int] = field(default_factory=dict)
@@ -67,43 +58,38 @@ class Timeline:
 
 
 def timeline(
-    tables: Tables,
-    attribution: Attribution,
+    trace: Attributed,
     lanes: Sequence[str] = (),
     alignment: Alignment | None = None,
 ) -> Timeline:
     """The timeline of a trace.
 
     Args:
-        tables: of the trace.
-        attribution: of the same.
-        lanes: of `LANES`: what to show again on lanes of its own.
+        trace: attributed.
+        lanes: of `thence.model.places.LANES`: what to show again on lanes of its own.
         alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
     """
-    moved, corrections, notes = on_one_clock(tables, alignment)
-    described = dataclasses.replace(moved, collectives=attribution.collectives)
+    moved, corrections, notes = on_one_clock(trace, alignment)
     return Timeline(
         moved,
-        attribution.places,
-        attribution.collectives,
-        counters(described),
-        {kind: _lane_names(kind, described, attribution.places) for kind in lanes},
+        counters(moved),
+        {kind: _lane_names(kind, moved) for kind in lanes},
         corrections,
         notes,
     )
 
 
 def on_one_clock(
-    tables: Tables, alignment: Alignment | None
-) -> tuple[Tables, dict[int, int], tuple[str, ...]]:
-    """The tables with each rank's correction subtracted from all its times.
+    trace: Attributed, alignment: Alignment | None
+) -> tuple[Attributed, dict[int, int], tuple[str, ...]]:
+    """The trace with each rank's correction subtracted from all its times.
 
     Returns:
-        the tables, the corrections in ns by rank, and sentences that say what was moved and what
+        the trace, the corrections in ns by rank, and sentences that say what was moved and what
         could not be.
     """
-    if alignment is None or len(tables.ranks) < 2:
-        return tables, {}, ()
+    if alignment is None or len(trace.ranks) < 2:
+        return trace, {}, ()
     known = alignment.corrections.drop_nulls("correction_ns")
     corrections = {rank: ns for rank, ns in known.select("rank", "correction_ns").rows() if ns}
     notes = [
@@ -119,7 +105,7 @@ def on_one_clock(
             "the ranks form groups that share no collective: clocks are aligned within each only"
         )
     if not corrections:
-        return tables, {}, tuple(notes)
+        return trace, {}, tuple(notes)
     shift = alignment.shift()
 
     def moved(frame: pl.DataFrame) -> pl.DataFrame:
@@ -127,18 +113,18 @@ def on_one_clock(
         return frame.with_columns(pl.col(times) - shift)
 
     on_one = dataclasses.replace(
-        tables,
-        gpu=moved(tables.gpu),
-        host=moved(tables.host),
-        programs=moved(tables.programs),
+        trace,
+        gpu=moved(trace.gpu),
+        host=moved(trace.host),
+        programs=moved(trace.programs),
     )
     return on_one, corrections, tuple(notes)
 
 
-def _lane_names(kind: str, tables: Tables, places: pl.DataFrame) -> pl.Series:
+def _lane_names(kind: str, trace: Attributed) -> pl.Series:
     """The lane of each row of gpu, null where it is on none."""
-    if kind in _LANE_COLUMNS:
-        return places[kind]
+    if kind in trace.places.columns and kind != "lane":
+        return trace.places[kind]
     group = pl.coalesce(
         pl.concat_str(
             pl.col("group_name").cast(pl.String),
@@ -149,36 +135,36 @@ def _lane_names(kind: str, tables: Tables, places: pl.DataFrame) -> pl.Series:
         pl.col("group_name", "group_description", "group_ranks").cast(pl.String),
     )
     name = kind_of(pl.col("collective")) if kind == "collective" else group
-    described = tables.collectives.select("gpu", name=name).unique("gpu", keep="first")
-    rows = pl.DataFrame({"gpu": pl.int_range(tables.gpu.height, dtype=pl.Int32, eager=True)})
+    described = trace.collectives.select("gpu", name=name).unique("gpu", keep="first")
+    rows = pl.DataFrame({"gpu": pl.int_range(trace.gpu.height, dtype=pl.Int32, eager=True)})
     joined = rows.join(described, on="gpu", how="left", maintain_order="left")
     if kind != "lane":
         return joined["name"].cast(pl.Categorical())
-    marked = joined.with_columns(lane=places["lane"].cast(pl.String))
+    marked = joined.with_columns(lane=trace.places["lane"].cast(pl.String))
     return marked.select(pl.coalesce("lane", "name")).to_series().cast(pl.Categorical())
 
 
-def counters(tables: Tables) -> pl.DataFrame:
+def counters(trace: Attributed) -> pl.DataFrame:
     """The counters of every device.
 
     Args:
-        tables: whose collectives have their device activities.
+        trace: attributed.
 
     Returns:
         rank, device, counter, time (ns), value (Float64), sorted by all but the last; only changes.
     """
-    gpu = tables.gpu.select(
+    gpu = trace.gpu.select(
         *_KEY, "stream", "start", "bytes", end=pl.col("start") + pl.col("duration")
     )
-    sizes = tables.collectives.select("gpu", size="bytes").drop_nulls()
+    sizes = trace.collectives.select("gpu", size="bytes").drop_nulls()
     moved = np.array(gpu["bytes"].fill_null(0).to_numpy())
     np.add.at(moved, sizes["gpu"].to_numpy(), sizes["size"].to_numpy())
     frames = [
         _steps("busy streams", _busy(gpu)),
         _steps("bytes in flight", gpu.with_columns(value=moved).filter(pl.col("value") > 0)),
     ]
-    if tables.collectives.height:
-        rows = collectives(tables, WarmUp.KEEP).rows.drop_nulls("bus_gbps")
+    if trace.collectives.height:
+        rows = collectives(trace, WarmUp.KEEP).rows.drop_nulls("bus_gbps")
         running = rows.select(
             *_KEY, "start", end=pl.col("start") + pl.col("duration_ns"), value="bus_gbps"
         )

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.alignment import Alignment
-    from thence.attribution.combined import Attribution
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
     from thence.units import Ns
 
     Int64 = npt.NDArray[np.int64]
@@ -93,22 +92,19 @@ class Overview:
         return dataclasses.replace(self, bin_ns=self.bin_ns * factor, bin_count=count, bins=bins)
 
 
-def overview(
-    tables: Tables, attribution: Attribution, alignment: Alignment | None = None
-) -> Overview:
+def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     """The overview of a trace.
 
     Args:
-        tables: of the trace.
-        attribution: of the same.
+        trace: attributed.
         alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
 
     Raises:
         MissingData: the trace holds no device activity.
     """
-    if tables.gpu.is_empty():
-        raise MissingData(f"{', '.join(tables.meta.inputs)}: holds no GPU activity")
-    activities = _activities(tables, attribution, alignment)
+    if trace.gpu.is_empty():
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no GPU activity")
+    activities = _activities(trace, alignment)
     start = int(activities.select(pl.col("start").min()).item())
     activities = activities.with_columns(pl.col("start") - start)
     span = int(activities.select((pl.col("start") + pl.col("duration")).max()).item())
@@ -130,20 +126,18 @@ def overview(
     )
     if alignment is not None:
         notes.append("clocks of the ranks are aligned at the ends of the collectives they share")
-    elif len(tables.ranks) > 1:
+    elif len(trace.ranks) > 1:
         notes.append("the ranks share no collectives, so their clocks are shown as recorded")
     return Overview(start, span, width, count, lanes, bins, slices, names, tuple(notes))
 
 
-def _activities(
-    tables: Tables, attribution: Attribution, alignment: Alignment | None
-) -> pl.DataFrame:
-    group = kernel_groups(tables, attribution.collectives, _NO_PATTERNS)
+def _activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:
+    group = kernel_groups(trace, _NO_PATTERNS)
     communication = group.cast(pl.String) == COMMUNICATION
-    copies = tables.gpu["kind"].is_in(["memcpy", "memset"])
+    copies = trace.gpu["kind"].is_in(["memcpy", "memset"])
     shift = alignment.shift() if alignment else pl.lit(0)
     known = pl.when(pl.col("kind") != "thunk").then("stream")
-    return tables.gpu.select(
+    return trace.gpu.select(
         "rank",
         "device",
         known.alias("stream"),
@@ -153,7 +147,7 @@ def _activities(
         pl.coalesce(pl.col("hlo").cast(pl.String), pl.col("name").cast(pl.String))
         .cast(pl.Categorical())
         .alias("name"),
-    ).with_columns(attribution.places["label"].cast(pl.Categorical()).alias("label"))
+    ).with_columns(trace.places["label"].cast(pl.Categorical()).alias("label"))
 
 
 def _lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 if TYPE_CHECKING:
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
 __all__ = ["PHASES", "Phases", "WarmUp", "compiled_modules", "module_keys", "phases"]
 
@@ -61,25 +61,25 @@ class Phases:
         return self.phase == "steady"
 
 
-def phases(tables: Tables, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
+def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
     """The phase of every program execution.
 
     The last execution of a module on a device is incomplete if it ran fewer thunks than the mean
     less the standard deviation of those before (nsys-jax tests the same on GPU operations).
 
     Args:
-        tables: programs, gpu, collectives, hlo and compile ranges of host are used.
+        trace: programs, gpu, collectives, hlo and compile ranges of host are used.
         rule: what counts as warm-up.
     """
     module = ("rank", "device", "key")
     rows = (
-        tables.programs.select("rank", "device", "program", "start")
-        .with_columns(key=module_keys(tables), thunks=_thunk_counts(tables))
+        trace.programs.select("rank", "device", "program", "start")
+        .with_columns(key=module_keys(trace), thunks=_thunk_counts(trace))
         .with_row_index("row")
         .sort("start", maintain_order=True)
         .with_columns(number=pl.int_range(pl.len()).over(module))
         .with_columns(
-            threshold=_threshold(tables, rule), last=_is_last(module), few=_has_few(module)
+            threshold=_threshold(trace, rule), last=_is_last(module), few=_has_few(module)
         )
     )
     warm = pl.col("number") < pl.col("threshold")
@@ -101,27 +101,27 @@ def phases(tables: Tables, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
     )
 
 
-def module_keys(tables: Tables) -> pl.Series:
+def module_keys(trace: Attributed) -> pl.Series:
     """What tells XLA modules apart, ``name.number``, for every row of ``Tables.programs``.
 
     Where the HLO is missing, the program's identity or else its name.
     """
     known = pl.DataFrame(
         {
-            "hlo": range(len(tables.hlo)),
-            "known": [f"{module.name}.{module.id}" for module in tables.hlo],
+            "hlo": range(len(trace.hlo)),
+            "known": [f"{module.name}.{module.id}" for module in trace.hlo],
         },
         schema={"hlo": pl.Int32, "known": pl.String},
     )
-    rows = tables.programs.select("hlo", pl.col("program", "name").cast(pl.String)).join(
+    rows = trace.programs.select("hlo", pl.col("program", "name").cast(pl.String)).join(
         known, on="hlo", how="left", maintain_order="left"
     )
     return rows.select(key=pl.coalesce("known", "program", "name"))["key"]
 
 
-def compiled_modules(tables: Tables) -> pl.DataFrame:
+def compiled_modules(trace: Attributed) -> pl.DataFrame:
     """Modules whose compilation was recorded: columns rank and key, as in `module_keys`."""
-    names = tables.host.filter(pl.col("category") == "compile").select(
+    names = trace.host.filter(pl.col("category") == "compile").select(
         "rank", pl.col("name").cast(pl.String)
     )
     return (
@@ -132,22 +132,22 @@ def compiled_modules(tables: Tables) -> pl.DataFrame:
     )
 
 
-def _thunk_counts(tables: Tables) -> pl.Series:
-    counts = tables.gpu.group_by("program").len().with_columns(pl.col("program").cast(pl.Int64))
-    rows = pl.DataFrame({"program": pl.int_range(tables.programs.height, eager=True)})
+def _thunk_counts(trace: Attributed) -> pl.Series:
+    counts = trace.gpu.group_by("program").len().with_columns(pl.col("program").cast(pl.Int64))
+    rows = pl.DataFrame({"program": pl.int_range(trace.programs.height, eager=True)})
     found = rows.join(counts, on="program", how="left", maintain_order="left")["len"]
     return found.fill_null(0).cast(pl.Int64)
 
 
-def _threshold(tables: Tables, rule: WarmUp) -> pl.Expr:
+def _threshold(trace: Attributed, rule: WarmUp) -> pl.Expr:
     """How many executions of a row's module count as warm-up."""
     if rule is WarmUp.KEEP:
         return pl.lit(0)
-    compiled = compiled_modules(tables).select(pl.struct("rank", "key")).to_series()
+    compiled = compiled_modules(trace).select(pl.struct("rank", "key")).to_series()
     seen = pl.struct("rank", "key").is_in(compiled.implode()).cast(pl.Int64)
     if rule is WarmUp.FIRST_COMPILED:
         return seen
-    return seen + int(tables.collectives.height > 0)
+    return seen + int(trace.collectives.height > 0)
 
 
 def _is_last(module: tuple[str, ...]) -> pl.Expr:

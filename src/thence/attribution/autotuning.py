@@ -11,9 +11,7 @@ import polars as pl
 
 from thence.model.tables import Tables  # noqa: TC001 - named in a signature
 
-__all__ = ["AUTOTUNING", "autotuned"]
-
-AUTOTUNING = "XLA's autotuner ran it, while a program was being compiled"
+__all__ = ["autotuned"]
 
 _COMPILE = r"^XlaCompile(?::#|$)"
 _THREAD = ["rank", "process", "thread"]

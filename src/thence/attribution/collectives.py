@@ -1,4 +1,9 @@
-"""Which kernels a collective that a host op described ran as."""
+"""The collectives of a trace, each with its kernel, whoever described them.
+
+A description comes with the kernel itself (Kineto), with the label of a CUDA graph's node, with the HLO
+instruction that the kernel runs, or with the host op around the launch (``record_param_comms`` of older
+torch, recordings, NCCL's NVTX ranges). Of one kernel the first of these counts.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from thence.attribution.hlo_collectives import collective_instructions
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import COLLECTIVES
 from thence.readers.kineto.collectives import described_by_metadata
@@ -15,27 +21,29 @@ from thence.readers.kineto.collectives import described_by_metadata
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
-__all__ = ["described_collectives"]
+__all__ = ["complete_collectives"]
 
 
-def described_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
+def complete_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
     """The `collectives` table with a device activity in every row.
 
-    Kernels of CUDA graphs whose joined label describes a collective are among them.
-
-    Producers that describe a collective on the host op only (``record_param_comms`` of older torch)
-    have its kernels found here: those launched inside that op. Descriptions without a kernel are
-    dropped: nothing ran for them on a device.
+    Descriptions without a kernel are dropped: nothing ran for them on a device.
 
     Args:
-        tables: of the trace.
+        tables: of the trace, with the HLO instruction of each activity.
         launch: host row that launched each device activity, null where unknown.
     """
     known = tables.collectives.filter(pl.col("gpu").is_not_null())
-    known = pl.concat([known, _of_graphs(tables, known["gpu"])]).sort("gpu")
+    for source in (_of_graphs, _of_hlo):
+        known = pl.concat([known, source(tables, known["gpu"])])
+    return pl.concat([known, _of_host(tables, known["gpu"], launch)]).sort("gpu")
+
+
+def _of_host(tables: Tables, known: pl.Series, launch: pl.Series) -> pl.DataFrame:
+    """What host ops describe, for the kernels launched inside them that nothing else describes."""
     on_host = tables.collectives.filter(pl.col("gpu").is_null())
     if on_host.is_empty():
-        return known
+        return COLLECTIVES.empty()
     described = np.zeros(tables.host.height, np.bool_)
     described[on_host["host"].to_numpy()] = True
     parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
@@ -44,10 +52,51 @@ def described_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
         pl.DataFrame({"host": around})
         .with_row_index("gpu")
         .with_columns(pl.col("gpu", "host").cast(pl.Int32))
-        .filter((tables.gpu["kind"] == "kernel") & ~pl.col("gpu").is_in(known["gpu"].implode()))
+        .filter((tables.gpu["kind"] == "kernel") & ~pl.col("gpu").is_in(known.implode()))
     )
-    matched = on_host.drop("gpu").join(found, on="host").select(known.columns)
-    return pl.concat([known, matched]).sort("gpu")
+    return on_host.drop("gpu").join(found, on="host").select(list(COLLECTIVES.schema))
+
+
+def _of_hlo(tables: Tables, known: pl.Series) -> pl.DataFrame:
+    """What HLO instructions describe: one row for each run of one, that of its longest kernel.
+
+    Where NCCL's kernel is among them it is that one, however long its helpers take.
+    """
+    described = [
+        collective_instructions(module).select(
+            pl.lit(place, pl.Int32).alias("module"),
+            pl.col("name").alias("instruction"),
+            "collective",
+            pl.col("message_bytes").alias("bytes"),
+            "group_size",
+        )
+        for place, module in enumerate(tables.hlo)
+    ]
+    if not described:
+        return COLLECTIVES.empty()
+    every = pl.concat(described).unique(["module", "instruction"], keep="first")
+    of_program = tables.programs.select(
+        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
+    )
+    # In a command buffer nobody counts iterations: there each launch of the graph is one.
+    replay = pl.when(pl.col("graph").is_not_null()).then("correlation")
+    ran = (
+        tables.gpu.select(
+            pl.int_range(pl.len(), dtype=pl.Int32).alias("gpu"),
+            *("kind", "program", "iteration", "duration"),
+            pl.col("hlo").cast(pl.String).alias("instruction"),
+            replay.alias("replay"),
+            nccl=pl.col("name").cast(pl.String).str.contains("(?i)nccl").fill_null(value=False),
+        )
+        .filter(pl.col("kind").is_in(["kernel", "thunk"]), ~pl.col("gpu").is_in(known.implode()))
+        .join(of_program, on="program")
+        .join(every, on=["module", "instruction"])
+        .sort("nccl", "duration", "gpu", descending=[True, True, False])
+        .unique(
+            ["program", "instruction", "iteration", "replay"], keep="first", maintain_order=True
+        )
+    )
+    return COLLECTIVES.frame(ran.select("gpu", "collective", "bytes", "group_size").to_dict())
 
 
 def _of_graphs(tables: Tables, known: pl.Series) -> pl.DataFrame:

@@ -32,18 +32,7 @@ if TYPE_CHECKING:
     from thence.attribution.schedules import Schedule
     from thence.model.tables import Tables
 
-__all__ = ["BY_LIBRARY_ORDER", "BY_NODE_ORDER", "IN_GRAPH", "derived_instructions"]
-
-BY_NODE_ORDER = "order of the CUDA graph's nodes against the HLO schedule"
-BY_LIBRARY_ORDER = "order of the library calls in the CUDA graph against the HLO schedule"
-IN_GRAPH = "inside a CUDA graph (command buffer): the profiler recorded no HLO op"
-NO_SCHEDULE = f"{IN_GRAPH}, and the HLO of its program has no schedule"
-NO_FIT = IN_GRAPH + ", and at most {} of the graph's {} own kernels fit the HLO schedule"
-NO_END = IN_GRAPH + ", and where the graph's library calls begin cannot be told"
-SEVERAL = IN_GRAPH + ", and its kernels fit the HLO schedule at {} places"
-OUT_OF_ORDER = IN_GRAPH + ", and where it fits the HLO schedule contradicts the order of the graphs"
-TOO_EARLY = IN_GRAPH + ", and by the HLO schedule it would have started before what it reads"
-LIBRARY = IN_GRAPH + ", and the graph's library kernels cannot be told apart"
+__all__ = ["derived_instructions"]
 
 _LOW = 0xFFFF_FFFF  # of a node's id: its number; above it the graph's (CUPTI, graphNodeId)
 _COPY = re.compile(r"(?i)^mem(?:cpy|set)")  # also as kernels of the driver: memcpy128
@@ -57,19 +46,27 @@ _LIBRARIES = (
 """Custom call targets (xla/service/gpu/cublas_cudnn.cc) and the kernels of the library behind each."""
 _AFTERWARDS = re.compile(r"(?i)splitk_?reduce|reduce_?splitk")  # second kernel of a split product
 
-_DERIVED = {"graph": pl.UInt64, "number": pl.UInt64, "command": pl.Int64, "rule": pl.String}
+_DERIVED = {
+    "graph": pl.UInt64,
+    "number": pl.UInt64,
+    "command": pl.Int64,
+    "rule": pl.String,
+    "detail": pl.String,
+}
 
 
 def derived_instructions(tables: Tables) -> pl.DataFrame:
     """The HLO instruction of every row of ``tables.gpu`` that a command buffer launched.
 
     Returns:
-        One row per row of gpu, in its order: hlo (String) and rule, how it was found or why it was
-        not; both null where the profiler recorded the op, or for what no XLA program's graph ran.
+        One row per row of gpu, in its order: hlo (String); rule, the code of how it was found or why it
+        was not; both null where the profiler recorded the op, or for what no XLA program's graph ran;
+        and detail, a sentence about the graph where it could not be told, else null.
     """
     rows = _activities(tables)
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
-    none = pl.DataFrame(schema={"row": pl.UInt32, "derived": pl.String, "rule": pl.String})
+    texts = ("derived", "rule", "detail")
+    none = pl.DataFrame(schema={"row": pl.UInt32, **dict.fromkeys(texts, pl.String)})
     found = [none]
     for module in inside["module"].drop_nulls().unique().sort():
         schedule = schedule_of(tables.hlo[module])
@@ -79,7 +76,7 @@ def derived_instructions(tables: Tables) -> pl.DataFrame:
     return (
         tables.gpu.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
         .join(pl.concat(found), on="row", how="left", maintain_order="left")
-        .select(pl.col("derived").alias("hlo"), "rule")
+        .select(pl.col("derived").alias("hlo"), "rule", "detail")
     )
 
 
@@ -102,7 +99,7 @@ def _activities(tables: Tables) -> pl.DataFrame:
 
 
 def _of_device(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
-    """Columns row, derived and rule of what one program's graphs ran on one device."""
+    """Columns row, derived, rule and detail of what one program's graphs ran on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     graphs = {graph.id: graph for graph in _graphs(inside)}
     executions = _executions(rows)
@@ -112,23 +109,24 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
     for number, graph in graphs.items():
         place = places.get(number)
         if not schedule.names:
-            nodes.append(_refused(graph, NO_SCHEDULE))
+            nodes.append(_refused(graph, "command_buffer_no_schedule"))
         elif place is None:
-            nodes.append(_refused(graph, _reason(fits[number])))
+            nodes.append(_refused(graph, *_reason(fits[number])))
         else:
             nodes.append(_instructions(graph, schedule, place, fits[number].length))
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
     keyed = (
         inside.join(pl.concat(nodes), on=["graph", "number"], how="left", maintain_order="left")
         .join(names.cast({"derived": pl.String}), on="command", how="left", maintain_order="left")
-        .with_columns(pl.col("rule").fill_null(IN_GRAPH))
+        .with_columns(pl.col("rule").fill_null("command_buffer"))
     )
     early = _too_early(keyed, schedule)
     untrue = pl.col("graph").is_in(early.implode()) & pl.col("command").is_not_null()
     return keyed.select(
         "row",
         derived=pl.when(~untrue).then("derived"),
-        rule=pl.when(untrue).then(pl.lit(TOO_EARLY)).otherwise("rule"),
+        rule=pl.when(untrue).then(pl.lit("command_buffer_too_early")).otherwise("rule"),
+        detail="detail",
     )
 
 
@@ -383,34 +381,46 @@ def _instructions(graph: _Graph, schedule: Schedule, place: int, length: int) ->
     inside = _library_calls(graph, schedule, place, length)
     rest = len(graph.numbers) - len(own)
     calls = [None] * rest if inside is None else inside.tolist()
-    rule = LIBRARY if inside is None else BY_LIBRARY_ORDER
+    rule = "command_buffer_library" if inside is None else "hlo_library_order"
     return _nodes(
-        graph, [*(own + place).tolist(), *calls], [BY_NODE_ORDER] * len(own) + [rule] * rest
+        graph, [*(own + place).tolist(), *calls], ["hlo_node_order"] * len(own) + [rule] * rest
     )
 
 
-def _refused(graph: _Graph, reason: str) -> pl.DataFrame:
-    return _nodes(graph, [None] * len(graph.names), [reason] * len(graph.names))
+def _refused(graph: _Graph, reason: str, detail: str | None = None) -> pl.DataFrame:
+    return _nodes(graph, [None] * len(graph.names), [reason] * len(graph.names), detail)
 
 
-def _nodes(graph: _Graph, commands: Sequence[int | None], rules: Sequence[str]) -> pl.DataFrame:
+def _nodes(
+    graph: _Graph, commands: Sequence[int | None], rules: Sequence[str], detail: str | None = None
+) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "graph": [graph.id] * len(rules),
             "number": graph.numbers,
             "command": commands,
             "rule": rules,
+            "detail": [detail] * len(rules),
         },
         schema_overrides=_DERIVED,
     ).unique("number", keep="first")
 
 
-def _reason(fit: _Fit) -> str:
+def _reason(fit: _Fit) -> tuple[str, str | None]:
+    """Why a graph has no certain place in the schedule: the code, and a sentence about this graph."""
     if fit.places.size == 0 and fit.fitted == fit.own > 0:
-        return NO_END
+        return "command_buffer_no_end", None
     if fit.places.size == 0:
-        return NO_FIT.format(fit.fitted, fit.own)
-    return SEVERAL.format(fit.places.size) if fit.places.size > 1 else OUT_OF_ORDER
+        return (
+            "command_buffer_no_fit",
+            f"at most {fit.fitted} of the graph's {fit.own} own kernels fit the HLO schedule",
+        )
+    if fit.places.size > 1:
+        return (
+            "command_buffer_several",
+            f"the graph's kernels fit the HLO schedule at {fit.places.size} places",
+        )
+    return "command_buffer_order", None
 
 
 def _too_early(keyed: pl.DataFrame, schedule: Schedule) -> pl.Series:

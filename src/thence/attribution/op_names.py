@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["labels", "parts_of", "phase_of", "segments_of"]
 
-ARGUMENT = "the op_name names an argument of the program"
-
 _WRAPPED = re.compile(r"(?P<transformation>[A-Za-z_][\w.-]*)\((?P<inner>.*)\)", re.DOTALL)
 _FUNCTIONS = frozenset(("jit", "pjit", "xla_call", "pmap", "xmap", "core_call", "closed_call"))
 """What stands around the name of a function, which is no scope that the user named."""
@@ -45,16 +43,16 @@ _MAX_PARTS = 1000
 
 
 def phase_of(op_name: str) -> tuple[str | None, str]:
-    """Forward or backward, and the rule or why it is neither.
+    """Forward or backward, and the code of the rule, or of why it is neither.
 
     Reverse differentiation writes ``transpose(...)`` around what it makes; of merged operations it is
     enough that one of them has it.
     """
     if "transpose(" in op_name:
-        return "backward", "transposition in op_name"
+        return "backward", "transposed"
     if any(_is_traced(part) for part in parts_of(op_name)):
-        return "forward", "no transposition in op_name"
-    return None, ARGUMENT
+        return "forward", "not_transposed"
+    return None, "argument"
 
 
 def parts_of(op_name: str) -> list[str]:
@@ -79,7 +77,7 @@ def segments_of(path: str) -> list[str]:
 
 
 def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
-    """The path of named scopes in each op_name of one module, and the rule or why there is none.
+    """The path of named scopes in each op_name of one module, and the code of the rule, or of why there is none.
 
     The last part is the primitive, unless another op_name goes on below it: XLA also writes the
     common beginning of several paths.
@@ -104,16 +102,16 @@ def _is_traced(path: str) -> bool:
 
 def _label(paths: list[tuple[str, ...]], scopes: set[tuple[str, ...]]) -> tuple[str | None, str]:
     if not paths:
-        return None, ARGUMENT
+        return None, "argument"
     named = {path if path in scopes else path[:-1] for path in paths}
     if len(named) == 1:
-        label, rule = "/".join(named.pop()), "named scopes in op_name"
+        label, rule = "/".join(named.pop()), "named_scope"
     else:
-        label, rule = "/".join(_common(sorted(named))), "scopes that merged operations share"
+        label, rule = "/".join(_common(sorted(named))), "common_scope"
     if label:
         return label, rule
     scoped = any(len(path) > 1 for path in paths)
-    return None, "merged from different scopes" if scoped else "no named scope around it"
+    return None, "different_scopes" if scoped else "no_scope"
 
 
 def _common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:

@@ -34,13 +34,8 @@ _WRAPPERS = ("async-start", "call", "fusion")
 _ROUNDS = 64  # operands followed upwards or users downwards, one step each round
 _NESTED = 4  # wrappers in wrappers; XLA makes two
 
-OWN = "HLO instruction"
-INSIDE = "instruction inside"
-MOVED = "what it moves"
-USER = "what uses the result"
-_RULES = (OWN, INSIDE, MOVED, USER)
-NO_OP_NAME = "the HLO instruction has no op_name"
-NO_SOURCE = "the HLO instruction has no source line"
+_RULES = ("hlo_instruction", "hlo_inside", "hlo_moved", "hlo_user")
+_INSIDE, _MOVED, _USER = range(1, 4)
 
 
 def origins(module: HloModule) -> pl.DataFrame:
@@ -68,10 +63,10 @@ def origins(module: HloModule) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "op_name": op_name,
-            "op_name_rule": _rules(name_rule, op_name, NO_OP_NAME),
+            "op_name_rule": _rules(name_rule, op_name, "no_op_name"),
             "frame": frame,
             "source": source,
-            "source_rule": _rules(frame_rule, source, NO_SOURCE),
+            "source_rule": _rules(frame_rule, source, "no_source"),
         }
     )
 
@@ -141,8 +136,8 @@ class _Links:
         origin = np.where(has, np.arange(self.count), -1)
         rule = np.zeros(self.count, np.int8)
         self._from_inside(origin, rule)
-        self._spread(origin, rule, "row", _RULES.index(MOVED))
-        self._spread(origin, rule, "other", _RULES.index(USER))
+        self._spread(origin, rule, "row", _MOVED)
+        self._spread(origin, rule, "other", _USER)
         return np.where(origin < 0, np.arange(self.count), origin), rule
 
     def _from_inside(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
@@ -155,7 +150,7 @@ class _Links:
             chosen = held.sort("is_root", "row").unique("caller", keep="last")
             caller = chosen["caller"].to_numpy()
             origin[caller] = origin[chosen["row"].to_numpy()]
-            rule[caller] = _RULES.index(INSIDE)
+            rule[caller] = _INSIDE
 
     def _spread(
         self, origin: NDArray[np.int64], rule: NDArray[np.int8], to: str, number: int

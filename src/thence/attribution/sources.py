@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
-__all__ = ["Frames", "source_lines"]
+__all__ = ["Frames", "is_own", "source_lines"]
 
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): .*", re.DOTALL)
 # torch writes the paths of its own files relative to the installation: torch/nn/modules/linear.py.
@@ -39,24 +43,44 @@ class Frames:
     installed: npt.NDArray[np.bool_]
 
 
-def source_lines(names: pl.Series, python: npt.NDArray[np.bool_]) -> Frames:
+def is_own(file: str, own: Sequence[str] = ()) -> bool:
+    """Whether a source file is the user's own code: not of the standard library or an installed package.
+
+    Args:
+        file: its path, as the producer wrote it.
+        own: what else counts: names of packages or folders (``transformers``), or glob patterns that the
+            path, or its end, matches (``*/site-packages/mylib/*``).
+    """
+    if not _INSTALLED.search(file):
+        return True
+    parts = PurePosixPath(file).parts
+    return any(
+        pattern in parts or fnmatchcase(file, pattern) or f"{pattern}.py" in parts
+        for pattern in own
+    )
+
+
+def source_lines(
+    names: pl.Series, python: npt.NDArray[np.bool_], own: Sequence[str] = ()
+) -> Frames:
     """Source lines of the host rows.
 
     Args:
         names: Categorical names of the host rows; frames are written ``file.py(12): function``.
         python: which rows are Python frames.
+        own: what else counts as the user's own code: as `is_own` takes it.
     """
     used = names.filter(pl.Series(python)).unique().drop_nulls()
     parsed = [_FRAME.fullmatch(name) for name in used.cast(pl.String).to_list()]
     matches = dict(zip(used.to_physical().to_list(), parsed, strict=True))
     lines = {code: f"{m['file']}:{m['line']}" for code, m in sorted(matches.items()) if m}
-    own = [code for code, m in matches.items() if m and not _INSTALLED.search(m["file"])]
+    users = [code for code, m in matches.items() if m and is_own(m["file"], own)]
     code = names.to_physical().to_numpy()
     known = np.array(list(lines), code.dtype)
     is_line = python & np.isin(code, known)
-    is_own = is_line & np.isin(code, own)
+    of_user = is_line & np.isin(code, users)
     number = np.full(len(code), -1, np.int64)
     number[is_line] = np.searchsorted(known, code[is_line])
     texts = pl.Series(list(lines.values()), dtype=pl.String).cast(pl.Categorical())
     line = texts.gather(pl.Series(number).replace(-1, None).cast(pl.UInt32))
-    return Frames(line, is_own, is_line & ~is_own)
+    return Frames(line, of_user, is_line & ~of_user)

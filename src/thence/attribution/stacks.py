@@ -21,21 +21,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.hlo import frame_names, stack_shares
+from thence.attribution.hlo_places import frame_names, stack_shares
+from thence.attribution.launch_places import paths_of
 from thence.attribution.op_names import segments_of
 from thence.attribution.paths import SEPARATOR
-from thence.attribution.places import paths_of
+from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from thence.attribution.combined import Attribution
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
-__all__ = ["KINDS_OF_STACKS", "Path", "Stacks", "stacks_of"]
-
-KINDS_OF_STACKS = ("source", "op_name", "module", "label", "stack", "ops")
-"""What the frames can be."""
+__all__ = ["Path", "Stacks", "stacks_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +59,27 @@ class Stacks:
     shared: bool
 
 
-def stacks_of(tables: Tables, attribution: Attribution, by: str) -> Stacks:
-    """The path of every row of ``tables.gpu``.
+def stacks_of(trace: Attributed, by: str) -> Stacks:
+    """The path of every row of ``trace.gpu``.
 
     Args:
-        tables: of the trace.
-        attribution: of the same trace.
-        by: one of `KINDS_OF_STACKS`.
+        trace: attributed.
+        by: one of `thence.model.places.FLAMES`.
     """
-    if by == "source" and attribution.shares is not None:
-        return _shared(tables, attribution.places)
-    places = attribution.places
-    numbers = np.zeros(tables.gpu.height, np.int64)
+    if by == "source" and trace.shares is not None:
+        return _shared(trace)
+    places = trace.places
+    numbers = np.zeros(trace.gpu.height, np.int64)
     of_host: list[tuple[str, ...]] = [()]
     if by != "op_name":
-        of_host, numbers = paths_of(tables, places["launch"], by)
-    of_hlo = _hlo_stacks(tables) if by == "stack" else {}
+        of_host, numbers = paths_of(trace, places["launch"], by, trace.own)
+    of_hlo = _hlo_stacks(trace) if by == "stack" else {}
     rows = pl.DataFrame({"place": places[by], "rule": places[f"{by}_rule"], "host": numbers})
     distinct = rows.unique(maintain_order=True).with_row_index("path")
     paths = [
-        _unknown(rule) if place is None else Path(_frames(by, place, of_host[host], of_hlo), True)  # noqa: FBT003 - attributed
+        _unknown(text_of(rule))
+        if place is None
+        else Path(_frames(by, place, of_host[host], of_hlo), True)  # noqa: FBT003 - attributed
         for place, rule, host in distinct.select(
             pl.col("place", "rule").cast(pl.String), "host"
         ).iter_rows()
@@ -112,27 +110,27 @@ def _frames(
     return tuple(part for part in parts if part) or (place,)
 
 
-def _used_frames(tables: Tables) -> Iterable[tuple[int, int]]:
-    return ((m, f) for m, module in enumerate(tables.hlo) for f in module.frames["frame"].to_list())
+def _used_frames(trace: Attributed) -> Iterable[tuple[int, int]]:
+    return ((m, f) for m, module in enumerate(trace.hlo) for f in module.frames["frame"].to_list())
 
 
-def _hlo_stacks(tables: Tables) -> dict[str, tuple[str, ...]]:
+def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
     """Stacks of the HLO by the text that stands for them among the places."""
-    stacks = {frame_names(tables.hlo[module], frame) for module, frame in _used_frames(tables)}
+    stacks = {frame_names(trace.hlo[module], frame) for module, frame in _used_frames(trace)}
     return {";".join(stack): stack for stack in stacks}
 
 
-def _shared(tables: Tables, places: pl.DataFrame) -> Stacks:
+def _shared(trace: Attributed) -> Stacks:
     """Source stacks of XLA work, each with its share of the time."""
-    rows = stack_shares(tables, places)
+    rows = stack_shares(trace)
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")
     rows = rows.with_columns(reason)  # how a stack was found does not make it another one
     distinct = rows.select(keys).unique(maintain_order=True).with_row_index("path")
     paths = [
-        _unknown(rule)
+        _unknown(text_of(rule))
         if frame is None
-        else Path(tuple(f"{f.file}:{f.line}" for f in tables.hlo[module].stack(frame)), True)  # noqa: FBT003 - attributed
+        else Path(tuple(f"{f.file}:{f.line}" for f in trace.hlo[module].stack(frame)), True)  # noqa: FBT003 - attributed
         for module, frame, rule in distinct.select(keys).iter_rows()
     ]
     claims = rows.join(distinct, on=keys, how="left", maintain_order="left", nulls_equal=True)

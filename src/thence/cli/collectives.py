@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli.common import (
-    emit,
-    format_option,
-    hlo_option,
-    inputs_argument,
-    open_with_progress,
-    warm_up_option,
-)
+from thence.cli.inputs import Inputs, trace_options, warm_up_option
+from thence.cli.output import Result, result_options
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -43,21 +37,20 @@ _HEADINGS = {
 
 
 @click.command("collectives", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options("rank", "device", "steps", "window", "only", "hlo")
 @warm_up_option
-@hlo_option
-@format_option
-def command(inputs: tuple[str, ...], warm_up: str, hlo: tuple[str, ...], form: str) -> None:
+@result_options()
+def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """Collectives: message size, bandwidth, exposed and hidden time, waits."""
-    trace = open_with_progress(inputs, hlo)
-    result = trace.collective_times(warm_up)
-    notes = (result.phases.statement, _clocks(trace), *trace.meta.warnings)
-    emit(result.to_json(), result.by_size, _HEADINGS, form, notes)
+    trace = inputs.open()
+    times = trace.collective_times(warm_up)
+    notes = (times.phases.statement, _clocks(trace), *trace.meta.warnings)
+    result.emit(times.to_json(), times.by_size, _HEADINGS, notes)
 
 
 def _clocks(trace: Trace) -> str:
     """What was done about the clocks of several ranks."""
-    if len(trace.tables.ranks) == 1:
+    if len(trace.attributed.ranks) == 1:
         return "waits are among the devices of one process, which share a clock"
     found = trace.alignment
     if found.residual_median_ns is None or found.residual_max_ns is None:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import click
 
-from thence.cli.common import (
-    choice_option,
-    emit,
-    format_option,
-    inputs_argument,
-    open_with_progress,
-)
+from thence.cli.inputs import Inputs, trace_options
+from thence.cli.output import Result, choice_option, result_options
 
 __all__ = ["command"]
 
@@ -26,15 +21,15 @@ _HEADINGS = {"name": "phase", "count": "count", "self_ns": "time", "share": "sha
 
 
 @click.command("compile", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options("rank")
 @choice_option(
     "--autotuning",
     choices=("block", "detail"),
     meaning="Autotuning as one block, or phase by phase.",
 )
-@format_option
-def command(inputs: tuple[str, ...], autotuning: str, form: str) -> None:
+@result_options()
+def command(inputs: Inputs, autotuning: str, result: Result) -> None:
     """Compilation: wall time by phase, parallel threads accounted for."""
-    trace = open_with_progress(inputs)
-    result = trace.compile_times(autotuning)
-    emit(result.to_json(), result.phases, _HEADINGS, form, trace.meta.warnings)
+    trace = inputs.open()
+    times = trace.compile_times(autotuning)
+    result.emit(times.to_json(), times.phases, _HEADINGS, trace.meta.warnings)

@@ -8,24 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli.common import (
-    check_output,
-    choice_option,
-    force_option,
-    inputs_argument,
-    open_with_progress,
-    output_option,
-)
+from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.errors import UsageError
+from thence.model.places import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["command"]
 
-# Listed here and not taken from the analysis, so that --help need not import it; a test holds the
-# two lists together.
-LANES = ("label", "module", "collective", "process-group", "lane")
 _TO_STDOUT = {"pftrace": ".pftrace", "json": ".json", "json.gz": ".json.gz"}
 _ROWS_WITH_PROGRESS = 1_000_000
 
@@ -41,7 +33,7 @@ Examples:
 
 
 @click.command("convert", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options(*SELECTING, "own", "hlo")
 @output_option(
     "File ending in .pftrace, .json or .json.gz, folder ending in .parquet, or - for standard output.",
     required=True,
@@ -61,7 +53,7 @@ Examples:
 @choice_option("--to", choices=tuple(_TO_STDOUT), meaning="Format on standard output.")
 @force_option
 def command(
-    inputs: tuple[str, ...],
+    inputs: Inputs,
     output: str,
     lanes: tuple[str, ...],
     clocks: str,
@@ -76,21 +68,21 @@ def command(
 
     ending_of(output)  # before anything is read
     check_output(output, force=force)
-    timeline = open_with_progress(inputs).timeline(lanes, clocks)
+    timeline = inputs.open().timeline(lanes, clocks)
     with _progress() as progress:
         write_timeline(timeline, output, progress)
     for note in timeline.notes:
         click.echo(note, err=True)
-    for warning in timeline.tables.meta.warnings:
+    for warning in timeline.trace.meta.warnings:
         click.echo(f"warning: {warning}", err=True)
 
 
-def _to_stdout(inputs: tuple[str, ...], lanes: tuple[str, ...], clocks: str, ending: str) -> None:
+def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str) -> None:
     if sys.stdout.isatty() and ending != ".json":
         raise UsageError("binary output is not written to a terminal; send it to a file or a pipe")
     from thence.writers.files import write_timeline_to
 
-    timeline = open_with_progress(inputs).timeline(lanes, clocks)
+    timeline = inputs.open().timeline(lanes, clocks)
     write_timeline_to(timeline, sys.stdout.buffer, ending)
     sys.stdout.flush()
     for note in timeline.notes:

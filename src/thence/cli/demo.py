@@ -6,7 +6,8 @@ from importlib import resources
 
 import click
 
-from thence.cli.common import console, open_with_progress, print_table
+from thence.cli.inputs import Inputs
+from thence.cli.output import console, print_table
 
 __all__ = ["RECORDING", "command"]
 
@@ -27,7 +28,7 @@ def command(top: int) -> None:
     from thence.writers.table import attribution_table, heading, row_table
 
     with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:
-        trace = open_with_progress([str(path)])
+        trace = Inputs((str(path),)).open()
     output = console()
     print_table(output, heading(trace.summary()))
     for by in ("kernel", "label", "module", "source"):

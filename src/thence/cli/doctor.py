@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from thence.cli.common import console, print_json, print_table
+from thence.cli.output import console, print_json, print_table
 
 __all__ = ["command"]
 

@@ -11,26 +11,17 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from thence import __version__
-from thence.cli.common import (
-    choice_option,
-    force_option,
-    hlo_option,
-    inputs_argument,
-    open_with_progress,
-    output_option,
-)
+from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.errors import UsageError
+from thence.model.places import FLAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thence.analysis.flame import Flame
 
-__all__ = ["BY", "command"]
-
-# Listed here and not taken from the analysis, so that --help and completion need not import it;
-# a test holds the two lists together.
-BY = ("source", "op_name", "module", "label", "stack", "ops")
+__all__ = ["command"]
 
 _FORMATS = {
     ".html": "html",
@@ -50,7 +41,7 @@ Examples:
 
 
 @click.command("flame", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options(*SELECTING, "own", "hlo")
 @output_option(
     ".html, .folded or .speedscope.json; - prints folded stacks.",
     required=True,
@@ -58,14 +49,8 @@ Examples:
 )
 @click.option(
     "--by",
-    type=click.Choice(BY),
+    type=click.Choice(FLAMES),
     help="What the frames are. Without it: op_name for JAX, else module, label or ops, as recorded.",
-)
-@click.option(
-    "--rank",
-    type=int,
-    multiple=True,
-    help="Only this rank; may be repeated. Without it, all are merged.",
 )
 @choice_option(
     "--split",
@@ -77,13 +62,12 @@ Examples:
     choices=("include", "exclude"),
     meaning="Whether idle GPU time has frames of its own.",
 )
-@hlo_option
 @force_option
 def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT001 - a click flag
     """GPU time as a flame graph: a page, folded stacks or speedscope."""
     form = _format(output)
-    if output != "-" and Path(output).exists() and not force:
-        raise UsageError(f"{output} exists; --force overwrites it")
+    if output != "-":
+        check_output(output, force=force)
     flame = _flame(**options)  # type: ignore[arg-type] # click passes what it declares
     with _written(output) as stream:
         _write(flame, form, stream)
@@ -93,25 +77,12 @@ def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT00
         click.echo(f"{output}: {flame.nodes.height:,} frames by {flame.by}", err=True)
 
 
-def _flame(
-    inputs: tuple[str, ...],
-    by: str | None,
-    rank: tuple[int, ...],
-    split: str,
-    idle: str,
-    hlo: tuple[str, ...],
-) -> Flame:
+def _flame(inputs: Inputs, by: str | None, split: str, idle: str) -> Flame:
     from thence.analysis import flame as analysis
 
-    trace = open_with_progress(inputs, hlo)
-    return analysis.flame(
-        trace.tables,
-        trace.attribution,
-        by or analysis.default_kind(trace.tables, trace.attribution),
-        analysis.Split(split),
-        analysis.Idle(idle),
-        rank or None,
-    )
+    trace = inputs.open().attributed
+    kind = by or analysis.default_kind(trace)
+    return analysis.flame(trace, kind, analysis.Split(split), analysis.Idle(idle))
 
 
 def _format(output: str) -> str:

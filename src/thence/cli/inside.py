@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thence.cli.common import (
+from thence.cli.inputs import Inputs, check_inputs
+from thence.cli.output import (
     check_output,
     console,
     force_option,
     format_option,
-    open_with_progress,
     output_option,
     print_json,
     print_table,
@@ -98,6 +98,7 @@ def command(
 
 def _check(output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool) -> None:
     """What is wrong with the request is said before anything is read."""
+    check_inputs(merge)
     if output is None:
         if merge or launch is not None:
             raise UsageError("--merge and --launch are for timelines: -o says where to write it")
@@ -130,7 +131,7 @@ def _timeline(
         return standalone(parts)
     if launch is not None and len(parts) > 1:
         raise UsageError("--launch says which launch one buffer is of; there are several buffers")
-    return merged(open_with_progress(merge).timeline(), parts, launch)
+    return merged(Inputs(merge).open().timeline(), parts, launch)
 
 
 def _print(parts: Sequence[tuple[str, Decoded]], form: str) -> None:

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thence.cli.common import (
+from thence.cli.inputs import Inputs, check_inputs, trace_options
+from thence.cli.output import (
     check_output,
     choice_option,
     console,
     force_option,
-    inputs_argument,
-    open_with_progress,
     output_option,
     print_json,
     print_table,
@@ -42,7 +41,7 @@ written, if nothing fits.
 
 
 @click.command("label", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options("own")
 @click.option(
     "--labels", multiple=True, metavar="PATH", type=click.Path(),
     help="Labels saved at capture. Repeatable, for several ranks.",
@@ -57,7 +56,7 @@ written, if nothing fits.
 @force_option
 @choice_option("--format", "form", choices=("table", "json"), meaning="Of the summary.")
 def command(
-    inputs: tuple[str, ...],
+    inputs: Inputs,
     labels: tuple[str, ...],
     eager: tuple[str, ...],
     output: str | None,
@@ -71,20 +70,21 @@ def command(
         if not output.lower().endswith(_ENDINGS):
             raise UsageError(f"{output}: must end in {', '.join(_ENDINGS)}")
         check_output(output, force=force)  # before anything is read
-    recorded = open_with_progress(inputs)
+    check_inputs((*labels, *eager))
+    recorded = inputs.open()
     if labels:
         trace = recorded.label(list(labels))
     elif eager:
-        trace = recorded.label(eager=open_with_progress(eager))
+        trace = recorded.label(eager=Inputs(eager).open())
     else:
         trace = recorded
         if not trace.graph_coverage.labelled:
             raise MissingData(
-                f"{', '.join(inputs)}: no labels lie beside it that fit; name them with --labels, or an "
+                f"{', '.join(inputs.paths)}: no labels lie beside it that fit; name them with --labels, or an "
                 "eager run with --eager" + "".join(f"\n{text}" for text in trace.meta.warnings)
             )
     if output is not None:
-        _write(trace, inputs, output)
+        _write(trace, inputs.paths, output)
     _show(trace, output, form)
 
 
@@ -92,9 +92,9 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
     """A Kineto file is copied with everything in it; other traces are written from the tables."""
     from thence.writers.relabelled import Unmatched, can_relabel, write_relabelled
 
-    if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.tables, inputs):
+    if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.attributed, inputs):
         try:
-            write_relabelled(trace.tables, trace.places, inputs[0], output)
+            write_relabelled(trace.attributed, inputs[0], output)
         except Unmatched as error:
             click.echo(f"{error}; written from what could be read", err=True)
         else:

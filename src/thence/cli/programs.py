@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import click
 
-from thence.cli.common import (
-    emit,
-    format_option,
-    hlo_option,
-    inputs_argument,
-    open_with_progress,
-    warm_up_option,
-)
+from thence.cli.inputs import Inputs, trace_options, warm_up_option
+from thence.cli.output import Result, result_options
 
 __all__ = ["command"]
 
@@ -36,18 +30,12 @@ _HEADINGS = {
 
 
 @click.command("programs", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options("rank", "device", "hlo")
 @warm_up_option
-@hlo_option
-@format_option
-def command(inputs: tuple[str, ...], warm_up: str, hlo: tuple[str, ...], form: str) -> None:
+@result_options()
+def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """XLA programs: executions, GPU time, idle time inside and between, launch latency."""
-    trace = open_with_progress(inputs, hlo)
-    result = trace.program_times(warm_up)
-    emit(
-        result.to_json(),
-        result.programs,
-        _HEADINGS,
-        form,
-        (result.phases.statement, *trace.meta.warnings),
-    )
+    trace = inputs.open()
+    times = trace.program_times(warm_up)
+    notes = (times.phases.statement, *trace.meta.warnings)
+    result.emit(times.to_json(), times.programs, _HEADINGS, notes)

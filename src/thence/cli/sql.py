@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import click
 
-from thence.cli.common import (
-    console,
-    format_option,
-    hlo_option,
-    inputs_argument,
-    open_with_progress,
-    print_json,
-    print_table,
-)
+from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.output import Result, console, json_text, print_table, result_options
 
 __all__ = ["command"]
 
@@ -31,20 +24,24 @@ Examples:
 
 
 @click.command("sql", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options(*SELECTING, "own", "hlo")
 @click.argument("query")
-@hlo_option
-@format_option
-def command(inputs: tuple[str, ...], query: str, hlo: tuple[str, ...], form: str) -> None:
+@result_options()
+def command(inputs: Inputs, query: str, result: Result) -> None:
     """Answers an SQL query over the tables of a trace."""
-    answer = open_with_progress(inputs, hlo).sql(query)
-    if form == "json":
-        print_json(answer.to_dicts())
-    elif form == "csv":
-        click.echo(answer.write_csv(), nl=False)
+    answer = inputs.open().sql(query)
+    if result.form == "json":
+        result.text(json_text(answer.to_dicts()) + "\n")
+    elif result.form == "csv":
+        result.text(answer.write_csv())
     else:
         from thence.writers.frames import frame_table
 
         output = console()
         columns = {name: name for name in answer.columns}
-        print_table(output, frame_table(answer, columns, max(output.width, _SQL_WIDTH)))
+        shown = answer if result.top is None else answer.head(result.top)
+        print_table(output, frame_table(shown, columns, max(output.width, _SQL_WIDTH)))
+        if shown.height < answer.height:
+            click.echo(
+                f"... {answer.height - shown.height:,} more; --top {answer.height} shows all"
+            )

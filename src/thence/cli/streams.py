@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli.common import emit, format_option, inputs_argument, open_with_progress, print_table
+from thence.cli.inputs import Inputs, trace_options
+from thence.cli.output import Result, console, print_table, result_options
 from thence.errors import UsageError
 from thence.units import format_ns, format_share
 
@@ -52,16 +53,16 @@ _PAIRS = 5
 
 
 @click.command("streams", epilog=_EXAMPLES)
-@inputs_argument
+@trace_options("rank", "device", "steps", "window", "only", "hlo")
 @click.option(
     "--group", "groups", multiple=True, metavar="NAME=REGEX", help="A group of kernels of your own."
 )
 @click.option(
     "--expect", "expectations", multiple=True, metavar="EXPECTATION", help="Something to be tested."
 )
-@format_option
+@result_options()
 def command(
-    inputs: tuple[str, ...], groups: tuple[str, ...], expectations: tuple[str, ...], form: str
+    inputs: Inputs, groups: tuple[str, ...], expectations: tuple[str, ...], result: Result
 ) -> int:
     """Streams: kernels by group, what ran at the same time, and tests of where kernels run."""
     from thence.analysis.expectations import judge, parse
@@ -70,14 +71,16 @@ def command(
     # What is wrong with the question is said before a large trace is read.
     patterns = Patterns(tuple(map(_pair, groups)))
     parsed = [parse(text, patterns.names) for text in expectations]
-    trace = open_with_progress(inputs)
-    result = trace.streams(patterns)
-    checks = [judge(expectation, result.rows) for expectation in parsed]
-    notes = (*result.notes, *trace.meta.warnings)
-    emit(result.to_json(checks), result.rows, _ROWS, form, notes if form != "table" else ())
-    if form == "table":
-        _show(result, notes)
-    _show_checks(checks, form)
+    trace = inputs.open()
+    found = trace.streams(patterns)
+    checks = [judge(expectation, found.rows) for expectation in parsed]
+    notes = (*found.notes, *trace.meta.warnings)
+    if result.form == "table":
+        result.table(found.rows, _ROWS)
+        _show(found, notes)
+    else:
+        result.emit(found.to_json(checks), found.rows, _ROWS, notes)
+    _show_checks(checks, result.form)
     verdicts = {check.ok for check in checks}
     return 1 if False in verdicts else 2 if None in verdicts else 0
 
@@ -93,7 +96,6 @@ def _show(result: Streams, notes: tuple[str, ...]) -> None:
     """What the table of groups does not hold, for people."""
     from rich.text import Text
 
-    from thence.cli.common import console
     from thence.writers.frames import frame_table
     from thence.writers.plain import printable
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.model.reasons import CODES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -220,9 +222,10 @@ GRAPH_PLACES = Table(
         Column("stack", _NAME, "path of Python frames"),
         Column("phase", _NAME, "forward or backward"),
         Column("lane", _NAME, "extra lane that shows it"),
-        Column("rule", _NAME, "how it was joined; null place columns: why it was not"),
+        Column("rule", pl.Enum(CODES), "code of how it was joined, or of why it has no label"),
         Column("confidence", pl.Float64(), "of an alignment, 0 to 1; null where ids decided"),
         Column("metadata", _NAME, "further facts of the label as a JSON object"),
+        Column("detail", _NAME, "sentence about a graph that fits no label; null elsewhere"),
     ),
 )
 

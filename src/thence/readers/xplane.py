@@ -18,9 +18,8 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.intervals import NO_ROW
-from thence.model.tables import COLLECTIVES, GPU, KINDS, PROGRAMS, Device, Meta, Tables
+from thence.model.tables import GPU, KINDS, PROGRAMS, Device, Meta, Tables
 from thence.readers.files import STANDARD_INPUT
-from thence.readers.xla.collectives import collectives
 from thence.readers.xla.executions import by_repetition, iterations, launching_ranges
 from thence.readers.xla.hlo import decode_hlo
 from thence.readers.xla.hlo_files import PATTERNS as HLO_PATTERNS
@@ -87,7 +86,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     return Tables(
         gpu=_gpu_table(events, rank),
         host=host,
-        collectives=_collectives_table(events, programs),
         threads=threads_table(space, rank, process),
         programs=executions,
         hlo=programs.modules,
@@ -317,36 +315,6 @@ def _gpu_table(events: pl.DataFrame, rank: int) -> pl.DataFrame:
     columns["name"] = events["name"].fill_null("")
     columns["program"] = events["execution"]
     return GPU.frame(columns)
-
-
-def _collectives_table(events: pl.DataFrame, programs: _Programs) -> pl.DataFrame:
-    """One row for each kernel of an instruction that communicates, helpers of NCCL's kernel apart."""
-    run = ["execution", "hlo", "iteration"]
-    nccl = pl.col("name").cast(pl.String).str.contains("(?i)nccl")
-    kernels = (
-        events.with_row_index("gpu")
-        .filter((pl.col("kind") == "kernel") & pl.col("hlo").is_not_null())
-        .with_columns(nccl=nccl)
-        .filter(pl.col("nccl") | ~pl.col("nccl").any().over(run))
-    )
-    parts = [
-        kernels.filter(pl.col("program") == program)
-        .with_columns(hlo=pl.col("hlo").cast(pl.String))
-        .join(collectives(programs.modules[index]), left_on="hlo", right_on="name")
-        .select("gpu", "collective", "message_bytes", "group_size")
-        for program, index in programs.index.items()
-    ]
-    if not parts:
-        return COLLECTIVES.empty()
-    rows = pl.concat(parts).sort("gpu")
-    return COLLECTIVES.frame(
-        {
-            "gpu": rows["gpu"],
-            "collective": rows["collective"],
-            "bytes": rows["message_bytes"],
-            "group_size": rows["group_size"],
-        }
-    )
 
 
 def _doubts(space: XSpace, events: pl.DataFrame) -> list[str]:

@@ -78,10 +78,8 @@ def write_chrome(
         stream: binary; not closed.
         progress: called with how many rows are written, and how many there are.
     """
-    tables = timeline.tables
-    total = sum(
-        [tables.host.height, tables.gpu.height, *(p.ranges.height for p in timeline.inside)]
-    )
+    trace = timeline.trace
+    total = sum([trace.host.height, trace.gpu.height, *(p.ranges.height for p in timeline.inside)])
     head = msgspec.json.encode(_metadata(timeline))
     stream.write(head[:-1] + b',\n"traceEvents": [')
     before = b"\n"
@@ -97,7 +95,7 @@ def write_chrome(
 
 def _metadata(timeline: Timeline) -> dict[str, Any]:
     """The top-level keys that Kineto writes, as far as they are known; ours under ``thence``."""
-    meta = timeline.tables.meta
+    meta = timeline.trace.meta
     facts: dict[str, Any] = {}
     for of_input in reversed(meta.facts):
         facts |= of_input
@@ -105,7 +103,7 @@ def _metadata(timeline: Timeline) -> dict[str, Any]:
     found |= {key: value for key, value in facts.items() if key not in _IN_GROUPS}
     found["deviceProperties"] = _devices(timeline)
     group: dict[str, Any] = {key: facts[key] for key in _IN_GROUPS if key in facts}
-    ranks = timeline.tables.ranks
+    ranks = timeline.trace.ranks
     if len(ranks) == 1 and (group or ranks[0]):
         group["rank"] = ranks[0]
     if meta.process_groups:
@@ -129,7 +127,7 @@ def _metadata(timeline: Timeline) -> dict[str, Any]:
 
 def _devices(timeline: Timeline) -> list[dict[str, Any]]:
     described: dict[int, dict[str, Any]] = {}
-    for device in timeline.tables.meta.devices:
+    for device in timeline.trace.meta.devices:
         major, _, minor = (device.compute_capability or "").partition(".")
         values = {
             "id": device.device,
@@ -148,11 +146,11 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
     """Rows done and lines of JSON, in the order of the tables: equal times keep theirs when read."""
     yield 0, _named_lanes(timeline)
     of_host = _described(timeline, "host")
-    for frame in timeline.tables.host.with_row_index("row").iter_slices(_CHUNK_ROWS):
+    for frame in timeline.trace.host.with_row_index("row").iter_slices(_CHUNK_ROWS):
         yield frame.height, _host_lines(frame, timeline, of_host)
     of_gpu = _described(timeline, "gpu")
-    numbered = timeline.tables.gpu.with_row_index("row").hstack(
-        timeline.places.select(*_PLACES, "launch", "metadata")
+    numbered = timeline.trace.gpu.with_row_index("row").hstack(
+        timeline.trace.places.select(*_PLACES, "launch", "metadata")
     )
     numbered = _with_graph_labels(numbered, timeline)
     for frame in numbered.iter_slices(_CHUNK_ROWS):
@@ -164,9 +162,9 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
 
 def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
     """The rows with arguments of joined labels, which then tell the places alone."""
-    if timeline.tables.graph_places.is_empty():
+    if timeline.trace.graph_places.is_empty():
         return rows.with_columns(joined=pl.lit(None, pl.String))
-    arguments = graph_arguments(timeline.tables, timeline.places, collectives=False)
+    arguments = graph_arguments(timeline.trace, collectives=False)
     joined = rows.join(arguments, on="row", how="left", maintain_order="left")
     return joined.rename({"text": "joined"}).with_columns(
         pl.when(pl.col("joined").is_null()).then(pl.col(place)).alias(place)
@@ -176,14 +174,9 @@ def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
 
 def _described(timeline: Timeline, table: str) -> pl.DataFrame:
     """Arguments of the collectives that rows of a table describe: row and JSON text."""
-    read = timeline.tables.collectives
-    # Besides what the producer described: what labels say of kernels in graphs.
-    joined = timeline.collectives.filter(
-        pl.col("host").is_null() & ~pl.col("gpu").is_in(read["gpu"].drop_nulls().implode())
-    )
-    collectives = pl.concat([read, joined])
-    rows = pl.col("gpu").is_not_null()
-    chosen = collectives.filter(rows if table == "gpu" else ~rows & pl.col("host").is_not_null())
+    chosen = timeline.trace.host_collectives.filter(pl.col("host").is_not_null())
+    if table == "gpu":  # what a host op describes is written there
+        chosen = timeline.trace.collectives.filter(pl.col("host").is_null())
     texts = [_json_text(pl.col(column), key) for column, key in TEXT_KEYS.items()]
     numbers = [_number(column, key) for column, key in NUMBER_KEYS.items()]
     return chosen.unique(table, keep="first", maintain_order=True).select(
@@ -228,7 +221,7 @@ def _microseconds(ns: pl.Expr) -> pl.Expr:
 
 def _pid(timeline: Timeline, process: pl.Expr, rank: str = "rank") -> pl.Expr:
     """The process id; in a file of several ranks with a tag before it whose text sorts as the ranks do."""
-    ranks = timeline.tables.ranks
+    ranks = timeline.trace.ranks
     if len(ranks) < 2:
         return process.cast(pl.String)
     digits = len(str(max(ranks)))
@@ -290,8 +283,8 @@ def _gpu_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame)
 
 def _arrows(timeline: Timeline) -> pl.Series:
     """Flows: from launch to activity, with one beginning for all of a graph, and from forward to backward."""
-    host, gpu = timeline.tables.host, timeline.tables.gpu
-    launch = timeline.places["launch"]
+    host, gpu = timeline.trace.host, timeline.trace.gpu
+    launch = timeline.trace.places["launch"]
     rows = np.flatnonzero(launch.is_not_null().to_numpy())
     calls = launch.drop_nulls().cast(pl.Int64).to_numpy()
     begun = np.unique(calls)
@@ -325,10 +318,10 @@ def _flow(
 
 def _named_lanes(timeline: Timeline) -> pl.Series:
     """Metadata events: names and order of processes, threads, devices and streams."""
-    tables = timeline.tables
-    several = len(tables.ranks) > 1
+    trace = timeline.trace
+    several = len(trace.ranks) > 1
     pids = {}
-    for what, frame in (("process", tables.host), ("device", tables.gpu)):
+    for what, frame in (("process", trace.host), ("device", trace.gpu)):
         lanes = frame.select("rank", what).unique().sort("rank", what)
         texts = lanes.select(_pid(timeline, pl.col(what))).to_series().to_list()
         pids[what] = dict(zip(lanes.rows(), texts, strict=True))
@@ -339,12 +332,12 @@ def _named_lanes(timeline: Timeline) -> pl.Series:
     for (rank, device), pid in pids["device"].items():
         label = f"rank {rank}: GPU {device}" if several else f"GPU {device}"
         events += _named_process(pid, label, label, _FIRST_DEVICE_SORT_INDEX + device)
-    for rank, process, thread, name in tables.threads.rows():
+    for rank, process, thread, name in trace.threads.rows():
         if (rank, process) in pids["process"]:
             events.append(
                 _named("thread_name", pids["process"][rank, process], thread, {"name": name})
             )
-    streams = tables.gpu.select("rank", "device", pl.col("stream").fill_null(0)).unique()
+    streams = trace.gpu.select("rank", "device", pl.col("stream").fill_null(0)).unique()
     for rank, device, stream in streams.sort(pl.all()).rows():
         pid = pids["device"][rank, device]
         events.append(_named("thread_name", pid, stream, {"name": f"stream {stream}"}))

@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
+from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.collectives import METADATA_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
 
-__all__ = ["PLACES", "annotations_of", "graph_arguments"]
+__all__ = ["annotations_of", "graph_arguments"]
 
-PLACES = ("label", "module", "op", "ops", "source", "stack", "phase", "lane")
+_PLACES = (*GRAPH_LABELS, "lane")
 
 
-def graph_arguments(tables: Tables, places: pl.DataFrame, *, collectives: bool) -> pl.DataFrame:
-    """The arguments of every activity in ``tables.graph_places``.
+def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
+    """The arguments of every activity in ``trace.graph_places``.
 
     Args:
-        tables: of the trace.
-        places: of the same, as in `Attribution.places`.
+        trace: attributed.
         collectives: whether what describes collectives is wanted as well.
 
     Returns:
         row (in gpu) and text: members of a JSON object, each with a comma before it.
     """
-    joined = tables.graph_places
-    whole = places.select("label", "label_rule", "lane", "metadata")[joined["gpu"]]
+    joined = trace.graph_places
+    whole = trace.places.select("label", "label_rule", "lane", "metadata")[joined["gpu"]]
     # A label without a name has the reason for that; any other place is told where the label tells it.
     shown = joined.with_columns(whole.select("label", "lane"))
-    texts = [_member(shown[name], name) for name in PLACES]
+    texts = [_member(shown[name], name) for name in _PLACES]
     rule = pl.when(joined["label"].is_null()).then(whole["label_rule"].cast(pl.String)).otherwise(
         joined["rule"].cast(pl.String)
     )  # fmt: skip
@@ -65,7 +65,7 @@ def _member(values: pl.Series, key: str) -> pl.Series:
 
 
 def annotations_of(metadata: pl.Series) -> pl.Series:
-    """``, "annotations": {...}`` for the metadata of each activity, as in `Attribution.places`."""
+    """``, "annotations": {...}`` for the metadata of each activity, as in `Attributed.places`."""
     return pl.select(
         pl.concat_str(pl.lit(', "annotations": '), metadata.cast(pl.String))
     ).to_series()

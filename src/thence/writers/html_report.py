@@ -34,7 +34,7 @@ from thence.writers.report_tables import (
 from thence.writers.timeline_plot import CLASS_COLOURS, CLASS_SCALE, lane_names, timeline_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     import plotly.graph_objects as go
     import polars as pl
@@ -335,15 +335,24 @@ def _xla(report: Report, part: Part[Programs] | Part[Compilation], name: str) ->
 
 def _attribution(report: Report) -> str:
     summary = report.summary
-    rows = "".join(
-        f'<tr><th scope="row">{escape(kind)}</th><td>{format_share(ns, summary.sum_ns)}</td>'
-        f'<td class="text">{_reasons(summary.unattributed_ns[kind], summary.sum_ns)}</td></tr>'
+    shares = "".join(
+        f'<tr><th scope="row">{escape(kind)}</th><td>{format_share(ns, summary.sum_ns)}</td></tr>'
         for kind, ns in summary.attributed_ns.items()
     )
-    table = (
-        '<table class="plain"><thead><tr><th>kind of place</th><th>attributed</th><th class="text">'
-        f"the rest, and why</th></tr></thead><tbody>{rows}</tbody></table>"
+    reasons = "".join(
+        f'<tr><th scope="row">{escape(", ".join(kinds))}</th><td>{format_share(reason.total_ns, summary.sum_ns)}'
+        f'</td><td class="text">{escape(printable(str(reason)))}</td></tr>'
+        for kinds, _, reason in summary.reasons()
     )
+    table = (
+        '<table class="plain"><thead><tr><th>kind of place</th><th>attributed</th></tr></thead>'
+        f"<tbody>{shares}</tbody></table>"
+    )
+    if reasons:
+        table += (
+            '<table class="plain"><thead><tr><th>the rest of</th><th>at most</th><th class="text">why</th>'
+            f"</tr></thead><tbody>{reasons}</tbody></table>"
+        )
     warnings = summary.meta.warnings
     shown = [*warnings[:_MOST_WARNINGS]]
     if len(warnings) > _MOST_WARNINGS:
@@ -352,11 +361,3 @@ def _attribution(report: Report) -> str:
         _notes(shown).replace('"notes"', '"notes warnings"') or '<p class="absent">No warnings.</p>'
     )
     return f"{table}<h3>Warnings</h3>{listed}"
-
-
-def _reasons(reasons: Mapping[str, int], whole: int) -> str:
-    return "; ".join(
-        f"{format_share(ns, whole)} {escape(printable(reason))}"
-        for reason, ns in reasons.items()
-        if ns
-    )

@@ -31,10 +31,9 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
         timeline: to be written.
         folder: exists already.
     """
-    tables = timeline.tables
-    of_timeline = ("places", "collectives", "counters")
+    trace = timeline.trace
     for name in _TABLES:
-        frame: pl.DataFrame = getattr(timeline if name in of_timeline else tables, name)
+        frame: pl.DataFrame = timeline.counters if name == "counters" else getattr(trace, name)
         frame.write_parquet(folder / f"{name}.parquet")
     if timeline.inside:
         launches = [
@@ -49,7 +48,7 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
             for number, phases in enumerate(timeline.inside)
         ]
         pl.concat(launches).write_parquet(folder / _INSIDE)
-    facts = dataclasses.asdict(tables.meta)
+    facts = dataclasses.asdict(trace.meta)
     facts |= {"clock_corrections_ns": {str(r): ns for r, ns in timeline.corrections.items()}}
     facts |= {"clocks": list(timeline.notes)}
     (folder / _META).write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1))

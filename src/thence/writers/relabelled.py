@@ -26,7 +26,7 @@ from thence.writers.graph_arguments import graph_arguments
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from thence.model.tables import Tables
+    from thence.model.attributed import Attributed
     from thence.readers.kineto.envelope import Piece
 
 __all__ = ["Unmatched", "can_relabel", "write_relabelled"]
@@ -44,18 +44,17 @@ class Unmatched(ThenceError):
     """Some labelled activities were not found in the file: its events had to be repaired to be read."""
 
 
-def can_relabel(tables: Tables, inputs: Sequence[str]) -> bool:
+def can_relabel(trace: Attributed, inputs: Sequence[str]) -> bool:
     """Whether a trace is one Kineto file, perhaps with labels beside."""
-    formats = [name for name in tables.meta.formats if name != LABELS]
+    formats = [name for name in trace.meta.formats if name != LABELS]
     return formats == [KINETO] and len(inputs) == 1 and Path(inputs[0]).is_file()
 
 
-def write_relabelled(tables: Tables, places: pl.DataFrame, source: str, target: str) -> None:
+def write_relabelled(trace: Attributed, source: str, target: str) -> None:
     """Copies a Kineto file with the joined labels.
 
     Args:
-        tables: as read from the file, with `Tables.graph_places`.
-        places: of the same, as in `Attribution.places`.
+        trace: of the file, attributed, with labels joined.
         source: the file.
         target: ending in .json or .json.gz; replaced when the copy is complete.
 
@@ -63,7 +62,7 @@ def write_relabelled(tables: Tables, places: pl.DataFrame, source: str, target: 
         Unmatched: not every labelled activity was found; nothing is written.
         ThenceError: it cannot be written there.
     """
-    waiting = _waiting(tables, places)
+    waiting = _waiting(trace)
     try:
         with Source.open(source) as opened, bytes_beside(Path(target)) as stream:
             if target.lower().endswith(".gz"):
@@ -81,10 +80,10 @@ def write_relabelled(tables: Tables, places: pl.DataFrame, source: str, target: 
         raise ThenceError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
-def _waiting(tables: Tables, places: pl.DataFrame) -> _Waiting:
+def _waiting(trace: Attributed) -> _Waiting:
     """Arguments for each labelled activity, by what tells its event from others, in their order."""
-    arguments = graph_arguments(tables, places, collectives=True)
-    keys = tables.gpu.select(pl.col(_KEY).fill_null(-1))[arguments["row"]]
+    arguments = graph_arguments(trace, collectives=True)
+    keys = trace.gpu.select(pl.col(_KEY).fill_null(-1))[arguments["row"]]
     waiting: _Waiting = defaultdict(deque)
     for key, text in zip(keys.iter_rows(), arguments["text"].to_list(), strict=True):
         waiting[key].append(text.encode())

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thence.model.kernel_names import clip
+from thence.model.places import KINDS
 from thence.units import format_bytes, format_count, format_ns, format_share
 from thence.writers.plain import printable
 
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["attribution_table", "heading", "row_table", "summary_table"]
 
-_HEADINGS = {
-    "ops": "operator stack",
-    "stack": "Python stack",
-    "source": "source line",
-    "op": "operator",
-}
+_HEADINGS = {kind.name: kind.heading or kind.name for kind in KINDS}
+_OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
+_MOST_REASONS = 8
+_KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _WIDE = 100
@@ -83,6 +82,11 @@ def heading(summary: Summary) -> RenderableType:
     where = f"{_plural(summary.ranks, 'rank')}, {_plural(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
         Text.assemble((printable(title), "bold"), (f"   {formats}", "dim"), overflow="fold"),
+        *(
+            [Text(printable(f"selected: {summary.selection}"), "yellow")]
+            if summary.selection
+            else []
+        ),
         Text(f"{where}, {_plural(summary.streams, 'stream')}"),
         Text(counts),
         numbers,
@@ -121,9 +125,7 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
     used = sum(columns + 2 for columns in shown.values())
     name_width = max(16, min(width - used - 2, _NAME_WIDTH))
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    table.add_column(
-        f"GPU time by {_HEADINGS.get(summary.by, summary.by)}", width=name_width, overflow="fold"
-    )
+    table.add_column(f"GPU time by {_HEADINGS[summary.by]}", width=name_width, overflow="fold")
     for column, columns in shown.items():
         justify = "left" if column == "" else "right"
         table.add_column(column, justify=justify, min_width=columns, no_wrap=True)  # type: ignore[arg-type]
@@ -139,7 +141,7 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
         }
         name = Text(
             printable(clip(row["short_name"], 2 * name_width)),
-            "" if row["attributed"] else "dim italic",
+            "dim italic" if row["reason"] else "",
         )
         table.add_row(name, *(values[column] for column in shown))
     hidden = summary.rows.height - top
@@ -153,15 +155,7 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
 
 def _shown_columns(summary: Summary, width: int) -> dict[str, int]:
     """Columns beside the name, with their widths: as many as leave room for the name."""
-    by_place = summary.by not in (
-        "kernel",
-        "phase",
-        "rank",
-        "device",
-        "stream",
-        "kind",
-        "collective",
-    )
+    by_place = summary.by not in (*_OF_ACTIVITIES, "phase")
     backward = by_place and bool(summary.rows["backward_ns"].max())
     wide = width >= _WIDE
     return {
@@ -180,18 +174,26 @@ def _bar(fraction: float) -> str:
 
 
 def attribution_table(summary: Summary) -> RenderableType:
-    """What share of the GPU time could be attributed, and why the rest could not."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    """What share of the GPU time could be attributed, and why the rest could not: each reason once."""
+    shares = Table.grid(padding=(0, 2, 0, 0))
+    shares.add_column(no_wrap=True)
+    shares.add_column(justify="right", no_wrap=True)
     for kind, attributed in summary.attributed_ns.items():
-        reasons = list(summary.unattributed_ns[kind].items())
-        if attributed:
-            text = "; ".join(
-                f"{format_share(ns, summary.sum_ns)} {reason}" for reason, ns in reasons
-            )
-        else:
-            text = reasons[0][0] if reasons else ""
-        table.add_row(kind, format_share(attributed, summary.sum_ns), escape(text))
-    return Group(Text("attributed GPU time", "bold"), table)
+        shares.add_row(kind, format_share(attributed, summary.sum_ns))
+    parts: list[RenderableType] = [Text("attributed GPU time", "bold"), shares]
+    reasons = summary.reasons()
+    if reasons:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(max_width=_KINDS_WIDTH)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(style="dim")
+        for kinds, least_ns, reason in reasons[:_MOST_REASONS]:
+            share = format_share(reason.total_ns, summary.sum_ns)
+            if least_ns != reason.total_ns:
+                share = f"up to {share}"
+            table.add_row(", ".join(kinds), share, escape(printable(str(reason))))
+        parts += [Text("the rest, and why", "bold"), table]
+    hidden = len(reasons) - _MOST_REASONS
+    if hidden > 0:
+        parts.append(Text(f"... {_plural(hidden, 'more reason')}; --format json holds all", "dim"))
+    return Group(*parts)

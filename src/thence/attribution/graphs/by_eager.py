@@ -25,9 +25,9 @@ from thence.attribution.graphs.join import Joined, Numbered, joined_rows
 from thence.attribution.graphs.replays import Replays, graphed
 from thence.attribution.graphs.signatures import ACTIVITIES, Names, Signatures, short_name
 from thence.attribution.launches import launch_rows
-from thence.attribution.places import BY_EAGER
 from thence.model.graph_labels import NODES, CapturedGraph, Kernel
 from thence.model.intervals import NO_ROW
+from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.collectives import NUMBER_KEYS, TEXT_KEYS
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thence.attribution.combined import Attribution
     from thence.attribution.graphs.replays import Group
+    from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
-__all__ = ["BY_EAGER", "join_eager"]
+__all__ = ["join_eager"]
 
-_PLACES = ("label", "module", "op", "ops", "source", "stack", "phase", "lane")
+_PLACES = (*GRAPH_LABELS, "lane")
 _MOST_WINDOWS = 32
 _MOST_COMPARED = 20_000
 
@@ -62,7 +62,7 @@ class _Eager:
         names: kernel name of each, for messages.
     """
 
-    tables: Tables
+    tables: Attributed
     rows: NDArray[np.int64]
     graph: CapturedGraph
     kernels: tuple[Kernel, ...]
@@ -74,8 +74,8 @@ class _Eager:
     names: list[str]
 
     @classmethod
-    def of(cls, tables: Tables, attribution: Attribution, rank: int) -> _Eager:
-        launch, _ = launch_rows(tables)
+    def of(cls, tables: Attributed, rank: int) -> _Eager:
+        launch = launch_rows(tables)
         eager = ~graphed(tables, launch) & (tables.gpu["rank"] == rank).to_numpy()
         rows = np.flatnonzero(eager)
         start = tables.gpu["start"].to_numpy()
@@ -96,7 +96,7 @@ class _Eager:
         nodes = nodes.with_columns(**missing).select(
             pl.col(name).cast(dtype) for name, dtype in NODES.items()
         )
-        places = _places(tables, attribution)[rows]
+        places = _places(tables)[rows]
         known = places.unique(maintain_order=True).with_row_index("number")
         label = places.join(
             known, on=places.columns, how="left", nulls_equal=True, maintain_order="left"
@@ -131,13 +131,12 @@ class _Eager:
         )
 
 
-def join_eager(tables: Tables, eager: Tables, attribution: Attribution) -> Joined:
+def join_eager(tables: Tables, eager: Attributed) -> Joined:
     """Carries the places of an eager run over to the replays of graphs.
 
     Args:
         tables: with the replays.
-        eager: of a run of the same code without graphs.
-        attribution: of that run.
+        eager: a run of the same code without graphs.
     """
     replays = Replays.of(tables)
     if not len(replays.rows):
@@ -150,7 +149,7 @@ def join_eager(tables: Tables, eager: Tables, attribution: Attribution) -> Joine
             notes.append(f"rank {rank}: the eager trace holds no such rank")
             continue
         found = Numbered.of(replays)
-        run = _Eager.of(eager, attribution, of_rank)
+        run = _Eager.of(eager, of_rank)
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
         notes += _join_rank(run, found, rows)
         frames.append(joined_rows(found, run.places))
@@ -172,17 +171,17 @@ def _taken(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int
     return taken
 
 
-def _places(tables: Tables, attribution: Attribution) -> pl.DataFrame:
+def _places(trace: Attributed) -> pl.DataFrame:
     """The places of every activity as text, with the description of its collective as JSON."""
-    places = attribution.places.select(pl.col(_PLACES).cast(pl.String))
-    described = attribution.collectives.unique("gpu", keep="first", maintain_order=True)
+    places = trace.places.select(pl.col(_PLACES).cast(pl.String))
+    described = trace.collectives.unique("gpu", keep="first", maintain_order=True)
     texts = [
         msgspec.json.encode({k: v for k, v in row.items() if v is not None}).decode()
         for row in described.select(
             pl.col(column).alias(key) for column, key in {**TEXT_KEYS, **NUMBER_KEYS}.items()
         ).iter_rows(named=True)
     ]
-    metadata: list[Any] = [None] * tables.gpu.height
+    metadata: list[Any] = [None] * trace.gpu.height
     for row, text in zip(described["gpu"].to_list(), texts, strict=True):
         metadata[row] = text
     return places.with_columns(metadata=pl.Series(metadata, dtype=pl.String))
@@ -196,7 +195,7 @@ def _join_rank(run: _Eager, found: Numbered, rows: NDArray[np.int64]) -> list[st
     notes = []
     for group in replays.groups(rows):
         outcome, note = _aligned(run, names, signatures, group, replays)
-        reasons = found.put_outcome(group.rows, outcome, BY_EAGER)
+        reasons = found.put_outcome(group.rows, outcome, "eager_alignment")
         correlation = replays.tables.gpu["correlation"][int(group.rows[0, 0])]
         where = f"the graph launch with correlation id {correlation}"
         if len(group.rows) > 1:

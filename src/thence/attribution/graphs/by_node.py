@@ -26,11 +26,7 @@ if TYPE_CHECKING:
     from thence.attribution.graphs.signatures import Names
     from thence.model.graph_labels import CapturedGraph, GraphLabels
 
-__all__ = ["BY_CHILD", "BY_NODE", "BY_NUMBER", "Executed", "Match", "executed", "match"]
-
-BY_NODE = "node id of the CUDA graph"
-BY_NUMBER = "node number of the CUDA graph, instantiated anew, with equal kernels"
-BY_CHILD = "order of the nodes inside a child graph"
+__all__ = ["Executed", "Match", "executed", "match"]
 
 _LOW = (1 << 32) - 1
 
@@ -60,7 +56,7 @@ class Match:
 
     Attributes:
         number, label: of each node that could be matched; label -1 where none was open.
-        rule: of each, how it was matched.
+        rule: of each, the code of how it was matched.
         refused: why nothing was; None where something was.
         foreign: whether the executable graph is none that the labels name.
     """
@@ -119,12 +115,12 @@ def match(one: Executed, labels: GraphLabels, names: Names, kernels: pl.DataFram
     """
     own = [g for g in labels.graphs if one.id in g.executables or one.id == g.id]
     if own:
-        found = [_matched(one, graph, labels, names, kernels, BY_NODE) for graph in own]
+        found = [_matched(one, graph, labels, names, kernels, "graph_node") for graph in own]
         return next((m for m in found if m.refused is None), found[0])
     fitting = []
     for graph in labels.graphs:
         if graph.nodes["kernel"].null_count() < graph.nodes.height:  # ids alone prove nothing here
-            found_here = _matched(one, graph, labels, names, kernels, BY_NUMBER)
+            found_here = _matched(one, graph, labels, names, kernels, "graph_number")
             if found_here.refused is None:
                 fitting.append(found_here)
     distinct = {tuple(zip(m.number, _texts(m, labels), strict=True)) for m in fitting}
@@ -160,7 +156,7 @@ def _matched(
             return Match(
                 refused=f"node {number} ran {place.ran(variant)}, but {place.was(known[number])} was captured there"
             )
-    if rule == BY_NUMBER:
+    if rule == "graph_number":
         # A small graph fits the beginning of many: all that was captured must have run.
         own_kernels = (pl.col("type") == "kernel") & pl.col("parent").is_null()
         captured = nodes.filter(own_kernels)["number"].to_list()
@@ -168,14 +164,14 @@ def _matched(
         if missing or not own:
             return Match(refused=f"node {missing[0] if missing else 0} did not run")
     of_child = place.children(inside, known)
-    if of_child is None and (rule == BY_NUMBER or not own):
+    if of_child is None and (rule == "graph_number" or not own):
         number = inside[0][0]
         return Match(refused=f"node {number} ran, but the captured graph {graph.id} has none such")
     of_child = of_child or {}
     numbers = [n for n, _ in dict(own).items()]
     rows = [known[n] for n in numbers] + [*of_child.values()]
     label = nodes["label"].gather(rows).to_list() if rows else []
-    rules = [rule] * len(numbers) + [BY_CHILD] * len(of_child)
+    rules = [rule] * len(numbers) + ["graph_child"] * len(of_child)
     return Match([*numbers, *of_child], label, rules)
 
 

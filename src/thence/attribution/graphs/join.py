@@ -21,7 +21,9 @@ from thence.attribution.graphs.identity import why_foreign
 from thence.attribution.graphs.replays import Replays
 from thence.attribution.graphs.signatures import Names, Signatures
 from thence.attribution.paths import SEPARATOR
-from thence.attribution.places import NO_LABEL
+from thence.model.attributed import RULE
+from thence.model.places import GRAPH_LABELS
+from thence.model.reasons import CODES
 from thence.model.tables import GRAPH_PLACES
 
 if TYPE_CHECKING:
@@ -34,13 +36,9 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels, Label
     from thence.model.tables import Tables
 
-__all__ = ["BY_ORDER", "Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
+__all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
 
-BY_ORDER = "alignment to the captured CUDA graph"
-SEVERAL = "inside a CUDA graph: nodes with different labels fit it equally well"
-NOT_JOINED = "inside a CUDA graph: {}"
-
-_PLACES = ("label", "module", "op", "ops", "source", "stack", "phase", "lane", "metadata")
+_PLACES = (*GRAPH_LABELS, "lane", "metadata")
 _MODULES = ("module", "module_fqn")  # under which frameworks annotate the nn.Module
 _MOST_TOLD = 3  # launches whose first difference is told
 
@@ -73,28 +71,25 @@ class Numbered:
         replays: of the trace.
         number: of each row of gpu: number of its label, -1 where none was open, `UNDECIDED` where
             several are possible, -3 where nothing is known.
-        rule: of each row, index in ``rules``.
+        rule: of each row, position in `CODES` of the rule, or of the reason where there is no label.
+        detail: of each row, index in ``details``, -1 for none.
         confidence: of each row, NaN where no alignment was needed.
-        rules: texts; the rule, or the reason where there is no label.
+        details: sentences about graphs that fit no label.
     """
 
     replays: Replays
     number: NDArray[np.int64]
     rule: NDArray[np.int64]
+    detail: NDArray[np.int64]
     confidence: NDArray[np.float64]
-    rules: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, replays: Replays) -> Numbered:
         """Nothing found yet."""
         rows = replays.tables.gpu.height
-        return cls(replays, np.full(rows, -3), np.full(rows, -1), np.full(rows, np.nan, np.float64))
-
-    def text(self, rule: str) -> int:
-        """Number of a rule's text."""
-        if rule not in self.rules:
-            self.rules.append(rule)
-        return self.rules.index(rule)
+        nothing = np.full(rows, -1)
+        return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
 
     def put(
         self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int
@@ -102,8 +97,9 @@ class Numbered:
         """Takes labels over; where there is none, the rule becomes the reason."""
         self.number[rows] = number
         self.rule[rows] = rule
-        self.rule[rows[number == -1]] = self.text(NO_LABEL)
-        self.rule[rows[number == UNDECIDED]] = self.text(SEVERAL)
+        self.rule[rows[number == -1]] = CODES.index("graph_no_label")
+        self.rule[rows[number == UNDECIDED]] = CODES.index("graph_ambiguous")
+        self.detail[rows] = -1
 
     def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
         """Takes an alignment over.
@@ -113,7 +109,7 @@ class Numbered:
         """
         refused = np.array([reason is not None for reason in outcome.refused])
         good = rows[~refused]
-        self.put(good.reshape(-1), outcome.label[~refused].reshape(-1), self.text(rule))
+        self.put(good.reshape(-1), outcome.label[~refused].reshape(-1), CODES.index(rule))
         self.confidence[good] = outcome.confidence[~refused][:, None]
         reasons = []
         for launch in np.flatnonzero(refused).tolist():
@@ -125,7 +121,10 @@ class Numbered:
     def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
         """Keeps why activities got no label."""
         self.number[rows] = UNDECIDED
-        self.rule[rows] = self.text(NOT_JOINED.format(reason))
+        self.rule[rows] = CODES.index("graph_not_joined")
+        if reason not in self.details:
+            self.details.append(reason)
+        self.detail[rows] = self.details.index(reason)
 
 
 def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
@@ -214,7 +213,7 @@ def _join_rank(
     count = 0
     for group in replays.groups(rows):
         outcome = aligned_group(group, replays, candidates)
-        reasons = found.put_outcome(group.rows, outcome, BY_ORDER)
+        reasons = found.put_outcome(group.rows, outcome, "graph_alignment")
         starts = group.rows[[i for i, r in enumerate(outcome.refused) if r is not None], 0]
         launches += zip(starts.tolist(), reasons, strict=True)
         count += len(group.rows)
@@ -260,7 +259,7 @@ def _put_matched(found: Numbered, one: Executed, matched: Match, label: NDArray[
     """Takes over the labels of one executable graph's nodes."""
     order = np.argsort(np.array(matched.number, np.int64))
     numbers = np.array(matched.number, np.int64)[order]
-    rule = np.array([found.text(rule) for rule in matched.rule], np.int64)[order]
+    rule = np.array([CODES.index(rule) for rule in matched.rule], np.int64)[order]
     of_node = label[np.array(matched.label, np.int64)][order]
     at = np.minimum(np.searchsorted(numbers, one.number), len(numbers) - 1)
     known = numbers[at] == one.number
@@ -318,11 +317,19 @@ def joined_rows(found: Numbered, places: pl.DataFrame) -> pl.DataFrame:
     number = pl.Series(found.number[rows])
     number = number.set(number < 0, None).cast(pl.UInt32)
     confidence = pl.Series(found.confidence[rows]).fill_nan(None)
-    rules = pl.Series(found.rules, dtype=pl.String).cast(pl.Categorical())
+    detail = pl.Series(found.detail[rows])
+    detail = detail.set(detail < 0, None).cast(pl.UInt32)
+    details = pl.Series(found.details, dtype=pl.String).cast(pl.Categorical())
     columns: dict[str, Any] = {
         name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES
     }
-    columns |= {"gpu": rows, "rule": rules.gather(found.rule[rows]), "confidence": confidence}
+    rules = pl.Series(CODES, dtype=RULE).gather(found.rule[rows])
+    columns |= {
+        "gpu": rows,
+        "rule": rules,
+        "confidence": confidence,
+        "detail": details.gather(detail),
+    }
     return GRAPH_PLACES.frame(columns)
 
 

@@ -17,7 +17,7 @@ from thence.readers.graph_labels import PATTERNS, read_labels, sniff
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from thence.attribution.combined import Attribution
+    from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
@@ -43,13 +43,12 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
     return _taken(tables, joined, "the labels")
 
 
-def labelled_from_eager(tables: Tables, eager: Tables, attribution: Attribution) -> Tables:
+def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
     """The tables with the places of an eager run of the same code.
 
     Args:
         tables: with the replays of graphs.
-        eager: of the run without graphs.
-        attribution: of that run.
+        eager: the run without graphs.
 
     Raises:
         MissingData: nothing ran in a graph, or the runs differ; the message says where first.
@@ -57,7 +56,7 @@ def labelled_from_eager(tables: Tables, eager: Tables, attribution: Attribution)
     _check_graphs(tables)
     if eager.gpu.is_empty():
         raise MissingData(f"{', '.join(eager.meta.inputs)}: holds no device activity")
-    return _taken(tables, join_eager(tables, eager, attribution), "the eager run")
+    return _taken(tables, join_eager(tables, eager), "the eager run")
 
 
 def with_labels_beside(tables: Tables) -> Tables:

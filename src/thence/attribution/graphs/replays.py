@@ -36,7 +36,7 @@ def graphed(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[
     inside = gpu["graph"].is_not_null().to_numpy()
     if inside.all():
         return inside
-    rows = launch_rows(tables)[0] if launch is None else launch
+    rows = launch_rows(tables) if launch is None else launch
     names = tables.host["name"]
     used = names.unique().drop_nulls()
     launches = used.filter(used.cast(pl.String).str.contains("GraphLaunch", literal=True))

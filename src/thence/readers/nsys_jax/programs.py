@@ -1,4 +1,4 @@
-"""Thunks and program executions of one rank as rows of the tables gpu, programs and collectives."""
+"""Thunks and program executions of one rank as rows of the tables gpu and programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
-from thence.readers.xla.collectives import collectives
+from thence.model.tables import GPU, PROGRAMS, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +21,7 @@ __all__ = ["device_tables"]
 def device_tables(
     ran: Projection, known: Launchers, modules: Mapping[int, HloModule]
 ) -> tuple[Tables, list[str]]:
-    """The tables gpu, programs and collectives of one rank, and warnings.
+    """The tables gpu and programs of one rank, and warnings.
 
     A program is identified by its fingerprint (equal on all ranks that compiled the same), else by
     name and number, ``jit_step.12``. Programs without a number are those that the autotuner times:
@@ -42,7 +41,6 @@ def device_tables(
         programs=PROGRAMS.frame(
             programs.select(c for c in programs.columns if c in PROGRAMS.schema).to_dict()
         ),
-        collectives=_collectives(thunks, programs, modules),
     ), warnings
 
 
@@ -99,35 +97,6 @@ def _thunks(rows: pl.DataFrame, programs: pl.DataFrame, rank: int) -> pl.DataFra
         )
         .with_row_index("row")
     )
-
-
-def _collectives(
-    thunks: pl.DataFrame, programs: pl.DataFrame, modules: Mapping[int, HloModule]
-) -> pl.DataFrame:
-    described = [
-        collectives(module).select(
-            pl.lit(place, pl.Int32).alias("module"),
-            pl.col("name").alias("hlo"),
-            "collective",
-            pl.col("message_bytes").alias("bytes"),
-            "group_size",
-        )
-        for place, module in enumerate(modules.values())
-    ]
-    if not described:
-        return COLLECTIVES.empty()
-    of_program = programs.select(pl.col("row").alias("program"), pl.col("hlo").alias("module"))
-    rows = (
-        thunks.select(pl.col("row").alias("gpu"), "program", "hlo")
-        .join(of_program, on="program", how="inner", maintain_order="left")
-        .join(
-            pl.concat(described).unique(["module", "hlo"], keep="first"),
-            on=["module", "hlo"],
-            how="inner",
-            maintain_order="left",
-        )
-    )
-    return COLLECTIVES.frame(rows.select("gpu", "collective", "bytes", "group_size").to_dict())
 
 
 def _warnings(ran: Projection, known: Launchers, modules: Mapping[int, HloModule]) -> list[str]:

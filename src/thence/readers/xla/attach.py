@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.tables import COLLECTIVES, Tables
-from thence.readers.xla.collectives import collectives
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thence.model.hlo import HloModule
+    from thence.model.tables import Tables
 
 __all__ = ["attach_hlo"]
 
 
 def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:
-    """The tables with HLO for the programs that have none, and their collectives.
+    """The tables with HLO for the programs that have none.
 
     A module is a program's when name and number agree (``jit_step.12``); where no number does, when
     no other module of the dump has its name. A module's fingerprint then becomes the identity of the
@@ -41,19 +39,11 @@ def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:
         .then("fingerprint")
         .otherwise("program"),
     )
-    attached = Tables(
-        gpu=tables.gpu,
-        host=tables.host,
-        collectives=tables.collectives,
-        threads=tables.threads,
+    return dataclasses.replace(
+        tables,
         programs=changed.select(tables.programs.columns).cast(tables.programs.schema),
         hlo=(*tables.hlo, *modules),
-        meta=tables.meta,
-    )
-    found = _collectives(attached, before)
-    warnings = _warnings(programs, modules)
-    merged = pl.concat([tables.collectives, found]).sort("gpu", "host", nulls_last=True)
-    return dataclasses.replace(attached, collectives=merged).with_warnings(warnings)
+    ).with_warnings(_warnings(programs, modules))
 
 
 def _matches(programs: pl.DataFrame, modules: Sequence[HloModule]) -> pl.DataFrame:
@@ -72,42 +62,6 @@ def _matches(programs: pl.DataFrame, modules: Sequence[HloModule]) -> pl.DataFra
     schema = {"program": pl.Categorical(), "name": pl.Categorical(), "module": pl.Int64(),
               "fingerprint": pl.Categorical()}  # fmt: skip
     return pl.DataFrame(rows, schema=schema, orient="row")
-
-
-def _collectives(tables: Tables, first: int) -> pl.DataFrame:
-    """Collectives of the modules from ``first`` on: one row each, that of its longest activity."""
-    described = [
-        collectives(module).select(
-            pl.lit(first + place, pl.Int32).alias("module"),
-            pl.col("name").cast(pl.Categorical()).alias("hlo"),
-            "collective",
-            pl.col("message_bytes").alias("bytes"),
-            "group_size",
-        )
-        for place, module in enumerate(tables.hlo[first:])
-    ]
-    if not described:
-        return COLLECTIVES.empty()
-    of_program = tables.programs.select(
-        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
-    )
-    known = tables.collectives["gpu"].drop_nulls().implode()
-    ran = (
-        tables.gpu.select(
-            pl.int_range(pl.len(), dtype=pl.Int32).alias("gpu"),
-            "kind",
-            "program",
-            "hlo",
-            "iteration",
-            "duration",
-        )
-        .filter(pl.col("kind").is_in(["kernel", "thunk"]), ~pl.col("gpu").is_in(known))
-        .join(of_program, on="program")
-        .join(pl.concat(described).unique(["module", "hlo"], keep="first"), on=["module", "hlo"])
-        .sort("duration", "gpu", descending=[True, False])
-        .unique(["program", "hlo", "iteration"], keep="first", maintain_order=True)
-    )
-    return COLLECTIVES.frame(ran.select("gpu", "collective", "bytes", "group_size").to_dict())
 
 
 def _warnings(programs: pl.DataFrame, modules: Sequence[HloModule]) -> list[str]:

@@ -11,16 +11,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ELEMENT_BITS",
-    "HOST_MEMORY",
     "MAX_INT64",
     "MAX_RANK",
     "elements",
     "memory_space",
     "shape_bytes",
 ]
-
-HOST_MEMORY = 5
-"""LayoutProto.memory_space of a buffer in pinned host memory (xla::Layout::kHostMemorySpace)."""
 
 MAX_INT64 = (1 << 63) - 1
 MAX_RANK = 64
@@ -69,7 +65,7 @@ def shape_bytes(shape: ShapeProto) -> Bytes:
 
 
 def memory_space(shape: ShapeProto) -> int:
-    """Memory space of an array shape: 0 device, `HOST_MEMORY` host, 1 that of collectives."""
+    """Memory space of an array shape: 0 device, 5 host, 1 that of collectives."""
     return shape.layout.memory_space
 
 

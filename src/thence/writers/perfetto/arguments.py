@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.places import PLACES
 from thence.writers.perfetto.packets import Argument
 
 if TYPE_CHECKING:
@@ -30,20 +31,6 @@ _GPU = {
     "bytes": "bytes",
     "iteration": "iteration",
 }
-_PLACES = (
-    "label",
-    "module",
-    "op",
-    "ops",
-    "source",
-    "stack",
-    "phase",
-    "step",
-    "program",
-    "hlo",
-    "opcode",
-    "op_name",
-)
 _COLLECTIVE = {
     "collective": "collective",
     "bytes": "message bytes",
@@ -73,12 +60,12 @@ _INSIDE = {
 
 def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
     """Launch parameters, places, what marks said and collectives of each device activity, in order."""
-    gpu = timeline.tables.gpu
+    gpu = timeline.trace.gpu
     rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
-    described = timeline.collectives.unique("gpu", keep="first", maintain_order=True)
+    described = timeline.trace.collectives.unique("gpu", keep="first", maintain_order=True)
     found = (*_columns(gpu, _GPU, interned),)
-    named = {place: place for place in _PLACES} | {"metadata": "annotations"}
-    found += _columns(timeline.places, named, interned)
+    named = {place: place for place in PLACES} | {"metadata": "annotations"}
+    found += _columns(timeline.trace.places, named, interned)
     if described.height:
         of_gpu = rows.join(described, on="gpu", how="left", maintain_order="left")
         found += _columns(of_gpu, _COLLECTIVE, interned)
@@ -87,7 +74,7 @@ def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...
 
 def host_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
     """Ids of each host range, in the order of the table."""
-    return _columns(timeline.tables.host, _HOST, interned)
+    return _columns(timeline.trace.host, _HOST, interned)
 
 
 def inside_arguments(ranges: pl.DataFrame, interned: Interned) -> tuple[Argument, ...]:

@@ -69,16 +69,16 @@ class Layout:
 
 def layout(timeline: Timeline) -> Layout:
     """Rows on tracks."""
-    tables = timeline.tables
-    of_tables = (tables.gpu["start"], tables.host["start"], tables.programs["start"])
+    trace = timeline.trace
+    of_tables = (trace.gpu["start"], trace.host["start"], trace.programs["start"])
     times = (*of_tables, *(phases.ranges["start_ns"] for phases in timeline.inside))
     first = [start for column in times if isinstance(start := column.min(), int)]
     made = Layout(min([0, *first]))
     flows = _Flows.of(timeline)
     devices: dict[tuple[int, int], int] = {}
-    host_track = np.zeros(tables.host.height, np.int64)
-    gpu_track = np.zeros(tables.gpu.height, np.int64)
-    for rank in tables.ranks:
+    host_track = np.zeros(trace.host.height, np.int64)
+    gpu_track = np.zeros(trace.gpu.height, np.int64)
+    for rank in trace.ranks:
         _add_threads(made, timeline, rank, host_track)
         _add_devices(made, timeline, rank, gpu_track, devices)
     made.slices.append(_host_slices(made, timeline, host_track, flows))
@@ -108,7 +108,7 @@ def _ends(frame: pl.DataFrame) -> Int64:
 
 
 def _prefix(timeline: Timeline, rank: int) -> str:
-    return f"rank {rank}: " if len(timeline.tables.ranks) > 1 else ""
+    return f"rank {rank}: " if len(timeline.trace.ranks) > 1 else ""
 
 
 def _clock(timeline: Timeline, rank: int) -> tuple[str, ...]:
@@ -119,11 +119,11 @@ def _clock(timeline: Timeline, rank: int) -> tuple[str, ...]:
 
 def _add_threads(made: Layout, timeline: Timeline, rank: int, track: Int64) -> None:
     """Tracks for the host threads of a rank; fills in the track of each of its ranges."""
-    rows = np.flatnonzero((timeline.tables.host["rank"] == rank).to_numpy())
-    host = timeline.tables.host[rows].select("process", "thread", "start", "duration")
+    rows = np.flatnonzero((timeline.trace.host["rank"] == rank).to_numpy())
+    host = timeline.trace.host[rows].select("process", "thread", "start", "duration")
     number, threads = _numbered(host, ["process", "thread"])
     lane = split_lanes(number, host["start"].to_numpy(), _ends(host))
-    named = timeline.tables.threads.filter(pl.col("rank") == rank)
+    named = timeline.trace.threads.filter(pl.col("rank") == rank)
     names = {(process, thread): name for _, process, thread, name in named.rows()}
     groups: dict[int, tuple[int, int]] = {}
     uuids = []
@@ -168,11 +168,11 @@ def _add_devices(
     devices: dict[tuple[int, int], int],
 ) -> None:
     """Groups and streams of the devices of a rank; fills in the track of each activity."""
-    rows = np.flatnonzero((timeline.tables.gpu["rank"] == rank).to_numpy())
-    gpu = timeline.tables.gpu[rows].select("device", "stream", "start", "duration")
+    rows = np.flatnonzero((timeline.trace.gpu["rank"] == rank).to_numpy())
+    gpu = timeline.trace.gpu[rows].select("device", "stream", "start", "duration")
     number, streams = _numbered(gpu, ["device", "stream"])
     lane = split_lanes(number, gpu["start"].to_numpy(), _ends(gpu))
-    models = {d.device: d.name for d in timeline.tables.meta.devices if d.rank == rank and d.name}
+    models = {d.device: d.name for d in timeline.trace.meta.devices if d.rank == rank and d.name}
     uuids = []
     lanes = _lanes_of(number, lane, len(streams))
     for (device, stream), count in zip(streams, lanes, strict=True):
@@ -199,8 +199,8 @@ class _Flows:
 
         Ids: number of the activity, then numbers of the backward ops; each id ties two slices.
         """
-        host, gpu = timeline.tables.host, timeline.tables.gpu
-        launch = timeline.places["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        host, gpu = timeline.trace.host, timeline.trace.gpu
+        launch = timeline.trace.places["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
         forward = host["forward"].cast(pl.Int64).fill_null(-1).to_numpy()
         to_gpu = np.where(launch >= 0, np.arange(1, gpu.height + 1), 0)
         to_host = np.where(forward >= 0, np.arange(gpu.height + 1, gpu.height + host.height + 1), 0)
@@ -218,7 +218,7 @@ class _Flows:
 
 
 def _host_slices(made: Layout, timeline: Timeline, track: Int64, flows: _Flows) -> Slices:
-    host = timeline.tables.host
+    host = timeline.trace.host
     start, end = host["start"].to_numpy() - made.origin_ns, _ends(host) - made.origin_ns
     return Slices(
         track,
@@ -233,7 +233,7 @@ def _host_slices(made: Layout, timeline: Timeline, track: Int64, flows: _Flows) 
 
 
 def _gpu_slices(made: Layout, timeline: Timeline, track: Int64, flows: _Flows) -> Slices:
-    gpu = timeline.tables.gpu
+    gpu = timeline.trace.gpu
     start, end = gpu["start"].to_numpy() - made.origin_ns, _ends(gpu) - made.origin_ns
     return Slices(
         track,
@@ -249,7 +249,7 @@ def _gpu_slices(made: Layout, timeline: Timeline, track: Int64, flows: _Flows) -
 
 def _add_programs(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:
     """A row with the executions of XLA programs for each device that has any."""
-    programs = timeline.tables.programs
+    programs = timeline.trace.programs
     if programs.is_empty():
         return
     number, keys = _numbered(programs, ["rank", "device"])
@@ -277,7 +277,7 @@ def _add_lanes(
     """A group on each device with a row for each lane, and the activities again on these."""
     kind, names = by
     rows = np.flatnonzero(names.is_not_null().to_numpy())
-    shown = timeline.tables.gpu.select("rank", "device", name=names.cast(pl.String))[rows]
+    shown = timeline.trace.gpu.select("rank", "device", name=names.cast(pl.String))[rows]
     number, keys = _numbered(shown, ["rank", "device", "name"])
     if not len(rows):
         return

@@ -69,7 +69,7 @@ def _clocks(timeline: Timeline, made: Layout) -> bytes:
     times = [slices.start.min() for slices in made.slices if len(slices.start)]
     now = int(min(times, default=0))
     readings = {_BOOTTIME: now}
-    epoch = timeline.tables.meta.epoch_ns
+    epoch = timeline.trace.meta.epoch_ns
     if epoch is not None and epoch + now + made.origin_ns >= 0:
         readings[_REALTIME] = epoch + now + made.origin_ns
     clocks = (uint_field(1, clock) + uint_field(2, time) for clock, time in readings.items())
@@ -78,7 +78,7 @@ def _clocks(timeline: Timeline, made: Layout) -> bytes:
 
 def _facts(timeline: Timeline, made: Layout) -> bytes:
     """Facts about the trace as attributes of it, corrections of clocks first of all."""
-    meta = timeline.tables.meta
+    meta = timeline.trace.meta
     texts = {
         **{f"thence.input.{number}": name for number, name in enumerate(meta.inputs)},
         **{f"thence.format.{number}": name for number, name in enumerate(meta.formats)},

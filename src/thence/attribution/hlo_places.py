@@ -7,7 +7,8 @@
     label    path of named scopes in op_name: ``layer1/mlp``
     phase    backward where op_name holds a transposition, else forward
 
-Every kind has a second column, ``<kind>_rule``: how the place was found or, where it is null, why not.
+Every kind has a second column, ``<kind>_rule``: the code of how the place was found or, where it is null, of
+why not (`thence.model.reasons`).
 A fusion does the work of many source lines; `source_shares` divides its time among them.
 """
 
@@ -17,46 +18,32 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.attribution.autotuning import AUTOTUNING, autotuned
-from thence.attribution.command_buffers import IN_GRAPH, derived_instructions
+from thence.attribution.autotuning import autotuned
+from thence.attribution.command_buffers import derived_instructions
 from thence.attribution.op_names import labels, phase_of
-from thence.attribution.origins import OWN, origins
+from thence.attribution.origins import origins
+from thence.model.attributed import RULE, SHARES
+from thence.model.places import HLO
 from thence.readers.xla.constituents import constituents_by_cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 
 __all__ = [
-    "CLAIMS",
     "PLACES",
-    "attribute_hlo",
     "frame_names",
+    "hlo_places",
     "instructions",
     "source_shares",
     "stack_shares",
 ]
 
-PLACES = ("op_name", "opcode", "source", "stack", "label", "phase")
-"""Kinds of places, each a column of `attribute_hlo` beside its ``_rule``."""
-
-CLAIMS: dict[str, pl.DataType] = {
-    "gpu": pl.Int32(),  # row in Tables.gpu
-    "place": pl.Categorical(),  # file.py:12; null: this part of the time has no source line
-    "weight": pl.Float64(),  # share of the activity's time, from 0 to 1
-    "rule": pl.Categorical(),  # how it was found, or why it was not
-}
-"""Schema of `source_shares`."""
-
-RECORDED = "recorded by the profiler"
-NO_PROGRAM = "part of no XLA program"
-NO_HLO_OP = "the profiler recorded no HLO op"
-NO_MODULE = "the HLO of its program is not in the trace"
-NO_INSTRUCTION = "the HLO of its program has no such instruction"
-OF_FUSION = "line of the fusion: the instruction inside has none"
-NO_OP_NAME = "no op_name"
+PLACES = tuple(kind.name for kind in HLO if kind.name not in ("program", "hlo"))
+"""Kinds of places that the instruction itself tells, each a column of `hlo_places` beside its rule."""
 
 _KEY = ["module", "hlo"]
 
@@ -66,12 +53,13 @@ def instructions(tables: Tables) -> pl.DataFrame:
 
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
-        instruction whose command the node is; and hlo_rule, which of both, or why there is none.
+        instruction whose command the node is; hlo_rule (`RULE`), which of both, or why there is none;
+        detail (Categorical), a sentence about a graph that could not be told.
     """
     trying = autotuned(tables)
     derived = derived_instructions(tables)
     recorded = tables.gpu["hlo"].cast(pl.String)
-    reason = pl.when("in_graph").then(pl.lit(IN_GRAPH)).otherwise(pl.lit(NO_HLO_OP))
+    reason = pl.when("in_graph").then(pl.lit("command_buffer")).otherwise(pl.lit("no_hlo_op"))
     return (
         derived.rename({"hlo": "derived"})
         .with_columns(
@@ -80,56 +68,57 @@ def instructions(tables: Tables) -> pl.DataFrame:
             in_graph=tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null(),
         )
         .select(
-            hlo=pl.coalesce("recorded", "derived"),
+            hlo=pl.coalesce("recorded", "derived").cast(pl.Categorical()),
             hlo_rule=pl.when(pl.col("recorded").is_not_null())
-            .then(pl.lit(RECORDED))
-            .otherwise(pl.coalesce("rule", pl.when("trying").then(pl.lit(AUTOTUNING)), reason)),
+            .then(pl.lit("hlo_recorded"))
+            .otherwise(pl.coalesce("rule", pl.when("trying").then(pl.lit("autotuning")), reason))
+            .cast(RULE),
+            detail=pl.col("detail").cast(pl.Categorical()),
         )
-        .cast(pl.Categorical())
     )
 
 
-def attribute_hlo(tables: Tables, ran: pl.DataFrame) -> pl.DataFrame:
+def hlo_places(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
     """The places of every row of ``tables.gpu``, in its order.
 
     Args:
-        tables: of the trace.
-        ran: what `instructions` found for them.
+        tables: of the trace, with the instructions that `instructions` found in ``gpu``.
+        hlo_rule: how it found them.
 
     Returns:
-        For each kind of `PLACES` a Categorical column and its rule.
+        For each kind of `PLACES` the place (Categorical) and its rule (`RULE`).
     """
-    keys = _keys(tables, ran)
+    keys = _keys(tables, hlo_rule)
     known = _module_places(tables, keys)
     rows = keys.join(known, on=_KEY, how="left", maintain_order="left")
     columns = []
     for kind in PLACES:
-        rule = pl.coalesce("reason", f"{kind}_rule", pl.lit(NO_INSTRUCTION))
+        rule = pl.coalesce("reason", f"{kind}_rule", pl.lit("no_instruction"))
         columns += [
             pl.col(kind).cast(pl.Categorical()),
-            rule.cast(pl.Categorical()).alias(f"{kind}_rule"),
+            rule.cast(RULE).alias(f"{kind}_rule"),
         ]
     return rows.select(columns)
 
 
 def source_shares(
     tables: Tables,
-    ran: pl.DataFrame,
+    hlo_rule: pl.Series,
     weighting: Callable[[HloModule], pl.DataFrame] = constituents_by_cost,
 ) -> pl.DataFrame:
     """The time of every row of ``tables.gpu``, divided among the source lines that it came from.
 
     Args:
-        tables: of the trace.
-        ran: what `instructions` found for them.
+        tables: as `hlo_places` takes them.
+        hlo_rule: the same.
         weighting: how to divide an instruction among those it is made of: `constituents_by_cost`, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
     Returns:
-        Claims in the columns of `CLAIMS`, sorted by gpu. The weights of one activity sum to 1; what
+        Claims in the columns of `SHARES`, sorted by gpu. The weights of one activity sum to 1; what
         has no source line is a claim of the null place, whose rule is the reason.
     """
-    keys = _keys(tables, ran)
+    keys = _keys(tables, hlo_rule)
     parts = [_shares(module, weighting(module), i, keys) for i, module in _used(tables, keys)]
     empty = pl.DataFrame(
         schema={
@@ -143,24 +132,20 @@ def source_shares(
     claims = keys.with_row_index("gpu").join(
         pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left"
     )
-    rule = pl.coalesce("reason", "rule", pl.lit(NO_INSTRUCTION))
+    rule = pl.coalesce("reason", "rule", pl.lit("no_instruction"))
     return claims.select("gpu", "place", pl.col("weight").fill_null(1.0), rule.alias("rule")).cast(
-        pl.Schema(CLAIMS)
+        pl.Schema(SHARES)
     )
 
 
-def stack_shares(tables: Tables, ran: pl.DataFrame) -> pl.DataFrame:
+def stack_shares(trace: Attributed) -> pl.DataFrame:
     """The same division with whole source stacks in place of their innermost lines.
 
-    Args:
-        tables: of the trace.
-        ran: what `instructions` found for them.
-
     Returns:
-        columns gpu, module (row in ``tables.hlo``), frame (number in its frames, null where there
+        columns gpu, module (row in ``trace.hlo``), frame (number in its frames, null where there
         is no stack), weight and rule; weights as in `source_shares`.
     """
-    keys = _keys(tables, ran)
+    keys = _keys(trace, trace.places["hlo_rule"])
     columns = ["module", "hlo", "frame", "weight", "rule"]
     parts = [
         _constituents(module, constituents_by_cost(module), keys, i)
@@ -168,11 +153,11 @@ def stack_shares(tables: Tables, ran: pl.DataFrame) -> pl.DataFrame:
         .group_by("module", "hlo", "frame", "rule", maintain_order=True)
         .agg(pl.col("weight").sum())
         .select(columns)
-        for i, module in _used(tables, keys)
+        for i, module in _used(trace, keys)
     ]
     types = (pl.Int32, pl.String, pl.Int32, pl.Float64, pl.String)
     empty = pl.DataFrame(schema=dict(zip(columns, types, strict=True)))
-    rule = pl.coalesce("reason", "rule", pl.lit(NO_INSTRUCTION))
+    rule = pl.coalesce("reason", "rule", pl.lit("no_instruction"))
     return (
         keys.with_row_index("gpu")
         .join(pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left")
@@ -185,21 +170,20 @@ def frame_names(module: HloModule, frame: int) -> tuple[str, ...]:
     return tuple(f"{f.file}({f.line}): {f.function}" for f in module.stack(frame))
 
 
-def _keys(tables: Tables, ran: pl.DataFrame) -> pl.DataFrame:
+def _keys(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
     """For every gpu row: module, hlo, and the reason why there is no instruction, or null."""
     modules = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
     return (
-        tables.gpu.select("program")
-        .hstack(ran.select(pl.col("hlo", "hlo_rule").cast(pl.String)))
-        .hstack([autotuned(tables)])
+        tables.gpu.select("program", pl.col("hlo").cast(pl.String))
+        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), autotuned(tables)])
         .join(modules, on="program", how="left", maintain_order="left")
         .with_columns(
-            reason=pl.when(pl.col("module").is_null() & pl.col("autotuned")).then(pl.lit(AUTOTUNING))
-            .when(pl.col("program").is_null()).then(pl.lit(NO_PROGRAM))
+            reason=pl.when(pl.col("module").is_null() & pl.col("autotuned")).then(pl.lit("autotuning"))
+            .when(pl.col("program").is_null()).then(pl.lit("no_program"))
             .when(pl.col("hlo").is_null()).then("hlo_rule")
-            .when(pl.col("module").is_null()).then(pl.lit(NO_MODULE))
+            .when(pl.col("module").is_null()).then(pl.lit("no_hlo"))
         )
         .select("module", "hlo", "reason")
     )  # fmt: skip
@@ -232,11 +216,13 @@ def _places(module: HloModule, ran: pl.DataFrame) -> pl.DataFrame:
     frames = origin["frame"].to_list()
     stacks = {frame: ";".join(frame_names(module, frame)) for frame in set(frames)}
     op_names = origin["op_name"].to_list()
-    lacking = (None, NO_OP_NAME)
+    lacking = (None, "no_op_name")
     label = [names[name] if name else lacking for name in op_names]
     phase = [phase_of(name) if name else lacking for name in op_names]
     text = pl.String()
-    return ran.select(pl.col("name").alias("hlo"), "opcode", opcode_rule=pl.lit(OWN)).with_columns(
+    return ran.select(
+        pl.col("name").alias("hlo"), "opcode", opcode_rule=pl.lit("hlo_instruction")
+    ).with_columns(
         op_name=origin["op_name"],
         op_name_rule=origin["op_name_rule"],
         source=origin["source"],
@@ -302,8 +288,8 @@ def _constituents(
             .then("own_frame"),
             rule=pl.when(pl.col("source").is_not_null() | pl.col("own").is_null())
             .then("source_rule")
-            .when(pl.col("own_rule") == OWN)
-            .then(pl.lit(OF_FUSION))
+            .when(pl.col("own_rule") == "hlo_instruction")
+            .then(pl.lit("hlo_fusion"))
             .otherwise("own_rule"),
         )
     )

@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.readers.xla.shapes import HOST_MEMORY, MAX_INT64
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from thence.model.hlo import HloModule
     from thence.units import Bytes
 
-__all__ = ["COLLECTIVES", "DEVICE_TO_HOST", "HOST_TO_DEVICE", "collectives"]
+__all__ = ["COLLECTIVE_INSTRUCTIONS", "collective_instructions"]
 
-COLLECTIVES = {
+COLLECTIVE_INSTRUCTIONS = {
     "row": pl.UInt32(),  # of the instruction in HloModule.instructions
     "id": pl.Int64(),
     "name": pl.String(),
     "opcode": pl.String(),
     "collective": pl.String(),  # all-gather, ..., host-to-device; several kinds joined by "+"
-    "message_bytes": pl.Int64(),  # of one rank, see `collectives`
+    "message_bytes": pl.Int64(),  # of one rank, see `collective_instructions`
     "group_size": pl.Int64(),  # devices that take part; null: unknown, or the parts disagree
     "group_count": pl.Int64(),  # groups that do so side by side; null: as above
     "parts": pl.Int64(),  # number of collectives that run as this one
 }
 """Schema of the collectives of a module."""
 
-HOST_TO_DEVICE = "host-to-device"
-DEVICE_TO_HOST = "device-to-host"
+_HOST_TO_DEVICE = "host-to-device"
+_DEVICE_TO_HOST = "device-to-host"
+_HOST_MEMORY = 5  # LayoutProto.memory_space of pinned host memory (xla::Layout::kHostMemorySpace)
+_MAX_BYTES = (1 << 63) - 1
 
 _KINDS = {
     **{name: name for name in ("all-to-all", "collective-broadcast", "collective-reduce")},
@@ -58,8 +58,8 @@ _UNKNOWN = [None, None]  # size and memory space
 _RECV_CONTEXT: Bytes = 4  # the result of a recv is (data, u32[], token)
 
 
-def collectives(module: HloModule) -> pl.DataFrame:
-    """One row for each instruction that communicates, in the columns of `COLLECTIVES`.
+def collective_instructions(module: HloModule) -> pl.DataFrame:
+    """One row for each instruction that communicates, in the columns of `COLLECTIVE_INSTRUCTIONS`.
 
     An async-start or fusion counts as what it holds, at any depth; instructions inside have rows of
     their own, since traces name now the one and now the other. The message size is per rank and
@@ -72,7 +72,7 @@ def collectives(module: HloModule) -> pl.DataFrame:
         (*head, move.collective, move.bytes, move.size, move.count, move.parts)
         for head, move in _moves(_candidates(module))
     ]
-    return pl.DataFrame(rows, schema=COLLECTIVES, orient="row")
+    return pl.DataFrame(rows, schema=COLLECTIVE_INSTRUCTIONS, orient="row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _own(row: dict[str, Any]) -> _Move | None:
         received = _int(row["result_bytes"]) - _RECV_CONTEXT
         sent = _int(row["given_bytes"][0]) if kind == "send" else received
         if row["is_host_transfer"]:
-            return _Move(DEVICE_TO_HOST if kind == "send" else HOST_TO_DEVICE, max(sent, 0), 1, 1)
+            return _Move(_DEVICE_TO_HOST if kind == "send" else _HOST_TO_DEVICE, max(sent, 0), 1, 1)
         return _Move(kind, max(sent, 0), size or 2, count)
     if kind == "reduce-scatter":
         operands //= size or 1
@@ -154,12 +154,12 @@ def _own(row: dict[str, Any]) -> _Move | None:
 def _offload(row: dict[str, Any]) -> _Move | None:
     """A slice read from, or written to, host memory."""
     result, (first, second) = row["memory_space"], row["spaces"]
-    if row["opcode"] == "dynamic-slice" and result != first and HOST_MEMORY in (result, first):
-        kind = HOST_TO_DEVICE if first == HOST_MEMORY else DEVICE_TO_HOST
+    if row["opcode"] == "dynamic-slice" and result != first and _HOST_MEMORY in (result, first):
+        kind = _HOST_TO_DEVICE if first == _HOST_MEMORY else _DEVICE_TO_HOST
         return _Move(kind, _int(row["result_bytes"]), 1, 1)
     updates = row["opcode"] == "dynamic-update-slice" and result == first != second
-    if updates and HOST_MEMORY in (first, second):
-        kind = DEVICE_TO_HOST if first == HOST_MEMORY else HOST_TO_DEVICE
+    if updates and _HOST_MEMORY in (first, second):
+        kind = _DEVICE_TO_HOST if first == _HOST_MEMORY else _HOST_TO_DEVICE
         return _Move(kind, _int(row["given_bytes"][1]), 1, 1)
     return None
 
@@ -170,10 +170,10 @@ def _merged(moves: Iterable[_Move]) -> _Move:
     sizes, counts = {part.size for part in parts}, {part.count for part in parts}
     return _Move(
         "+".join(kinds),
-        min(sum(part.bytes for part in parts), MAX_INT64),
+        min(sum(part.bytes for part in parts), _MAX_BYTES),
         sizes.pop() if len(sizes) == 1 else None,
         counts.pop() if len(counts) == 1 else None,
-        min(sum(part.parts for part in parts), MAX_INT64),
+        min(sum(part.parts for part in parts), _MAX_BYTES),
     )
 
 

@@ -1,0 +1,104 @@
+"""The GPU time divided among the places of one kind: the rows behind every table by something."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.missing_collectives import no_collectives
+from thence.errors import MissingData, UsageError
+from thence.model.attributed import RULE
+from thence.model.places import BY, KINDS
+
+if TYPE_CHECKING:
+    from thence.model.attributed import Attributed
+
+__all__ = ["divided", "weighed"]
+
+_KIND = {kind.name: kind for kind in KINDS}
+_NUMBERED = {
+    "rank": pl.format("rank {}", "rank"),
+    "device": pl.format("rank {} device {}", "rank", "device"),
+    "stream": pl.format("rank {} device {} stream {}", "rank", "device", "stream"),
+}
+"""Columns of gpu whose values are numbers, as names."""
+
+
+def divided(trace: Attributed, by: str) -> pl.DataFrame:
+    """Each activity with its place; one that several places share has a row for each of them.
+
+    Args:
+        trace: attributed.
+        by: one of `thence.model.places.BY`.
+
+    Returns:
+        columns ``gpu`` (row), ``place`` (null where there is none), ``reason`` (code of why not; null where
+        there is one), ``duration`` (ns, the part of this place) and ``phase``. The durations of
+        an activity's rows add up to its own.
+
+    Raises:
+        UsageError: ``by`` is none of them.
+        MissingData: the trace describes no collectives, and those are asked for.
+    """
+    if by not in BY:
+        raise UsageError(f"cannot divide GPU time by {by!r}; choose one of {', '.join(BY)}")
+    kind = _KIND[by]
+    if by == "source" and trace.shares is not None:
+        return _by_share(trace, trace.shares)
+    if kind.origin == "collectives":
+        return _whole(trace, _collectives(trace), kind.missing)
+    if kind.origin == "gpu":
+        column = _NUMBERED.get(by, pl.col(kind.column))
+        return _whole(trace, trace.gpu.select(column).to_series(), None)
+    return _whole(trace, trace.places[by], trace.places[f"{by}_rule"])
+
+
+def _whole(trace: Attributed, place: pl.Series, reason: pl.Series | str | None) -> pl.DataFrame:
+    """Every activity at one place."""
+    given = reason if isinstance(reason, pl.Series) else pl.lit(reason, RULE)
+    return pl.DataFrame({"duration": trace.gpu["duration"], "phase": trace.places["phase"]}).select(
+        gpu=pl.int_range(pl.len(), dtype=pl.Int32),
+        place=place,
+        reason=pl.when(pl.lit(place).is_null()).then(given),
+        duration="duration",
+        phase="phase",
+    )
+
+
+def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
+    """Every activity divided by weight."""
+    rows = shares["gpu"].cast(pl.UInt32)
+    return shares.with_columns(
+        duration=weighed(trace, shares), phase=trace.places["phase"].gather(rows)
+    ).select(
+        gpu=pl.col("gpu").cast(pl.Int32),
+        place="place",
+        reason=pl.when(pl.col("place").is_null()).then("rule"),
+        duration="duration",
+        phase="phase",
+    )
+
+
+def weighed(trace: Attributed, claims: pl.DataFrame) -> pl.Series:
+    """The time of each claim in whole ns: differences of rounded running sums, so nothing is lost.
+
+    Args:
+        trace: attributed.
+        claims: columns gpu and weight; the weights of one activity sum to 1.
+    """
+    whole = trace.gpu["duration"].gather(claims["gpu"].cast(pl.UInt32))
+    reached = (pl.col("weight").cum_sum().over("gpu") * whole).round().cast(pl.Int64)
+    return (
+        claims.select("gpu", reached=reached)
+        .select(pl.col("reached") - pl.col("reached").shift(1).over("gpu").fill_null(0))
+        .to_series()
+    )
+
+
+def _collectives(trace: Attributed) -> pl.Series:
+    named = trace.collectives.select("gpu", "collective").unique("gpu", keep="first")
+    if named.is_empty():
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: {no_collectives(trace)}")
+    rows = pl.select(gpu=pl.int_range(trace.gpu.height, dtype=pl.Int32))
+    return rows.join(named, on="gpu", how="left", maintain_order="left")["collective"]

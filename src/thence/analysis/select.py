@@ -1,0 +1,182 @@
+"""A part of a trace as a trace of its own, so that every total fits what was selected."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.warmup import WarmUp, phases
+from thence.errors import MissingData, UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+    from thence.model.selection import Selection
+
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["select"]
+
+_SEARCHED = ("label", "module", "op", "hlo", "op_name")
+_STEP_NUMBER = r"(\d{1,18})\D*$"
+
+
+def select(trace: Attributed, selection: Selection) -> Attributed:
+    """The selected device activities, with what belongs to them.
+
+    Durations, times and places stay. Host ranges and program executions are left out only with the rank
+    they are of: a launch may lie outside of a window in which its kernel ran.
+
+    Args:
+        trace: attributed.
+        selection: which activities count.
+
+    Raises:
+        UsageError: the trace holds no such rank or device.
+        MissingData: no activity is left; the message says what there is.
+    """
+    if not selection:
+        return trace
+    gpu = trace.gpu
+    keep = np.ones(gpu.height, np.bool_)
+    for column, wanted in (("rank", selection.ranks), ("device", selection.devices)):
+        if wanted:
+            _check_present(trace, column, wanted)
+            keep &= gpu[column].is_in(wanted).to_numpy()
+    if selection.steps is not None:
+        keep &= _in_steps(trace, selection.steps)
+    if selection.window_ns is not None:
+        keep &= _in_window(trace, selection.window_ns)
+    if selection.only is not None:
+        keep &= _matching(trace, selection.only)
+    keep &= _after_warm_up(trace, WarmUp(selection.warm_up))
+    if gpu.height and not keep.any():
+        raise MissingData(
+            f"{', '.join(trace.meta.inputs)}: no device activity is left by the selection ({selection})"
+        )
+    return _kept(trace, keep, selection)
+
+
+def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> None:
+    present = sorted(
+        {*trace.gpu[column].unique(), *(trace.host[column] if column == "rank" else ())}
+    )
+    absent = sorted(set(wanted) - set(present))
+    if absent:
+        raise UsageError(
+            f"no {column} {', '.join(map(str, absent))}: the inputs hold {column} "
+            f"{', '.join(map(str, present)) or 'none'}"
+        )
+
+
+def _in_steps(trace: Attributed, steps: tuple[int | None, int | None]) -> Mask:
+    """Launched in a step whose number is in the range."""
+    names = trace.places["step"].cast(pl.String)
+    if names.null_count() == len(names):
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no steps to select")
+    number = names.str.extract(_STEP_NUMBER).cast(pl.Int64)
+    first, last = steps
+    inside = number.is_not_null()
+    if first is not None:
+        inside &= (number >= first).fill_null(value=False)
+    if last is not None:
+        inside &= (number < last).fill_null(value=False)
+    return inside.to_numpy()
+
+
+def _in_window(trace: Attributed, window: tuple[int | None, int | None]) -> Mask:
+    """Begun in the window, which counts from the trace's first activity."""
+    start = trace.gpu["start"].to_numpy()
+    begin = int(start.min()) if len(start) else 0
+    first, last = window
+    inside = np.ones(len(start), np.bool_)
+    if first is not None:
+        inside &= start >= begin + first
+    if last is not None:
+        inside &= start < begin + last
+    return inside
+
+
+def _matching(trace: Attributed, expression: str) -> Mask:
+    """Whose name, or one of whose places, matches; every distinct text is tried once."""
+    columns = [trace.gpu["name"], *(trace.places[kind] for kind in _SEARCHED)]
+    found = np.zeros(trace.gpu.height, np.bool_)
+    for column in columns:
+        texts = column.cast(pl.String)
+        distinct = texts.drop_nulls().unique()
+        try:
+            matching = distinct.filter(distinct.str.contains(expression))
+        except pl.exceptions.ComputeError as error:
+            raise UsageError(f"{expression!r} is no regular expression: {error}") from error
+        found |= texts.is_in(matching.implode()).fill_null(value=False).to_numpy()
+    return found
+
+
+def _after_warm_up(trace: Attributed, rule: WarmUp) -> Mask:
+    """In no execution of a program that counts as warm-up, nor run by XLA's autotuner."""
+    if rule is WarmUp.KEEP or trace.programs.is_empty():
+        return np.ones(trace.gpu.height, np.bool_)
+    steady = phases(trace, rule).steady
+    of_program = steady.gather(trace.gpu["program"].cast(pl.UInt32)).fill_null(value=True)
+    trying = trace.places["program_rule"] == "autotuning"
+    return (of_program & ~trying).to_numpy()
+
+
+def _kept(trace: Attributed, keep: Mask, selection: Selection) -> Attributed:
+    """The activities with every row that refers to them, row numbers adjusted."""
+    mask = pl.Series(keep)
+    place = pl.Series(np.cumsum(keep) - 1, dtype=pl.Int32)
+
+    def of_gpu(frame: pl.DataFrame) -> pl.DataFrame:
+        rows = frame.filter(mask.gather(frame["gpu"]))
+        return rows.with_columns(place.gather(rows["gpu"]).alias("gpu"))
+
+    selected = dataclasses.replace(
+        trace,
+        gpu=trace.gpu.filter(mask),
+        places=trace.places.filter(mask),
+        collectives=of_gpu(trace.collectives),
+        graph_places=of_gpu(trace.graph_places),
+        shares=None if trace.shares is None else of_gpu(trace.shares),
+        selection=selection,
+    )
+    if selection.ranks or selection.devices:
+        return _of_ranks_and_devices(selected, selection)
+    return selected
+
+
+def _of_ranks_and_devices(trace: Attributed, selection: Selection) -> Attributed:
+    """Without host ranges, threads and programs of others; row references adjusted."""
+    ranks = selection.ranks or tuple(trace.ranks)
+    host = trace.host["rank"].is_in(ranks)
+    programs = trace.programs["rank"].is_in(ranks)
+    if selection.devices:
+        programs &= trace.programs["device"].is_in(selection.devices)
+    host_at, program_at = (
+        pl.Series(np.cumsum(mask.to_numpy()) - 1, dtype=pl.Int32) for mask in (host, programs)
+    )
+
+    def moved(frame: pl.DataFrame, at: pl.Series, *columns: str) -> pl.DataFrame:
+        # A rank's rows refer to rows of the same rank, which are kept.
+        return frame.with_columns(
+            at.gather(frame[column].cast(pl.UInt32)).alias(column) for column in columns
+        )
+
+    return dataclasses.replace(
+        trace,
+        host=moved(trace.host.filter(host), host_at, "parent", "forward"),
+        threads=trace.threads.filter(pl.col("rank").is_in(ranks)),
+        programs=trace.programs.filter(programs),
+        gpu=moved(trace.gpu, program_at, "program"),
+        places=moved(trace.places, host_at, "launch"),
+        collectives=moved(trace.collectives, host_at, "host"),
+        host_collectives=moved(
+            trace.host_collectives.filter(host.gather(trace.host_collectives["host"])),
+            host_at,
+            "host",
+        ),
+    )

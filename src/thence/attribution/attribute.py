@@ -1,0 +1,93 @@
+"""Everything that is known about where the device time of a trace came from, found once.
+
+PyTorch work is traced through its launches (`launch_places`), XLA work through its HLO (`hlo_places`). A trace
+may hold both; where an activity has an HLO instruction, what that says comes first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.attribution.autotuning import autotuned
+from thence.attribution.collectives import complete_collectives
+from thence.attribution.hlo_places import PLACES as OF_INSTRUCTION
+from thence.attribution.hlo_places import hlo_places, instructions, source_shares
+from thence.attribution.launch_places import launch_places
+from thence.model.attributed import RULE, Attributed
+from thence.model.places import HLO, LAUNCH
+from thence.model.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["attribute"]
+
+_BOTH = tuple(kind.name for kind in LAUNCH if kind.name in OF_INSTRUCTION)
+_FROM_HLO = tuple(kind.name for kind in HLO if kind.name not in _BOTH)
+
+
+def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
+    """The trace with every device activity attributed.
+
+    Args:
+        tables: as the readers returned them, labels of CUDA graphs joined (`graphs.labelling`).
+        own: what else counts as the user's own code, as `thence.attribution.sources` takes it.
+    """
+    of_launch = launch_places(tables, own)
+    shares = None
+    if tables.programs.is_empty():
+        places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
+    else:
+        found = instructions(tables)
+        tables = dataclasses.replace(tables, gpu=tables.gpu.with_columns(found["hlo"]))
+        of_hlo = hlo_places(tables, found["hlo_rule"]).with_columns(
+            *_programs(tables), found["hlo"], found["hlo_rule"]
+        )
+        places = of_launch.with_columns(
+            *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
+            *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
+            detail=of_launch["detail"].zip_with(found["detail"].is_null(), found["detail"]),
+        )
+        shares = source_shares(tables, found["hlo_rule"]) if tables.hlo else None
+    columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
+    columns |= {
+        "collectives": complete_collectives(tables, of_launch["launch"]),
+        "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
+        "graph_labels": (),
+    }
+    return Attributed(**columns, places=places, shares=shares, own=tuple(own))
+
+
+def _nothing_from_hlo(rows: int) -> list[pl.Series]:
+    reason = pl.Series(["no_xla"], dtype=RULE).new_from_index(0, rows)
+    null = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, rows)
+    return [x for kind in _FROM_HLO for x in (null.alias(kind), reason.alias(f"{kind}_rule"))]
+
+
+def _programs(tables: Tables) -> tuple[pl.Series, pl.Series]:
+    """The name of the XLA program that each activity is part of, and the rule."""
+    name = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
+    codes = pl.Series(["hlo_recorded", "no_program", "autotuning"], dtype=RULE)
+    trying = autotuned(tables).cast(pl.UInt32)
+    rule = codes.gather(name.is_null().cast(pl.UInt32) * (1 + trying))
+    return name.alias("program"), rule.alias("program_rule")
+
+
+def _merged(
+    of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str
+) -> tuple[pl.Series, pl.Series]:
+    """What the HLO says of an activity of an XLA program; what the launch says of any other.
+
+    What the autotuner ran is part of no program, and no range, frame or step would tell more of it.
+    """
+    rule = f"{kind}_rule"
+    trying = (of_hlo[rule] == "autotuning").fill_null(value=False)
+    no_program = of_hlo["program"].is_null() & ~trying
+    by_launch = of_hlo[kind].is_null() & of_launch[kind].is_not_null() | no_program
+    return (
+        of_launch[kind].zip_with(by_launch, of_hlo[kind]).alias(kind),
+        of_launch[rule].zip_with(by_launch, of_hlo[rule]).alias(rule),
+    )

@@ -1,0 +1,184 @@
+"""What a verb reads, and which part of it: the argument and the options that all verbs share."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from thence.errors import InputError
+from thence.model.selection import WARM_UP, Selection, parse_steps, parse_window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from thence.trace import Trace
+
+__all__ = ["SELECTING", "Inputs", "check_inputs", "trace_options", "warm_up_option"]
+
+Option = Literal["rank", "device", "steps", "window", "only", "warm-up", "own", "hlo"]
+
+SELECTING: tuple[Option, ...] = ("rank", "device", "steps", "window", "only", "warm-up")
+"""Options that choose a part of a trace."""
+
+_BYTES_WITH_PROGRESS = 50_000_000
+_GLOB = "*?["
+
+_OPTIONS: dict[Option, Callable[[Any], Any]] = {
+    "rank": click.option(
+        "--rank", "ranks", type=int, multiple=True, help="Only this rank. Repeatable."
+    ),
+    "device": click.option(
+        "--device",
+        "devices",
+        type=int,
+        multiple=True,
+        help="Only the GPU with this index. Repeatable.",
+    ),
+    "steps": click.option(
+        "--steps",
+        metavar="FIRST:LAST",
+        help="Only work launched in these steps: 3:6 are 3, 4 and 5.",
+    ),
+    "window": click.option(
+        "--window",
+        metavar="FROM:TO",
+        help="Only work begun in this time after the first GPU activity: 1.2s:1.4s, 300ms: or :50us.",
+    ),
+    "only": click.option(
+        "--only",
+        metavar="REGEX",
+        help="Only work whose name, label, module, op, HLO instruction or op_name matches.",
+    ),
+    "warm-up": click.option(
+        "--warm-up",
+        type=click.Choice(WARM_UP),
+        default=WARM_UP[0],
+        show_default=True,
+        help="Which executions of XLA programs count as warm-up and are left out.",
+    ),
+    "own": click.option(
+        "--own",
+        multiple=True,
+        metavar="PATTERN",
+        help="Counts as your own code in source lines, too: a package (transformers), a folder or a glob. "
+        "Repeatable.",
+    ),
+    "hlo": click.option(
+        "--hlo",
+        multiple=True,
+        metavar="PATH",
+        type=click.Path(),
+        help="HLO dumps (*.hlo.pb, a folder, a glob) for traces that lack them. Repeatable.",
+    ),
+}
+
+warm_up_option = click.option(
+    "--warm-up",
+    type=click.Choice(("heuristic", "first-compiled", "keep")),
+    default="heuristic",
+    show_default=True,
+    help="Which executions of XLA programs count as warm-up and are left out.",
+)
+"""For verbs whose analysis itself says what it left out."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What to read.
+
+    Attributes:
+        paths: files, directories, globs, or ``-`` for standard input.
+        hlo: HLO dumps.
+        own: what else counts as the user's own code.
+        selection: the part that is wanted.
+    """
+
+    paths: tuple[str, ...]
+    hlo: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    selection: Selection = field(default_factory=Selection)
+
+    def open(self) -> Trace:
+        """The trace; a bar on standard error while a large one is read, if that is a terminal."""
+        from thence.trace import open_trace
+
+        with _progress() as progress:
+            whole = open_trace(*self.paths, hlo=self.hlo, own=self.own, progress=progress)
+        return whole.selected(self.selection)
+
+
+def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The argument INPUT... and the options that a verb offers, as one parameter ``inputs``.
+
+    What is wrong with them is said before anything is read.
+    """
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def called(**given: Any) -> Any:
+            paths, hlo = given.pop("inputs"), given.pop("hlo", ())
+            check_inputs((*paths, *hlo))
+            steps, window = given.pop("steps", None), given.pop("window", None)
+            selection = Selection(
+                ranks=given.pop("ranks", ()),
+                devices=given.pop("devices", ()),
+                steps=None if steps is None else parse_steps(steps),
+                window_ns=None if window is None else parse_window(window),
+                only=given.pop("only", None),
+                warm_up=given.pop("warm_up") if "warm-up" in offered else WARM_UP[0],
+            )
+            return command(inputs=Inputs(paths, hlo, given.pop("own", ()), selection), **given)
+
+        wrapped: Callable[..., Any] = called
+        for name in reversed(offered):
+            wrapped = _OPTIONS[name](wrapped)
+        return click.argument(
+            "inputs", nargs=-1, required=True, metavar="INPUT...", type=click.Path(allow_dash=True)
+        )(wrapped)
+
+    return decorated
+
+
+def check_inputs(paths: Iterable[str]) -> None:
+    """What is not there is said before anything is read, which may take long.
+
+    Raises:
+        InputError: a path names nothing; globs are left to the reader.
+    """
+    for path in paths:
+        if path != "-" and not os.path.lexists(path) and not any(c in path for c in _GLOB):
+            raise InputError(path, "no such file or directory")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    if not sys.stderr.isatty():
+        yield lambda _name, _done, _size: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(name: str, done: int, size: int) -> None:
+            if size < _BYTES_WITH_PROGRESS:
+                return
+            if name not in tasks:
+                tasks[name] = bar.add_task(Path(name).name, total=size)
+            bar.update(tasks[name], completed=done)
+
+        yield show

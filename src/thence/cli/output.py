@@ -1,0 +1,223 @@
+"""Where a verb's result goes and in which form: the options that verbs share, and printing."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import polars as pl
+    from rich.console import Console, RenderableType
+
+__all__ = [
+    "Result",
+    "check_output",
+    "choice_option",
+    "console",
+    "force_option",
+    "format_option",
+    "json_text",
+    "output_option",
+    "print_json",
+    "print_table",
+    "result_options",
+]
+
+_Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
+_ENDINGS = {".json": "json", ".csv": "csv"}
+
+
+def choice_option(
+    *names: str, choices: Sequence[str], meaning: str
+) -> Callable[[_Command], _Command]:
+    """An option that takes one of several words; without it, the first of them.
+
+    Args:
+        names: such as ``--format``, and that of the parameter where it is another.
+        choices: the words.
+        meaning: for ``--help``.
+    """
+    return click.option(
+        *names, type=click.Choice(choices), default=choices[0], show_default=True, help=meaning
+    )
+
+
+def output_option(meaning: str, **more: Any) -> Callable[[_Command], _Command]:
+    """``-o``, ``--output``: where the result goes.
+
+    Args:
+        meaning: for ``--help``.
+        more: as `click.option` takes it.
+    """
+    return click.option("-o", "--output", help=meaning, **more)
+
+
+force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
+format_option = choice_option(
+    "--format",
+    "form",
+    choices=("table", "json", "csv"),
+    meaning="json and csv hold every row and column, with full names.",
+)
+
+
+def check_output(output: str, *, force: bool) -> None:
+    """What can be wrong with where the result goes is said before anything is read.
+
+    Raises:
+        UsageError: something is there already, or there is no such folder.
+    """
+    if os.path.lexists(output) and not force:
+        raise UsageError(f"{output}: exists already; --force replaces it")
+    if not Path(output).absolute().parent.is_dir():
+        raise UsageError(f"{output}: there is no folder {Path(output).parent} to write it to")
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a result goes.
+
+    Attributes:
+        form: table, json, csv, or another that an ending of the verb's output says.
+        path: the file; None for standard output.
+        top: rows that a table shows at most; None for all.
+    """
+
+    form: str
+    path: str | None = None
+    top: int | None = None
+
+    def text(self, text: str) -> None:
+        """Writes a whole document."""
+        if self.path is None:
+            click.echo(text, nl=False)
+            sys.stdout.flush()
+            return
+        from thence.beside import text_beside
+
+        with text_beside(Path(self.path)) as stream:
+            stream.write(text)
+
+    def emit(
+        self,
+        document: Any,
+        rows: pl.DataFrame,
+        headings: Mapping[str, str],
+        notes: Iterable[str],
+    ) -> None:
+        """A result; what must be said beside it goes below the table, or to standard error.
+
+        Args:
+            document: the result as JSON values.
+            rows: the result's main table.
+            headings: columns that the terminal shows, with their headings.
+            notes: sentences.
+        """
+        if self.form == "json":
+            self.text(json_text({**document, "warnings": list(notes)}) + "\n")
+        elif self.form == "csv":
+            self.text(rows.write_csv())
+            for note in notes:
+                click.echo(note, err=True)
+        else:
+            self.table(rows, headings)
+            for note in notes:
+                from rich.text import Text
+
+                print_table(console(), Text(note, "dim"))
+
+    def table(self, rows: pl.DataFrame, headings: Mapping[str, str]) -> None:
+        """Rows on the terminal, at most ``top`` of them."""
+        from rich.text import Text
+
+        from thence.writers.frames import frame_table
+
+        output = console()
+        shown = rows if self.top is None else rows.head(self.top)
+        print_table(output, frame_table(shown, headings, output.width))
+        if shown.height < rows.height:
+            hidden = rows.height - shown.height
+            print_table(output, Text(f"... {hidden:,} more; --top {rows.height} shows all", "dim"))
+
+
+def result_options(
+    endings: Mapping[str, str] = _ENDINGS,
+    meaning: str = "File ending in .json or .csv, instead of standard output.",
+    top: int | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``-o``, ``--force``, ``--format`` and ``--top``, as one parameter ``result``.
+
+    Args:
+        endings: of the files that the verb writes, and the form that each means.
+        meaning: of ``-o``, for ``--help``.
+        top: rows that a table shows without ``--top``; None for all.
+    """
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def called(output: str | None, **given: Any) -> Any:
+            force, form, rows = given.pop("force"), given.pop("form"), given.pop("top")
+            if output is not None:
+                form = _form(output, endings)
+                check_output(output, force=force)
+            return command(result=Result(form, output, rows), **given)
+
+        wrapped: Callable[..., Any] = called
+        options = (
+            click.option(
+                "--top",
+                type=click.IntRange(min=1),
+                default=top,
+                show_default=top is not None,
+                help="Rows of the table to show." + ("" if top else " Without it, all."),
+            ),
+            format_option,
+            output_option(meaning, type=click.Path(dir_okay=False), metavar="OUT"),
+            force_option,
+        )
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorated
+
+
+def _form(output: str, endings: Mapping[str, str]) -> str:
+    form = endings.get(Path(output).suffix.lower())
+    if form is None:
+        raise UsageError(f"{output}: the name must end in one of {', '.join(endings)}")
+    return form
+
+
+def console() -> Console:
+    """Standard output for tables. Rich minds NO_COLOR; a pipe gets 80 columns unless COLUMNS says otherwise."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False)
+
+
+def print_table(output: Console, table: RenderableType) -> None:
+    """A table on standard output."""
+    output.print(table)
+
+
+def json_text(value: Any) -> str:
+    """A JSON document as text."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json_text(value))

@@ -1,0 +1,62 @@
+"""A trace whose device time has been attributed: what every analysis and every writer reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.model.reasons import CODES
+from thence.model.selection import Selection
+from thence.model.tables import COLLECTIVES, Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RULE", "SHARES", "Attributed"]
+
+RULE = pl.Enum(CODES)
+"""Type of every ``<kind>_rule`` column."""
+
+SHARES: Mapping[str, pl.DataType] = {
+    "gpu": pl.Int32(),  # row in gpu
+    "place": pl.Categorical(),  # file.py:12; null: this part of the time has no source line
+    "weight": pl.Float64(),  # share of the activity's time, from 0 to 1
+    "rule": RULE,  # how it was found, or why it was not
+}
+"""Columns of `Attributed.shares`."""
+
+
+@dataclass(frozen=True)
+class Attributed(Tables):
+    """The tables of a trace, completed, and where each row of ``gpu`` came from.
+
+    Made once for each trace by `thence.attribution.attribute`. In ``gpu``, ``hlo`` is the instruction of
+    every activity whose instruction is known, those of XLA's command buffers included; each row of
+    ``collectives`` has its device activity.
+
+    Attributes:
+        places: one row per row of ``gpu``, in its order: ``launch`` (host row, null where unknown) and, for
+            each kind of `thence.model.places.PLACES`, the place (Categorical, null where there is none) and
+            ``<kind>_rule`` (`RULE`); ``lane`` and ``metadata``, what marks said beside their names;
+            ``detail``, a sentence about a CUDA graph that could not be told, null almost everywhere.
+        host_collectives: what host ops describe of collectives, in the columns of ``collectives`` with a null
+            ``gpu``, whether or not a kernel describes the same.
+        shares: how the time of each activity divides among source lines, in the columns of `SHARES`, sorted
+            by gpu; the weights of one activity sum to 1. None where every activity has one line at most,
+            that of ``places``.
+        selection: which part of the trace this is; the whole where it is empty.
+        own: what else than files outside of installed packages counts as the user's own code.
+    """
+
+    places: pl.DataFrame = field(default_factory=pl.DataFrame)
+    host_collectives: pl.DataFrame = field(default_factory=COLLECTIVES.empty)
+    shares: pl.DataFrame | None = None
+    own: tuple[str, ...] = ()
+    selection: Selection = field(default_factory=Selection)
+
+    @property
+    def labels_joined(self) -> bool:
+        """Whether any label of a CUDA graph was joined."""
+        return self.graph_places["label"].null_count() < self.graph_places.height

@@ -1,0 +1,157 @@
+"""What GPU time can be attributed to: one row of `KINDS` for every kind of place.
+
+Adding a kind is adding its row here. Where `Kind.categories` or `Kind.column` says where its places
+come from, nothing else is needed; otherwise the attribution makes its column. Plain Python: the command
+line reads this table before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "BY",
+    "FLAMES",
+    "GRAPH_LABELS",
+    "HLO",
+    "KINDS",
+    "LANES",
+    "LAUNCH",
+    "PLACES",
+    "STATED",
+    "STATED_XLA",
+    "Kind",
+    "page_kinds",
+]
+
+Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
+Verb = Literal["stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of place.
+
+    Attributes:
+        name: column of ``Attributed.places``, and word of ``--by``.
+        meaning: what one place of it is, for --help.
+        origin: what tells the place of an activity. launch: the host ranges around its launch, and the
+            labels of CUDA graphs. hlo: its HLO instruction. both: the HLO instruction, else the launch.
+            gpu: a column of the activity itself. collectives: the description of what it moved.
+        heading: of a table by it; its name if empty.
+        column: of the gpu table, where the origin is gpu.
+        categories: of host ranges that its places are made of (see `HOST_CATEGORIES`).
+        nests: whether a place is a path of names from the outermost to the innermost.
+        follows_forward: whether work of a backward op has the place of its forward op.
+        missing: code of the reason why an activity has none if the trace holds nothing of the kind.
+        outside: code of the reason if the trace does, but nothing of it is around the activity's launch.
+        verbs: where it is offered, beside ``--by``. stated: the coverage that a summary states (stated-xla:
+            of a trace with XLA programs). page: tables of the HTML report (page-xla likewise). flame: frames
+            of a flame graph. lanes: extra lanes of a timeline. graph-labels: what labels of CUDA graphs
+            and annotated traces hold.
+    """
+
+    name: str
+    meaning: str
+    origin: Origin
+    heading: str = ""
+    column: str = ""
+    categories: tuple[str, ...] = ()
+    nests: bool = False
+    follows_forward: bool = True
+    missing: str = ""
+    outside: str = ""
+    verbs: frozenset[Verb] = frozenset()
+
+
+def _verbs(*verbs: Verb) -> frozenset[Verb]:
+    return frozenset(verbs)
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("kernel", "full name of the kernel, copy or set", "gpu", column="name", verbs=_verbs("page", "page-xla")),
+    Kind(
+        "program", "XLA program", "hlo", missing="no_xla",
+        verbs=_verbs("stated-xla", "page-xla"),
+    ),
+    Kind("hlo", "HLO instruction", "hlo", missing="no_xla", verbs=_verbs("stated-xla", "page-xla")),
+    Kind("opcode", "opcode of the HLO instruction", "hlo", missing="no_xla", verbs=_verbs("page-xla")),
+    Kind(
+        "op_name", "op_name of the HLO instruction", "hlo", nests=True, missing="no_xla",
+        verbs=_verbs("stated-xla", "page-xla", "flame"),
+    ),
+    Kind(
+        "label", "path of the ranges that the user named", "both", categories=("range",), nests=True,
+        missing="no_ranges", outside="outside_ranges",
+        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels"),
+    ),
+    Kind(
+        "module", "path of nn.Module calls", "launch", categories=("module",), nests=True,
+        missing="no_modules", outside="outside_modules",
+        verbs=_verbs("stated", "page", "flame", "lanes", "graph-labels"),
+    ),
+    Kind(
+        "op", "innermost framework operator", "launch", heading="operator", categories=("op",),
+        follows_forward=False, missing="no_operators", outside="outside_operators",
+        verbs=_verbs("stated", "page", "graph-labels"),
+    ),
+    Kind(
+        "ops", "path of operators, and of ranges that libraries named", "launch", heading="operator stack",
+        categories=("op", "framework"), nests=True, follows_forward=False,
+        missing="no_operators", outside="outside_operators", verbs=_verbs("flame", "graph-labels"),
+    ),
+    Kind(
+        "source", "line of the user's own code", "both", heading="source line", categories=("python",),
+        missing="no_python_frames", outside="outside_frames",
+        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "graph-labels"),
+    ),
+    Kind(
+        "stack", "path of Python frames", "both", heading="Python stack", categories=("python",), nests=True,
+        missing="no_python_frames", outside="outside_frames", verbs=_verbs("flame", "graph-labels"),
+    ),
+    Kind(
+        "phase", "forward or backward", "both", categories=("op",),
+        missing="no_autograd", outside="outside_autograd",
+        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "graph-labels"),
+    ),
+    Kind(
+        "step", "profiler step", "launch", categories=("step",),
+        missing="no_steps", outside="outside_steps", verbs=_verbs("stated", "stated-xla", "page"),
+    ),
+    Kind("collective", "collective that the kernel is part of", "collectives", missing="no_collective"),
+    Kind("kind", "kernel, memcpy or memset", "gpu", column="kind"),
+    Kind("rank", "rank of the process", "gpu", column="rank", verbs=_verbs("page", "page-xla")),
+    Kind("device", "GPU of a rank", "gpu", column="device"),
+    Kind("stream", "stream of a GPU", "gpu", column="stream"),
+)  # fmt: skip
+"""Every kind of place, in the order in which help texts and tables list them."""
+
+
+def _offered(verb: Verb) -> tuple[str, ...]:
+    return tuple(kind.name for kind in KINDS if verb in kind.verbs)
+
+
+BY = tuple(kind.name for kind in KINDS)
+"""What GPU time can be divided by."""
+LAUNCH = tuple(kind for kind in KINDS if kind.origin in ("launch", "both"))
+"""Kinds that the host ranges around a launch tell."""
+HLO = tuple(kind for kind in KINDS if kind.origin in ("hlo", "both"))
+"""Kinds that an HLO instruction tells."""
+PLACES = tuple(kind.name for kind in KINDS if kind.origin in ("launch", "both", "hlo"))
+"""Columns of ``Attributed.places``, each beside its ``<kind>_rule``."""
+STATED = _offered("stated")
+"""Kinds whose share of the GPU time a summary states."""
+STATED_XLA = _offered("stated-xla")
+"""The same for a trace that holds XLA programs."""
+FLAMES = _offered("flame")
+"""What the frames of a flame graph can be."""
+GRAPH_LABELS = _offered("graph-labels")
+"""What a label of a CUDA graph, or an annotated trace, can hold."""
+LANES = (*_offered("lanes"), "collective", "process-group", "lane")
+"""What extra lanes of a timeline can be by. lane: the lane that a mark named, else the process group."""
+
+
+def page_kinds(*, xla: bool) -> tuple[str, ...]:
+    """Kinds that the HTML report has a table of, for a trace with or without XLA programs."""
+    return _offered("page-xla" if xla else "page")

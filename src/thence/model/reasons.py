@@ -1,0 +1,230 @@
+"""Codes for how a place was found, and for why an activity has none. The codes stay; texts may improve.
+
+Column ``<kind>_rule`` of ``Attributed.places`` holds a code: of `RULES` where the activity has a place of
+that kind, else of `REASONS`. What is missing is said in the same words for every trace; what to do about it
+depends on who made the trace: `ADVICE`. Plain Python: documentation and command line read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["ADVICE", "CODES", "REASONS", "RULES", "Reason", "advice", "text_of"]
+
+RULES: Mapping[str, str] = MappingProxyType(
+    {
+        # Host ranges around the launch.
+        "launch_ranges": "ranges around the launch",
+        "forward_op": "forward op of the backward op",
+        "library_range": "range named by a library",
+        "library_frame": "frame of an installed library",
+        "launch_time": "time of the launch",
+        "autograd_sequence": "autograd sequence number",
+        # HLO.
+        "hlo_recorded": "recorded by the profiler",
+        "hlo_node_order": "order of the CUDA graph's nodes against the HLO schedule",
+        "hlo_library_order": "order of the library calls in the CUDA graph against the HLO schedule",
+        "hlo_instruction": "HLO instruction",
+        "hlo_inside": "instruction inside",
+        "hlo_moved": "what it moves",
+        "hlo_user": "what uses the result",
+        "hlo_fusion": "line of the fusion: the instruction inside has none",
+        "named_scope": "named scopes in op_name",
+        "common_scope": "scopes that merged operations share",
+        "transposed": "transposition in op_name",
+        "not_transposed": "no transposition in op_name",
+        # Labels of CUDA graphs.
+        "graph_node": "node id of the CUDA graph",
+        "graph_number": "node number of the CUDA graph, instantiated anew, with equal kernels",
+        "graph_child": "order of the nodes inside a child graph",
+        "graph_alignment": "alignment to the captured CUDA graph",
+        "eager_alignment": "alignment to an eager run",
+    }
+)
+"""Code and meaning of every way in which a place is found."""
+
+_COMMAND_BUFFER = "inside a CUDA graph (command buffer): the profiler recorded no HLO op"
+
+REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        # The launch.
+        "no_launch": "the trace holds no API call that launched it",
+        "no_ranges": "no named ranges recorded",
+        "no_modules": "no nn.Module calls recorded",
+        "no_operators": "no operators recorded",
+        "no_python_frames": "no Python frames recorded",
+        "no_autograd": "no autograd ops recorded",
+        "no_steps": "no profiler steps recorded",
+        "outside_ranges": "launched outside every named range",
+        "outside_modules": "launched outside every nn.Module call",
+        "outside_operators": "launched outside every operator",
+        "outside_frames": "launched outside every recorded Python frame",
+        "outside_autograd": "autograd has no part in it",
+        "outside_steps": "launched outside every profiler step",
+        # CUDA graphs.
+        "graph": "inside a CUDA graph: the trace holds one launch for all of it",
+        "graph_no_label": "inside a CUDA graph: no label was open when its node was captured",
+        "graph_ambiguous": "inside a CUDA graph: nodes with different labels fit it equally well",
+        "graph_not_joined": "inside a CUDA graph that fits none of the labels",
+        # XLA.
+        "no_xla": "no XLA programs in this trace",
+        "no_program": "part of no XLA program",
+        "autotuning": "XLA's autotuner ran it, while a program was being compiled",
+        "no_hlo_op": "the profiler recorded no HLO op",
+        "no_hlo": "the HLO of its program is not in the trace",
+        "no_instruction": "the HLO of its program has no such instruction",
+        "no_op_name": "the HLO instruction has no op_name",
+        "no_source": "the HLO instruction has no source line",
+        "argument": "the op_name names an argument of the program",
+        "no_scope": "no named scope around it",
+        "different_scopes": "merged from different scopes",
+        "command_buffer": _COMMAND_BUFFER,
+        "command_buffer_no_schedule": f"{_COMMAND_BUFFER}, and the HLO of its program has no schedule",
+        "command_buffer_no_fit": f"{_COMMAND_BUFFER}, and its kernels do not all fit the HLO schedule",
+        "command_buffer_no_end": f"{_COMMAND_BUFFER}, and where the graph's library calls begin cannot be told",
+        "command_buffer_several": f"{_COMMAND_BUFFER}, and its kernels fit the HLO schedule at several places",
+        "command_buffer_order": f"{_COMMAND_BUFFER}, and where it fits the HLO schedule contradicts the order"
+        " of the graphs",
+        "command_buffer_too_early": f"{_COMMAND_BUFFER}, and by the HLO schedule it would have started before"
+        " what it reads",
+        "command_buffer_library": f"{_COMMAND_BUFFER}, and the graph's library kernels cannot be told apart",
+        "no_collective": "no collective",
+        # Of the whole trace, not of an activity.
+        "no_gpu": "the trace holds no device activity",
+        "no_collectives": "the trace describes no collectives, though there were some",
+    }
+)
+"""Code and meaning of every reason why there is no place."""
+
+CODES = (*RULES, *REASONS)
+"""What a ``<kind>_rule`` column can hold."""
+
+_JOINS = "thence label joins labels"
+_FRAMES = "torch.profiler's with_stack=True records them, thence.mark names places"
+_CALLS = "torch.profiler's with_stack=True records them, thence.mark names layers"
+_EMIT_NVTX = "torch.autograd.profiler.emit_nvtx() names them"
+_ARCHIVE = "nsys-jax keeps none in its archive"
+_NCCL_RANGES = (
+    "NCCL's NVTX ranges around their launches say what they move, and are missing: nsys profile --trace"
+    " cuda,nvtx records them; for JAX, XLA's dump says it, with --hlo"
+)
+_OF_LAUNCHES = (
+    *("no_ranges", "no_modules", "no_operators", "no_python_frames", "no_autograd", "no_steps"),
+)
+
+_FOR_EVERYBODY: Mapping[str, str] = {
+    "no_hlo": "--hlo DUMP_DIR adds it, dumped by a run with XLA_FLAGS=--xla_dump_to=DUMP_DIR",
+    **dict.fromkeys(
+        (code for code in REASONS if code.startswith("command_buffer")),
+        "XLA_FLAGS=--xla_gpu_enable_command_buffer= runs without them",
+    ),
+}
+
+ADVICE: Mapping[str, Mapping[str, str]] = {
+    "torch.profiler (Kineto JSON)": {
+        "no_ranges": "record_function, NVTX",
+        "no_modules": "with_stack=True records them",
+        "no_operators": "ProfilerActivity.CPU records them",
+        "no_python_frames": "with_stack=True records them",
+        "no_steps": "profiler.step() marks them",
+        "graph": _JOINS,
+        "no_gpu": "record with ProfilerActivity.CUDA",
+        "no_collectives": (
+            "torch 2.1 and newer write it for collectives of torch.distributed, if the profiler records CPU"
+            " and CUDA; for those of CUDA graphs: thence label"
+        ),
+    },
+    "thence recording": {
+        "no_ranges": "thence.mark, NVTX",
+        "no_modules": _CALLS,
+        "no_operators": "torch.profiler records them",
+        "no_python_frames": _FRAMES,
+        "no_autograd": "thence.mark around the forward records them",
+        "no_steps": "recording.step() marks them",
+        "graph": "thence.mark names it at capture",
+        "no_collectives": (
+            "it was recorded with --without collectives, or they are called neither through"
+            " torch.distributed nor by JAX: thence.torch.collective(...) around such a call describes it"
+        ),
+    },
+    "Nsight Systems export": {
+        "no_ranges": "thence.mark, NVTX",
+        "no_modules": _CALLS,
+        "no_operators": _EMIT_NVTX,
+        "no_python_frames": _FRAMES,
+        "no_autograd": _EMIT_NVTX,
+        "no_steps": "an NVTX range ProfilerStep#1, 2 ... around each marks them",
+        "graph": _JOINS,
+        "no_gpu": "record with nsys profile --trace=cuda,nvtx",
+        "no_collectives": _NCCL_RANGES,
+    },
+    "Nsight Systems cuda_gpu_trace (CSV)": {
+        **dict.fromkeys(_OF_LAUNCHES, "this CSV lists device work alone, the export holds more"),
+        "no_collectives": _NCCL_RANGES,
+    },
+    "nsys-jax archive": {
+        "no_ranges": "jax.named_scope",
+        "no_modules": "jax.named_scope names layers",
+        "no_operators": _ARCHIVE,
+        "no_python_frames": _ARCHIVE,
+        "no_steps": _ARCHIVE,
+    },
+    "jax.profiler (XSpace)": {
+        "no_ranges": "jax.named_scope, thence.mark",
+        "no_modules": "jax.named_scope names layers",
+        "no_operators": "host_tracer_level=2 of jax.profiler.ProfileOptions records them",
+        "no_python_frames": "python_tracer_level=1 of jax.profiler.ProfileOptions records them",
+        "no_steps": "jax.profiler.StepTraceAnnotation marks them",
+        "no_gpu": "record with device_tracer_level=1 of jax.profiler.ProfileOptions",
+        "no_collectives": "it holds no HLO that names them; where XLA dumped it, --hlo brings it",
+    },
+}
+"""By format of an input (``Meta.formats``) and code of the reason: what would record what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a part of the GPU time has no place of some kind.
+
+    Attributes:
+        code: of `REASONS`.
+        total_ns: how much it is, in ns.
+        share: of the sum of all durations, from 0 to 1.
+        text: what the code means.
+        advice: what would change it; None where nothing would, or nobody knows.
+    """
+
+    code: str
+    total_ns: int
+    share: float
+    text: str
+    advice: str | None
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.advice})" if self.advice else self.text
+
+
+def text_of(code: str) -> str:
+    """What a code of `RULES` or `REASONS` means."""
+    return RULES.get(code) or REASONS[code]
+
+
+def advice(code: str, formats: Iterable[str], *, labels_joined: bool = False) -> str | None:
+    """What would record what is missing; None where nothing would, or nobody knows.
+
+    Args:
+        code: of `REASONS`.
+        formats: of the trace's inputs. Inputs of several producers get no advice of one of them: what fits
+            one does not fit the others.
+        labels_joined: whether labels of CUDA graphs are joined already, so that joining them is no advice.
+    """
+    if code == "graph" and labels_joined:
+        return None
+    known = {name for name in formats if name in ADVICE}
+    of_format = ADVICE[known.pop()] if len(known) == 1 else {}
+    return of_format.get(code) or _FOR_EVERYBODY.get(code)

@@ -1,0 +1,110 @@
+"""Which part of a trace a question is about. Plain Python: the command line makes it before anything is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thence.errors import UsageError
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["WARM_UP", "Selection", "parse_steps", "parse_window"]
+
+WARM_UP = ("keep", "heuristic", "first-compiled")
+"""Which executions of XLA programs are left out: see `thence.analysis.warmup.WarmUp`."""
+
+_UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|µs|ms|s)")
+_STEP = re.compile(r"\d{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which device activities count. Every condition that is given must hold.
+
+    Attributes:
+        ranks: of these ranks.
+        devices: on devices with these indices.
+        steps: launched in a step from the first number on and before the second, as Python slices; None
+            leaves an end open. The number of a step is that in its name (ProfilerStep#3).
+        window_ns: begun from the first time on and before the second, in ns after the trace's first device
+            activity; None leaves an end open.
+        only: name, label, module, op, HLO instruction or op_name matches this regular expression.
+        warm_up: one of `WARM_UP`: which executions of XLA programs are left out.
+    """
+
+    ranks: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    steps: tuple[int | None, int | None] | None = None
+    window_ns: tuple[int | None, int | None] | None = None
+    only: str | None = None
+    warm_up: str = "keep"
+
+    def __bool__(self) -> bool:
+        return self != Selection()
+
+    def __post_init__(self) -> None:
+        if self.warm_up not in WARM_UP:
+            raise UsageError(f"warm-up is one of {', '.join(WARM_UP)}; got {self.warm_up!r}")
+        if self.only is not None:
+            try:
+                re.compile(self.only)
+            except re.error as error:
+                raise UsageError(f"{self.only!r} is no regular expression: {error}") from error
+
+    def __str__(self) -> str:
+        parts = [
+            f"rank {', '.join(map(str, self.ranks))}" if self.ranks else "",
+            f"device {', '.join(map(str, self.devices))}" if self.devices else "",
+            f"steps {_range(self.steps, str)}" if self.steps else "",
+            f"window {_range(self.window_ns, format_ns)}" if self.window_ns else "",
+            f"only {self.only}" if self.only is not None else "",
+            f"without warm-up ({self.warm_up})" if self.warm_up != "keep" else "",
+        ]
+        return "; ".join(filter(None, parts))
+
+
+def parse_steps(text: str) -> tuple[int | None, int | None]:
+    """The steps of ``3:6``, ``3:``, ``:6`` or ``3`` (that step alone).
+
+    Raises:
+        UsageError: it has another form.
+    """
+    first, colon, last = text.partition(":")
+    if not text.strip(":") or any(part and not _STEP.fullmatch(part) for part in (first, last)):
+        raise UsageError(f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6 or 3")
+    if not colon:
+        return int(first), int(first) + 1
+    return (int(first) if first else None), (int(last) if last else None)
+
+
+def parse_window(text: str) -> tuple[int | None, int | None]:
+    """The times of ``1.2s:1.4s``, in ns; either may be left out.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    parts = [_TIME.fullmatch(part.strip()) for part in text.split(":")]
+    given = [bool(part.strip()) for part in text.split(":")]
+    whole = all(match is not None or not wanted for match, wanted in zip(parts, given, strict=True))
+    if len(parts) != 2 or not whole or not any(given):
+        raise UsageError(
+            f"cannot read the window {text!r}: write two times after the first device activity, such as "
+            "1.2s:1.4s, 300ms: or :50us"
+        )
+    first, last = (None if match is None else _exact_ns(match[1], match[2]) for match in parts)
+    return first, last
+
+
+def _exact_ns(number: str, unit: str) -> int:
+    whole, _, decimals = number.partition(".")
+    scale = _UNITS_NS[unit]
+    return int(whole) * scale + int((decimals or "0").ljust(9, "0")) * scale // 1_000_000_000
+
+
+def _range(ends: tuple[int | None, int | None], text: Callable[[int], str]) -> str:
+    return ":".join("" if end is None else text(end) for end in ends)
