@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
 
 __all__ = [
+    "API_CALLS",
     "COLLECTIVES",
     "GPU",
     "GRAPH_PLACES",
@@ -113,6 +114,9 @@ later. step: one profiler step. module: a call of an nn.Module. python: a Python
 ``file.py(12): function``. range: a range that the user named (record_function, NVTX). framework: a
 range that a library named. op: a framework operator. compile: a compilation phase. runtime, driver:
 a CUDA or HIP API call. overhead: time taken by the profiler itself."""
+
+API_CALLS = ("runtime", "driver")
+"""Categories of `HOST_CATEGORIES` that are API calls: what they launched shares their correlation id."""
 
 _NAME = pl.Categorical()
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import polars as pl
 
-from thence.model.intervals import NO_ROW, enclosing
 from thence.model.tables import HOST, HOST_CATEGORIES
 from thence.readers.kineto.categories import category_of
+from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.nsight.nvtx import LIBRARIES, NCCL
 from thence.readers.recording.xla import compile_phases
 
@@ -116,14 +115,12 @@ def host_ranges(
 
 
 def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRanges:
-    end = pl.max_horizontal("start", "end")
-    frame = frame.with_columns(end=end, level=pl.col("category").to_physical()).sort(
-        *("thread", "start", "end", "level"),
-        descending=[False, False, True, False],
-        maintain_order=True,
-    )
-    start, stop = frame["start"].to_numpy(), frame["end"].to_numpy()
-    parent = enclosing(frame["thread"].to_numpy(), start, stop)
+    frame = frame.with_columns(duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0))
+    names = ("thread", "category", "start", "duration")
+    columns = [frame[name].to_physical().to_numpy() for name in names]
+    order = host_order(*columns)
+    frame = frame[order]
+    parent = host_parents(*(column[order] for column in columns))
     rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
     forward = frame.select(pl.col("of").alias("serial")).join(
         rows, on="serial", how="left", maintain_order="left"
@@ -134,10 +131,10 @@ def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRange
         pl.lit(rank, pl.Int32()).alias("rank"),
         pl.lit(pid, pl.Int64()).alias("process"),
         (pl.col("start") - zero_ns).alias("start"),
-        (pl.col("end") - pl.col("start")).alias("duration"),
-        pl.Series("parent", np.where(parent == NO_ROW, -1, parent)),
+        "duration",
+        parent_column(parent),
         forward.alias("forward"),
-    ).with_columns(pl.when(pl.col("parent") >= 0).then("parent").alias("parent"))  # fmt: skip
+    )  # fmt: skip
     shaped = frame.select(
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
         for c, dtype in HOST.schema.items()
