@@ -64,7 +64,8 @@ def kineto(folder: Path) -> Path:
 
 def nsight(folder: Path) -> Path:
     texts = {name: number for number, (name, _, _) in enumerate(ROWS, 1)}
-    times = [(name, {"start": start, "end": end, "globalTid": nsight_data.thread(5, 6)}) for name, start, end in ROWS]  # fmt: skip
+    here = nsight_data.thread(5, 6)
+    times = [(name, {"start": start, "end": end, "globalTid": here}) for name, start, end in ROWS]
     calls = [
         {**row, "correlationId": texts[name], "nameId": texts[name],
          "eventClass": int(api(name) == "driver")}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "API_CALLS",
     "COLLECTIVES",
+    "DESCRIBED",
     "GPU",
     "GRAPH_PLACES",
     "HOST",
@@ -194,6 +195,9 @@ COLLECTIVES = Table(
     ),
 )
 
+DESCRIBED = tuple(name for name in COLLECTIVES.schema if name not in ("gpu", "host"))
+"""Columns of `COLLECTIVES` that say what was moved."""
+
 PROGRAMS = Table(
     "programs",
     "one execution of an XLA program (an XLA module) on one device",
@@ -227,6 +231,18 @@ GRAPH_PLACES = Table(
         Column("rule", _NAME, "how it was joined; null place columns: why it was not"),
         Column("confidence", pl.Float64(), "of an alignment, 0 to 1; null where ids decided"),
         Column("metadata", _NAME, "further facts of the label as a JSON object"),
+        Column(
+            "collective",
+            pl.Struct(
+                {
+                    name: pl.String()
+                    if COLLECTIVES.schema[name] == _NAME
+                    else COLLECTIVES.schema[name]
+                    for name in DESCRIBED
+                }
+            ),
+            "what a collective moved, as `DESCRIBED`; null for all others",
+        ),
     ),
 )
 

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from thence.readers.kineto.collectives import NUMBER_KEYS, TEXT_KEYS
 from thence.writers.chrome_inside import inside_lines
-from thence.writers.graph_arguments import annotations_of, graph_arguments
+from thence.writers.graph_arguments import annotations_of, collective_arguments, graph_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -184,11 +183,9 @@ def _described(timeline: Timeline, table: str) -> pl.DataFrame:
     collectives = pl.concat([read, joined])
     rows = pl.col("gpu").is_not_null()
     chosen = collectives.filter(rows if table == "gpu" else ~rows & pl.col("host").is_not_null())
-    texts = [_json_text(pl.col(column), key) for column, key in TEXT_KEYS.items()]
-    numbers = [_number(column, key) for column, key in NUMBER_KEYS.items()]
-    return chosen.unique(table, keep="first", maintain_order=True).select(
-        pl.col(table).cast(pl.UInt32).alias("row"),
-        pl.concat_str(*texts, *numbers, ignore_nulls=True).alias("described"),
+    once = chosen.unique(table, keep="first", maintain_order=True)
+    return once.select(
+        pl.col(table).cast(pl.UInt32).alias("row"), collective_arguments(once).alias("described")
     )
 
 

@@ -22,6 +22,7 @@ from thence.attribution.graphs.replays import Replays
 from thence.attribution.graphs.signatures import Names, Signatures
 from thence.attribution.paths import SEPARATOR
 from thence.attribution.places import NO_LABEL
+from thence.model.collectives import described_structs
 from thence.model.tables import GRAPH_PLACES
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ class _Known:
         """The number of each label of a file; index -1 gives -1."""
         result = np.full(len(file.labels) + 1, -1)
         for i, label in enumerate(file.labels):
-            text = repr((label.path, label.phase, label.lane, label.metadata))
+            text = repr(label)
             if text not in self.by_text:
                 self.by_text[text] = len(self.labels)
                 self.labels.append(label)
@@ -291,7 +292,10 @@ class _Known:
         """The place columns that each label stands for."""
         rows = [_place(label) for label in self.labels]
         columns = {name: [row.get(name) for row in rows] for name in _PLACES}
-        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String))
+        collectives = described_structs([label.collective for label in self.labels])
+        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String)).with_columns(
+            collective=collectives
+        )
 
 
 def _place(label: Label) -> dict[str, Any]:
@@ -322,6 +326,7 @@ def joined_rows(found: Numbered, places: pl.DataFrame) -> pl.DataFrame:
     columns: dict[str, Any] = {
         name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES
     }
+    columns["collective"] = places["collective"].gather(number)
     columns |= {"gpu": rows, "rule": rules.gather(found.rule[rows]), "confidence": confidence}
     return GRAPH_PLACES.frame(columns)
 

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.collectives import described
 from thence.model.intervals import NO_ROW
 from thence.model.tables import (
     COLLECTIVES,
@@ -24,7 +25,6 @@ from thence.model.tables import (
 )
 from thence.readers.kineto import describe
 from thence.readers.kineto.categories import category_of, shown_name
-from thence.readers.kineto.collectives import collective_columns, row_after
 from thence.readers.kineto.decoding import decoded
 from thence.readers.kineto.envelope import Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
@@ -98,15 +98,13 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
     flows, threads = _table(columns, "flow"), _table(columns, "thread")
-    described, joined = _table(columns, "collective"), _table(columns, "joined")
+    moved, joined = _table(columns, "collective"), _table(columns, "joined")
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
     tables = Tables(
         gpu=_gpu_frame(gpu, gpu_order, names),
         host=_host_frame(host, host_order, lanes, names, flows),
-        collectives=COLLECTIVES.frame(collective_columns(described, gpu_order, host_order)).sort(
-            "gpu", "host", nulls_last=True
-        ),
+        collectives=_collectives(moved, gpu_order, host_order),
         threads=_threads_frame(threads, on_host, lanes),
         graph_places=_joined_labels(joined, gpu_order),
     )
@@ -354,6 +352,26 @@ def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFram
     return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
 
 
+def _collectives(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
+    """What kernels, or the host ops that started them, say of collectives."""
+    rows = {
+        "gpu": _row_after(moved["gpu"], gpu_order),
+        "host": _row_after(moved["host"], host_order),
+    }
+    frame = COLLECTIVES.frame({**described(moved).to_dict(), **rows})
+    return frame.sort("gpu", "host", nulls_last=True)
+
+
+def _row_after(file_rows: Array, order: Array) -> pl.Series:
+    """Where rows of the file stand in the sorted table."""
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    known = file_rows >= 0
+    return pl.Series(
+        np.where(known, position[np.where(known, file_rows, 0)] if len(order) else 0, MISSING)
+    ).replace(MISSING, None)
+
+
 def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     """Labels of graphed activities that thence wrote into the file."""
     columns = {
@@ -363,7 +381,7 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     }
     confidence = pl.Series(joined["confidence"]).fill_nan(None)
     columns["lane"] = columns.pop("shown_in")
-    rows = row_after(joined["gpu"], gpu_order)
+    rows = _row_after(joined["gpu"], gpu_order)
     return GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence}).sort("gpu")
 
 
