@@ -27,7 +27,7 @@ from thence.analysis.undescribed import no_collectives
 from thence.analysis.warmup import WarmUp
 from thence.attribution.combined import KINDS_OF_PLACES, Attribution, attribution_of
 from thence.attribution.graphs.coverage import Coverage, coverage
-from thence.attribution.graphs.labelling import labelled, labelled_from_eager, with_labels_beside
+from thence.attribution.graphs.labelling import labelled, labelled_from_eager, with_labels
 from thence.errors import MissingData, UsageError
 from thence.readers.graph_labels import read_labels
 from thence.readers.registry import read
@@ -439,7 +439,7 @@ def open_trace(
         from thence.readers.xla.hlo_files import hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
-    return Trace(with_labels_beside(tables))
+    return Trace(with_labels(tables))
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

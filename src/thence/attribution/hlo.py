@@ -19,9 +19,9 @@ import polars as pl
 
 from thence.attribution.autotuning import AUTOTUNING, autotuned
 from thence.attribution.command_buffers import IN_GRAPH, derived_instructions
+from thence.attribution.constituents import constituents_by_cost
 from thence.attribution.op_names import labels, phase_of
 from thence.attribution.origins import OWN, origins
-from thence.readers.xla.constituents import constituents_by_cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -297,7 +297,7 @@ class Meta:
 class Tables:
     """What a reader returns: the tables of one or several ranks, and facts about them.
 
-    ``graph_labels`` are labels of captured graphs that came with the trace, not joined to it yet;
+    ``graph_labels`` are labels of captured graphs that came with the trace, or lay beside it;
     ``graph_places`` holds what has been joined.
     """
 

@@ -1,4 +1,4 @@
-"""Tables with labels joined to what ran in CUDA graphs: on request, or because labels lie beside the trace."""
+"""Tables with labels joined to what ran in CUDA graphs: on request, or because they came with the trace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from thence.attribution.graphs.coverage import coverage
 from thence.attribution.graphs.join import Joined, join_labels, with_places
 from thence.attribution.graphs.replays import Replays
 from thence.errors import InputError, MissingData
-from thence.readers.files import STANDARD_INPUT, Source
-from thence.readers.graph_labels import PATTERNS, read_labels, sniff
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,10 +19,9 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["labelled", "labelled_from_eager", "with_labels_beside"]
+__all__ = ["labelled", "labelled_from_eager", "with_labels"]
 
 _BESIDE = "labels of CUDA graphs from"
-_MOST_FILES = 1000  # of labels in one folder
 _MOST_TOLD = 3
 
 
@@ -60,17 +57,13 @@ def labelled_from_eager(tables: Tables, eager: Tables, attribution: Attribution)
     return _taken(tables, join_eager(tables, eager, attribution), "the eager run")
 
 
-def with_labels_beside(tables: Tables) -> Tables:
-    """The tables with every label that came with the trace, or lies in a folder with one of its files.
-
-    What does not fit is a warning, never an error.
-    """
-    beside, warnings = _beside(tables)
-    labels = [*tables.graph_labels, *beside]
+def with_labels(tables: Tables) -> Tables:
+    """The tables with `Tables.graph_labels` joined. What does not fit is a warning, never an error."""
+    labels = tables.graph_labels
     if not labels or tables.gpu.is_empty():
-        return tables.with_warnings(warnings) if warnings else tables
+        return tables
     joined = join_labels(tables, labels)
-    warnings += joined.notes
+    warnings = [*joined.notes]
     if not joined.labelled:
         warnings += [f"{text}; not joined" for text in joined.foreign[:_MOST_TOLD]]
         return tables.with_warnings(warnings)
@@ -107,29 +100,3 @@ def _without_source(joined: Joined, labels: Iterable[GraphLabels]) -> str:
     for one in labels:
         text = text.removeprefix(f"{one.source}: ")
     return f"{text}; take the labels that this process saved"
-
-
-def _beside(tables: Tables) -> tuple[list[GraphLabels], list[str]]:
-    """Labels in the folders of the inputs, and what could not be read there."""
-    known = {Path(name).resolve() for name in tables.meta.inputs}
-    known |= {Path(one.source).resolve() for one in tables.graph_labels}
-    folders = {
-        Path(name).parent
-        for name in tables.meta.inputs
-        if name != STANDARD_INPUT and Path(name).is_file()
-    }
-    found, warnings = [], []
-    paths = sorted(
-        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
-    )
-    for path in paths[:_MOST_FILES]:
-        if path.resolve() in known:
-            continue
-        try:
-            with Source.open(str(path)) as source:
-                is_labels = sniff(source.head())
-            if is_labels:
-                found.append(read_labels(path))
-        except InputError as error:
-            warnings.append(f"{error}; not joined")
-    return found, warnings
