@@ -25,9 +25,9 @@ from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import LIBRARY_LOADING, compilation
 from thence.analysis.programs import By, Programs, programs
 from thence.analysis.warmup import WarmUp, module_keys
+from thence.attribution.constituents import constituents_by_place
 from thence.model.tables import concat
 from thence.readers.nsys_jax import read
-from thence.readers.xla.constituents import constituents_by_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

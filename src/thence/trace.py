@@ -27,7 +27,7 @@ from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.attribution.graphs.coverage import Coverage, coverage
-from thence.attribution.graphs.labelling import labelled, labelled_from_eager, with_labels_beside
+from thence.attribution.graphs.labelling import labelled, labelled_from_eager, with_labels
 from thence.errors import MissingData, UsageError
 from thence.model.places import LANES, PLACES, page_kinds
 from thence.model.selection import Selection, parse_steps, parse_window
@@ -493,7 +493,7 @@ def open_trace(
         from thence.readers.xla.hlo_files import hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
-    return Trace(with_labels_beside(tables), tuple(own))
+    return Trace(with_labels(tables), tuple(own))
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

@@ -83,6 +83,13 @@ def test_imports_go_down_only(module: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_what_answers_questions_knows_no_file_format(module: Path) -> None:
+    if module.parts[0] in ("attribution", "analysis"):
+        of_reader = [m for _, m in imports(PACKAGE / module) if m.startswith("thence.readers")]
+        assert not of_reader, f"{module} imports {', '.join(of_reader)}"
+
+
 def test_every_exception_is_still_needed() -> None:
     for name, where, what in UPWARDS:
         assert any(f == where and m.startswith(what) for f, m in imports(PACKAGE / name))

@@ -25,9 +25,9 @@ from hlo_building import (
 )
 from protowire import every, fields, first, message, pack, packed
 
+from thence.attribution.constituents import constituents_by_cost, constituents_by_place
 from thence.errors import DamagedInput
 from thence.readers.xla.collectives import collectives
-from thence.readers.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.readers.xla.frames import Frame
 from thence.readers.xla.hlo import HloModule, decode_hlo
 from thence.readers.xla.parsing import unpacked

@@ -12,13 +12,13 @@ import polars as pl
 import pytest
 from protowire import every, first, message, pack
 
+from thence.attribution.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.hlo import CLAIMS, PLACES, attribute_hlo, instructions, source_shares
 from thence.attribution.op_names import labels, parts_of, phase_of
 from thence.attribution.origins import origins
 from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers import xplane
 from thence.readers.files import Source
-from thence.readers.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.readers.xla.hlo import decode_hlo
 
 DATA = Path(__file__).parents[1] / "data" / "jax"

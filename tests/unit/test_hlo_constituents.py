@@ -7,8 +7,8 @@ import pytest
 from hlo_building import F32, at, build, computation, frame_index, instruction, shape, tuple_of
 from protowire import message, pack
 
+from thence.attribution.constituents import constituents_by_cost, constituents_by_place
 from thence.errors import DamagedInput
-from thence.readers.xla.constituents import constituents_by_cost, constituents_by_place
 
 
 def test_equal_places_by_place_are_one_whatever_their_frame_number() -> None:

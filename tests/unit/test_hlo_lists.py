@@ -11,8 +11,8 @@ from hlo_building import F32, build, computation, instruction, shape
 from polars.testing import assert_frame_equal
 from protowire import message, pack, packed
 
+from thence.attribution.constituents import constituents_by_cost
 from thence.errors import DamagedInput
-from thence.readers.xla.constituents import constituents_by_cost
 from thence.readers.xla.hlo import HloModule, decode_hlo
 from thence.readers.xla.lists import IntegerLists
 

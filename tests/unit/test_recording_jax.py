@@ -29,9 +29,10 @@ from thence.attribution.command_buffers import (
     BY_NODE_ORDER,
     derived_instructions,
 )
+from thence.model.formats import RECORDING, RECORDING_VERSION
 from thence.readers.xla.hlo import decode_hlo
 from thence.recorder.names import Names
-from thence.recorder.parts import FORMAT, VERSION, Parts
+from thence.recorder.parts import Parts
 from thence.recording import nvtx, xla_programs
 from thence.recording.xla_programs import XlaPrograms
 
@@ -205,7 +206,7 @@ class Made:
     def save(self) -> Path:
         """All of it, on disk: the directory."""
         told = {
-            "format": FORMAT, "version": VERSION, "rank": 0, "pid": 77, "began_ns": self.began,
+            "format": RECORDING, "version": RECORDING_VERSION, "rank": 0, "pid": 77, "began_ns": self.began,
             "finished": True,
         }  # fmt: skip
         self.parts.save(lambda: told, self.names.new())

@@ -10,8 +10,12 @@ import polars as pl
 import pytest
 
 import thence
+from thence.model.collectives import CallFacts
 from thence.readers.recording.parts import SCHEMAS
 from thence.readers.registry import read
+from thence.recorder.layouts import LAYOUTS
+from thence.recorder.names import Names
+from thence.recording.mark_log import MarkLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -213,3 +217,47 @@ def test_marks_around_collectives_describe_their_kernels(tmp_path: Path) -> None
     # The user's own mark is the label, that of the library an operator.
     assert trace.places["label"].cast(str).to_list() == ["step"]
     assert trace.places["ops"].cast(str).to_list() == ["nccl:_allgather_base"]
+
+
+def test_collectives_are_described_by_columns(tmp_path: Path) -> None:
+    """What the log of marks hands to the writer, read again: two calls alike but for their number, one mark."""
+    names, log = Names(), MarkLog()
+    shared: dict[str, object] = {
+        "Collective name": "_reduce_scatter_base", "In msg nelems": 4000, "Out msg nelems": 1000,
+        "Group size": 4, "dtype": "Float", "Process Group Name": "7", "Dst Rank": True,
+    }  # fmt: skip
+    for number in (1, 2):
+        facts = CallFacts(shared)
+        facts["Seq"] = 30 + number
+        log.opened(number, "nccl:reduce_scatter", "lane", facts)
+        log.closed(number)
+    log.opened(3, "of the program", None, {**shared, "bucket": 1})
+    log.closed(3)
+    tables = log.take(names)
+    known = names.new()
+    assert set(tables["collectives"]) == set(SCHEMAS["collectives"])
+    assert sum("Collective name" in text for text in known["name"]) == 1  # the program's own mark
+    folder = written(tmp_path / "a", {"kernels": [[kernel()]]}, version=2, began_ns=1)
+    for table, columns in {**tables, "names": known}.items():
+        pl.DataFrame(columns, schema_overrides={"demangled": pl.String}).write_ipc(
+            folder / f"{table}-000001.arrow"
+        )
+    read_again = read([folder])
+    assert read_again.meta.warnings == ()
+    rows = read_again.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String))
+    assert rows["sequence"].to_list() == [31, 32, None]
+    # A reduce-scatter is as large as what one rank gets, in float32; a truth value is no rank.
+    expected = ("_reduce_scatter_base", 4000, 1000, 4000, 4, "Float", "7", None)
+    columns = ("collective", "bytes", "out_elements", "in_elements", "group_size", "element_type", "group_name",
+               "destination_rank")  # fmt: skip
+    assert rows.select(columns).rows() == [expected] * 3
+    said = read_again.host[rows["host"]].select(pl.col("name", "metadata").cast(pl.String))
+    assert said.rows() == [("nccl:reduce_scatter", None)] * 2 + [("of the program", '{"bucket":1}')]
+
+
+def test_what_is_recorded_is_what_is_read() -> None:
+    """Columns of CUPTI's records, and those that are added to them, are the columns of the format."""
+    added = {"calls": {"api"}}
+    for layout in LAYOUTS.values():
+        columns = {*layout.fields, *added.get(layout.table, ())}
+        assert columns == set(SCHEMAS[layout.table]), layout.table

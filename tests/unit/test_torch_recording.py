@@ -243,5 +243,7 @@ def test_numbers_of_collectives_make_no_text_of_their_own(tmp_path: Path) -> Non
         """,
     )
     texts = pl.concat(pl.read_ipc(file) for file in (tmp_path / "out").glob("*/names-*.arrow"))
-    assert texts["name"].str.contains("Collective name", literal=True).sum() == 1
+    assert (texts["name"] == "nccl:allreduce").sum() == 1
+    assert not texts["name"].str.contains("Collective name", literal=True).any()
+    assert trace.collectives.select("in_elements", "element_type").unique().rows() == [(7, "Float")]
     assert trace.collectives["sequence"].n_unique() == 50

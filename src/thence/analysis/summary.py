@@ -121,6 +121,7 @@ class Summary:
             },
             "by": self.by,
             "rows": self.rows.to_dicts(),
+            "notes": list(self.meta.notes),
             "warnings": list(self.meta.warnings),
         }
 

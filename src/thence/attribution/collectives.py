@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import polars as pl
 
 from thence.attribution.hlo_collectives import collective_instructions
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import COLLECTIVES
-from thence.readers.kineto.collectives import described_by_metadata
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables
@@ -102,15 +100,9 @@ def _of_hlo(tables: Tables, known: pl.Series) -> pl.DataFrame:
 def _of_graphs(tables: Tables, known: pl.Series) -> pl.DataFrame:
     """What labels of graph nodes say of collectives, for kernels that nothing else describes."""
     kinds = tables.gpu["kind"].gather(tables.graph_places["gpu"])
-    joined = tables.graph_places.select("gpu", pl.col("metadata").cast(pl.String)).filter(
+    joined = tables.graph_places.select("gpu", "collective").filter(
         (kinds == "kernel")
-        & pl.col("metadata").str.contains('"Collective name"', literal=True).fill_null(value=False)
+        & pl.col("collective").is_not_null()
         & ~pl.col("gpu").is_in(known.implode())
     )
-    if joined.is_empty():
-        return COLLECTIVES.empty()
-    texts = joined["metadata"].unique(maintain_order=True)
-    parsed = [msgspec.json.decode(text) for text in texts.to_list()]
-    described = described_by_metadata(pl.Series(range(len(parsed)), dtype=pl.Int64), parsed)
-    number = joined["metadata"].replace_strict(texts, range(len(parsed)), return_dtype=pl.UInt32)
-    return described[number].with_columns(gpu=joined["gpu"])
+    return COLLECTIVES.frame({"gpu": joined["gpu"], **joined.unnest("collective").to_dict()})

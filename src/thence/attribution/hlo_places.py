@@ -20,11 +20,11 @@ import polars as pl
 
 from thence.attribution.autotuning import autotuned
 from thence.attribution.command_buffers import derived_instructions
+from thence.attribution.constituents import constituents_by_cost
 from thence.attribution.op_names import labels, phase_of
 from thence.attribution.origins import origins
 from thence.model.attributed import RULE, SHARES
 from thence.model.places import HLO
-from thence.readers.xla.constituents import constituents_by_cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable

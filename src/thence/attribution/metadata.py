@@ -1,7 +1,4 @@
-"""What marks said beside their names, put together: one JSON object, inner marks winning over outer ones.
-
-What describes a collective is left out: the table `COLLECTIVES` holds it.
-"""
+"""What marks said beside their names, put together: one JSON object, inner marks winning over outer ones."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import msgspec
 import polars as pl
 
 from thence.attribution.paths import numbered_paths
-from thence.readers.kineto.collectives import METADATA_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,8 +59,5 @@ def _merged(texts: Iterable[str]) -> str | None:
     """One object of several, the outermost first."""
     members: dict[str, msgspec.Raw] = {}
     for text in texts:
-        said = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        # Without a collective its words, such as dtype, may mean anything.
-        known = METADATA_KEYS if "Collective name" in said else ()
-        members |= {key: value for key, value in said.items() if key not in known}
+        members |= msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     return msgspec.json.encode(members).decode() if members else None

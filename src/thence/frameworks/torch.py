@@ -27,11 +27,12 @@ from weakref import WeakKeyDictionary
 from thence.errors import MissingRequirement
 from thence.marks.marking import LibraryMark
 from thence.marks.watching import watch
+from thence.model.collectives import KINETO_KEYS, CallFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-__all__ = ["CallFacts", "collective", "hold_labels", "label_collectives"]
+__all__ = ["collective", "hold_labels", "label_collectives"]
 
 _KINETO_NAMES = {
     "allreduce_": "allreduce",
@@ -55,6 +56,11 @@ _KINETO_NAMES = {
     "recv_any_source_": "recvAnySource",
 }
 """Operators of c10d and what Kineto calls them (RECORD_PARAM_COMMS in ProcessGroupNCCL.cpp)."""
+
+_NAME, _DTYPE = KINETO_KEYS["collective"], KINETO_KEYS["element_type"]
+_ELEMENTS = (KINETO_KEYS["in_elements"], KINETO_KEYS["out_elements"])
+_PEERS = (KINETO_KEYS["source_rank"], KINETO_KEYS["destination_rank"])
+_SEQUENCE = KINETO_KEYS["sequence"]
 
 _OUTPUTS = {"output", "outputs", "output_tensor", "output_tensors", "output_lists"}
 _INPUTS = {"input", "inputs", "input_tensor", "input_tensors", "input_list"}
@@ -107,7 +113,7 @@ def collective(op: str, tensor_in: Any, tensor_out: Any, group: Any = None) -> I
     distributed = _initialised()
     group = distributed.group.WORLD if group is None else group
     known = _known(distributed, group)
-    with LibraryMark(f"nccl:{op}", known.lane, **_facts(op, tensor_in, tensor_out), **known.facts):
+    with _mark(op, known.lane, _facts(op, tensor_in, tensor_out) | known.facts):
         yield
 
 
@@ -199,8 +205,7 @@ def _labelled(torch: Any, distributed: Any, name: str, operator: Any) -> Callabl
         facts = known.of_call(name, values)
         if facts is None:
             return None
-        opened = LibraryMark(f"nccl:{_KINETO_NAMES[name]}", known.lane)
-        opened.metadata = CallFacts(facts)
+        opened = _mark(_KINETO_NAMES[name], known.lane, facts)
         if name not in _POINT_TO_POINT:
             known.number(group, opened.metadata)
         if _coalesced:
@@ -220,20 +225,6 @@ def _labelled(torch: Any, distributed: Any, name: str, operator: Any) -> Callabl
             return operator.redispatch(keys - this, *args, **kwargs)
 
     return labelled
-
-
-class CallFacts(dict[str, object]):
-    """Metadata of one call of a collective.
-
-    Attributes:
-        shared: the same facts but for the number of the call: one dict for all calls like it.
-    """
-
-    __slots__ = ("shared",)
-
-    def __init__(self, shared: dict[str, object]) -> None:
-        super().__init__(shared)
-        self.shared = shared
 
 
 _complained: set[type[Exception]] = set()
@@ -259,9 +250,9 @@ class _Known:
         self._calls: dict[Hashable, dict[str, object]] = {}
         self._numbered = True
         self.facts: dict[str, object] = {
-            "Group size": group.size(),
-            "Process Group Name": group.group_name,
-            "Process Group Description": group.group_desc,
+            KINETO_KEYS["group_size"]: group.size(),
+            KINETO_KEYS["group_name"]: group.group_name,
+            KINETO_KEYS["group_description"]: group.group_desc,
         }
         self.lane = f"{group.group_desc} (process group {group.group_name})"
         try:  # a group that was not made by torch.distributed's own functions is unknown to them
@@ -271,7 +262,7 @@ class _Known:
             return
         more = ", ..." * (len(self.ranks) > _MOST_RANKS)
         shown = ", ".join(map(str, self.ranks[:_MOST_RANKS]))
-        self.facts["Process Group Ranks"] = f"[{shown}{more}]"
+        self.facts[KINETO_KEYS["group_ranks"]] = f"[{shown}{more}]"
 
     @property
     def complete(self) -> bool:
@@ -308,7 +299,7 @@ class _Known:
         """Adds which collective of its group it is, where the group's backend counts them."""
         if self._numbered:
             try:
-                metadata["Seq"] = group._get_sequence_number_for_group() + 1  # noqa: SLF001
+                metadata[_SEQUENCE] = group._get_sequence_number_for_group() + 1  # noqa: SLF001
             except RuntimeError:
                 self._numbered = False
 
@@ -317,7 +308,7 @@ class _Known:
             return {}
         there = self.ranks[peer]
         source, destination = (self.here, there) if name == "send" else (there, self.here)
-        return {"Src Rank": source, "Dst Rank": destination}
+        return dict(zip(_PEERS, (source, destination), strict=True))
 
 
 _groups: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
@@ -341,14 +332,10 @@ def _facts(op: str, tensors_in: Any, tensors_out: Any) -> dict[str, object]:
 
 
 def _moved(op: str, taken: int, given: int, dtype: Any) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "Collective name": op,
-        "In msg nelems": taken,
-        "Out msg nelems": given,
-    }
+    facts: dict[str, object] = {_NAME: op, _ELEMENTS[0]: taken, _ELEMENTS[1]: given}
     if dtype is not None:
         name = str(dtype).removeprefix("torch.")
-        facts["dtype"] = _DTYPES.get(name, name.capitalize())
+        facts[_DTYPE] = _DTYPES.get(name, name.capitalize())
     return facts
 
 
@@ -412,14 +399,21 @@ def _together(calls: list[LibraryMark]) -> LibraryMark:
     """One label for several calls: their elements added up."""
     first = calls[0]
     facts = dict(first.metadata)
-    for key in ("In msg nelems", "Out msg nelems"):
+    for key in _ELEMENTS:
         facts[key] = sum(int(str(call.metadata[key])) for call in calls)
-    names = {str(call.metadata["Collective name"]) for call in calls}
-    facts["Collective name"] = names.pop() if len(names) == 1 else "coalesced"
-    for key in ("Src Rank", "Dst Rank"):  # of several peers none is the one
+    names = {str(call.metadata[_NAME]) for call in calls}
+    facts[_NAME] = names.pop() if len(names) == 1 else "coalesced"
+    for key in _PEERS:  # of several peers none is the one
         if len({call.metadata.get(key) for call in calls}) > 1:
             facts.pop(key, None)
-    return LibraryMark(f"nccl:{facts['Collective name']}", first.lane, **facts)
+    return _mark(str(facts[_NAME]), first.lane, facts)
+
+
+def _mark(name: str, lane: str | None, facts: dict[str, object]) -> LibraryMark:
+    """The mark around a collective."""
+    mark = LibraryMark(f"nccl:{name}", lane)
+    mark.metadata = CallFacts(facts)
+    return mark
 
 
 def _initialised() -> Any:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from thence.model.collectives import Collective
+
 __all__ = ["NODES", "CapturedGraph", "GraphLabels", "Kernel", "Label", "Process"]
 
 NODES: Mapping[str, Any] = MappingProxyType(
@@ -68,13 +70,15 @@ class Label:
         path: names of the marks, outermost first.
         phase: forward or backward; None where that is not known.
         lane: name of the extra lane that shows it, if any.
-        metadata: further facts, such as those of a collective under Kineto's own names.
+        metadata: further facts.
+        collective: what was moved, where that was a collective.
     """
 
     path: tuple[str, ...]
     phase: str | None = None
     lane: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: _NO_METADATA)
+    collective: Collective | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ def _union_of_sorted(start: Int64, end: Int64) -> int:
     return int(np.maximum(end - begins, 0).sum())
 
 
-def enclosing(track: Int64, start: Int64, end: Int64) -> Int64:
+def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64:
     """The row of the innermost interval that contains each interval, on the same track.
 
     Interval j contains i when it starts no later and ends no earlier; of equal ones the earlier row
@@ -211,7 +211,7 @@ def enclosing(track: Int64, start: Int64, end: Int64) -> Int64:
     return result
 
 
-def _above(track: Int64, end: Int64) -> Int64:
+def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
     """Of each interval the last before it, on its track, that does not end before it does."""
     number = np.arange(len(end), dtype=np.int64)
     above = number - 1

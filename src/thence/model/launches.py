@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.model.intervals import NO_ROW
+from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CALLS", "IDENTIFIED", "matched_rows"]
 
-CALLS = pl.col("category").is_in(["runtime", "driver"])
+CALLS = pl.col("category").is_in(API_CALLS)
 """Host rows that are API calls."""
 IDENTIFIED = pl.col("correlation") != 0
 """Host rows with a correlation id: CUPTI and Nsight Systems write 0 where there is none."""

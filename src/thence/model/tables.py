@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
 
 __all__ = [
+    "API_CALLS",
     "COLLECTIVES",
+    "DESCRIBED",
     "GPU",
     "GRAPH_PLACES",
     "HOST",
@@ -116,6 +118,9 @@ later. step: one profiler step. module: a call of an nn.Module. python: a Python
 range that a library named. op: a framework operator. compile: a compilation phase. runtime, driver:
 a CUDA or HIP API call. overhead: time taken by the profiler itself."""
 
+API_CALLS = ("runtime", "driver")
+"""Categories of `HOST_CATEGORIES` that are API calls: what they launched shares their correlation id."""
+
 _NAME = pl.Categorical()
 
 GPU = Table(
@@ -192,6 +197,9 @@ COLLECTIVES = Table(
     ),
 )
 
+DESCRIBED = tuple(name for name in COLLECTIVES.schema if name not in ("gpu", "host"))
+"""Columns of `COLLECTIVES` that say what was moved."""
+
 PROGRAMS = Table(
     "programs",
     "one execution of an XLA program (an XLA module) on one device",
@@ -226,6 +234,18 @@ GRAPH_PLACES = Table(
         Column("confidence", pl.Float64(), "of an alignment, 0 to 1; null where ids decided"),
         Column("metadata", _NAME, "further facts of the label as a JSON object"),
         Column("detail", _NAME, "sentence about a graph that fits no label; null elsewhere"),
+        Column(
+            "collective",
+            pl.Struct(
+                {
+                    name: pl.String()
+                    if COLLECTIVES.schema[name] == _NAME
+                    else COLLECTIVES.schema[name]
+                    for name in DESCRIBED
+                }
+            ),
+            "what a collective moved, as `DESCRIBED`; null for all others",
+        ),
     ),
 )
 
@@ -265,6 +285,7 @@ class Meta:
         devices: every GPU that did something.
         process_groups: ranks of every process group that the producers described.
         warnings: what the reader had to leave out, repair or assume, one sentence each.
+        notes: what was done with the inputs that is in order, such as labels joined, one sentence each.
     """
 
     inputs: tuple[str, ...] = ()
@@ -274,13 +295,14 @@ class Meta:
     devices: tuple[Device, ...] = ()
     process_groups: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Tables:
     """What a reader returns: the tables of one or several ranks, and facts about them.
 
-    ``graph_labels`` are labels of captured graphs that came with the trace, not joined to it yet;
+    ``graph_labels`` are labels of captured graphs that came with the trace, or lay beside it;
     ``graph_places`` holds what has been joined.
     """
 
@@ -362,6 +384,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         devices=tuple(x for m in metas for x in m.devices),
         process_groups=tuple(x for m in metas for x in m.process_groups),
         warnings=(*(x for m in metas for x in m.warnings), *warnings),
+        notes=tuple(x for m in metas for x in m.notes),
     )
     return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
 

@@ -15,6 +15,8 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
+from thence.model.collectives import KINETO_KEYS, split
+from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label, Process
 from thence.model.tables import Meta, Tables
 from thence.readers.files import Source
@@ -26,14 +28,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["FORMAT", "NAME", "PATTERNS", "VERSION", "read", "read_labels", "sniff"]
+__all__ = ["NAME", "PATTERNS", "read", "read_labels", "sniff"]
 
 NAME = "labels of CUDA graphs (thence.save_labels)"
 PATTERNS = ("*labels*.json", "*labels*.json.gz")
 """Files of a directory that may be labels."""
-FORMAT, VERSION = "thence.graph-labels", 1
 
-_FORMAT_KEY = re.compile(rb'"format"\s*:\s*"thence\.graph-labels"')
+_FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _MOST_BYTES = 1 << 30
 _MOST_NODES = 20_000_000
@@ -158,12 +159,12 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         if sniff(content[:4096]):
             raise DamagedInput(name, f"is cut or no valid JSON ({error}); {_HOW}") from error
         raise UnknownFormat(name, _no_labels("is no JSON")) from error
-    if head.format != FORMAT:
+    if head.format != GRAPH_LABELS:
         raise UnknownFormat(name, _no_labels("names another format"))
-    if head.version != VERSION:
+    if head.version != GRAPH_LABELS_VERSION:
         raise UnknownFormat(
             name,
-            f"is of version {head.version}, this thence reads version {VERSION}; update thence",
+            f"is of version {head.version}, this thence reads version {GRAPH_LABELS_VERSION}; update thence",
         )
     try:
         file = msgspec.json.decode(content, type=_File)
@@ -172,7 +173,7 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         return GraphLabels(
             name,
             Process(**msgspec.structs.asdict(file.process)),
-            tuple(Label(x.path, x.phase, x.lane, x.metadata) for x in file.labels),
+            tuple(_label(x.path, x.phase, x.lane, x.metadata) for x in file.labels),
             tuple(Kernel(x.name, x.demangled) for x in file.kernels),
             tuple(_graph(graph, file) for graph in file.graphs),
             file.notes,
@@ -181,6 +182,14 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         raise DamagedInput(name, f"does not hold what labels hold: {error}; {_HOW}") from error
     except pl.exceptions.PolarsError as error:
         raise DamagedInput(name, f"holds a number out of range: {error}; {_HOW}") from error
+
+
+def _label(
+    path: tuple[str, ...], phase: str | None, lane: str | None, metadata: Mapping[str, Any]
+) -> Label:
+    """A label whose metadata may describe a collective, under Kineto's names."""
+    collective, rest = split(metadata)
+    return Label(path, phase, lane, rest, collective)
 
 
 def _no_labels(what: str) -> str:
@@ -295,9 +304,9 @@ def _torch_label(annotations: object, name: str) -> Label:
     names = [merged.pop(key) for key in ("name", "str") if key in merged]
     phase = merged.pop("autograd_phase", None)
     stream = merged.pop("stream", None)
-    described = merged.get("Process Group Description")
+    described = merged.get(KINETO_KEYS["group_description"])
     lane = described if described and stream is not None else stream
     path = tuple(str(part) for part in names[:1])
-    return Label(
+    return _label(
         path, None if phase is None else str(phase), None if lane is None else str(lane), merged
     )

@@ -76,7 +76,7 @@ def read(
     inputs: Iterable[str | os.PathLike[str]],
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Tables:
-    """Everything behind the inputs, as one set of tables.
+    """Everything behind the inputs, as one set of tables; labels of CUDA graphs beside them, too.
 
     Args:
         inputs: files, directories, globs, or ``-`` for standard input; one of each rank, for instance.
@@ -102,8 +102,11 @@ def read(
             damaged.append(f"{error}; not joined")  # labels are an extra, the traces are there
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
+    from thence.readers.labels import with_labels_beside
+
     tables = concat(parts)
-    return tables.with_warnings([*(f"{name}: not a trace, skipped" for name in skipped), *damaged])
+    told = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
+    return with_labels_beside(tables.with_warnings(told))
 
 
 def _holds_labels(name: str) -> bool:

@@ -1,16 +1,4 @@
-"""The labels file: what the nodes of captured CUDA graphs were made for (``thence.graph-labels``).
-
-One object of JSON; what there is many of is in columns:
-
-    format, version   "thence.graph-labels", 1
-    process           who captured: pid, rank, boot, started_ns, saved_ns
-    labels            path (names of the marks), phase (forward, backward), lane, metadata
-    kernels           name (as the driver gives it), demangled (as Kineto shows it)
-    graphs            id, executables, device, nodes (columns, see `graph_nodes.Nodes`), edges
-    notes             what could not be labelled and why
-
-Collectives carry their facts in the metadata under the names that Kineto gives them in eager traces.
-"""
+"""The labels file: what the nodes of captured CUDA graphs were made for; see `thence.model.formats`."""
 
 from __future__ import annotations
 
@@ -22,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thence.beside import write_beside
 from thence.errors import MissingData, UsageError
+from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
 from thence.recorder.graph_nodes import CapturedGraph, KernelNames, read_graph
 from thence.recorder.process_identity import process_identity
 
@@ -32,10 +21,7 @@ if TYPE_CHECKING:
     from thence.recorder.driver import GraphDriver
     from thence.recorder.graph_nodes import NodeIds
 
-__all__ = ["FORMAT", "VERSION", "Label", "LabelledGraphs", "metadata_text", "write_whole"]
-
-FORMAT = "thence.graph-labels"
-VERSION = 1
+__all__ = ["Label", "LabelledGraphs", "metadata_text", "write_whole"]
 
 
 class Label(NamedTuple):
@@ -124,8 +110,8 @@ class LabelledGraphs:
             )
         with self._lock:
             return {
-                "format": FORMAT,
-                "version": VERSION,
+                "format": GRAPH_LABELS,
+                "version": GRAPH_LABELS_VERSION,
                 "process": process_identity(),
                 "labels": [
                     {**label._asdict(), "metadata": json.loads(label.metadata)}

@@ -17,17 +17,14 @@ import numpy as np
 import polars as pl
 
 from thence.beside import write_beside
+from thence.model.formats import ACTIVITIES, DESCRIPTION, part_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["FORMAT", "VERSION", "Parts"]
+__all__ = ["Parts"]
 
-FORMAT = "thence.recording"
-VERSION = 1
-_ACTIVITIES = {"kernels", "copies", "sets"}
-"""Tables that make a recording worth a folder."""
 _MOST_WAITING_ROWS = 400_000
 """Rows of other tables that wait for the first activity."""
 _LOG = logging.getLogger("thence.recorder")
@@ -76,7 +73,7 @@ class Parts:
             names: the new names, which go first.
         """
         self.add("names", names)
-        if self.folder is None and not _ACTIVITIES & self._pending.keys():
+        if self.folder is None and self._pending.keys().isdisjoint(ACTIVITIES):
             if self.pending_rows > _MOST_WAITING_ROWS:
                 self._lose_all(self._taken())
             return
@@ -96,7 +93,7 @@ class Parts:
         """Write ``recording.json`` anew, if there is a recording at all."""
         if self.folder is not None:
             text = json.dumps(description, indent=1, sort_keys=True)
-            self._replace("recording.json", text.encode())
+            self._replace(DESCRIPTION, text.encode())
 
     def _begin(self, description: Callable[[], Mapping[str, Any]]) -> bool:
         try:
@@ -121,7 +118,7 @@ class Parts:
         number = self._numbers[table] = self._numbers.get(table, 0) + 1
         content = io.BytesIO()
         frame.write_ipc(content, compression="lz4")
-        if self._replace(f"{table}-{number:06}.arrow", content.getbuffer()):
+        if self._replace(part_name(table, number), content.getbuffer()):
             self.counts[table] = self.counts.get(table, 0) + frame.height
         else:
             self._lose(table, frame.height)

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.errors import MissingRequirement, ThenceError, UsageError
+from thence.model.formats import RECORDING, RECORDING_VERSION
 from thence.recorder import identity, layouts
 from thence.recorder.buffers import Buffers, Filled
 from thence.recorder.cuda_events import load_driver
 from thence.recorder.cupti import TAKEN, CuptiError, load
 from thence.recorder.holders import taken
 from thence.recorder.names import Names
-from thence.recorder.parts import FORMAT, VERSION, Parts
+from thence.recorder.parts import Parts
 from thence.recorder.synchronizing import synchronize
 from thence.recorder.walking import Walker
 
@@ -315,8 +316,8 @@ class Recorder:
 
     def _description(self, *, finished: bool) -> dict[str, Any]:
         return {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": RECORDING,
+            "version": RECORDING_VERSION,
             **identity.process_facts(self._known_rank()),
             **self._facts(),
             "cupti": {"version": self._version, "path": self._cupti.path},

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.model.formats import ACTIVITIES, DESCRIPTION, part_name
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Content", "content"]
-
-_ACTIVITIES = ("kernels", "copies", "sets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Content:
 
 def content(directory: Path) -> Content:
     """Count what there is; files that cannot be read count as nothing."""
-    folders = [path.parent for path in sorted(directory.glob("*/recording.json"))]
+    folders = [path.parent for path in sorted(directory.glob(f"*/{DESCRIPTION}"))]
     told = [_description(folder) for folder in folders]
     counts = [_counts(folder, one) for folder, one in zip(folders, told, strict=True)]
     return Content(
@@ -54,7 +54,7 @@ def content(directory: Path) -> Content:
 
 def _description(folder: Path) -> dict[str, Any]:
     try:
-        document = json.loads((folder / "recording.json").read_text())
+        document = json.loads((folder / DESCRIPTION).read_text())
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
@@ -63,8 +63,8 @@ def _description(folder: Path) -> dict[str, Any]:
 def _counts(folder: Path, description: dict[str, Any]) -> dict[str, int]:
     if description.get("finished"):
         told = description.get("counts", {})
-        return {table: int(told.get(table, 0)) for table in _ACTIVITIES}
-    return {table: sum(map(_rows, folder.glob(f"{table}-*.arrow"))) for table in _ACTIVITIES}
+        return {table: int(told.get(table, 0)) for table in ACTIVITIES}
+    return {table: sum(map(_rows, folder.glob(part_name(table)))) for table in ACTIVITIES}
 
 
 def _rows(path: Path) -> int:

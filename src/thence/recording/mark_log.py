@@ -1,12 +1,12 @@
 """What marks, and steps, tell a recording: moments, put together by whoever reads it.
 
-Codes of ``what`` in the table ``marks``: see `OPENED` and the following. ``serial`` ties the end of a
-range to its beginning, and endings have no thread; ``forward`` is the serial of the mark that was open
-around the forward op.
+Codes of ``what`` in the table ``marks``: see `thence.model.formats.OPENED` and the following. ``serial`` ties
+the end of a range to its beginning, and endings have no thread; ``forward`` is the serial of the mark that was
+open around the forward op.
 
-What a collective moves repeats itself from step to step, its number in its group never does. With the
-number left in, the text of each call would be one of its own, to be made, kept and written; so numbers go to
-the table ``collectives``: ``serial`` of the mark, ``sequence``.
+What a collective moves stands in the table ``collectives``, by the ``serial`` of its mark. It repeats itself
+from step to step, only its number in its group never does; so each description is looked at once for all of
+its calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.frameworks.torch import CallFacts
+from thence.model.collectives import KINETO_KEYS, NUMBERS, TEXTS, CallFacts
+from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
 from thence.recorder.graph_labels import metadata_text
 
 if TYPE_CHECKING:
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
 
     from thence.recorder.names import Names
 
-__all__ = ["BACKWARD_OPENED", "CLOSED", "OPENED", "STEP", "MarkLog"]
+__all__ = ["MarkLog"]
 
-OPENED, CLOSED, BACKWARD_OPENED, STEP = 0, 1, 2, 3
 _NONE = -1
-_SEQUENCE = "Seq"
+_SEQUENCE = KINETO_KEYS["sequence"]
 _FIRST_BACKWARD = 1 << 62
 """Serials of backward nodes count from here: marks have numbers of their own."""
 
@@ -115,7 +115,7 @@ class MarkLog:
             column: _filled_up(values, count, rest, dtype)
             for column, (values, rest, dtype) in rows.items()
         }
-        return {"marks": marks, **_numbers(serial, metadata)}
+        return {"marks": marks, **_collectives(serial, metadata, names)}
 
     def _begin(self, what: int, serial: int, forward: int, name: str) -> None:
         self._beginnings.append(
@@ -140,11 +140,12 @@ def _filled_up(values: list[int], count: int, rest: int, dtype: Any) -> np.ndarr
 
 
 def _texts(metadata: Iterable[Mapping[str, object] | None]) -> list[str | None]:
-    """JSON of each, made once for all calls of a collective, and marks, that share their facts."""
-    shared = [facts.shared if isinstance(facts, CallFacts) else facts for facts in metadata]
-    distinct = {id(facts): facts for facts in shared if facts}
+    """JSON of each, made once for all marks that share their facts; None for collectives."""
+    distinct = {
+        id(facts): facts for facts in metadata if facts and not isinstance(facts, CallFacts)
+    }
     texts = {key: _json(facts) for key, facts in distinct.items()}
-    return [texts.get(id(facts)) for facts in shared]
+    return [texts.get(id(facts)) for facts in metadata]
 
 
 def _json(metadata: Mapping[str, object]) -> str:
@@ -158,16 +159,32 @@ def _json(metadata: Mapping[str, object]) -> str:
         return metadata_text(metadata)
 
 
-def _numbers(
-    serials: Iterable[int], metadata: Iterable[Mapping[str, object] | None]
+def _collectives(
+    serials: Iterable[int], metadata: Iterable[Mapping[str, object] | None], names: Names
 ) -> dict[str, dict[str, Any]]:
     """The table ``collectives``, if there is anything in it."""
-    pairs = [
-        (serial, facts[_SEQUENCE])
+    calls = [
+        (serial, facts)
         for serial, facts in zip(serials, metadata, strict=True)
-        if isinstance(facts, CallFacts) and _SEQUENCE in facts
+        if isinstance(facts, CallFacts)
     ]
-    if not pairs:
+    if not calls:
         return {}
-    serial, sequence = np.array(pairs, np.int64).T
-    return {"collectives": {"serial": serial.copy(), "sequence": sequence.copy()}}
+    distinct = {id(facts.shared): facts.shared for _, facts in calls}
+    place = {key: number for number, key in enumerate(distinct)}
+    which = np.array([place[id(facts.shared)] for _, facts in calls])
+    columns: dict[str, Any] = {"serial": np.array([serial for serial, _ in calls], np.int64)}
+    for name in TEXTS:
+        said = (facts.get(KINETO_KEYS[name]) for facts in distinct.values())
+        texts = [0 if text is None else names.of_text(str(text)) for text in said]
+        columns[name] = np.array(texts, np.uint32)[which]
+    for name in NUMBERS:
+        said = (facts.get(KINETO_KEYS[name]) for facts in distinct.values())
+        columns[name] = np.array([_number(value) for value in said], np.int64)[which]
+    numbers = (_number(facts.get(_SEQUENCE)) for _, facts in calls)
+    columns["sequence"] = np.fromiter(numbers, np.int64, len(calls))
+    return {"collectives": columns}
+
+
+def _number(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 62 else _NONE

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
+from thence.model.formats import LABELS_FILE
 from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
 from thence.recording.mark_log import MarkLog
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from thence.recorder.names import Names
     from thence.trace import Trace
 
-__all__ = ["LABELS", "Recording", "record"]
-
-LABELS = "labels.json"
-"""Labels of captured CUDA graphs, beside the parts."""
+__all__ = ["Recording", "record"]
 
 _EVERYTHING = RecordOptions()
 _LOG = logging.getLogger("thence.recorder")
@@ -173,7 +171,7 @@ class Recording:
         self._xla.look()
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
-            self._keep_labels(self._recorder.folder / LABELS)
+            self._keep_labels(self._recorder.folder / LABELS_FILE)
         return self._log.take(names)
 
     def _keep_labels(self, path: Path) -> None:
@@ -236,7 +234,7 @@ def _open_frames() -> list[Frame]:
 
 def _save_labels(folder: Path) -> None:
     try:
-        save_labels(folder / LABELS)
+        save_labels(folder / LABELS_FILE)
     except MissingData:
         pass  # no graph was captured
     except ThenceError as error:

@@ -7,7 +7,7 @@ recording began, have their HLO too.
 
 A module gets another number when it leaves the CUDA plugin, so the number cannot tell which program of the
 recording it is. Where several have one name, the thread and moment of the compilation do:
-``compiled.json`` has them.
+`thence.model.formats.COMPILED_INDEX` has them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from thence.beside import write_beside
+from thence.model.formats import COMPILED, COMPILED_INDEX, HLO_ENDING, HLO_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["FOLDER", "FORMAT", "INDEX", "XlaPrograms"]
-
-FOLDER = "hlo"
-"""Folder of a recording that holds the modules."""
-INDEX = "compiled.json"
-"""File there: which modules there are, and when and where each was compiled."""
-FORMAT = "thence.compiled"
+__all__ = ["XlaPrograms"]
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 """Event of jax.monitoring (jax/_src/dispatch.py) when an executable is there, on the compiling thread."""
@@ -100,7 +95,7 @@ class XlaPrograms:
         """
         try:
             with self._writing:
-                self._save(folder / FOLDER)
+                self._save(folder / HLO_FOLDER)
         except OSError as error:
             self._complain(f"the HLO of XLA programs cannot be written: {error.strerror or error}")
 
@@ -119,8 +114,8 @@ class XlaPrograms:
         folder.mkdir(exist_ok=True)
         while self._waiting:
             self._write(folder, self._waiting.popleft())
-        index = {"format": FORMAT, "version": 1, "modules": self._index}
-        write_beside(folder / INDEX, json.dumps(index, indent=1).encode())
+        index = {"format": COMPILED, "version": 1, "modules": self._index}
+        write_beside(folder / COMPILED_INDEX, json.dumps(index, indent=1).encode())
 
     def _compiled(self, event: str, _seconds: float, **_more: object) -> None:
         if event == _COMPILED and not self._ended:
@@ -164,7 +159,7 @@ class XlaPrograms:
     def _write(self, folder: Path, module: _Module) -> None:
         number = len(self._index) + 1
         name = _UNFIT.sub("_", module.name)[:_LONGEST_NAME]
-        file = f"{number:05}.{name}.hlo.pb"
+        file = f"{number:05}.{name}{HLO_ENDING}"
         write_beside(folder / file, module.content)
         self._index.append(
             {

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from thence.readers.kineto.collectives import NUMBER_KEYS, TEXT_KEYS
 from thence.writers.chrome_inside import inside_lines
-from thence.writers.graph_arguments import annotations_of, graph_arguments
+from thence.writers.graph_arguments import annotations_of, collective_arguments, graph_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -177,11 +176,9 @@ def _described(timeline: Timeline, table: str) -> pl.DataFrame:
     chosen = timeline.trace.host_collectives.filter(pl.col("host").is_not_null())
     if table == "gpu":  # what a host op describes is written there
         chosen = timeline.trace.collectives.filter(pl.col("host").is_null())
-    texts = [_json_text(pl.col(column), key) for column, key in TEXT_KEYS.items()]
-    numbers = [_number(column, key) for column, key in NUMBER_KEYS.items()]
-    return chosen.unique(table, keep="first", maintain_order=True).select(
-        pl.col(table).cast(pl.UInt32).alias("row"),
-        pl.concat_str(*texts, *numbers, ignore_nulls=True).alias("described"),
+    once = chosen.unique(table, keep="first", maintain_order=True)
+    return once.select(
+        pl.col(table).cast(pl.UInt32).alias("row"), collective_arguments(once).alias("described")
     )
 
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
+from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
-from thence.readers.kineto.collectives import METADATA_KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thence.model.attributed import Attributed
 
-__all__ = ["annotations_of", "graph_arguments"]
+__all__ = ["annotations_of", "collective_arguments", "graph_arguments"]
 
 _PLACES = (*GRAPH_LABELS, "lane")
 
@@ -52,7 +52,7 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
     ).to_series()
     members = [*texts, _member(rules, "label_rule"), confidence, annotations_of(whole["metadata"])]
     if collectives:
-        members.append(_each_distinct(joined["metadata"], _described))
+        members.append(collective_arguments(joined.unnest("collective")))
     columns = [values.alias(f"m{i}") for i, values in enumerate(members)]
     return pl.DataFrame(columns).select(
         row=joined["gpu"].cast(pl.UInt32), text=pl.concat_str(pl.all(), ignore_nulls=True)
@@ -71,13 +71,22 @@ def annotations_of(metadata: pl.Series) -> pl.Series:
     ).to_series()
 
 
-def _described(text: str) -> str:
-    """What metadata say of a collective, as members of an object."""
-    members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    known = {key: value for key, value in members.items() if key in METADATA_KEYS}
-    if "Collective name" not in known:
-        return ""
-    return f", {msgspec.json.encode(known).decode()[1:-1]}"
+def collective_arguments(described: pl.DataFrame) -> pl.Series:
+    """``, "Collective name": "allreduce", ...``, under Kineto's names; empty where nothing was moved.
+
+    Args:
+        described: columns of `thence.model.tables.COLLECTIVES`.
+    """
+    members = [
+        _member(described[column], key) if column in TEXTS else _number(described[column], key)
+        for column, key in KINETO_KEYS.items()
+    ]
+    columns = [values.alias(f"m{i}") for i, values in enumerate(members)]
+    return pl.DataFrame(columns).select(pl.concat_str(pl.all(), ignore_nulls=True)).to_series()
+
+
+def _number(values: pl.Series, key: str) -> pl.Series:
+    return pl.select(pl.concat_str(pl.lit(f', "{key}": '), values.cast(pl.String))).to_series()
 
 
 def _each_distinct(values: pl.Series, changed: Callable[[str], str]) -> pl.Series:

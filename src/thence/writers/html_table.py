@@ -37,7 +37,8 @@ def summary_html(summary: Summary) -> str:
     more = (
         f"<p>... {format_count(hidden)} more rows in <code>.rows</code></p>" if hidden > 0 else ""
     )
-    warnings = "".join(f"<p>warning: {escape(text)}</p>" for text in summary.meta.warnings)
+    warnings = "".join(f"<p>{escape(text)}</p>" for text in summary.meta.notes)
+    warnings += "".join(f"<p>warning: {escape(text)}</p>" for text in summary.meta.warnings)
     return (
         f"<div><p><b>{inputs}</b><br>{totals}</p>"
         f"<table><thead><tr><th>GPU time by {escape(summary.by)}</th><th>count</th><th>total</th>"

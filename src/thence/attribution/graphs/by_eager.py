@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import polars as pl
 
@@ -28,7 +27,7 @@ from thence.attribution.launches import launch_rows
 from thence.model.graph_labels import NODES, CapturedGraph, Kernel
 from thence.model.intervals import NO_ROW
 from thence.model.places import GRAPH_LABELS
-from thence.readers.kineto.collectives import NUMBER_KEYS, TEXT_KEYS
+from thence.model.tables import DESCRIBED, GRAPH_PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,19 +171,17 @@ def _taken(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _places(trace: Attributed) -> pl.DataFrame:
-    """The places of every activity as text, with the description of its collective as JSON."""
+    """The places of every activity as text, with the description of its collective."""
     places = trace.places.select(pl.col(_PLACES).cast(pl.String))
     described = trace.collectives.unique("gpu", keep="first", maintain_order=True)
-    texts = [
-        msgspec.json.encode({k: v for k, v in row.items() if v is not None}).decode()
-        for row in described.select(
-            pl.col(column).alias(key) for column, key in {**TEXT_KEYS, **NUMBER_KEYS}.items()
-        ).iter_rows(named=True)
-    ]
-    metadata: list[Any] = [None] * trace.gpu.height
-    for row, text in zip(described["gpu"].to_list(), texts, strict=True):
-        metadata[row] = text
-    return places.with_columns(metadata=pl.Series(metadata, dtype=pl.String))
+    structs = described.select(DESCRIBED).to_struct().cast(GRAPH_PLACES.schema["collective"])
+    number = np.full(trace.gpu.height, NO_ROW, np.int64)
+    number[described["gpu"].to_numpy()] = np.arange(described.height)
+    row = pl.Series(number)
+    return places.with_columns(
+        metadata=pl.lit(None, pl.String),
+        collective=structs.gather(row.set(row == NO_ROW, None).cast(pl.UInt32)),
+    )
 
 
 def _join_rank(run: _Eager, found: Numbered, rows: NDArray[np.int64]) -> list[str]:

@@ -22,6 +22,7 @@ from thence.attribution.graphs.replays import Replays
 from thence.attribution.graphs.signatures import Names, Signatures
 from thence.attribution.paths import SEPARATOR
 from thence.model.attributed import RULE
+from thence.model.collectives import described_structs
 from thence.model.places import GRAPH_LABELS
 from thence.model.reasons import CODES
 from thence.model.tables import GRAPH_PLACES
@@ -50,12 +51,12 @@ class Joined:
     Attributes:
         places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
         notes: what was not joined and why, as sentences.
-        foreign: labels that were refused as they are of another process or program, as sentences.
+        foreign: labels that were refused as they are of another process or program: the file, and why.
     """
 
     places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     notes: tuple[str, ...] = ()
-    foreign: tuple[str, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()
 
     @property
     def labelled(self) -> int:
@@ -141,10 +142,10 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
     known = _Known([], {})
     files = [_File.of(file, known.numbers(file), replays) for file in labels]
     rank_of_row = tables.gpu["rank"].to_numpy()[replays.rows]
-    reasons: dict[int, str] = {}
+    reasons: dict[int, tuple[str, str]] = {}
     fitted: set[int] = set()
     notes: list[str] = []
-    foreign: list[str] = []
+    foreign: list[tuple[str, str]] = []
     for rank in np.unique(rank_of_row).tolist():
         own = []
         for i, file in enumerate(files):
@@ -153,7 +154,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
                 own.append(file)
                 fitted.add(i)
             else:
-                reasons.setdefault(i, f"{file.labels.source}: {reason}")
+                reasons.setdefault(i, (file.labels.source, reason))
         if own:
             told, refused = _join_rank(own, found, replays.rows[rank_of_row == rank])
             notes += told
@@ -201,10 +202,10 @@ class _File:
 
 def _join_rank(
     files: Sequence[_File], found: Numbered, rows: NDArray[np.int64]
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], list[tuple[str, str]]]:
     """Joins files of one process to its rows; what could not be joined, and what is foreign."""
     replays = found.replays
-    foreign: list[str] = []
+    foreign: list[tuple[str, str]] = []
     for file in files:
         rows, refused = _by_ids(file, found, rows)
         foreign += refused
@@ -235,7 +236,7 @@ def _told(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> l
 
 def _by_ids(
     file: _File, found: Numbered, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], list[str]]:
+) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
     """Joins by node ids; the rows that alignment has to try, and graphs that ran other kernels."""
     replays = found.replays
     foreign = []
@@ -246,7 +247,7 @@ def _by_ids(
             found.refuse(one.rows, matched.refused)
             if not matched.foreign:
                 text = f"executable graph {one.id} ran other kernels than were captured: {matched.refused}"
-                foreign.append(f"{file.labels.source}: {text}")
+                foreign.append((file.labels.source, text))
                 found.refuse(one.rows, text)
                 done[one.rows] = True
             continue
@@ -279,7 +280,7 @@ class _Known:
         """The number of each label of a file; index -1 gives -1."""
         result = np.full(len(file.labels) + 1, -1)
         for i, label in enumerate(file.labels):
-            text = repr((label.path, label.phase, label.lane, label.metadata))
+            text = repr(label)
             if text not in self.by_text:
                 self.by_text[text] = len(self.labels)
                 self.labels.append(label)
@@ -290,7 +291,10 @@ class _Known:
         """The place columns that each label stands for."""
         rows = [_place(label) for label in self.labels]
         columns = {name: [row.get(name) for row in rows] for name in _PLACES}
-        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String))
+        collectives = described_structs([label.collective for label in self.labels])
+        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String)).with_columns(
+            collective=collectives
+        )
 
 
 def _place(label: Label) -> dict[str, Any]:
@@ -323,10 +327,10 @@ def joined_rows(found: Numbered, places: pl.DataFrame) -> pl.DataFrame:
     columns: dict[str, Any] = {
         name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES
     }
-    rules = pl.Series(CODES, dtype=RULE).gather(found.rule[rows])
+    columns["collective"] = places["collective"].gather(number)
     columns |= {
         "gpu": rows,
-        "rule": rules,
+        "rule": pl.Series(CODES, dtype=RULE).gather(found.rule[rows]),
         "confidence": confidence,
         "detail": details.gather(detail),
     }

@@ -1,4 +1,4 @@
-"""Tables with labels joined to what ran in CUDA graphs: on request, or because labels lie beside the trace."""
+"""Tables with labels joined to what ran in CUDA graphs: on request, or because they came with the trace."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from thence.attribution.graphs.coverage import coverage
 from thence.attribution.graphs.join import Joined, join_labels, with_places
 from thence.attribution.graphs.replays import Replays
 from thence.errors import InputError, MissingData
-from thence.readers.files import STANDARD_INPUT, Source
-from thence.readers.graph_labels import PATTERNS, read_labels, sniff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["labelled", "labelled_from_eager", "with_labels_beside"]
+__all__ = ["labelled", "labelled_from_eager", "with_labels"]
 
-_BESIDE = "labels of CUDA graphs from"
-_MOST_FILES = 1000  # of labels in one folder
 _MOST_TOLD = 3
 
 
@@ -39,7 +35,11 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
     _check_graphs(tables)
     joined = join_labels(tables, labels)
     if not joined.labelled and joined.foreign:
-        raise InputError(", ".join(one.source for one in labels), _without_source(joined, labels))
+        _, reason = joined.foreign[0]
+        raise InputError(
+            ", ".join(one.source for one in labels),
+            f"{reason}; take the labels that this process saved",
+        )
     return _taken(tables, joined, "the labels")
 
 
@@ -59,26 +59,24 @@ def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
     return _taken(tables, join_eager(tables, eager), "the eager run")
 
 
-def with_labels_beside(tables: Tables) -> Tables:
-    """The tables with every label that came with the trace, or lies in a folder with one of its files.
-
-    What does not fit is a warning, never an error.
-    """
-    beside, warnings = _beside(tables)
-    labels = [*tables.graph_labels, *beside]
+def with_labels(tables: Tables) -> Tables:
+    """The tables with `Tables.graph_labels` joined. What does not fit is a warning, never an error."""
+    labels = tables.graph_labels
     if not labels or tables.gpu.is_empty():
-        return tables.with_warnings(warnings) if warnings else tables
+        return tables
     joined = join_labels(tables, labels)
-    warnings += joined.notes
+    warnings = [*joined.notes]
     if not joined.labelled:
-        warnings += [f"{text}; not joined" for text in joined.foreign[:_MOST_TOLD]]
+        refusals = joined.foreign[:_MOST_TOLD]
+        warnings += [f"{source}: {text}; not joined" for source, text in refusals]
         return tables.with_warnings(warnings)
-    result = with_places(tables, joined)
-    refused = tuple(text.split(": ")[0] for text in joined.foreign)
+    result = with_places(tables, joined).with_warnings(warnings)
+    refused = {source for source, _ in joined.foreign}
     used = [one for one in labels if one.source not in refused]
     names = ", ".join(Path(one.source).name for one in used[:_MOST_TOLD])
     names += " ..." if len(used) > _MOST_TOLD else ""
-    return result.with_warnings([*warnings, f"{_BESIDE} {names}: {coverage(result)}"])
+    note = f"labels of CUDA graphs from {names}: {coverage(result)}"
+    return dataclasses.replace(result, meta=dataclasses.replace(result.meta, notes=(note,)))
 
 
 def _check_graphs(tables: Tables) -> None:
@@ -94,41 +92,8 @@ def _taken(tables: Tables, joined: Joined, what: str) -> Tables:
         inputs = ", ".join(tables.meta.inputs)
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
         raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
-    # These labels take the place of those that lay beside the trace.
-    others = tuple(text for text in tables.meta.warnings if not text.startswith(_BESIDE))
-    meta = dataclasses.replace(tables.meta, warnings=others)
+    # These labels take the place of those that lay beside the trace, which a note tells of.
+    meta = dataclasses.replace(tables.meta, notes=())
     result = with_places(dataclasses.replace(tables, meta=meta), joined)
-    return result.with_warnings((*joined.notes, *joined.foreign))
-
-
-def _without_source(joined: Joined, labels: Iterable[GraphLabels]) -> str:
-    text = joined.foreign[0]
-    for one in labels:
-        text = text.removeprefix(f"{one.source}: ")
-    return f"{text}; take the labels that this process saved"
-
-
-def _beside(tables: Tables) -> tuple[list[GraphLabels], list[str]]:
-    """Labels in the folders of the inputs, and what could not be read there."""
-    known = {Path(name).resolve() for name in tables.meta.inputs}
-    known |= {Path(one.source).resolve() for one in tables.graph_labels}
-    folders = {
-        Path(name).parent
-        for name in tables.meta.inputs
-        if name != STANDARD_INPUT and Path(name).is_file()
-    }
-    found, warnings = [], []
-    paths = sorted(
-        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
-    )
-    for path in paths[:_MOST_FILES]:
-        if path.resolve() in known:
-            continue
-        try:
-            with Source.open(str(path)) as source:
-                is_labels = sniff(source.head())
-            if is_labels:
-                found.append(read_labels(path))
-        except InputError as error:
-            warnings.append(f"{error}; not joined")
-    return found, warnings
+    refusals = (f"{source}: {text}" for source, text in joined.foreign)
+    return result.with_warnings((*joined.notes, *refusals))

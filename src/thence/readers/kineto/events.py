@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds
 
@@ -63,19 +64,19 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     sequence: int = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
     label: str | int | None = msgspec.field(default=None, name="name")
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-    in_elements: int = msgspec.field(default=MISSING, name="In msg nelems")
-    out_elements: int = msgspec.field(default=MISSING, name="Out msg nelems")
-    group_size: int = msgspec.field(default=MISSING, name="Group size")
-    element_type: str = msgspec.field(default="", name="dtype")
-    group_name: str = msgspec.field(default="", name="Process Group Name")
-    group_description: str = msgspec.field(default="", name="Process Group Description")
-    group_ranks: str | list[int] = msgspec.field(default="", name="Process Group Ranks")
-    in_splits: str | list[int] = msgspec.field(default="", name="In split size")
-    out_splits: str | list[int] = msgspec.field(default="", name="Out split size")
-    collective_sequence: int = msgspec.field(default=MISSING, name="Seq")
-    source_rank: int = msgspec.field(default=MISSING, name="Src Rank")
-    destination_rank: int = msgspec.field(default=MISSING, name="Dst Rank")
+    collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
+    in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
+    out_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["out_elements"])
+    group_size: int = msgspec.field(default=MISSING, name=KINETO_KEYS["group_size"])
+    element_type: str = msgspec.field(default="", name=KINETO_KEYS["element_type"])
+    group_name: str = msgspec.field(default="", name=KINETO_KEYS["group_name"])
+    group_description: str = msgspec.field(default="", name=KINETO_KEYS["group_description"])
+    group_ranks: str | list[int] = msgspec.field(default="", name=KINETO_KEYS["group_ranks"])
+    in_splits: str | list[int] = msgspec.field(default="", name=KINETO_KEYS["in_splits"])
+    out_splits: str | list[int] = msgspec.field(default="", name=KINETO_KEYS["out_splits"])
+    collective_sequence: int = msgspec.field(default=MISSING, name=KINETO_KEYS["sequence"])
+    source_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["source_rank"])
+    destination_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["destination_rank"])
     # Labels of graphed activities, as thence writes them. Other tools may use such words for anything.
     label_rule: Any = None
     label_confidence: Any = None
@@ -365,12 +366,8 @@ def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
     }
 
 
-_COLLECTIVE_NUMBERS = (
-    "in_elements", "out_elements", "group_size", "collective_sequence", "source_rank", "destination_rank",
-)  # fmt: skip
-_COLLECTIVE_TEXTS = (
-    "collective", "element_type", "group_name", "group_description", "group_ranks", "in_splits", "out_splits",
-)  # fmt: skip
+_COLLECTIVE_FIELDS = {name: name for name in KINETO_KEYS} | {"sequence": "collective_sequence"}
+"""Columns that describe a collective, and the field of `Args` of each."""
 
 
 def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
@@ -382,10 +379,12 @@ def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
         for other in tables:
             columns[other] += rows if other == table else [-1] * len(rows)
     result: Columns = {name: np.array(rows, np.int64) for name, rows in columns.items()}
-    result |= _numbers(described, *_COLLECTIVE_NUMBERS)
-    for name in _COLLECTIVE_TEXTS:
-        values = [getattr(args, name) for args in described]
-        result[name] = [v if isinstance(v, str) else str(v) for v in values]
+    for name, field in _COLLECTIVE_FIELDS.items():
+        values = map(attrgetter(field), described)
+        if name in TEXTS:
+            result[name] = [v if isinstance(v, str) else str(v) for v in values]
+        else:
+            result[name] = np.fromiter(values, np.int64, len(described))
     return result
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.intervals import NO_ROW, enclosing
+from thence.model.collectives import described
+from thence.model.intervals import NO_ROW
 from thence.model.tables import (
     COLLECTIVES,
     GPU,
@@ -24,13 +25,13 @@ from thence.model.tables import (
 )
 from thence.readers.kineto import describe
 from thence.readers.kineto.categories import category_of, shown_name
-from thence.readers.kineto.collectives import collective_columns, row_after
 from thence.readers.kineto.decoding import decoded
 from thence.readers.kineto.envelope import Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
 from thence.readers.kineto.growing import Growing
 from thence.readers.kineto.links import forward_rows
 from thence.readers.kineto.owners import Lanes, gpu_ranks, lanes_of
+from thence.readers.nesting import IS_API_CALL, host_order, host_parents, parent_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,7 +50,6 @@ Arrays = dict[str, Any]
 _FIRST_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
 )
-_API_CALLS = ("runtime", "driver")
 # jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
 _OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
 
@@ -98,15 +98,13 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
     flows, threads = _table(columns, "flow"), _table(columns, "thread")
-    described, joined = _table(columns, "collective"), _table(columns, "joined")
+    moved, joined = _table(columns, "collective"), _table(columns, "joined")
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
     tables = Tables(
         gpu=_gpu_frame(gpu, gpu_order, names),
         host=_host_frame(host, host_order, lanes, names, flows),
-        collectives=COLLECTIVES.frame(collective_columns(described, gpu_order, host_order)).sort(
-            "gpu", "host", nulls_last=True
-        ),
+        collectives=_collectives(moved, gpu_order, host_order),
         threads=_threads_frame(threads, on_host, lanes),
         graph_places=_joined_labels(joined, gpu_order),
     )
@@ -229,9 +227,7 @@ def _categories(recorded: Array, name: Array, names: list[str]) -> Array:
 
 def _launches(host: Arrays, gpu: Arrays) -> Arrays:
     """Lane and correlation of the API calls that something on a device came from."""
-    calls: Array = np.isin(
-        host["category"], [HOST_CATEGORIES.index(category) for category in _API_CALLS]
-    )
+    calls: Array = IS_API_CALL[host["category"]]
     correlation = host["correlation"][calls]
     launched = np.isin(correlation, gpu["correlation"]) & (correlation != MISSING)
     return {"lane": host["lane"][calls][launched], "correlation": correlation[launched]}
@@ -243,34 +239,11 @@ def _gpu_order(gpu: Arrays) -> Array:
 
 
 def _host_order(host: Arrays, lanes: Lanes) -> Array:
-    """By thread, then start; what contains another comes first."""
-    if not len(host["start"]):
-        return np.empty(0, np.int64)
+    """By rank, process and thread, then as rows nest."""
     track = np.lexsort((lanes.thread, lanes.process, lanes.rank))
-    position = np.empty(len(track), np.int64)
+    position = np.empty(len(track), np.uint16 if len(track) <= 1 << 16 else np.int64)
     position[track] = np.arange(len(track))
-    place, start = position[host["lane"]], host["start"]
-    first, last = int(start.min()), int(start.max())
-    if len(track) * (last - first + 1) >= 1 << 63:
-        order: Array = np.lexsort((host["category"], -_nesting_end(host), start, place))
-        return order
-    # One key for thread and start sorts several times faster; only rows that begin together, which
-    # are few, are then put in order among themselves.
-    key = place * (last - first + 1) + (start - first)
-    order = np.argsort(key, kind="stable")
-    equal = key[order][1:] == key[order][:-1]
-    together = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
-    rows = order[together]
-    part = {name: host[name][rows] for name in ("start", "duration", "category")}
-    order[together] = rows[np.lexsort((rows, part["category"], -_nesting_end(part), key[rows]))]
-    return order
-
-
-def _nesting_end(host: Arrays) -> Array:
-    """API calls count as the moment they begin: another clock than the ops' says when they end."""
-    calls = np.isin(host["category"], [HOST_CATEGORIES.index(category) for category in _API_CALLS])
-    end: Array = host["start"] + np.where(calls, 1, np.maximum(host["duration"], 1))
-    return end
+    return host_order(position[host["lane"]], host["category"], host["start"], host["duration"])
 
 
 def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
@@ -330,7 +303,7 @@ def _host_frame(
         np.int32
     )
     track = np.cumsum(np.concatenate([[0], lane[1:] != lane[:-1]])) if len(lane) else lane
-    parent = enclosing(track, host["start"], _nesting_end(host)).astype(np.int32)
+    parent = host_parents(track, host["category"], host["start"], host["duration"])
     ops, arrows = _numbered_ops(host, rank, track), _placed_flows(flows, rank, lane, track)
     forward = forward_rows(ops, arrows, parent).astype(np.int32)
     del host["forward_thread"], host["lane"]
@@ -346,7 +319,7 @@ def _host_frame(
         "correlation": _integers(host.pop("correlation")),
         "external": _integers(host.pop("external")),
         "sequence": _integers(host.pop("sequence"), 0),
-        "parent": _integers(parent, 0),
+        "parent": parent_column(parent),
         "forward": _integers(forward, 0),
     }
     return HOST.frame(columns)
@@ -379,6 +352,26 @@ def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFram
     return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
 
 
+def _collectives(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
+    """What kernels, or the host ops that started them, say of collectives."""
+    rows = {
+        "gpu": _row_after(moved["gpu"], gpu_order),
+        "host": _row_after(moved["host"], host_order),
+    }
+    frame = COLLECTIVES.frame({**described(moved).to_dict(), **rows})
+    return frame.sort("gpu", "host", nulls_last=True)
+
+
+def _row_after(file_rows: Array, order: Array) -> pl.Series:
+    """Where rows of the file stand in the sorted table."""
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    known = file_rows >= 0
+    return pl.Series(
+        np.where(known, position[np.where(known, file_rows, 0)] if len(order) else 0, MISSING)
+    ).replace(MISSING, None)
+
+
 def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     """Labels of graphed activities that thence wrote into the file."""
     columns = {
@@ -388,7 +381,7 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     }
     confidence = pl.Series(joined["confidence"]).fill_nan(None)
     columns["lane"] = columns.pop("shown_in")
-    rows = row_after(joined["gpu"], gpu_order)
+    rows = _row_after(joined["gpu"], gpu_order)
     return GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence}).sort("gpu")
 
 

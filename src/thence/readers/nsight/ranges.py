@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.intervals import NO_ROW, enclosing
 from thence.model.tables import HOST_CATEGORIES
+from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.nsight.distinct import distinct_values
 from thence.readers.nsight.names import UNNAMED, names
-from thence.readers.nsight.order import gathered, in_order, numbered
+from thence.readers.nsight.order import gathered, numbered
 from thence.readers.nsight.times import lasting, left_out, with_durations
 
 if TYPE_CHECKING:
@@ -160,21 +160,15 @@ def _nested(ranges: _Ranges, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
     of_thread = kinds.select("rank", "process", "thread")
     columns = {name: ranges.frame.drop_in_place(name).rechunk() for name in _RANGE}
     track = numbered(*of_thread.cast(pl.Int64))[columns["kind"].to_numpy()]
-    category = kinds["category"].to_physical()
-
-    def ties(rows: pl.Series) -> list[pl.Series]:
-        length, kind = columns["duration"].gather(rows), columns["kind"].gather(rows)
-        return [-length.clip(1), category.gather(kind)]
-
-    order = in_order(track, columns["start"].to_numpy(), ties)
-    track = track[order]
+    category = kinds["category"].to_physical().to_numpy()[columns["kind"].to_numpy()]
+    start, duration = columns["start"].to_numpy(), columns["duration"].to_numpy()
+    order = host_order(track, category, start, duration)
+    track, category = track[order], category[order]
+    del start, duration
     gathered(columns, order)
     del order
-    start = columns["start"].to_numpy()
-    parent = pl.Series(
-        enclosing(track, start, start + columns["duration"].to_numpy()), dtype=pl.Int32
-    )
-    columns["parent"] = parent.set(parent == NO_ROW, None)
+    times = (columns[name].to_numpy() for name in ("start", "duration"))
+    columns["parent"] = parent_column(host_parents(track, category, *times))
     kind_of = columns.pop("kind")
     columns |= {column.name: column.gather(kind_of) for column in kinds}
     return pl.DataFrame(columns), of_thread.unique().sort(of_thread.columns)

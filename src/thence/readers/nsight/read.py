@@ -15,9 +15,10 @@ from thence.readers.nsight.activities import activities
 from thence.readers.nsight.nccl import described
 from thence.readers.nsight.nodes import creation_rows
 from thence.readers.nsight.nvtx import XLA, nvtx
-from thence.readers.nsight.order import gathered, in_order, numbered
+from thence.readers.nsight.order import gathered, numbered
 from thence.readers.nsight.ranges import host_ranges
 from thence.readers.nsight.store import process_of
+from thence.readers.sorting import in_order
 
 if TYPE_CHECKING:
     from thence.model.tables import Table
@@ -83,7 +84,8 @@ def tables_of(store: Store) -> Tables:
 def _in_order(gpu: pl.DataFrame) -> pl.DataFrame:
     """Activities by rank, device, start and stream."""
     track = numbered(*gpu.select(pl.col("rank", "device").cast(pl.Int64)))
-    order = in_order(track, gpu["start"].to_numpy(), lambda rows: [gpu["stream"].gather(rows)])
+    stream = gpu["stream"].to_numpy()
+    order = in_order(track, gpu["start"].to_numpy(), lambda rows: [stream[rows]])
     columns = dict(zip(gpu.columns, gpu.get_columns(), strict=True))
     gpu = gpu.clear()
     gathered(columns, order)

@@ -13,7 +13,9 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.intervals import NO_ROW, chain_to, enclosing
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.tables import HOST_CATEGORIES
+from thence.readers.nesting import host_order, host_parents
 from thence.readers.nsys_jax.parquet import as_int64, renamed
 from thence.readers.nsys_jax.projection import bounded_nesting
 
@@ -55,9 +57,8 @@ def compile_ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
         .with_columns(pl.col("name").cast(pl.String))
         .filter(pl.col("name").str.contains(_OF_XLA), pl.col("end") >= pl.col("start"))
         .filter(pl.col("thread").is_not_null())
-        .sort("process", "thread", "start", "end", descending=[False, False, False, True])
     )
-    parent = _enclosing(ranges)
+    ranges, parent = _nested(ranges)
     kept = _in_compilation(ranges, parent)
     numbers = np.full(ranges.height + 1, NO_ROW, np.int64)  # the last one stands for no parent
     numbers[np.flatnonzero(kept)] = np.arange(kept.sum())
@@ -72,11 +73,15 @@ def compile_ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
     )
 
 
-def _enclosing(ranges: pl.DataFrame) -> npt.NDArray[np.int64]:
-    track = ranges.select(pl.struct("process", "thread").rank("dense")).to_series().cast(pl.Int64)
-    return bounded_nesting(
-        enclosing(track.to_numpy(), ranges["start"].to_numpy(), ranges["end"].to_numpy())
-    )
+def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, npt.NDArray[np.int64]]:
+    """The ranges in order, and the parent of each."""
+    track = ranges.select(pl.struct("process", "thread").rank("dense")).to_series().to_numpy()
+    category = np.full(ranges.height, HOST_CATEGORIES.index("compile"), np.uint8)
+    start = ranges["start"].to_numpy()
+    duration = ranges["end"].to_numpy() - start
+    order = host_order(track, category, start, duration)
+    parent = host_parents(track[order], category, start[order], duration[order])
+    return ranges[order], bounded_nesting(parent)
 
 
 def _in_compilation(ranges: pl.DataFrame, parent: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -1,68 +1,53 @@
-"""Collectives of a recording: marks whose metadata say what was moved.
+"""Collectives of a recording: what was moved inside the marks around them.
 
 A recording has such a mark around every collective of PyTorch (`thence.torch.label_collectives`); the
-kernels that it launched are found by the attribution. Which collective of its group each one is stands
-in a table of its own, ``collectives``, by the serial of the mark; older recordings have it in the
-metadata.
+kernels that it launched are found by the attribution. The table ``collectives`` describes them by the serial
+of the mark. In recordings of version 1, and of marks that the program made itself, the metadata of the mark
+do; then that table has at most the number of the call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import polars as pl
 
+from thence.model.collectives import NUMBERS, TEXTS, described, described_structs
 from thence.model.tables import COLLECTIVES
-from thence.readers.kineto.collectives import described_by_metadata
+from thence.readers.recording.host import named
 
 if TYPE_CHECKING:
     from thence.readers.recording.host import HostRanges
 
 __all__ = ["described_collectives"]
 
-_NAME = '"Collective name"'
 
-
-def described_collectives(host: HostRanges, numbers: pl.DataFrame) -> pl.DataFrame:
+def described_collectives(
+    host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
+) -> pl.DataFrame:
     """Rows of `COLLECTIVES` without a device activity.
-
-    Metadata that are no object are passed over.
 
     Args:
         host: of the process.
-        numbers: the table ``collectives`` of its recording.
+        table: the table ``collectives`` of its recording.
+        names: number and text (Categorical).
     """
-    rows = host.table.select(text=pl.col("metadata").cast(pl.String)).with_row_index("host")
-    rows = rows.filter(pl.col("text").str.contains(_NAME, literal=True).fill_null(value=False))
-    texts = rows["text"].unique(maintain_order=True)
-    known = {text: facts for text in texts if (facts := _facts(text)) is not None}
-    rows = rows.filter(pl.col("text").is_in(list(known)))
-    if rows.is_empty():
-        return COLLECTIVES.empty()
-    # Few texts describe many calls: each is read once.
-    places = pl.Series(range(len(known)), dtype=pl.Int64)
-    described = described_by_metadata(places, list(known.values()))
-    which = rows["text"].replace_strict(list(known), places, return_dtype=pl.UInt32)
-    sequence = (
-        host.serial[rows["host"]]
-        .to_frame()
-        .join(
-            numbers.drop_nulls().unique("serial"), on="serial", how="left", maintain_order="left"
-        )["sequence"]
-    )
-    return described[which].with_columns(
-        host=rows["host"].cast(pl.Int32),
-        gpu=pl.lit(None, pl.Int32()),
-        sequence=pl.coalesce(sequence, "sequence"),
-    )
+    marks = pl.DataFrame({"serial": host.serial, "described": host.described})
+    marks = marks.with_row_index("host").drop_nulls("serial")
+    calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
+    return pl.concat([_by_columns(calls, names), _by_metadata(calls, host)]).sort("host")
 
 
-def _facts(text: str) -> dict[str, Any] | None:
-    try:
-        facts = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    return (
-        facts if isinstance(facts, dict) and isinstance(facts.get("Collective name"), str) else None
-    )
+def _by_columns(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    rows = calls.filter(pl.col("collective") > 0)
+    raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
+    raw |= {name: rows[name] for name in NUMBERS}
+    return COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+
+
+def _by_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+    known = (pl.col("collective") > 0).fill_null(value=False)
+    rows = calls.filter(pl.col("described").is_not_null() & ~known)
+    frame = described_structs(host.collectives).gather(rows["described"]).struct.unnest()
+    sequence = pl.coalesce(rows["sequence"], frame["sequence"])
+    return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})

@@ -17,6 +17,7 @@ import msgspec
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.formats import COMPILED_INDEX, HLO_ENDING, HLO_FOLDER
 from thence.readers.nsight.nvtx import XLA
 from thence.readers.xla.hlo import decode_hlo
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Compiled", "compiled_modules", "numbered"]
 
-_FOLDER = "hlo"
-_INDEX = "compiled.json"
-_FORMAT = "thence.compiled"
-_ENDING = ".hlo.pb"
 _COMPILING = r"[#,]module=([^#,]+),program_id=(\d{1,18})#?$"
 _NUMBERED = r"^(.+)\.(\d{1,18})$"
 _UNKNOWN = (
@@ -72,22 +69,22 @@ class _Index(msgspec.Struct):
 
 def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
     """The modules beside a recording in the order of their compilation, not yet read; and warnings."""
-    place = folder / _FOLDER
+    place = folder / HLO_FOLDER
     if not place.is_dir():
         return [], []
     # The index is written after the files: a program that was killed can leave one without.
-    files = {file.name: file for file in sorted(place.glob(f"*{_ENDING}")) if file.is_file()}
+    files = {file.name: file for file in sorted(place.glob(f"*{HLO_ENDING}")) if file.is_file()}
     try:
-        index = msgspec.json.decode((place / _INDEX).read_bytes(), type=_Index)
+        index = msgspec.json.decode((place / COMPILED_INDEX).read_bytes(), type=_Index)
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         if not files:
             return [], []
-        listed, warnings = {}, [f"{_FOLDER}/{_INDEX} cannot be read ({error})"]
+        listed, warnings = {}, [f"{HLO_FOLDER}/{COMPILED_INDEX} cannot be read ({error})"]
     else:
         listed, warnings = {m.file: m for m in index.modules}, []
     found = []
     for name, path in files.items():
-        told = listed.get(name) or _Listed(name, name.removesuffix(_ENDING).partition(".")[2])
+        told = listed.get(name) or _Listed(name, name.removesuffix(HLO_ENDING).partition(".")[2])
         found.append(Compiled(path, told.name, told.thread, told.ended_ns))
     return found, warnings
 

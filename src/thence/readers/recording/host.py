@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import polars as pl
 
-from thence.model.intervals import NO_ROW, enclosing
+from thence.model.collectives import split
+from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
 from thence.model.tables import HOST, HOST_CATEGORIES
 from thence.readers.kineto.categories import category_of
+from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.nsight.nvtx import LIBRARIES, NCCL
 from thence.readers.recording.xla import compile_phases
 
 if TYPE_CHECKING:
+    from thence.model.collectives import Collective
     from thence.readers.recording.parts import Folder
 
-__all__ = ["HostRanges", "host_ranges"]
+__all__ = ["HostRanges", "host_ranges", "named"]
 
-_OPENED, _CLOSED, _BACKWARD_OPENED, _STEP = 0, 1, 2, 3
-"""``what`` in the table marks."""
 _START, _END = 2, 4
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
 _RUNTIME = 5
@@ -60,6 +60,7 @@ _COLUMNS = {
     "domain": pl.String(),
     "lane": pl.Categorical(),
     "metadata": pl.Categorical(),
+    "described": pl.UInt32(),
 }
 
 
@@ -71,11 +72,15 @@ class HostRanges:
         table: rows of `HOST`.
         domain: NVTX domain of each.
         serial: of the mark behind each, null for all others.
+        described: index in ``collectives`` where the metadata of a mark describe one, null elsewhere.
+        collectives: that metadata of marks describe.
     """
 
     table: pl.DataFrame
     domain: pl.Series
     serial: pl.Series
+    described: pl.Series
+    collectives: tuple[Collective, ...]
 
 
 def host_ranges(
@@ -97,9 +102,10 @@ def host_ranges(
     times = [marks["time"], ranges["time"], calls["end"], ends]
     moments = [folder.description.stopped_ns, *(series.max() for series in times)]
     last = max((int(moment) for moment in moments if moment is not None), default=0)  # type: ignore[arg-type]
+    facts = _Facts.of(named(marks, "metadata", names).cast(pl.String).unique())
     parts = [
         _calls(calls, names),
-        _marks(folder, marks, names, last),
+        _marks(folder, marks, names, facts, last),
         _steps(marks, names, last),
         _nvtx(folder, ranges, names, last),
         _overheads(folder),
@@ -112,37 +118,39 @@ def host_ranges(
         folder.warnings.append(
             f"{whole.height - known.height:,} host ranges have no time; left out"
         )
-    return _nested(known, folder.description.pid, zero_ns, rank)
+    frame, domain, serial, described = _nested(known, folder.description.pid, zero_ns, rank)
+    return HostRanges(frame, domain, serial, described, facts.collectives)
 
 
-def _nested(frame: pl.DataFrame, pid: int, zero_ns: int, rank: int) -> HostRanges:
-    end = pl.max_horizontal("start", "end")
-    frame = frame.with_columns(end=end, level=pl.col("category").to_physical()).sort(
-        *("thread", "start", "end", "level"),
-        descending=[False, False, True, False],
-        maintain_order=True,
-    )
-    start, stop = frame["start"].to_numpy(), frame["end"].to_numpy()
-    parent = enclosing(frame["thread"].to_numpy(), start, stop)
+def _nested(
+    frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
+) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
+    """Rows of `HOST`; NVTX domain, serial and description of each."""
+    frame = frame.with_columns(duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0))
+    names = ("thread", "category", "start", "duration")
+    columns = [frame[name].to_physical().to_numpy() for name in names]
+    order = host_order(*columns)
+    frame = frame[order]
+    parent = host_parents(*(column[order] for column in columns))
     rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
     forward = frame.select(pl.col("of").alias("serial")).join(
         rows, on="serial", how="left", maintain_order="left"
     )["forward"]
-    domain, serial = frame["domain"], frame["serial"]
+    more = frame["domain"], frame["serial"], frame["described"]
     frame = frame.select(
         "thread", "category", "name", "correlation", "lane", "metadata",
         pl.lit(rank, pl.Int32()).alias("rank"),
         pl.lit(pid, pl.Int64()).alias("process"),
         (pl.col("start") - zero_ns).alias("start"),
-        (pl.col("end") - pl.col("start")).alias("duration"),
-        pl.Series("parent", np.where(parent == NO_ROW, -1, parent)),
+        "duration",
+        parent_column(parent),
         forward.alias("forward"),
-    ).with_columns(pl.when(pl.col("parent") >= 0).then("parent").alias("parent"))  # fmt: skip
+    )  # fmt: skip
     shaped = frame.select(
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
         for c, dtype in HOST.schema.items()
     )
-    return HostRanges(shaped, domain, serial)
+    return shaped, *more
 
 
 def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
@@ -154,10 +162,11 @@ def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
 
 def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
     """Names by their numbers, as text: for columns that have few rows."""
-    return _named(frame, column, names).cast(pl.String)
+    return named(frame, column, names).cast(pl.String)
 
 
-def _named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+def named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+    """Names by their numbers in a column, null where there is none; `names` has number and text."""
     return frame.select(pl.col(column).alias("number")).join(
         names, on="number", how="left", maintain_order="left"
     )["text"]
@@ -166,29 +175,31 @@ def _named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
 def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     runtime = pl.col("api") == _RUNTIME
     return frame.with_columns(
-        _named(frame, "function", names).alias("name"),
+        named(frame, "function", names).alias("name"),
         category=pl.when(runtime).then(pl.lit("runtime")).otherwise(pl.lit("driver")),
     )
 
 
-def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
+def _marks(
+    folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, facts: _Facts, last: int
+) -> pl.DataFrame:
     """Marks as ranges; nodes of the backward pass as ops that refer to the mark of their forward op."""
-    opened = marks.filter(pl.col("what").is_in([_OPENED, _BACKWARD_OPENED]))
-    closed = marks.filter(pl.col("what") == _CLOSED).select("serial", end="time")
+    opened = marks.filter(pl.col("what").is_in([OPENED, BACKWARD_OPENED]))
+    closed = marks.filter(pl.col("what") == CLOSED).select("serial", end="time")
     frame = opened.join(closed.unique("serial"), on="serial", how="left", maintain_order="left")
     still_open = frame["end"].null_count()
     if still_open:
         folder.warnings.append(
             f"{still_open:,} marks were open when the recording ended and are shown until then"
         )
-    backward = pl.col("what") == _BACKWARD_OPENED
+    backward = pl.col("what") == BACKWARD_OPENED
     name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
     # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
     told = {text: category_of("range", text) for text in name.unique()}
     frame = frame.with_columns(
         name,
-        _named(frame, "lane", names).alias("lane"),
-        _objects(_text(frame, "metadata", names)).alias("metadata"),
+        named(frame, "lane", names).alias("lane"),
+        *facts.columns(_text(frame, "metadata", names)),
     )
     return frame.with_columns(
         pl.col("end").fill_null(last),
@@ -201,28 +212,57 @@ def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, last: int) 
     )
 
 
-def _objects(texts: pl.Series) -> pl.Series:
-    """JSON objects as text; null for whatever else the file holds. Numbers that JSON has not become null."""
-    found: dict[str, str] = {}
-    for text in texts.drop_nulls().unique().to_list():
-        # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
-        with suppress(ValueError, OverflowError, RecursionError):
-            said = json.loads(text, parse_constant=lambda _: None)
-            if isinstance(said, dict):
-                found[text] = msgspec.json.encode(said).decode()
-    return texts.replace_strict(found, default=None, return_dtype=pl.String)
+@dataclass(frozen=True)
+class _Facts:
+    """What metadata of marks say: each distinct text is read once.
+
+    Attributes:
+        rest: metadata by their text, without what describes a collective; whatever is no object is missing.
+        number: of the collective that they describe, by their text.
+        collectives: these.
+    """
+
+    rest: dict[str, str]
+    number: dict[str, int]
+    collectives: tuple[Collective, ...]
+
+    @classmethod
+    def of(cls, texts: pl.Series) -> _Facts:
+        """Numbers that JSON has not become null."""
+        rest: dict[str, str] = {}
+        number: dict[str, int] = {}
+        collectives: list[Collective] = []
+        for text in texts.drop_nulls().to_list():
+            # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
+            with suppress(ValueError, OverflowError, RecursionError):
+                said = json.loads(text, parse_constant=lambda _: None)
+                if not isinstance(said, dict):
+                    continue
+                collective, further = split(said)
+                if further or collective is None:
+                    rest[text] = msgspec.json.encode(further).decode()
+                if collective is not None:
+                    number[text] = len(collectives)
+                    collectives.append(collective)
+        return cls(rest, number, tuple(collectives))
+
+    def columns(self, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Columns metadata and described of marks with these metadata."""
+        metadata = texts.replace_strict(self.rest, default=None, return_dtype=pl.String)
+        described = texts.replace_strict(self.number, default=None, return_dtype=pl.UInt32)
+        return metadata.alias("metadata"), described.alias("described")
 
 
 def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
     """Steps that were recorded, if the program counts them."""
-    steps = marks.filter(pl.col("what") == _STEP).sort("time")
+    steps = marks.filter(pl.col("what") == STEP).sort("time")
     steps = steps.with_columns(
         _text(steps, "name", names).alias("name"),
         start="time",
         end=pl.col("time").shift(-1).fill_null(last),
         category=pl.lit("step"),
     ).filter(pl.col("forward") == 1)
-    if steps.height < 2 and marks.filter(pl.col("what") == _STEP).height < 2:
+    if steps.height < 2 and marks.filter(pl.col("what") == STEP).height < 2:
         steps = steps.clear()  # only the beginning of the recording
     return steps.drop("serial", "lane", "metadata")  # numbers of names
 

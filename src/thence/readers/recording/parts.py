@@ -1,55 +1,28 @@
 """The parts of one process's recording, whichever of them can be read.
 
-A recording is a folder with ``recording.json`` and, for each table, parts ``<table>-NNNNNN.arrow`` that
-are each complete (Arrow IPC files). A process that was killed leaves fewer of them.
+`thence.model.formats` says what a recording is. A process that was killed leaves fewer parts.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
 
+from thence.model.formats import DESCRIPTION, LACKING, PART, RECORDING, RECORDING_VERSION, TABLES
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DESCRIPTION", "FORMAT", "SCHEMAS", "Description", "Folder"]
+__all__ = ["SCHEMAS", "Description", "Folder"]
 
-DESCRIPTION = "recording.json"
-FORMAT = "thence.recording"
-_VERSION = 1
-_PART = re.compile(r"([a-z]+)-(\d{6,})\.arrow")
-
-_INT = pl.Int64()
-_ACTIVITY = {
-    **dict.fromkeys(("start", "end", "device", "stream", "correlation"), _INT),
-    "node": pl.UInt64(),
-    "graph": _INT,
-}
-_SIZES = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+_VERSIONS = range(1, RECORDING_VERSION + 1)
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "names": {"number": _INT, "name": pl.String(), "demangled": pl.String()},
-    "kernels": {
-        **_ACTIVITY,
-        **dict.fromkeys(("name", "registers", *_SIZES, "static_shared", "dynamic_shared"), _INT),
-    },
-    "copies": {
-        **_ACTIVITY,
-        **dict.fromkeys(("bytes", "copy_kind", "source_memory", "destination_memory"), _INT),
-    },
-    "sets": {**_ACTIVITY, **dict.fromkeys(("bytes", "memory"), _INT)},
-    "calls": dict.fromkeys(("start", "end", "thread", "correlation", "function", "api"), _INT),
-    "ranges": dict.fromkeys(("flags", "time", "id", "thread", "name", "domain"), _INT),
-    "overheads": dict.fromkeys(("overhead_kind", "object_kind", "thread", "start", "end"), _INT),
-    "marks": dict.fromkeys(
-        ("what", "serial", "forward", "time", "thread", "name", "lane", "metadata"), _INT
-    ),
-    "collectives": dict.fromkeys(("serial", "sequence"), _INT),
+    table: {name: getattr(pl, dtype)() for name, dtype in columns.items()}
+    for table, columns in TABLES.items()
 }
-"""Columns that are read of each table, and the types they are given. Times are Unix time in ns; name,
-function, domain, lane and metadata are numbers of names, 0 for none."""
+"""Columns that are read of each table, and the types they are given."""
 
 
 class _Device(msgspec.Struct):
@@ -61,10 +34,10 @@ class _Device(msgspec.Struct):
 
 
 class Description(msgspec.Struct):
-    """``recording.json``, as far as it is read.
+    """`DESCRIPTION`, as far as it is read.
 
     Attributes:
-        format, version: "thence.recording", 1.
+        format, version: of the recording.
         rank, pid, host: which process.
         began_ns, stopped_ns: Unix time in ns.
         finished: whether the process came to the end of its recording.
@@ -76,8 +49,8 @@ class Description(msgspec.Struct):
         threads: names of its threads by their ids.
     """
 
-    format: str = FORMAT
-    version: int = _VERSION
+    format: str = RECORDING
+    version: int = RECORDING_VERSION
     rank: int | None = None
     pid: int = 0
     host: str | None = None
@@ -113,7 +86,7 @@ class Folder:
         self.description = self._description()
         self._parts: dict[str, list[Path]] = {}
         for file in sorted(path.iterdir(), key=lambda p: (len(p.name), p.name)):
-            match = _PART.fullmatch(file.name)
+            match = PART.fullmatch(file.name)
             if match and match[1] in SCHEMAS and file.is_file():
                 self._parts.setdefault(match[1], []).append(file)
 
@@ -125,7 +98,8 @@ class Folder:
     def table(self, name: str) -> pl.DataFrame:
         """All rows of a table that can be read, in the order of recording."""
         schema = SCHEMAS[name]
-        frames = [self._part(file, schema) for file in self._parts.get(name, ())]
+        optional = LACKING.get(name, frozenset())
+        frames = [self._part(file, schema, optional) for file in self._parts.get(name, ())]
         whole = [frame for frame in frames if frame is not None]
         lost = len(frames) - len(whole)
         if lost:
@@ -134,9 +108,13 @@ class Folder:
             )
         return pl.concat(whole) if whole else pl.DataFrame(schema=schema)
 
-    def _part(self, file: Path, schema: dict[str, Any]) -> pl.DataFrame | None:
+    def _part(
+        self, file: Path, schema: dict[str, Any], optional: frozenset[str]
+    ) -> pl.DataFrame | None:
         try:
-            frame = pl.read_ipc(file, columns=list(schema))
+            lacking = optional - pl.read_ipc_schema(file).keys() if optional else optional
+            frame = pl.read_ipc(file, columns=[name for name in schema if name not in lacking])
+            frame = frame.with_columns(pl.lit(None).alias(name) for name in sorted(lacking))
             return frame.select(pl.col(c).cast(dtype, strict=False) for c, dtype in schema.items())
         except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
             return None
@@ -150,9 +128,9 @@ class Folder:
                 f"{DESCRIPTION} cannot be read ({error}): rank and facts are unknown"
             )
             return Description()
-        if (found.format, found.version) != (FORMAT, _VERSION):
+        if found.format != RECORDING or found.version not in _VERSIONS:
             self.warnings.append(
-                f"{DESCRIPTION} says {found.format!r} version {found.version}; {FORMAT} version {_VERSION} "
-                "is what this thence reads: update thence if something is missing"
+                f"{DESCRIPTION} says {found.format!r} version {found.version}; {RECORDING} versions "
+                f"{_VERSIONS[0]} to {_VERSIONS[-1]} are what this thence reads: update thence if something is missing"
             )
         return found

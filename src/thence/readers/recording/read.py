@@ -10,12 +10,13 @@ import msgspec
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
+from thence.model.formats import DESCRIPTION, LABELS_FILE
 from thence.model.tables import THREADS, Device, Meta, Tables, concat
 from thence.readers.graph_labels import read_labels
 from thence.readers.recording.activities import activities
 from thence.readers.recording.collectives import described_collectives
 from thence.readers.recording.host import host_ranges
-from thence.readers.recording.parts import DESCRIPTION, Folder
+from thence.readers.recording.parts import Folder
 from thence.readers.recording.xla import with_xla
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ NAME = "thence recording"
 PATTERNS: tuple[str, ...] = ()
 """No single file of it is one: a recording is named by its folder."""
 
-_LABELS = "labels.json"
 _MOST_RANK = 1 << 30
 
 
@@ -79,7 +79,7 @@ def _tables(folder: Folder) -> Tables:
     tables = Tables(
         gpu=gpu,
         host=host.table,
-        collectives=described_collectives(host, folder.table("collectives")),
+        collectives=described_collectives(host, folder.table("collectives"), names),
         threads=THREADS.frame(
             tracks.with_columns(
                 name=pl.col("thread").cast(pl.String).replace_strict(about.threads, default=None)
@@ -104,7 +104,7 @@ def _tables(folder: Folder) -> Tables:
 
 
 def _labels(folder: Folder) -> tuple[GraphLabels, ...]:
-    path = folder.path / _LABELS
+    path = folder.path / LABELS_FILE
     if not path.is_file():
         return ()
     try:

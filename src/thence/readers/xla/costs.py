@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COUNTED",
-    "IN_PLACE",
     "NO_FLOPS",
-    "SLICING",
     "flops",
     "json_config",
     "result_elements",
@@ -39,12 +37,6 @@ set-dimension-size slice topk transpose tuple while
 """
 NO_FLOPS = frozenset(_MOVING.split())
 """Opcodes that compute nothing themselves: they name, move, call or communicate."""
-
-SLICING = frozenset(("dynamic-slice", "gather", "slice"))
-"""Opcodes that read only as much of operand 0 as they return."""
-
-IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
-"""Opcodes that XLA runs in place, with the operand that says how much they write."""
 
 _GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
 _MAX_CONFIG = 1 << 20

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.intervals import NO_ROW, enclosing
+from thence.model.intervals import NO_ROW
 from thence.model.tables import HOST, HOST_CATEGORIES, THREADS
+from thence.readers.nesting import host_order, host_parents, parent_column
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["host_table", "threads_table"]
 
-_API_CALLS = ("driver", "runtime")
 _FRAME = re.compile(r"\$(?P<file>[^ ]+):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 # Activity records of CUPTI itself, which XLA puts on lines of their own (cupti_collector.cc).
 _OVERHEAD = re.compile(
@@ -33,23 +33,20 @@ def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
     """The host events in the columns and the order of `HOST`.
 
     A thread is a line. Ranges of jax and XLA (TraceMe) are ops; what encloses a call of a jitted
-    function, and is none itself, was named by the program: a range. API calls count as the moment
-    they begin when it comes to nesting: CUPTI's clock is not that of the ranges.
+    function, and is none itself, was named by the program: a range.
 
     Args:
         space: the decoded file.
         rank: of the process.
         process: its id, 0 if unknown.
     """
-    ranges = _in_order(_named(space))
-    parent = _parents(ranges)
+    ranges, parent = _nested(_named(space))
     named_by_user = _around_jitted(ranges, parent)
     if named_by_user:
         category = pl.when(pl.col("shown").is_in(named_by_user) & (pl.col("category") == "op"))
         dtype = pl.Enum(HOST_CATEGORIES)
         changed = category.then(pl.lit("range", dtype)).otherwise("category")
-        ranges = _in_order(ranges.with_columns(category=changed))
-        parent = _parents(ranges)
+        ranges, parent = _nested(ranges.with_columns(category=changed))
     return HOST.frame(
         {
             "rank": np.full(ranges.height, rank, np.int32),
@@ -60,7 +57,7 @@ def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
             "start": ranges["start"],
             "duration": ranges["duration"],
             "correlation": ranges["correlation"],
-            "parent": pl.Series(parent).replace(NO_ROW, None),
+            "parent": parent_column(parent),
         }
     )
 
@@ -129,28 +126,12 @@ def _category(name: str) -> str:
     return "compile" if _COMPILING.search(name) and not re.match(_JITTED, name) else "op"
 
 
-def _in_order(ranges: pl.DataFrame) -> pl.DataFrame:
-    """By thread, then start; what contains another comes first."""
-    order = np.lexsort(
-        (
-            ranges["category"].to_physical().to_numpy(),
-            -_nesting_end(ranges),
-            ranges["start"].to_numpy(),
-            ranges["thread"].to_numpy(),
-        )
-    )
-    return ranges[order]
-
-
-def _nesting_end(ranges: pl.DataFrame) -> NDArray[np.int64]:
-    calls = ranges["category"].is_in(_API_CALLS).to_numpy()
-    length = np.maximum(ranges["duration"].to_numpy(), 1)
-    end: NDArray[np.int64] = ranges["start"].to_numpy() + np.where(calls, 1, length)
-    return end
-
-
-def _parents(ranges: pl.DataFrame) -> NDArray[np.int64]:
-    return enclosing(ranges["thread"].to_numpy(), ranges["start"].to_numpy(), _nesting_end(ranges))
+def _nested(ranges: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64]]:
+    """The ranges in the order of `HOST`, and the parent of each."""
+    names = ("thread", "category", "start", "duration")
+    columns = [ranges[name].to_physical().to_numpy() for name in names]
+    order = host_order(*columns)
+    return ranges[order], host_parents(*(column[order] for column in columns))
 
 
 def _around_jitted(ranges: pl.DataFrame, parent: NDArray[np.int64]) -> list[str]:

@@ -17,7 +17,6 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.readers.xla.costs import IN_PLACE, SLICING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +39,9 @@ VECTOR_FLOPS_PER_BYTE = 14
 """Machine balance of an H200: some 990 (BF16 matrix) and 67 (FP32 vector) TFLOP/s at 4.8 TB/s. What
 matters is the order of magnitude, and that is alike on data center GPUs since 2020."""
 
+_SLICING = ("dynamic-slice", "gather", "slice")  # read only as much of operand 0 as they return
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
+"""Opcodes that XLA runs in place, with the operand that says how much they write."""
 _FUSED = ("custom-call", "fusion")  # their computations run as one kernel with the caller
 _MATRIX = ("convolution", "dot", "ragged-dot")
 _RENAMING = ("bitcast", "get-tuple-element", "reshape")  # no work inside a kernel
@@ -128,7 +130,7 @@ def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
     opcode = table["opcode"]
     reads = graph.bytes_read()
     writes = np.where(graph.is_output, table["result_bytes"].to_numpy().astype(np.float64), 0.0)
-    for name, update in IN_PLACE.items():
+    for name, update in _IN_PLACE.items():
         chosen = (opcode == name).to_numpy()
         writes[chosen] = np.minimum(writes[chosen], graph.operand_bytes(update)[chosen])
     matrix = opcode.is_in(_MATRIX).to_numpy()
@@ -234,9 +236,9 @@ class _Graph:
         origin = self.source[producer]
         parameter = (self.opcode == "parameter").to_numpy()
         amount = self.result[producer].astype(np.float64)
-        sliced = self.opcode.is_in(SLICING).to_numpy()[consumer] & (position == 0)
+        sliced = self.opcode.is_in(_SLICING).to_numpy()[consumer] & (position == 0)
         amount[sliced] = np.minimum(amount[sliced], self.result[consumer][sliced])
-        kept = self.opcode.is_in(list(IN_PLACE)).to_numpy()[consumer] & (position == 0)
+        kept = self.opcode.is_in(list(_IN_PLACE)).to_numpy()[consumer] & (position == 0)
         amount[kept | ~(parameter[origin] | self.top[consumer])] = 0.0
         return np.bincount(consumer, amount, self.count).astype(np.float64)
 
