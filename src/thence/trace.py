@@ -21,7 +21,7 @@ from thence.analysis.programs import Programs, programs
 from thence.analysis.report import DIVISIONS, DIVISIONS_XLA, Report, part
 from thence.analysis.streams import NO_PATTERNS, Streams, streams
 from thence.analysis.summary import Summary, summarize
-from thence.analysis.timeline import LANES, Timeline, timeline
+from thence.analysis.timeline import LANES, timeline
 from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.undescribed import no_collectives
 from thence.analysis.warmup import WarmUp
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from thence.model.tables import Meta, Tables
+    from thence.model.timeline import Timeline
 
 __all__ = ["Trace", "open_trace"]
 
@@ -409,9 +410,7 @@ class Trace:
             assert attributed + sum(summary.unattributed_ns[kind].values()) == summary.sum_ns
 
     def _repr_html_(self) -> str:
-        from thence.writers.html_table import summary_html
-
-        return summary_html(self.summary())
+        return self.summary()._repr_html_()
 
 
 def open_trace(

@@ -6,7 +6,6 @@ Writers of timelines encode what is worked out here.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,16 +13,16 @@ import polars as pl
 
 from thence.analysis.communication import collectives, kind_of
 from thence.analysis.warmup import WarmUp
+from thence.model.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from thence.analysis.alignment import Alignment
-    from thence.analysis.inside_timeline import Phases
     from thence.attribution.combined import Attribution
     from thence.model.tables import Tables
 
-__all__ = ["COUNTERS", "LANES", "Timeline", "counters", "on_one_clock", "timeline"]
+__all__ = ["COUNTERS", "LANES", "counters", "on_one_clock", "timeline"]
 
 LANES = ("label", "module", "collective", "process-group", "lane")
 """What extra lanes can be by. lane: the lane that a mark named, else the process group."""
@@ -39,31 +38,6 @@ collectives that run of what each achieves on average (see `thence.analysis.comm
 
 _KEY = ("rank", "device")
 _LANE_COLUMNS = ("label", "module")
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What a viewer shows.
-
-    Attributes:
-        tables: with times on one clock.
-        places: where each row of gpu came from, as in `Attribution.places`.
-        collectives: the `collectives` table, each row with its device activity.
-        counters: rank, device, counter (of `COUNTERS`), time (ns), value (Float64): from that time on.
-        lanes: by kind of `LANES`: for each row of gpu the lane that shows it again, null for none.
-        corrections: ns that were subtracted from all times of a rank, by rank; empty where none were.
-        notes: what was done to clocks, and why, as sentences.
-        inside: what happened inside kernels, launch by launch.
-    """
-
-    tables: Tables
-    places: pl.DataFrame
-    collectives: pl.DataFrame
-    counters: pl.DataFrame
-    lanes: Mapping[str, pl.Series] = field(default_factory=dict)
-    corrections: Mapping[int, int] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    inside: Sequence[Phases] = ()
 
 
 def timeline(

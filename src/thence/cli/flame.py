@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from thence import __version__
 from thence.cli.common import (
     choice_option,
     force_option,
@@ -20,6 +19,7 @@ from thence.cli.common import (
     output_option,
 )
 from thence.errors import UsageError
+from thence.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import MissingRequirement
-from thence.recording.hooks import torch_is_being_imported
+from thence.recording.importing import torch_is_being_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
