@@ -44,7 +44,7 @@ def layer(module: str) -> int:
 
 def target(name: str) -> str | None:
     """The module that a dotted name is, or that the name is taken from; None outside of thence."""
-    if name.split(".")[0] != "thence":
+    if name.split(".", maxsplit=1)[0] != "thence":
         return None
     while name:
         for module in (name, f"{name}.__init__"):
