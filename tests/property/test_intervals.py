@@ -19,7 +19,6 @@ from thence.model.intervals import (
     longest_begun,
     reached_before,
     union,
-    union_length,
     union_lengths,
     unions,
 )
@@ -54,8 +53,8 @@ def test_union_is_the_number_of_covered_nanoseconds(rows: list[tuple[int, int, i
 def test_intervals_that_end_before_they_start_cover_nothing(
     rows: list[tuple[int, int, int]],
 ) -> None:
-    _, start, length = columns(rows)
-    assert union_length(start, start - length) == 0
+    group, start, length = columns(rows)
+    assert union_lengths(group, start, start - length, 3).tolist() == [0, 0, 0]
 
 
 @given(far_apart)
@@ -65,7 +64,8 @@ def test_union_of_large_times_is_exact(rows: list[tuple[int, int, int]]) -> None
         expected += max(0, begin + size - max(begin, reached))
         reached = max(reached, begin + size)
     _, start, length = columns(rows)
-    assert union_length(start, start + length) == expected
+    one = np.zeros(len(rows), np.int64)
+    assert union_lengths(one, start, start + length, 1).tolist() == [expected]
 
 
 def sorted_rows(rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -118,7 +118,7 @@ def test_reached_before_is_the_latest_end_of_the_rows_before_in_the_group(
         for i, (group, _, _) in enumerate(rows)
     ]
     group, start, length = columns(rows)
-    assert reached_before(group, start + length).tolist() == expected
+    assert reached_before(start + length, group).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-(2**62), 2**62)), max_size=20))
@@ -129,7 +129,7 @@ def test_reached_before_is_exact_for_times_that_far_apart(rows: list[tuple[int, 
         for i, (group, _) in enumerate(rows)
     ]
     group, end = (np.array([row[i] for row in rows], np.int64) for i in range(2))
-    assert reached_before(group, end).tolist() == expected
+    assert reached_before(end, group).tolist() == expected
 
 
 def test_reached_before_of_few_large_groups() -> None:
@@ -138,7 +138,7 @@ def test_reached_before_of_few_large_groups() -> None:
     group = np.repeat([5, 3], size)
     end = np.concatenate([np.arange(size), -np.arange(size)])
     expected = [NEVER, *range(size - 1), NEVER, *[0] * (size - 1)]
-    assert reached_before(group, end).tolist() == expected
+    assert reached_before(end, group).tolist() == expected
 
 
 def runs(moments: set[int]) -> list[tuple[int, int]]:

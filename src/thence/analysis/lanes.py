@@ -69,7 +69,7 @@ def _crossing(track: Int64, start: Int64, end: Int64, parent: Int64) -> Mask:
     """Which slices overlap a sibling; siblings never contain one another, so these cross."""
     family = np.where(parent >= 0, parent, -1 - track)
     order = np.argsort(family, kind="stable")
-    overlaps = reached_before(family[order], end[order]) > start[order]
+    overlaps = reached_before(end[order], family[order]) > start[order]
     cluster = np.cumsum(~overlaps) - 1
     result = np.zeros(len(track), np.bool_)
     result[order] = np.bincount(cluster)[cluster] > 1
@@ -84,7 +84,7 @@ def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
     by_choice = np.ones(len(track), np.bool_)
     if (int(number[-1]) + 1) * span < 1 << 62:
         begin, until = start - low + number * span, end - low + number * span
-        before = reached_before(number, end)
+        before = reached_before(end, number)
         fresh = start >= before
         firsts = np.flatnonzero(fresh)
         lanes = _alternating(fresh, end > before)

@@ -109,7 +109,7 @@ def _executions(tables: Tables, phase: Phases) -> pl.DataFrame:
     )
     place = chosen.select(pl.struct("rank", "device").rle_id()).to_series()
     end = (chosen["start"] + chosen["duration"]).to_numpy()
-    before = pl.Series(reached_before(place.cast(pl.Int64).to_numpy(), end))
+    before = pl.Series(reached_before(end, place.cast(pl.Int64).to_numpy()))
     idle = pl.when(before != NEVER).then((pl.col("start") - before).clip(lower_bound=0))
     thunks = _thunks(tables)
     return (

@@ -184,7 +184,7 @@ def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
     """The part of each activity in which nothing that began before it on its lane still ran."""
     start = rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
-    fresh = np.maximum(start, reached_before(rows["lane"].cast(pl.Int64).to_numpy(), end))
+    fresh = np.maximum(start, reached_before(end, rows["lane"].cast(pl.Int64).to_numpy()))
     return rows.with_columns(start=pl.Series(fresh), duration=pl.Series(end - fresh)).filter(
         pl.col("duration") > 0
     )

@@ -26,7 +26,6 @@ __all__ = [
     "reached_before",
     "shared_length",
     "union",
-    "union_length",
     "union_lengths",
     "unions",
 ]
@@ -45,22 +44,24 @@ _FEW_GROUPS = 500  # rows of a group from which on each is worth calls of its ow
 _AT_ONCE = 1 << 18  # rows whose temporaries stay in the processor's cache
 
 
-def reached_before(group: Int64, end: Int64) -> Int64:
+def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
     """The latest end among the intervals that come before each interval in its group.
 
     An interval adds to what those before it cover from there on, and leaves a gap if it starts later.
 
     Args:
-        group: of each interval, shape (n,), equal numbers side by side.
         end: first nanosecond after, shape (n,). Within a group, rows must be in order of their start.
+        group: of each interval, shape (n,), equal numbers side by side; None: all are of one.
 
     Returns:
         int64 array of shape (n,), `NEVER` for the first of each group.
     """
-    result = np.full(len(end), NEVER, np.int64)
+    result = np.empty(len(end), np.int64)
     if len(end) == 0:
         return result
-    changes = np.flatnonzero(group[1:] != group[:-1]) + 1
+    changes = np.empty(0, np.int64) if group is None else _changes(group)
+    result[0] = NEVER
+    result[changes] = NEVER
     if len(changes) * _FEW_GROUPS < len(end):
         for low, high in itertools.pairwise([0, *changes.tolist(), len(end)]):
             np.maximum.accumulate(end[low : high - 1], out=result[low + 1 : high])
@@ -97,16 +98,13 @@ def union_lengths(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
     Returns:
         int64 array of shape (groups,).
     """
+    totals = np.zeros(groups, np.int64)
     order = np.lexsort((start, group))
     group, start, end = group[order], start[order], end[order]
-    added = np.maximum(end - np.maximum(start, reached_before(group, end)), 0)
-    total = np.concatenate([[0], np.cumsum(added)])  # bincount would round to floats
-    return np.diff(total[np.searchsorted(group, np.arange(groups + 1))])
-
-
-def union_length(start: Int64, end: Int64) -> int:
-    """Time covered by at least one of the intervals, in nanoseconds."""
-    return int(union_lengths(np.zeros(len(start), np.int64), start, end, 1)[0])
+    first = np.concatenate([np.zeros(min(len(group), 1), np.int64), _changes(group)])
+    added = _added(start, end, reached_before(end, group))
+    totals[group[first]] = np.add.reduceat(added, first)
+    return totals
 
 
 def gaps(start: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -136,27 +134,41 @@ def unions(group: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]
     Returns:
         Groups, starts and ends, in order of group and time, int64 arrays of shape (m,), m <= n.
     """
+    lasting = end > start
+    group, start, end = group[lasting], start[lasting], end[lasting]
     order = np.lexsort((start, group))
-    order = order[(end > start)[order]]
-    group = group[order]
-    first, begins, ends = _joined(group, start[order], end[order])
+    group, start, end = group[order], start[order], end[order]
+    first, begins, ends = _joined(start, end, reached_before(end, group))
     return group[first], begins, ends
 
 
 def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
     """The same time as intervals that neither overlap nor touch: `unions` of one group."""
+    lasting = end > start
+    start, end = start[lasting], end[lasting]
     order = np.argsort(start, kind="stable")
-    order = order[(end > start)[order]]
-    return _joined(np.zeros(len(order), np.int64), start[order], end[order])[1:]
+    start, end = start[order], end[order]
+    return _joined(start, end, reached_before(end))[1:]
 
 
-def _joined(group: Int64, start: Int64, end: Int64) -> tuple[Mask, Int64, Int64]:
+def _joined(start: Int64, end: Int64, before: Int64) -> tuple[Mask, Int64, Int64]:
     """Which of sorted intervals begin something new; starts and ends of that."""
-    before = reached_before(group, end)
     first = start > before
     last = np.ones(len(start), np.bool_)
     last[:-1] = first[1:]
     return first, start[first], np.maximum(before[last], end[last])
+
+
+def _added(start: Int64, end: Int64, before: Int64) -> Int64:
+    """What each of sorted intervals adds to the time that those before it cover."""
+    added = np.maximum(start, before)
+    np.subtract(end, added, out=added)
+    return np.maximum(added, 0, out=added)
+
+
+def _changes(group: Int64) -> Int64:
+    """Rows that are of another group than the row before."""
+    return np.flatnonzero(group[1:] != group[:-1]) + 1
 
 
 def levels(
@@ -201,10 +213,10 @@ def covered_lengths(start: Int64, end: Int64, other_start: Int64, other_end: Int
         return np.zeros(len(start), np.int64)
     order = np.argsort(other_start, kind="stable")
     begins, ends = other_start[order], other_end[order]
-    before = reached_before(np.zeros(len(ends), np.int64), ends)
-    added = np.maximum(ends - np.maximum(begins, before), 0)
-    ends = np.maximum(before, ends)
-    total = np.concatenate([[0], np.cumsum(added)])
+    before = reached_before(ends)
+    total = np.zeros(len(ends) + 1, np.int64)
+    np.cumsum(_added(begins, ends, before), out=total[1:])
+    np.maximum(before, ends, out=ends)
 
     def covered_until(time: Int64) -> Int64:
         begun = np.searchsorted(begins, time, side="right")

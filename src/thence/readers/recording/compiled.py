@@ -31,7 +31,6 @@ __all__ = ["Compiled", "compiled_modules", "numbered"]
 
 _FOLDER = "hlo"
 _INDEX = "compiled.json"
-_FORMAT = "thence.compiled"
 _ENDING = ".hlo.pb"
 _COMPILING = r"[#,]module=([^#,]+),program_id=(\d{1,18})#?$"
 _NUMBERED = r"^(.+)\.(\d{1,18})$"
