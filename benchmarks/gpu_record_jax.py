@@ -235,8 +235,12 @@ def thunk_order(recorded: Path, dump: Path, name: str) -> None:
         print(f"   {len(files)} lists of thunks in {dump}: nothing to compare with, WRONG")
         print("   ", sorted(path.name for path in dump.glob("*"))[:40])
         return
-    thunks = decode_thunk_metadata(files[0].read_bytes(), str(files[0])).drop_nulls("thunk")
-    wanted = thunks.sort("thunk").filter(pl.col("kind") != "kCopy")["name"].to_list()
+    thunks = [first(thunk) for thunk in every(files[0].read_bytes(), 1)]
+    told = [(first(thunk[1]), thunk[2]) for thunk in thunks]
+    numbered = [
+        (info[3], info[1].decode()) for info, kind in told if 3 in info and kind != b"kCopy"
+    ]
+    wanted = [name for _, name in sorted(numbered)]
     kernels = ran(str(recorded), name)[0].filter(pl.col("kind") == "kernel").sort("start")
     same = total = 0
     for found in kernels.group_by("correlation").agg("hlo")["hlo"].to_list():
@@ -336,9 +340,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--program"]:
         program(sys.argv[2], int(sys.argv[3]), *sys.argv[4:6])
     else:
+        sys.path.append(str(Path(__file__).parents[1] / "tests" / "unit"))
         import polars as pl
+        from protowire import every, first
 
         import thence
-        from thence.readers.xla.thunks import decode_thunk_metadata
 
         main()

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.timeline import Timeline, timeline
+from thence.analysis.timeline import timeline
 from thence.attribution.combined import attribution_of
 from thence.model.tables import GPU, HOST, Meta, Tables
 from thence.writers.chrome import write_chrome
@@ -38,6 +38,8 @@ from thence.writers.perfetto.write import write_perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from thence.model.timeline import Timeline
 
 
 def synthetic(slices: int) -> Tables:

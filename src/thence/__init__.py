@@ -23,6 +23,7 @@ from thence.errors import (
     UnknownFormat,
     UsageError,
 )
+from thence.version import __version__
 
 if TYPE_CHECKING:
     from thence import inside as inside
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from thence.recording.record import record as record
     from thence.trace import Trace
     from thence.trace import open_trace as open
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DamagedInput",

@@ -22,7 +22,7 @@ from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.streams import NO_PATTERNS, Streams, streams
 from thence.analysis.summary import Summary, summarize
-from thence.analysis.timeline import Timeline, timeline
+from thence.analysis.timeline import timeline
 from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta, Tables
+    from thence.model.timeline import Timeline
 
 __all__ = ["Trace", "open_trace"]
 
@@ -460,9 +461,7 @@ class Trace:
             )
 
     def _repr_html_(self) -> str:
-        from thence.writers.html_table import summary_html
-
-        return summary_html(self.summary())
+        return self.summary()._repr_html_()
 
 
 def open_trace(

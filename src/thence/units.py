@@ -1,7 +1,7 @@
-"""Units and the only code that formats them for people.
+"""Units, and how times, sizes, shares and counts are shown to people.
 
-Inside thence a time is an ``int`` of nanoseconds and a size an ``int`` of bytes; they become text
-here, and nowhere else.
+Inside thence a time is an ``int`` of nanoseconds and a size an ``int`` of bytes. Tables, figures and
+pages show them rounded, in the unit that fits; messages give exact numbers of ns or bytes.
 """
 
 from __future__ import annotations

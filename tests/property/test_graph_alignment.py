@@ -11,8 +11,8 @@ import polars as pl
 from graph_data import Made, Ran, layers, replay, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from thence.attribution.combined import attribution_of
+
 from thence.attribution.graphs.by_eager import join_eager
 from thence.attribution.graphs.join import join_labels
 from thence.readers.graph_labels import read_labels

@@ -1,4 +1,4 @@
-"""Imports go one way: what is below knows nothing of what is above."""
+"""Imports go one way: what is below knows nothing of what is above, and nothing goes in a circle."""
 
 from __future__ import annotations
 
@@ -13,83 +13,125 @@ PACKAGE = Path(thence.__file__).parent
 
 # From the bottom to the top; a module imports from its own layer and from those below.
 LAYERS = (
-    {"beside", "errors", "units"},
+    {"beside", "errors", "notebook", "units", "version"},
     {"model"},
     {"readers", "recorder"},
     {"marks"},
     {"attribution", "frameworks", "inside"},
     {"analysis"},
     {"writers"},
-    {"trace"},
+    {"profile", "trace"},
     {"recording"},
-    {"cli", "__init__", "__main__"},
+    # The packages that users import give names of all layers, and nothing below imports them.
+    {"cli", "__init__", "__main__", "inside.__init__"},
 )
 
-# Imports inside a function that go upwards: an object is asked for its HTML, its analysis, its file.
-UPWARDS = {
-    ("analysis/summary.py", "_repr_html_", "thence.writers.html_table"),
-    ("inside/opened.py", "_repr_html_", "thence.writers.inside_table"),
-    ("inside/opened.py", "summary", "thence.analysis.inside"),
-    ("inside/opened.py", "write", "thence.analysis.inside_timeline"),
-    ("inside/opened.py", "write", "thence.writers.files"),
+MODULES = {
+    ".".join(("thence", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+    for path in sorted(PACKAGE.rglob("*.py"))
 }
-
-MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 
 def layer(module: str) -> int:
-    """Height of the layer that a dotted module name belongs to."""
-    first = module.removeprefix("thence").lstrip(".").split(".")[0] or "__init__"
-    return next((i for i, names in enumerate(LAYERS) if first in names), -1)
+    """Height of the layer that a module belongs to."""
+    parts = module.split(".")[1:]
+    for name in (".".join(parts), parts[0]):
+        for height, names in enumerate(LAYERS):
+            if name in names:
+                return height
+    return -1
 
 
-def imports(path: Path) -> list[tuple[str, str]]:
-    """(function around it or "", module) of every import from thence that runs."""
-    found = []
+def target(name: str) -> str | None:
+    """The module that a dotted name is, or that the name is taken from; None outside of thence."""
+    if name.split(".", maxsplit=1)[0] != "thence":
+        return None
+    while name:
+        for module in (name, f"{name}.__init__"):
+            if module in MODULES:
+                return module
+        name = name.rpartition(".")[0]
+    raise AssertionError(name)
 
-    def visit(node: ast.AST, function: str) -> None:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return  # types only: nothing is imported
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            function = node.name
+
+def imports(path: Path) -> set[str]:
+    """Modules of thence that a file imports anywhere: for types only and in functions, too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found.extend((function, a.name) for a in node.names)
+            names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             # ``from thence.readers import hlo`` imports the module thence.readers.hlo.
-            found.extend((function, f"{node.module}.{alias.name}") for alias in node.names)
-        for child in ast.iter_child_nodes(node):
-            visit(child, function)
-
-    visit(ast.parse(path.read_text()), "")
-    return [(f, m) for f, m in found if m.split(".")[0] == "thence" and m != "thence.__version__"]
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {module for module in map(target, names) if module is not None}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_a_module_belongs_to_a_layer(module: Path) -> None:
-    assert layer(module.with_suffix("").as_posix().replace("/", ".")) >= 0
+GRAPH = {module: imports(path) for module, path in MODULES.items()}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_imports_go_down_only(module: Path) -> None:
-    own = layer(module.with_suffix("").as_posix().replace("/", "."))
-    for function, imported in imports(PACKAGE / module):
-        allowed = any(
-            module.as_posix() == name and function == where and imported.startswith(what)
-            for name, where, what in UPWARDS
-        )
-        assert allowed or layer(imported) <= own, (
-            f"{module} imports {imported} ({function or 'top'})"
-        )
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node, and nodes with an edge to themselves.
+
+    Tarjan's algorithm.
+    """
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        path.append(node)
+        for other in sorted(graph[node]):
+            if other not in number:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in path:
+                lowest[node] = min(lowest[node], number[other])
+        if lowest[node] == number[node]:
+            at = path.index(node)
+            component = path[at:]
+            del path[at:]
+            if len(component) > 1 or node in graph[node]:
+                found.append(sorted(component))
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return found
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_what_answers_questions_knows_no_file_format(module: Path) -> None:
-    if module.parts[0] in ("attribution", "analysis"):
-        of_reader = [m for _, m in imports(PACKAGE / module) if m.startswith("thence.readers")]
-        assert not of_reader, f"{module} imports {', '.join(of_reader)}"
+@pytest.mark.parametrize("module", MODULES)
+def test_what_answers_questions_knows_no_file_format(module: str) -> None:
+    if module.startswith(("thence.attribution", "thence.analysis")):
+        assert [other for other in GRAPH[module] if other.startswith("thence.readers")] == []
 
 
-def test_every_exception_is_still_needed() -> None:
-    for name, where, what in UPWARDS:
-        assert any(f == where and m.startswith(what) for f, m in imports(PACKAGE / name))
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_belongs_to_a_layer(module: str) -> None:
+    assert layer(module) >= 0
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down_only(module: str) -> None:
+    assert [other for other in GRAPH[module] if layer(other) > layer(module)] == []
+
+
+def test_nothing_is_imported_in_a_circle() -> None:
+    assert circles(GRAPH) == []
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": set(), "f": {"f"}}
+    assert circles(graph) == [["a", "b", "c"], ["f"]]
+    graph["c"] = {"d"}
+    assert circles(graph) == [["f"]]
+
+
+def test_names_are_of_the_module_that_has_them() -> None:
+    assert target("thence.open") == "thence.__init__"
+    assert target("thence.inside.open") == "thence.inside.__init__"
+    assert target("thence.inside.files.load") == "thence.inside.files"
+    assert target("thence.readers.graph_labels") == "thence.readers.graph_labels"
+    assert target("numpy.ndarray") is None

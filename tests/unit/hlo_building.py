@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from protowire import first, message, pack
-
 from thence.readers.xla.collectives import collectives
+
 from thence.readers.xla.hlo import HloModule, decode_hlo
 
 F32, BF16, TUPLE, TOKEN = 11, 16, 13, 17

@@ -11,7 +11,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 from thence.writers.perfetto.write import write_perfetto
 
 if TYPE_CHECKING:
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
 
 EVENT = protos.TrackEvent
 

@@ -12,11 +12,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from thence.analysis.division import BY
 
 import thence
 from helpers import FSDP, kernel, launch, recording, run_thence, unzipped, written
 from slow_kineto import SlowTrace
-from thence.analysis.division import BY
 from thence.cli import COMMANDS, main, report
 from thence.errors import ThenceError
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from protowire import every, first
-
 from thence.attribution.combined import attribution_of
+
 from thence.attribution.command_buffers import (
     BY_LIBRARY_ORDER,
     BY_NODE_ORDER,

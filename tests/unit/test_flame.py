@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_programs_analysis import trace as programs_trace
+from thence.attribution.combined import attribution_of
 
 import thence
 from helpers import FSDP, STACK, event, kernel, launch, opened, recording
@@ -20,7 +21,6 @@ from thence.analysis.flame_tree import Groups, largest, tree
 from thence.analysis.idle import idle_gaps
 from thence.analysis.programs import programs
 from thence.analysis.warmup import WarmUp
-from thence.attribution.combined import attribution_of
 from thence.attribution.stacks import KINDS_OF_STACKS
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import gaps

@@ -24,14 +24,13 @@ from hlo_building import (
     tuple_of,
 )
 from protowire import every, fields, first, message, pack, packed
+from thence.readers.xla.collectives import collectives
 
 from thence.attribution.constituents import constituents_by_cost, constituents_by_place
 from thence.errors import DamagedInput
-from thence.readers.xla.collectives import collectives
 from thence.readers.xla.frames import Frame
 from thence.readers.xla.hlo import HloModule, decode_hlo
 from thence.readers.xla.parsing import unpacked
-from thence.readers.xla.thunks import decode_thunk_metadata
 
 DATA = Path(__file__).parents[1] / "data" / "jax"
 PACKED = (DATA / "train_step_fsdp2.hlo.pb.xz").read_bytes()
@@ -305,17 +304,7 @@ def test_absurd_dimensions_neither_overflow_nor_hang() -> None:
     assert table["result_bytes"].to_list() == [2**63 - 1, 0]
 
 
-# --- thunks, damage -----------------------------------------------------------------------------
-
-
-def test_thunk_metadata() -> None:
-    data = (DATA / "train_step.thunk_metadata.pb").read_bytes()
-    expected = []
-    for thunk in every(data, 1):
-        info = first(first(thunk)[1])
-        expected.append((info.get(3), info[1].decode(), first(thunk)[2].decode()))
-    assert len(expected) > 100
-    assert decode_thunk_metadata(data, "x").rows() == expected
+# --- damage -----------------------------------------------------------------------------
 
 
 def test_unknown_fields_are_skipped() -> None:

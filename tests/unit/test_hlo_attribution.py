@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 import pytest
 from protowire import every, first, message, pack
+from thence.attribution.hlo import CLAIMS, PLACES, attribute_hlo, instructions, source_shares
 
 from thence.attribution.constituents import constituents_by_cost, constituents_by_place
-from thence.attribution.hlo import CLAIMS, PLACES, attribute_hlo, instructions, source_shares
 from thence.attribution.op_names import labels, parts_of, phase_of
 from thence.attribution.origins import origins
 from thence.model.tables import GPU, PROGRAMS, Tables

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hlo_building import BF16, F32, TOKEN, build, computation, instruction, only, shape, tuple_of
 from protowire import message, pack
-
 from thence.readers.xla.collectives import collectives
 
 MESH = message((1, message((1, "a"), (2, 2))), (1, message((1, "b"), (2, 8))))

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 from nsight_data import changed, export, report, unpacked
+from thence.attribution.combined import attribution_of
+from thence.attribution.places import PLACES, attribute
 
 import thence
 from helpers import DATA, kernel, launch, opened
-from thence.attribution.combined import attribution_of
-from thence.attribution.places import PLACES, attribute
 from thence.attribution.reasons import ADVICE, EVERY_REASON, missing
 from thence.model.tables import GPU, Meta, Tables
 

@@ -143,10 +143,7 @@ def test_programs_devices_and_times(recorded: tuple[XSpace, bytes]) -> None:
         device["compute_capability"] == f"{stats['compute_cap_major']}.{stats['compute_cap_minor']}"
     )
     task = Truth(data, "Task Environment").stats
-    assert (space.start_ns, space.stop_ns) == (
-        task["profile_start_time"],
-        task["profile_stop_time"],
-    )
+    assert space.start_ns == task["profile_start_time"]
     assert space.versions["jax_version"] == Truth(data, "/host:metadata").stats["jax_version"]
     names = [e[2].decode() for e in Truth(data, "/host:metadata").metadata.values()]
     assert sorted(names) == sorted(
@@ -284,7 +281,7 @@ def test_what_the_profiler_says_about_itself() -> None:
         ("dropped 5",),
         ("host1",),
     )
-    assert (found.start_ns, found.stop_ns) == (None, None)
+    assert found.start_ns is None
 
 
 def test_planes_of_other_devices_are_listed_but_not_decoded() -> None:

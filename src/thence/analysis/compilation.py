@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.model.intervals import NO_ROW, chain_to, covered_lengths
+from thence.model.intervals import NO_ROW, chain_to, covered_lengths, innermost
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -162,14 +162,7 @@ def _launchers(thread: Int64, start: Int64, end: Int64, parent: Int64, main: Mas
     workers = np.flatnonzero(~main & (parent == NO_ROW))
     for number in np.unique(thread[main]):
         rows = np.flatnonzero(main & (thread == number))  # in order of their start
-        before = np.searchsorted(start[rows], start[workers], side="right") - 1
-        around = np.where(before >= 0, rows[before], NO_ROW)
-        climbing = np.flatnonzero(around >= 0)
-        climbing = climbing[end[around[climbing]] < end[workers[climbing]]]
-        while len(climbing):
-            around[climbing] = parent[around[climbing]]
-            climbing = climbing[around[climbing] >= 0]
-            climbing = climbing[end[around[climbing]] < end[workers[climbing]]]
+        around = innermost(rows, start, end, parent, (start[workers], end[workers]))
         # Of several threads that compile, the one that began its range last.
         known = np.where(found[workers] >= 0, start[found[workers]], np.iinfo(np.int64).min)
         later = (around >= 0) & (start[around] > known)

@@ -15,7 +15,7 @@ import polars as pl
 from thence.attribution.graphs.replays import graphed
 
 if TYPE_CHECKING:
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
 
 __all__ = ["GraphLanes", "graph_lanes"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.intervals import gaps
+from thence.model.intervals import NO_ROW, gaps, last_begun, longest_begun
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -80,14 +80,9 @@ def _programs_at(
     row = executions["row"].to_numpy()
     begin = executions["start"].to_numpy()
     end = begin + executions["duration"].to_numpy()
-    reached = np.maximum.accumulate(end)
-    # The execution that lasts longest of those begun so far: the last row that raised the maximum.
-    raised = np.concatenate([[True], reached[1:] > reached[:-1]])
-    longest = np.maximum.accumulate(np.where(raised, np.arange(len(end)), 0))
-    begun = np.searchsorted(begin, time, side="right") - 1
-    last = np.maximum(begun, 0)
-    around = np.where(end[last] > time, last, longest[last])
-    inside = (begun >= 0) & (end[around] > time)
+    begun = last_begun(begin, time)
+    around = np.where(end[begun] > time, begun, longest_begun(begin, end, time))
+    inside = (begun != NO_ROW) & (end[around] > time)
     following = np.minimum(begun + 1, len(begin) - 1)
     before = ~inside & (begun + 1 < len(begin))
     where = pl.Series(["inside", "before", "after"]).gather(

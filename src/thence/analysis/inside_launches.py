@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.timeline import Timeline
     from thence.inside.decoding import Decoded
+    from thence.model.timeline import Timeline
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -18,37 +17,20 @@ from thence.analysis.inside_launches import find_launches, span
 from thence.analysis.timeline import timeline
 from thence.attribution.attribute import attribute
 from thence.model.tables import Meta, Tables
+from thence.model.timeline import Phases
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.timeline import Timeline
     from thence.inside.decoding import Decoded
+    from thence.model.timeline import Timeline
 
     Parts = Sequence[tuple[str, Decoded]]
 
-__all__ = ["Phases", "merged", "standalone"]
+__all__ = ["merged", "standalone"]
 
 _UNIX_TIMES_NS = 1_500_000_000_000_000_000
 """A timer that reads less does not count from 1970."""
-
-
-@dataclass(frozen=True)
-class Phases:
-    """What happened inside one launch, on a timeline's clock.
-
-    Attributes:
-        title: the kernel's name, numbered where several launches have the same.
-        rank, device: where it ran.
-        scope: what one trace is, as in `Decoded.scope`.
-        ranges: as in `Decoded.ranges`, start_ns on the clock of the timeline; names as text.
-    """
-
-    title: str
-    rank: int
-    device: int
-    scope: str
-    ranges: pl.DataFrame
 
 
 def standalone(parts: Parts) -> Timeline:

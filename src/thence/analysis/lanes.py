@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thence.model.intervals import chain_to, enclosing
+from thence.model.intervals import chain_to, enclosing, reached_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,21 +67,11 @@ def split_lanes(track: Int64, start: Int64, end: Int64) -> Int64:
 
 def _crossing(track: Int64, start: Int64, end: Int64, parent: Int64) -> Mask:
     """Which slices overlap a sibling; siblings never contain one another, so these cross."""
-    rows = len(track)
     family = np.where(parent >= 0, parent, -1 - track)
     order = np.argsort(family, kind="stable")
-    first = np.ones(rows, np.bool_)
-    first[1:] = family[order][1:] != family[order][:-1]
-    # The latest end so far in the family: ends become their ranks, so that (family, end) fits a number.
-    ranked = np.argsort(end, kind="stable")
-    rank = np.empty(rows, np.int64)
-    rank[ranked] = np.arange(rows)
-    number = np.cumsum(first) - 1
-    latest = np.maximum.accumulate(rank[order] + number * rows) - number * rows
-    overlaps = ~first
-    overlaps[1:] &= end[ranked[latest[:-1]]] > start[order][1:]
+    overlaps = reached_before(end[order], family[order]) > start[order]
     cluster = np.cumsum(~overlaps) - 1
-    result = np.zeros(rows, np.bool_)
+    result = np.zeros(len(track), np.bool_)
     result[order] = np.bincount(cluster)[cluster] > 1
     return result
 
@@ -94,11 +84,10 @@ def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
     by_choice = np.ones(len(track), np.bool_)
     if (int(number[-1]) + 1) * span < 1 << 62:
         begin, until = start - low + number * span, end - low + number * span
-        reached = np.maximum.accumulate(until)
-        fresh = np.ones(len(track), np.bool_)
-        fresh[1:] = begin[1:] >= reached[:-1]
+        before = reached_before(end, number)
+        fresh = start >= before
         firsts = np.flatnonzero(fresh)
-        lanes = _alternating(until, reached, fresh)
+        lanes = _alternating(fresh, end > before)
         open_now = np.arange(1, len(track) + 1) - np.searchsorted(np.sort(until), begin, "right")
         by_choice = (np.maximum.reduceat(open_now, firsts) > 2)[np.cumsum(fresh) - 1]
     else:  # times that far apart: tracks only are told apart
@@ -111,13 +100,15 @@ def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
     return lanes
 
 
-def _alternating(end: Int64, reached: Int64, fresh: Mask) -> Int64:
+def _alternating(fresh: Mask, latest: Mask) -> Int64:
     """Lanes 0 and 1 of groups in which never more than two slices are open: each beside the open one.
 
     What is open when a slice begins is the one of the latest end so far; such slices take turns.
+
+    Args:
+        fresh: which slices are the first of their group.
+        latest: which slices end later than all before them.
     """
-    latest = fresh.copy()
-    latest[1:] |= end[1:] > reached[:-1]
     turn = np.cumsum(latest)
     of_group = turn[np.flatnonzero(fresh)][np.cumsum(fresh) - 1]
     lanes: Int64 = (turn - of_group + ~latest) % 2

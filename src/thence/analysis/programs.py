@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.warmup import Phases, WarmUp, phases
-from thence.model.intervals import union_lengths
+from thence.model.intervals import NEVER, reached_before, union_lengths
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -107,11 +107,13 @@ def _executions(trace: Attributed, phase: Phases) -> pl.DataFrame:
         )
         .sort("rank", "device", "start", maintain_order=True)
     )
-    end = (pl.col("start") + pl.col("duration")).cum_max().shift(1)
-    since = (pl.col("start") - end).clip(lower_bound=0).over("rank", "device")
+    place = chosen.select(pl.struct("rank", "device").rle_id()).to_series()
+    end = (chosen["start"] + chosen["duration"]).to_numpy()
+    before = pl.Series(reached_before(end, place.cast(pl.Int64).to_numpy()))
+    idle = pl.when(before != NEVER).then((pl.col("start") - before).clip(lower_bound=0))
     thunks = _thunks(trace)
     return (
-        chosen.with_columns(idle_before_ns=since)
+        chosen.with_columns(idle_before_ns=idle)
         .join(thunks, on="row", how="left", maintain_order="left")
         .with_columns(idle_inside_ns=(pl.col("duration") - pl.col("active_ns")).clip(lower_bound=0))
     )

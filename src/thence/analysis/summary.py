@@ -21,6 +21,8 @@ from thence.model.kernel_names import short_names
 from thence.model.places import STATED, STATED_XLA
 from thence.model.reasons import REASONS, Reason, advice, text_of
 from thence.model.tables import KINDS
+from thence.notebook import MOST_ROWS, table_html
+from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,9 +96,34 @@ class Summary:
         return sorted(merged, key=lambda each: -each[2].total_ns)
 
     def _repr_html_(self) -> str:
-        from thence.writers.html_table import summary_html
-
-        return summary_html(self)
+        totals = {
+            "span": self.span_ns,
+            "busy": self.busy_ns,
+            "idle": self.idle_ns,
+            "sum": self.sum_ns,
+        }
+        return table_html(
+            (
+                ", ".join(self.meta.inputs),
+                ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
+            ),
+            (f"GPU time by {self.by}", "count", "total", "mean", "share"),
+            (
+                (
+                    row["name"],
+                    (
+                        row["short_name"],
+                        format_count(row["count"]),
+                        format_ns(row["total_ns"]),
+                        format_ns(row["mean_ns"]),
+                        format_share(row["total_ns"], self.sum_ns),
+                    ),
+                )
+                for row in self.rows.head(MOST_ROWS).iter_rows(named=True)
+            ),
+            self.rows.height - MOST_ROWS,
+            (f"warning: {text}" for text in self.meta.warnings),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The summary as the command line prints it with ``--format json``."""

@@ -6,7 +6,6 @@ Writers of timelines encode what is worked out here.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,15 +13,16 @@ import polars as pl
 
 from thence.analysis.communication import collectives, kind_of
 from thence.analysis.warmup import WarmUp
+from thence.model.intervals import levels, unions
+from thence.model.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from thence.analysis.alignment import Alignment
-    from thence.analysis.inside_timeline import Phases
     from thence.model.attributed import Attributed
 
-__all__ = ["COUNTERS", "Timeline", "counters", "on_one_clock", "timeline"]
+__all__ = ["COUNTERS", "counters", "on_one_clock", "timeline"]
 
 COUNTERS = {
     "busy streams": "streams",
@@ -34,27 +34,13 @@ of copies and sets, and the message sizes of collectives, that run. Bus bandwidt
 collectives that run of what each achieves on average (see `thence.analysis.communication`)."""
 
 _KEY = ("rank", "device")
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """What a viewer shows.
-
-    Attributes:
-        trace: attributed, with times on one clock.
-        counters: rank, device, counter (of `COUNTERS`), time (ns), value (Float64): from that time on.
-        lanes: by kind of `thence.model.places.LANES`: for each row of gpu the lane that shows it again, null for none.
-        corrections: ns that were subtracted from all times of a rank, by rank; empty where none were.
-        notes: what was done to clocks, and why, as sentences.
-        inside: what happened inside kernels, launch by launch.
-    """
-
-    trace: Attributed
-    counters: pl.DataFrame
-    lanes: Mapping[str, pl.Series] = field(default_factory=dict)
-    corrections: Mapping[int, int] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    inside: Sequence[Phases] = ()
+_COUNTERS_SCHEMA = {
+    "rank": pl.Int32,
+    "device": pl.Int32,
+    "counter": pl.String,
+    "time": pl.Int64,
+    "value": pl.Float64,
+}
 
 
 def timeline(
@@ -175,34 +161,34 @@ def counters(trace: Attributed) -> pl.DataFrame:
 def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
     """When each stream runs something: what overlaps or touches on a stream as one interval."""
     lane = (*_KEY, "stream")
-    ordered = gpu.filter(pl.col("end") > pl.col("start")).sort(*lane, "start")
-    reached = pl.col("end").cum_max().shift().over(*lane)
-    return (
-        ordered.with_columns(fresh=(pl.col("start") > reached).fill_null(value=True))
-        .with_columns(interval=pl.col("fresh").cum_sum())
-        .group_by("interval", maintain_order=True)
-        .agg(pl.col(*_KEY).first(), pl.col("start").first(), pl.col("end").max(), value=pl.lit(1))
+    ordered = gpu.sort(*lane)
+    number = ordered.select(pl.struct(*lane).rle_id().cast(pl.Int64)).to_series().to_numpy()
+    of, start, end = unions(number, ordered["start"].to_numpy(), ordered["end"].to_numpy())
+    lanes = ordered.select(*lane).unique(maintain_order=True)
+    return lanes.select(*_KEY)[of].with_columns(
+        start=pl.Series(start), end=pl.Series(end), value=pl.lit(1)
     )
 
 
 def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:
     """The sum of the values of the intervals that last, from each change of it on."""
-    edges = pl.concat(
-        [
-            intervals.select(*_KEY, time="start", value=pl.col("value").cast(pl.Float64), open=1),
-            intervals.select(*_KEY, time="end", value=-pl.col("value").cast(pl.Float64), open=-1),
-        ]
-    )
-    totals = (
-        edges.group_by(*_KEY, "time")
-        .agg(pl.col("value", "open").sum())
-        .sort(*_KEY, "time")
-        .with_columns(pl.col("value", "open").cum_sum().over(*_KEY))
-    )
-    # Sums of floats need not come back to 0: where nothing lasts, they are.
-    value = pl.when(pl.col("open") > 0).then("value").otherwise(0.0)
-    return (
-        totals.select(*_KEY, "time", counter=pl.lit(counter), value=value)
-        .filter((pl.col("value") != pl.col("value").shift().over(*_KEY)).fill_null(value=True))
-        .select(*_KEY, "counter", "time", "value")
-    )
+    parts = [pl.DataFrame(schema=_COUNTERS_SCHEMA)]
+    for (rank, device), own in intervals.group_by(*_KEY, maintain_order=True):
+        start, end = own["start"].to_numpy(), own["end"].to_numpy()
+        time, _, value = levels(start, end, own["value"].cast(pl.Float64).to_numpy())
+        _, _, lasting = levels(start, end, np.ones(own.height, np.int64))
+        # Sums of floats need not come back to 0: where nothing lasts, they are.
+        value = np.append(np.where(lasting > 0, value, 0.0), 0.0)
+        changed = np.ones(len(value), np.bool_)
+        changed[1:] = value[1:] != value[:-1]
+        steps = pl.DataFrame({"time": np.append(time, end.max())[changed], "value": value[changed]})
+        parts.append(
+            steps.select(
+                pl.lit(rank, pl.Int32).alias("rank"),
+                pl.lit(device, pl.Int32).alias("device"),
+                pl.lit(counter).alias("counter"),
+                "time",
+                "value",
+            )
+        )
+    return pl.concat(parts)

@@ -16,6 +16,7 @@ import polars as pl
 
 from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
 from thence.errors import MissingData
+from thence.model.intervals import reached_before
 from thence.model.kernel_names import short_names
 
 if TYPE_CHECKING:
@@ -175,14 +176,11 @@ def _lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[s
 
 def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
     """The part of each activity in which nothing that began before it on its lane still ran."""
-    end = pl.col("start") + pl.col("duration")
-    return (
-        rows.with_columns(end=end)
-        .with_columns(reached=pl.col("end").cum_max().shift(1).over("lane"))
-        .with_columns(start=pl.max_horizontal("start", "reached"))
-        .with_columns(duration=pl.col("end") - pl.col("start"))
-        .filter(pl.col("duration") > 0)
-        .drop("end", "reached")
+    start = rows["start"].to_numpy()
+    end = start + rows["duration"].to_numpy()
+    fresh = np.maximum(start, reached_before(end, rows["lane"].cast(pl.Int64).to_numpy()))
+    return rows.with_columns(start=pl.Series(fresh), duration=pl.Series(end - fresh)).filter(
+        pl.col("duration") > 0
     )
 
 

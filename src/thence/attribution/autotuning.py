@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from thence.model.intervals import NEVER, longest_begun
 from thence.model.tables import Tables  # noqa: TC001 - named in a signature
 
 __all__ = ["autotuned"]
@@ -42,20 +43,10 @@ def autotuned(tables: Tables) -> pl.Series:
     for (rank,), part in calls.group_by("rank"):
         ranges = compiling.filter(
             (pl.col("rank") == rank) & pl.col("name").cast(pl.String).str.contains(_COMPILE)
-        ).sort("start")
-        mask[part["row"].to_numpy()] = _within(part["launched"].to_numpy(), ranges)
+        )
+        end = (ranges["start"] + ranges["duration"]).to_numpy()
+        launched = part["launched"].to_numpy()
+        around = longest_begun(ranges["start"].to_numpy(), end, launched)
+        ends = np.append(end, NEVER)[around]  # `NO_ROW` is the last
+        mask[part["row"].to_numpy()] = launched <= ends
     return pl.Series("autotuned", mask)
-
-
-def _within(
-    moments: np.ndarray[tuple[int], np.dtype[np.int64]], ranges: pl.DataFrame
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each moment lies in one of the ranges, which are sorted by start."""
-    if ranges.is_empty():
-        return np.zeros(len(moments), np.bool_)
-    ends = np.maximum.accumulate((ranges["start"] + ranges["duration"]).to_numpy())
-    before = np.searchsorted(ranges["start"].to_numpy(), moments, side="right") - 1
-    inside: np.ndarray[tuple[int], np.dtype[np.bool_]] = (before >= 0) & (
-        moments <= ends[np.maximum(before, 0)]
-    )
-    return inside

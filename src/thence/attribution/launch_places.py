@@ -29,7 +29,7 @@ from thence.attribution.metadata import merged_metadata, within
 from thence.attribution.paths import SEPARATOR, numbered_paths, path_names
 from thence.attribution.sources import source_lines
 from thence.model.attributed import RULE
-from thence.model.intervals import NO_ROW, chain_to
+from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
 from thence.model.tables import HOST_CATEGORIES
@@ -342,12 +342,12 @@ def _step(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
     at = np.where(host.launch == NO_ROW, 0, host.launch)
     found = np.full(len(at), NO_ROW, np.int64)
-    steps = table.with_row_index("row").filter(pl.col("category") == "step").sort("start")
+    steps = table.with_row_index("row").filter(pl.col("category") == "step")
     for (of_rank, of_process), own in steps.group_by("rank", "process"):
         rows = own["row"].to_numpy().astype(np.int64)
-        begins, ends = own["start"].to_numpy(), (own["start"] + own["duration"]).to_numpy()
-        last = np.searchsorted(begins, start[at], side="right") - 1
-        inside = (last >= 0) & (start[at] < ends[last]) & (host.launch != NO_ROW)
+        ends = (own["start"] + own["duration"]).to_numpy()
+        last = last_begun(own["start"].to_numpy(), start[at])
+        inside = (last != NO_ROW) & (start[at] < ends[last]) & (host.launch != NO_ROW)
         inside &= (rank[at] == of_rank) & (process[at] == of_process)
         found[inside] = rows[last[inside]]
     return _column(host, kind, _gathered(host.names, found), _number("launch_time"))

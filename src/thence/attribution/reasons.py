@@ -1,7 +1,7 @@
 """Why a whole trace has no places of some kind, and what would have recorded them.
 
 What is missing is said in the same words for every trace; what to do about it depends on who made the
-trace. `ADVICE` is the one place where producers are told apart.
+trace, and `ADVICE` has it by producer.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import sys
 
 import click
 
-from thence import __version__
 from thence.cli import (
     collectives,
     convert,
@@ -23,6 +22,7 @@ from thence.cli import (
 )
 from thence.cli import compile as compile_verb
 from thence.errors import ThenceError
+from thence.version import __version__
 
 __all__ = ["COMMANDS", "main"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from thence import __version__
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.errors import UsageError
 from thence.model.places import FLAMES
+from thence.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thence.analysis.inside import InsideSummary
-    from thence.analysis.timeline import Timeline
     from thence.inside.decoding import Decoded
+    from thence.model.timeline import Timeline
 
 __all__ = ["command"]
 

@@ -17,13 +17,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from thence.errors import MissingRequirement, UsageError
+from thence.frameworks import compiled_jax, events_torch
+from thence.frameworks.compiled_jax import Compiled
+from thence.frameworks.events_jax import EventTimer
 from thence.recorder.kernel_times import KernelTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from thence.frameworks.compiled_jax import Compiled
-    from thence.frameworks.events_jax import EventTimer
     from thence.recorder.kernel_times import Kernels
 
 __all__ = ["measure"]
@@ -111,15 +112,11 @@ class _Measured:
         return outputs, times if self._iterations > 1 else times[0]
 
     def _jax_events(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-        from thence.frameworks.events_jax import EventTimer
-
         if self._timer is None:
             self._timer = EventTimer(self._f)
         return self._timer.run(args, kwargs, self._iterations)
 
     def _torch_events(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-        from thence.frameworks import events_torch
-
         events_torch.check_cuda()
         call = functools.partial(self._f, *args, **kwargs)
         devices = events_torch.devices_of(_values((args, kwargs, call())))
@@ -131,8 +128,6 @@ class _Measured:
     ) -> tuple[Any, list[Kernels]]:
         import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
 
-        from thence.frameworks import compiled_jax
-
         call = self._jax_call(args, kwargs)
         outputs = jax.block_until_ready(call())
         compiled_jax.check_usable((args, kwargs))
@@ -141,8 +136,6 @@ class _Measured:
 
     def _jax_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
         import jax
-
-        from thence.frameworks.compiled_jax import Compiled
 
         if isinstance(self._f, jax.stages.Wrapped | jax.stages.Compiled):
             return functools.partial(self._f, *args, **kwargs)
@@ -153,8 +146,6 @@ class _Measured:
     def _torch_kernels(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, list[Kernels]]:
-        from thence.frameworks import events_torch
-
         events_torch.check_cuda()
         call = functools.partial(self._f, *args, **kwargs)
         devices = events_torch.devices_of(_values((args, kwargs, call())))

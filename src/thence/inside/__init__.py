@@ -4,13 +4,14 @@
     profile.summary()                                 # count, total, percentiles of every range
     profile.write("gemm.pftrace")                     # a track per SM, block and warpgroup
 
+The object that `open` returns is in `thence.profile`, above the analyses and writers that it calls.
+
 description.py  what a buffer holds: layout, names, launch
 formats*.py     one module a layout: words -> columns
 clocks.py       cycles and wrapped timers -> ns
 matching.py     enters and exits -> ranges
 decoding.py     all of it: a buffer -> traces, ranges, events
 files.py        buffers on disk
-opened.py       the object that `open` returns
 launches.py     buffers of launches on their devices
 cuda.py, thence_inside.cuh, triton.py, pallas_kernels.py, mosaic.py
                 what makes kernels write buffers; imported by name: ``from thence.inside import cuda``
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
     from thence.inside.description import Description as Description
     from thence.inside.description import Limits as Limits
     from thence.inside.files import save as save
-    from thence.inside.opened import Inside as Inside
-    from thence.inside.opened import open_inside as open
     from thence.inside.pallas_kernels import pallas as pallas
+    from thence.profile import Inside as Inside
+    from thence.profile import open_inside as open
 
 __all__ = ["Decoded", "Description", "Inside", "Limits", "decode", "open", "pallas", "save"]
 
 _LATER = {
     "Decoded": ("thence.inside.decoding", "Decoded"),
     "Description": ("thence.inside.description", "Description"),
-    "Inside": ("thence.inside.opened", "Inside"),
+    "Inside": ("thence.profile", "Inside"),
     "Limits": ("thence.inside.description", "Limits"),
     "decode": ("thence.inside.decoding", "decode"),
-    "open": ("thence.inside.opened", "open_inside"),
+    "open": ("thence.profile", "open_inside"),
     "pallas": ("thence.inside.pallas_kernels", "pallas"),
     "save": ("thence.inside.files", "save"),
 }

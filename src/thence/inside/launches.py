@@ -17,6 +17,7 @@ import numpy as np
 
 from thence.errors import MissingRequirement, UsageError
 from thence.inside.description import Limits
+from thence.inside.files import save, save_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -192,14 +193,12 @@ class Launch:
 
     def decode(self) -> Decoded:
         """Traces, ranges and events in nanoseconds; see `thence.inside.decoding`."""
-        from thence.inside.decoding import decode
+        from thence.inside.decoding import decode  # needs Polars: not while a program begins
 
         return decode(self.words(), self.description)
 
     def save(self, path: str | Path) -> Path:
         """Write buffer and description into one .npz that ``thence inside`` reads."""
-        from thence.inside.files import save
-
         words = self.words()
         save(path, words, self.description)
         return Path(path)
@@ -222,8 +221,6 @@ class Launches:
         Raises:
             UsageError: nothing was launched.
         """
-        from thence.inside.files import save_each
-
         if not self.launches:
             raise UsageError(
                 "Nothing was launched: call launch() and pass its arguments to the kernel."

@@ -34,6 +34,7 @@ import numpy as np
 
 from thence.errors import MissingRequirement, UsageError
 from thence.inside.description import HEADER_WORDS, Description
+from thence.inside.files import save_each
 from thence.inside.launches import launch_facts, three
 
 if TYPE_CHECKING:
@@ -177,8 +178,6 @@ class ProfilerSpec:
         Raises:
             UsageError: the kernel was not executed, or ``jax.effects_barrier()`` not called.
         """
-        from thence.inside.files import save_each
-
         if not self.executions:
             raise UsageError(
                 "There is no execution: call the kernel, then jax.effects_barrier(), then save()."

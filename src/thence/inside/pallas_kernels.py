@@ -36,6 +36,7 @@ import numpy as np
 
 from thence.errors import MissingRequirement, UsageError
 from thence.inside.description import Description
+from thence.inside.files import save_each
 from thence.inside.launches import launch_facts, three
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Execution:
 
     def decode(self) -> Decoded:
         """Traces, ranges and events in nanoseconds; see `thence.inside.decoding`."""
-        from thence.inside.decoding import decode
+        from thence.inside.decoding import decode  # needs Polars: not while a program begins
 
         return decode(self.words, self.description)
 
@@ -99,8 +100,6 @@ class PallasProfile:
         Raises:
             UsageError: no kernel was profiled.
         """
-        from thence.inside.files import save_each
-
         if not self.executions:
             raise UsageError(
                 "No kernel was profiled. Only Mosaic GPU kernels that are compiled inside the block"

@@ -6,12 +6,11 @@ captured CUDA graphs were made for.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from thence.marks.backward import BackwardMarks, patch_autograd
 from thence.marks.captures import Captures, TorchStreams, patch_torch
-from thence.marks.compiling import follow_inductor, leave_inductor, notice_imports
+from thence.marks.compiling import follow_inductor, notice_imports
 from thence.marks.marking import mark
 from thence.marks.watching import Listener, watch
 from thence.recorder.graph_labels import LabelledGraphs, write_whole
@@ -26,13 +25,11 @@ __all__ = [
     "mark",
     "save_known_labels",
     "save_labels",
-    "stop_labels",
     "unlisten",
 ]
 
 _graphs = LabelledGraphs()
 _torch_captures: list[Captures] = []
-_patches = contextlib.ExitStack()
 
 
 def listen(listener: Listener) -> None:
@@ -84,20 +81,14 @@ def save_known_labels(path: Path, saved: int) -> int:
     return max(graphs, saved)
 
 
-def stop_labels() -> None:
-    """Leave PyTorch as it was: captures and backward passes are seen no longer."""
-    _patches.close()
-
-
 def _torch_is_there(torch: Any) -> None:
     captures = Captures(_graphs, TorchStreams(torch), watch)
     _torch_captures.append(captures)
-    _patches.callback(patch_torch(torch, captures))
+    patch_torch(torch, captures)
     backward = BackwardMarks(torch, watch, captures)
     captures.in_backward = backward.current
-    _patches.callback(patch_autograd(torch, backward))
+    patch_autograd(torch, backward)
     follow_inductor()
-    _patches.callback(leave_inductor)
 
 
 watch.framework = _torch_is_there

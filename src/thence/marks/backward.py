@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from thence.marks.captures import Captures
-    from thence.marks.frames import Frame
-    from thence.marks.watching import Watch
+    from thence.marks.watching import Frame, Watch
 
 __all__ = ["BackwardMarks", "patch_autograd"]
 

@@ -24,8 +24,7 @@ from thence.recorder import driver as driver_library
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thence.marks.frames import Frame
-    from thence.marks.watching import Watch
+    from thence.marks.watching import Frame, Watch
     from thence.recorder.driver import GraphDriver
     from thence.recorder.graph_labels import Label, LabelledGraphs
     from thence.recorder.graph_nodes import CapturedGraph, NodeIds

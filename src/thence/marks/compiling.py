@@ -23,7 +23,6 @@ __all__ = [
     "COMMENT",
     "ends",
     "follow_inductor",
-    "leave_inductor",
     "notice_imports",
     "opens",
 ]
@@ -104,15 +103,6 @@ def follow_inductor(*, coming: bool = False) -> None:
 
     get_kernel_metadata.thence_original = original  # type: ignore[attr-defined]
     _replace(original, get_kernel_metadata)
-
-
-def leave_inductor() -> None:
-    """Inductor writes its own comments again."""
-    utils = sys.modules.get("torch._inductor.utils")
-    patched = getattr(utils, "get_kernel_metadata", None)
-    original = getattr(patched, "thence_original", None)
-    if original is not None:
-        _replace(patched, original)
 
 
 def _replace(old: Any, new: Any) -> None:

@@ -18,13 +18,12 @@ from bisect import bisect_right
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from thence.marks.watching import watch
+from thence.marks.watching import Frame, watch
 from thence.recorder.graph_labels import Label, metadata_text
 
 __all__ = [
     "LOG_LIMIT",
     "Backward",
-    "Frame",
     "Log",
     "label_of",
     "numbers",
@@ -33,8 +32,6 @@ __all__ = [
     "thread",
     "top",
 ]
-
-Frame = tuple[Any, int, Any, Any]
 
 LOG_LIMIT = 1 << 16
 """Entries of a thread's log that are kept at least: the marks of one forward pass, many times over."""

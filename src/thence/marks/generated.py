@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-    from thence.marks.frames import Frame
+    from thence.marks.watching import Frame
 
 __all__ = ["GeneratedCode", "facts_of_lines"]
 

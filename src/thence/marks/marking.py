@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from thence.marks.frames import Frame
+    from thence.marks.watching import Frame
 
 __all__ = ["LibraryMark", "mark"]
 

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from thence.marks.frames import Frame
+__all__ = ["Frame", "Listener", "Watch", "watch"]
 
-__all__ = ["Listener", "Watch", "watch"]
+Frame = tuple[Any, int, Any, Any]
+"""A mark that is open: see `thence.marks.frames`."""
 
 _NVTX_TOOLS = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 """Set where a tool collects NVTX ranges: any tool, Nsight Systems."""

@@ -52,14 +52,12 @@ class Process:
         rank: rank in its job.
         boot: boot id of its machine (/proc/sys/kernel/random/boot_id).
         started_ns: Unix time in ns at which it began.
-        saved_ns: Unix time in ns at which the labels were saved.
     """
 
     pid: int | None = None
     rank: int | None = None
     boot: str | None = None
     started_ns: int | None = None
-    saved_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,36 +1,89 @@
-"""Interval arithmetic on int64 nanoseconds: the only such code in thence.
+"""Interval arithmetic on int64 nanoseconds: unions, gaps, coverage, nesting.
 
-An interval is half open, [start, end). All functions are vectorised; none loops over intervals
-(a loop over devices is fine).
+Every other module uses these functions, so that all follow the same rules. An interval is half open,
+[start, end). All functions are vectorised; none loops over intervals.
 """
 
 from __future__ import annotations
 
 import itertools
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "NEVER",
     "NO_ROW",
     "chain_to",
     "covered_lengths",
     "enclosing",
     "gaps",
+    "innermost",
+    "last_begun",
     "levels",
+    "longest_begun",
+    "reached_before",
     "shared_length",
     "union",
-    "union_length",
     "union_lengths",
+    "unions",
 ]
 
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Weight = TypeVar("Weight", np.int64, np.float64)
 
 NO_ROW = -1
 """What a row reference holds where there is no row."""
 
+NEVER = int(np.iinfo(np.int64).min)
+"""A time before all others: of what has not happened yet."""
+
+_FEW_GROUPS = 500  # rows of a group from which on each is worth calls of its own
 _AT_ONCE = 1 << 18  # rows whose temporaries stay in the processor's cache
+
+
+def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
+    """The latest end among the intervals that come before each interval in its group.
+
+    An interval adds to what those before it cover from there on, and leaves a gap if it starts later.
+
+    Args:
+        end: first nanosecond after, shape (n,). Within a group, rows must be in order of their start.
+        group: of each interval, shape (n,), equal numbers side by side; None: all are of one.
+
+    Returns:
+        int64 array of shape (n,), `NEVER` for the first of each group.
+    """
+    result = np.empty(len(end), np.int64)
+    if len(end) == 0:
+        return result
+    changes = np.empty(0, np.int64) if group is None else _changes(group)
+    result[0] = NEVER
+    result[changes] = NEVER
+    if len(changes) * _FEW_GROUPS < len(end):
+        for low, high in itertools.pairwise([0, *changes.tolist(), len(end)]):
+            np.maximum.accumulate(end[low : high - 1], out=result[low + 1 : high])
+        return result
+    # Many groups are moved apart, so that one running maximum serves all of them.
+    number = np.zeros(len(end), np.int64)
+    number[changes] = 1
+    np.cumsum(number, out=number)
+    low = int(end.min())
+    span = int(end.max()) - low + 1
+    if (int(number[-1]) + 1) * span < 1 << 62:
+        number *= span
+        reached = np.maximum.accumulate(end - low + number) - number + low
+    else:  # times that far apart: by their ranks
+        order = np.argsort(end, kind="stable")
+        rank = np.empty(len(end), np.int64)
+        rank[order] = np.arange(len(end))
+        number *= len(end)
+        reached = end[order[np.maximum.accumulate(rank + number) - number]]
+    result[1:] = reached[:-1]
+    result[changes] = NEVER
+    return result
 
 
 def union_lengths(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
@@ -47,16 +100,11 @@ def union_lengths(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
     """
     totals = np.zeros(groups, np.int64)
     order = np.lexsort((start, group))
-    start, end = start[order], end[order]
-    bounds = np.searchsorted(group[order], np.arange(groups + 1))
-    for number, (low, high) in enumerate(itertools.pairwise(bounds)):
-        totals[number] = _union_of_sorted(start[low:high], end[low:high])
+    group, start, end = group[order], start[order], end[order]
+    first = np.concatenate([np.zeros(min(len(group), 1), np.int64), _changes(group)])
+    added = _added(start, end, reached_before(end, group))
+    totals[group[first]] = np.add.reduceat(added, first)
     return totals
-
-
-def union_length(start: Int64, end: Int64) -> int:
-    """Time covered by at least one of the intervals, in nanoseconds."""
-    return int(union_lengths(np.zeros(len(start), np.int64), start, end, 1)[0])
 
 
 def gaps(start: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -75,27 +123,57 @@ def gaps(start: Int64, end: Int64) -> tuple[Int64, Int64]:
     return covered_to[empty], begins[empty]
 
 
-def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """The same time as intervals that neither overlap nor touch.
+def unions(group: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
+    """The same time, per group, as intervals that neither overlap nor touch.
 
     Args:
+        group: of each interval, shape (n,).
         start: first nanosecond, shape (n,), in any order.
         end: first nanosecond after, shape (n,); an interval that ends before it starts covers nothing.
 
     Returns:
-        Starts and ends, in order of time, int64 arrays of shape (m,), m <= n.
+        Groups, starts and ends, in order of group and time, int64 arrays of shape (m,), m <= n.
     """
     lasting = end > start
-    order = np.argsort(start[lasting], kind="stable")
-    start, reached = start[lasting][order], np.maximum.accumulate(end[lasting][order])
-    first = np.ones(len(start), np.bool_)
-    first[1:] = start[1:] > reached[:-1]
+    group, start, end = group[lasting], start[lasting], end[lasting]
+    order = np.lexsort((start, group))
+    group, start, end = group[order], start[order], end[order]
+    first, begins, ends = _joined(start, end, reached_before(end, group))
+    return group[first], begins, ends
+
+
+def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """The same time as intervals that neither overlap nor touch: `unions` of one group."""
+    lasting = end > start
+    start, end = start[lasting], end[lasting]
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    return _joined(start, end, reached_before(end))[1:]
+
+
+def _joined(start: Int64, end: Int64, before: Int64) -> tuple[Mask, Int64, Int64]:
+    """Which of sorted intervals begin something new; starts and ends of that."""
+    first = start > before
     last = np.ones(len(start), np.bool_)
     last[:-1] = first[1:]
-    return start[first], reached[last]
+    return first, start[first], np.maximum(before[last], end[last])
 
 
-def levels(start: Int64, end: Int64, weight: Int64) -> tuple[Int64, Int64, Int64]:
+def _added(start: Int64, end: Int64, before: Int64) -> Int64:
+    """What each of sorted intervals adds to the time that those before it cover."""
+    added = np.maximum(start, before)
+    np.subtract(end, added, out=added)
+    return np.maximum(added, 0, out=added)
+
+
+def _changes(group: Int64) -> Int64:
+    """Rows that are of another group than the row before."""
+    return np.flatnonzero(group[1:] != group[:-1]) + 1
+
+
+def levels(
+    start: Int64, end: Int64, weight: npt.NDArray[Weight]
+) -> tuple[Int64, Int64, npt.NDArray[Weight]]:
     """The sum of the weights of the intervals that last, over time.
 
     With weight 1 that is how many last at once; with a power of two for each of several unions, which.
@@ -103,16 +181,20 @@ def levels(start: Int64, end: Int64, weight: Int64) -> tuple[Int64, Int64, Int64
     Args:
         start: first nanosecond, shape (n,), in any order.
         end: first nanosecond after, shape (n,), not before the start.
-        weight: of each interval, shape (n,).
+        weight: of each interval, shape (n,), int64 or float64.
 
     Returns:
-        Starts, ends and sums of consecutive pieces of time, none of them empty, in order.
+        Starts, ends and sums of consecutive pieces of time, none of them empty, in order: from each
+        start or end of an interval to the next.
     """
     times, steps = np.concatenate([start, end]), np.concatenate([weight, -weight])
     order = np.argsort(times, kind="stable")
-    times, level = times[order], np.cumsum(steps[order])
-    lasting = times[1:] > times[:-1]
-    return times[:-1][lasting], times[1:][lasting], level[:-1][lasting]
+    times = times[order]
+    first = np.ones(len(times), np.bool_)
+    first[1:] = times[1:] > times[:-1]
+    level = np.cumsum(np.add.reduceat(steps[order], np.flatnonzero(first)))
+    times = times[first]
+    return times[:-1], times[1:], level[:-1]
 
 
 def covered_lengths(start: Int64, end: Int64, other_start: Int64, other_end: Int64) -> Int64:
@@ -130,20 +212,88 @@ def covered_lengths(start: Int64, end: Int64, other_start: Int64, other_end: Int
     if len(other_start) == 0:
         return np.zeros(len(start), np.int64)
     order = np.argsort(other_start, kind="stable")
-    begins = other_start[order]
-    reached = np.maximum.accumulate(other_end[order])
-    fresh = begins.copy()  # where each adds to what those before it cover
-    np.maximum(fresh[1:], reached[:-1], out=fresh[1:])
-    total = np.concatenate([[0], np.cumsum(np.maximum(reached - fresh, 0))])
+    begins, ends = other_start[order], other_end[order]
+    before = reached_before(ends)
+    total = np.zeros(len(ends) + 1, np.int64)
+    np.cumsum(_added(begins, ends, before), out=total[1:])
+    np.maximum(before, ends, out=ends)
 
     def covered_until(time: Int64) -> Int64:
         begun = np.searchsorted(begins, time, side="right")
         last = np.maximum(begun - 1, 0)
-        beyond = np.where(begun > 0, np.maximum(reached[last] - time, 0), 0)
+        beyond = np.where(begun > 0, np.maximum(ends[last] - time, 0), 0)
         result: Int64 = total[begun] - beyond
         return result
 
     return covered_until(end) - covered_until(start)
+
+
+def last_begun(start: Int64, times: Int64) -> Int64:
+    """The row of the interval that began last, at each of the times or before it.
+
+    Args:
+        start: first nanosecond, shape (n,), in any order; of equal ones the later row counts.
+        times: shape (m,).
+
+    Returns:
+        int64 array of shape (m,): row numbers, `NO_ROW` where none had begun.
+    """
+    order = np.argsort(start, kind="stable")
+    begun = np.searchsorted(start[order], times, side="right")
+    rows: Int64 = np.concatenate([[NO_ROW], order])[begun]
+    return rows
+
+
+def longest_begun(start: Int64, end: Int64, times: Int64) -> Int64:
+    """The row of the interval that ends last of those that began at each of the times or before it.
+
+    A time, or an interval that starts there, lies in one of the intervals only if it lies in this one.
+
+    Args:
+        start: first nanosecond, shape (n,), in any order.
+        end: first nanosecond after, shape (n,); of equal ones the one that starts first counts.
+        times: shape (m,).
+
+    Returns:
+        int64 array of shape (m,): row numbers, `NO_ROW` where none had begun.
+    """
+    order = np.argsort(start, kind="stable")
+    ends = end[order]
+    raised = np.ones(len(end), np.bool_)  # the rows that end later than all before them
+    raised[1:] = ends[1:] > np.maximum.accumulate(ends)[:-1]
+    longest = np.maximum.accumulate(np.where(raised, np.arange(len(end)), 0))
+    begun = np.searchsorted(start[order], times, side="right")
+    rows: Int64 = np.concatenate([[NO_ROW], order[longest]])[begun]
+    return rows
+
+
+def innermost(
+    rows: Int64, start: Int64, end: Int64, parent: Int64, moments: tuple[Int64, Int64]
+) -> Int64:
+    """The innermost of the nested intervals of one track around each of other intervals.
+
+    Contrary to the rest of this module, ends count as inside: one that ends with another is in it.
+
+    Args:
+        rows: rows of the track, shape (k,), in order of their start and, of equal ones, of nesting.
+        start: of all intervals, shape (n,).
+        end: of the same.
+        parent: row of the innermost interval around each, `NO_ROW` for the outermost; see `enclosing`.
+        moments: starts and ends of the intervals asked about, shape (m,).
+
+    Returns:
+        int64 array of shape (m,): row numbers, `NO_ROW` where none is around.
+    """
+    begin, until = moments
+    begun = np.searchsorted(start[rows], begin, side="right")
+    found: Int64 = np.concatenate([[NO_ROW], rows])[begun]
+    climbing = np.flatnonzero(found >= 0)
+    climbing = climbing[end[found[climbing]] < until[climbing]]
+    while len(climbing):
+        found[climbing] = parent[found[climbing]]
+        climbing = climbing[found[climbing] >= 0]
+        climbing = climbing[end[found[climbing]] < until[climbing]]
+    return found
 
 
 def shared_length(one: tuple[Int64, Int64], other: tuple[Int64, Int64]) -> int:
@@ -154,15 +304,6 @@ def shared_length(one: tuple[Int64, Int64], other: tuple[Int64, Int64]) -> int:
         other: the same.
     """
     return int(covered_lengths(*one, *other).sum())
-
-
-def _union_of_sorted(start: Int64, end: Int64) -> int:
-    if len(start) == 0:
-        return 0
-    covered_to = np.maximum.accumulate(end)
-    begins = start.copy()
-    np.maximum(begins[1:], covered_to[:-1], out=begins[1:])
-    return int(np.maximum(end - begins, 0).sum())
 
 
 def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["clip", "demangle", "short_names"]
+__all__ = ["clip", "demangle", "function_name", "short_names"]
 
 _PARSED = 32_768  # characters of a name that are looked at; the rest only counts in its hash
 _FOLDED = 60  # operations that make a short name longer than this are left out
@@ -117,6 +117,16 @@ def _runtime() -> ctypes.CDLL | None:
                 if hasattr(library, "__cxa_demangle") and hasattr(library, "free"):
                     return library
     return None
+
+
+def function_name(name: str) -> str:
+    """The function of a kernel with its namespaces, without template arguments and parameters.
+
+    Example:
+        ``void at::native::fill<4, float>(int)`` and ``_ZN2at6native4fillILi4EfEEvi`` give
+        ``at::native::fill``.
+    """
+    return "::".join(part.name for part in _function(demangle(name)[:_PARSED])) or name
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

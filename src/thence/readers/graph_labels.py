@@ -50,7 +50,6 @@ class _Process(msgspec.Struct):
     rank: int | None = None
     boot: str | None = None
     started_ns: int | None = None
-    saved_ns: int | None = None
 
 
 class _Label(msgspec.Struct):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.tables import Tables, concat
+from thence.readers import graph_labels
 from thence.readers.files import STANDARD_INPUT, Source, expand
 
 if TYPE_CHECKING:
@@ -111,10 +112,8 @@ def read(
 
 def _holds_labels(name: str) -> bool:
     """Whether a file begins as labels of CUDA graphs do."""
-    from thence.readers.graph_labels import sniff
-
     with Source.open(name) as source:
-        return sniff(source.head())
+        return graph_labels.sniff(source.head())
 
 
 def _files(names: list[str]) -> list[str]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "DRIVER_API",
     "RUNTIME_API",
     "TAKEN",
     "BufferCompleted",
@@ -30,8 +29,6 @@ __all__ = [
     "load",
 ]
 
-DRIVER_API = 1
-"""CUPTI_CB_DOMAIN_DRIVER_API"""
 RUNTIME_API = 2
 """CUPTI_CB_DOMAIN_RUNTIME_API"""
 
@@ -118,10 +115,6 @@ class Cupti:
         """CUPTI_API_VERSION: 17 to 28 for CUDA 11.7 to 12.9, from 13.0 on 130000 and up."""
         return self._number("cuptiGetVersion", c_uint32)
 
-    def timestamp(self) -> int:
-        """Now, in ns, on the clock of every record (that of CLOCK_REALTIME)."""
-        return self._number("cuptiGetTimestamp", c_uint64)
-
     def graph_node_id(self, node: int) -> int:
         """Id of a CUgraphNode handle: graph id in the high 32 bits, node number in the low ones."""
         return self._number("cuptiGetGraphNodeId", c_uint64, c_void_p(node))
@@ -203,10 +196,6 @@ class Cupti:
     def flush(self, *, unfinished: bool) -> None:
         """Have buffers delivered; `unfinished`: also those that still have room."""
         self._call("cuptiActivityFlushAll", c_uint32(_FORCED if unfinished else 0))
-
-    def flush_period(self, milliseconds: int) -> None:
-        """Have CUPTI deliver buffers at intervals by itself; 0 ends that."""
-        self._call("cuptiActivityFlushPeriod", c_uint32(milliseconds))
 
     def dropped(self, context: int | None, stream: int) -> int:
         """Records lost since the last question, because there was no buffer."""

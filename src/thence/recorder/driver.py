@@ -175,10 +175,6 @@ class Driver:
         call(self._library, "cuGraphChildGraphNodeGetGraph", c_void_p(node), byref(graph))
         return graph.value or 0
 
-    def forget_names(self) -> None:
-        """Ask for the names of functions anew: modules may have been unloaded since."""
-        self._names.clear()
-
     def _name(self, function: int | None, kernel: int | None) -> str | None:
         handle = function or kernel or 0
         if handle not in self._names:

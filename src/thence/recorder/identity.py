@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from thence import __version__
 from thence.recorder.process_identity import (
     first_number,
     process_identity,
@@ -20,6 +19,7 @@ from thence.recorder.process_identity import (
     rank_of_process_group,
 )
 from thence.recorder.synchronizing import devices, driver_version
+from thence.version import __version__
 
 __all__ = ["folder_name", "process_facts", "rank_of_environment", "rank_of_framework"]
 

@@ -21,6 +21,10 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import MissingRequirement, ThenceError
+from thence.recorder import cuda_events, cupti
+from thence.recorder.cuda_events import call
+from thence.recorder.head_start import KERNEL_NAME, HeadStart, capability
+from thence.recorder.layouts import require_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,10 +108,7 @@ def main() -> None:
 
 
 def _driver() -> Finding:
-    from thence.recorder.cuda_events import call, load_driver
-    from thence.recorder.head_start import capability
-
-    driver = load_driver()
+    driver = cuda_events.load_driver()
     version, count = c_int(), c_int()
     call(driver, "cuDriverGetVersion", byref(version))
     call(driver, "cuInit", c_uint(0))
@@ -122,9 +123,6 @@ def _driver() -> Finding:
 
 
 def _libcupti() -> Finding:
-    from thence.recorder import cupti
-    from thence.recorder.layouts import require_known
-
     library = cupti.load()
     found: Finding = {"path": library.path, "version": library.version(), "error": None}
     functions = ("cuptiGetGraphNodeId", "cuptiGetGraphExecId", "InitializeInjectionNvtx2")
@@ -138,11 +136,9 @@ def _libcupti() -> Finding:
 
 def _recording() -> Finding:
     """Launches a kernel, and looks whether it is recorded."""
-    from thence.recorder.cuda_events import call, load_driver
-    from thence.recorder.head_start import KERNEL_NAME, HeadStart
-    from thence.recorder.kernel_times import KernelTimes
+    from thence.recorder.kernel_times import KernelTimes  # needs NumPy, which `probe` does not
 
-    driver, context = load_driver(), c_void_p()
+    driver, context = cuda_events.load_driver(), c_void_p()
     with KernelTimes() as recorded:
         call(driver, "cuInit", c_uint(0))
         call(driver, "cuDevicePrimaryCtxRetain", byref(context), c_int(0))
@@ -157,10 +153,7 @@ def _recording() -> Finding:
 
 def _graphs() -> Finding:
     """Makes a CUDA graph of one empty node, and asks CUPTI for its id."""
-    from thence.recorder import cupti
-    from thence.recorder.cuda_events import call, load_driver
-
-    driver = load_driver()
+    driver = cuda_events.load_driver()
     graph, node = c_void_p(), c_void_p()
     call(driver, "cuGraphCreate", byref(graph), c_uint(0))
     call(driver, "cuGraphAddEmptyNode", byref(node), graph, None, c_size_t(0))

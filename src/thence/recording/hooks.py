@@ -14,10 +14,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from thence.recording.importing import torch_is_being_imported
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["SETTINGS", "install", "torch_is_being_imported"]
+__all__ = ["SETTINGS", "install"]
 
 SETTINGS = "THENCE_RECORD"
 """Environment variable: JSON of directory and options."""
@@ -82,12 +84,6 @@ class _Watcher:
             self._begin()
         else:
             when_initialised(self._begin)
-
-
-def torch_is_being_imported() -> bool:
-    """Whether the import of torch has begun and not ended."""
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
 
 
 def install() -> None:

@@ -24,7 +24,7 @@ from thence.recording.xla_programs import XlaPrograms
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from thence.marks.frames import Frame
+    from thence.marks.watching import Frame
     from thence.recorder.names import Names
     from thence.trace import Trace
 

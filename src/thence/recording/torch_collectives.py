@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import MissingRequirement
-from thence.recording.hooks import torch_is_being_imported
+from thence.frameworks.torch import hold_labels
+from thence.recording.importing import torch_is_being_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,8 +77,6 @@ class CollectiveLabels:
             return
         self._stop_waiting()
         try:
-            from thence.frameworks.torch import hold_labels
-
             self._leave = hold_labels(self)
         except MissingRequirement:
             pass  # this PyTorch has no torch.distributed, so there are no collectives

@@ -21,7 +21,7 @@ from thence.writers.graph_arguments import annotations_of, collective_arguments,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
 
 __all__ = ["write_chrome"]
 

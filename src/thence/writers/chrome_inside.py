@@ -10,7 +10,7 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from thence.analysis.inside_timeline import Phases
+    from thence.model.timeline import Phases
 
 __all__ = ["inside_lines"]
 

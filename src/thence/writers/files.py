@@ -17,7 +17,7 @@ from thence.writers.perfetto.write import write_perfetto
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
 
 __all__ = ["ENDINGS", "ending_of", "write_timeline", "write_timeline_to"]
 

@@ -1,8 +1,7 @@
-"""Summaries of in-kernel profiles as text and as HTML for notebooks."""
+"""Summaries of in-kernel profiles as text."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from thence.units import format_count, format_ns, format_share
@@ -11,7 +10,7 @@ from thence.writers.plain import printable
 if TYPE_CHECKING:
     from thence.analysis.inside import InsideSummary
 
-__all__ = ["HEADINGS", "inside_html", "inside_lines"]
+__all__ = ["HEADINGS", "inside_lines"]
 
 HEADINGS = {
     "name": "range",
@@ -27,8 +26,6 @@ HEADINGS = {
     "unclosed": "unclosed",
 }
 """Columns of `InsideSummary.rows` that are shown, the most important first."""
-
-_MOST_ROWS = 20
 
 
 def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
@@ -47,29 +44,3 @@ def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
             f" {summary.imbalance:.2f} times the mean"
         )
     return printable(head), below
-
-
-def inside_html(summary: InsideSummary, path: str) -> str:
-    """A summary as an HTML fragment; every text of the profile is escaped."""
-    head, below = map(escape, inside_lines(summary, path))
-    rows = "".join(
-        f'<tr><td style="text-align:left">{escape(row["name"])}</td>'
-        f"<td>{format_count(row['count'])}</td><td>{format_ns(row['total_ns'])}</td>"
-        f"<td>{format_share(row['share'], 1)}</td><td>{_time(row['mean_ns'])}</td>"
-        f"<td>{_time(row['p50_ns'])}</td><td>{_time(row['p99_ns'])}</td></tr>"
-        for row in summary.rows.head(_MOST_ROWS).iter_rows(named=True)
-    )
-    hidden = summary.rows.height - _MOST_ROWS
-    more = f"<p>... {format_count(hidden)} more in <code>.rows</code></p>" if hidden > 0 else ""
-    said = "".join(f"<p>{escape(text)}</p>" for text in (*summary.notes, *summary.warnings))
-    headings = "".join(
-        f"<th>{name}</th>" for name in ("range", "count", "total", "share", "mean", "p50", "p99")
-    )
-    return (
-        f"<div><p><b>{head}</b><br>{below}</p><table><thead><tr>{headings}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>{more}{said}</div>"
-    )
-
-
-def _time(value: float | None) -> str:
-    return "-" if value is None else format_ns(value)

@@ -11,7 +11,7 @@ import polars as pl
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
 
 __all__ = ["FILES", "write_parquet"]
 

@@ -7,14 +7,13 @@ name of the trace is found nowhere, the function's own name does, for all kernel
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from thence.model.kernel_names import demangle, short_names
+from thence.model.kernel_names import demangle, function_name, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import CapturedGraph, Kernel
 
-__all__ = ["ACTIVITIES", "Names", "Signatures", "Variants", "function_name", "short_name"]
+__all__ = ["ACTIVITIES", "Names", "Signatures", "Variants", "short_name"]
 
 ACTIVITIES = ("kernel", "memcpy", "memset")
 """Types of nodes that leave an activity in a trace."""
 
 _VARIANT = ("kind", "name", "grid", "block", "shared_memory")
-_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
-_LENGTH = re.compile(r"(\d{1,4})")
 
 
 @dataclass(frozen=True)
@@ -74,42 +71,6 @@ def short_name(name: str) -> str:
     return short_names([name])[name]
 
 
-def function_name(name: str) -> str:
-    """The function of a kernel with its namespaces, without template arguments and parameters.
-
-    Example:
-        ``void at::native::fill<4, float>(int)`` and ``_ZN2at6native4fillILi4EfEEvi`` give
-        ``at::native::fill``.
-    """
-    if name.startswith("_Z"):
-        return _mangled_function(name[2:]) or name
-    plain = _ANONYMOUS.sub("", name)
-    head = plain[: min((at for at in (plain.find("<"), plain.find("(")) if at >= 0), default=None)]
-    words = head.split()
-    return words[-1] if words else name
-
-
-def _mangled_function(text: str) -> str:
-    """``N2at6native4fillI...`` -> ``at::native::fill``; empty where it is spelled otherwise."""
-    nested = text.startswith("N")
-    text = text[1:].lstrip("KV") if nested else text.removeprefix("L")
-    parts = []
-    while text:
-        if text.startswith("St"):
-            parts.append("std")
-            text = text[2:]
-        elif found := _LENGTH.match(text):
-            length = int(found[1])
-            part, text = text[found.end() :][:length], text[found.end() + length :]
-            if not part.startswith("_GLOBAL__N_"):
-                parts.append(part)
-        else:
-            break
-        if not nested:
-            break
-    return "::".join(parts)
-
-
 class Names:
     """Numbers for kernel names, equal for spellings of one kernel.
 
@@ -125,23 +86,18 @@ class Names:
             for text in {kernel.name, kernel.demangled or kernel.name, demangle(kernel.name)}:
                 self._join(by_text.setdefault(text, i), i)
         self._of_trace: dict[str, int] = {}
-        by_function: dict[str, int] = {}
+        by_function: dict[str, list[int]] = {}
         for i, kernel in enumerate(kernels):
-            by_function.setdefault(function_name(kernel.demangled or kernel.name), i)
+            function = function_name(kernel.demangled or kernel.name)
+            by_function.setdefault(function, []).append(i)
         for name in traced:
             found = by_text.get(name, by_text.get(demangle(name)))
             if found is None:
-                function = function_name(demangle(name))
-                found = by_function.get(function)
-                if found is not None:
-                    self._merge(function, kernels, found)
+                for i in by_function.get(function_name(name), []):
+                    found = i if found is None else found
+                    self._join(found, i)
             if found is not None:
                 self._of_trace[name] = found
-
-    def _merge(self, function: str, kernels: Sequence[Kernel], into: int) -> None:
-        for i, kernel in enumerate(kernels):
-            if function_name(kernel.demangled or kernel.name) == function:
-                self._join(into, i)
 
     def _root(self, i: int) -> int:
         while self._same[i] != i:

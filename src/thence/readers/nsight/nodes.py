@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.intervals import NO_ROW
+from thence.model.intervals import NO_ROW, innermost
 from thence.readers.nsight.store import process_of, thread_of
 
 if TYPE_CHECKING:
@@ -87,14 +87,7 @@ def _around(events: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
     )  # fmt: skip
     moments = events.with_row_index("event").join(rows, on=keys)
     for (low, count), part in moments.group_by("low", "count"):
-        first, last = int(str(low)), int(str(low)) + int(str(count))
         time = part["start"].to_numpy()
-        found = first + np.searchsorted(start[first:last], time, side="right") - 1
-        found = np.where(found < first, NO_ROW, found)
-        climbing = np.flatnonzero(found >= 0)
-        while len(climbing):
-            climbing = climbing[end[found[climbing]] < time[climbing]]
-            found[climbing] = parent[found[climbing]]
-            climbing = climbing[found[climbing] >= 0]
-        result[part["event"].to_numpy()] = found
+        track = int(str(low)) + np.arange(int(str(count)))
+        result[part["event"].to_numpy()] = innermost(track, start, end, parent, (time, time))
     return result

@@ -18,6 +18,7 @@ from thence.readers.nsight.nvtx import XLA, nvtx
 from thence.readers.nsight.order import gathered, numbered
 from thence.readers.nsight.ranges import host_ranges
 from thence.readers.nsight.store import process_of
+from thence.readers.nsight.xla import with_compilation, with_programs
 from thence.readers.sorting import in_order
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ def tables_of(store: Store) -> Tables:
     told = nvtx(store)
     ranges = told.ranges
     if (ranges["domain"] == XLA).any():
-        from thence.readers.nsight.xla import with_compilation
-
         ranges = with_compilation(ranges, store.name)
     payloads = described(store)
     named = processes.threads(store, told.threads)
@@ -63,8 +62,6 @@ def tables_of(store: Store) -> Tables:
         ),
     )
     if (ranges["domain"] == XLA).any():
-        from thence.readers.nsight.xla import with_programs
-
         created = creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])
         launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.intervals import NO_ROW, chain_to
+from thence.model.intervals import NO_ROW, chain_to, longest_begun
 from thence.model.tables import HOST_CATEGORIES
 from thence.readers.nesting import host_order, host_parents
 from thence.readers.nsys_jax.parquet import as_int64, renamed
@@ -92,13 +92,11 @@ def _in_compilation(ranges: pl.DataFrame, parent: npt.NDArray[np.int64]) -> npt.
     top = chain_to(parent, rows, parent == NO_ROW)
     start, end = ranges["start"].to_numpy(), ranges["end"].to_numpy()
     compiles = np.flatnonzero(is_compile)
-    order = compiles[np.argsort(start[compiles], kind="stable")]
-    if len(order) == 0:
+    if len(compiles) == 0:
         return below
     # The XlaCompile that ends last among those that began before a range: if any contains it, so
     # does that one. Ranges of threads that compile on their own are below one anyway.
-    before = np.searchsorted(start[order], start[top], side="right") - 1
-    latest_end = np.maximum.accumulate(end[order])
-    during = (before >= 0) & (latest_end[before] >= end[top])
+    longest = longest_begun(start[compiles], end[compiles], start[top])
+    during = (longest != NO_ROW) & (end[compiles[longest]] >= end[top])
     result: npt.NDArray[np.bool_] = below | (during & ~is_compile[top])
     return result

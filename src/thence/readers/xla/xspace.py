@@ -113,7 +113,6 @@ class XSpace:
         programs: columns of `PROGRAMS`.
         start_ns: Unix time in ns when the profile began. Saved files count all other times from
             there; None where the file does not say: its times may then be Unix times.
-        stop_ns: Unix time in ns when it ended.
         versions: jax_version, cuda_driver_version and the like.
         hostnames: machines it was recorded on.
         errors: what the profiler reports as failed.
@@ -126,7 +125,6 @@ class XSpace:
     devices: pl.DataFrame
     programs: pl.DataFrame
     start_ns: int | None
-    stop_ns: int | None
     versions: Mapping[str, str]
     hostnames: tuple[str, ...]
     errors: tuple[str, ...]
@@ -165,7 +163,6 @@ def decode_xspace(data: bytes, path: str) -> XSpace:
         devices=_devices(planes),
         programs=_programs(planes),
         start_ns=_integer(task.get("profile_start_time")),
-        stop_ns=_integer(task.get("profile_stop_time")),
         versions={k: str(v) for k, v in about.items() if k.endswith("_version")},
         hostnames=tuple(text(name) for name in space.hostnames),
         errors=tuple(text(error) for error in space.errors),

@@ -13,7 +13,7 @@ from thence.writers.perfetto.packets import Argument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
     from thence.writers.perfetto.interning import Interned
 
 __all__ = ["gpu_arguments", "host_arguments", "inside_arguments"]

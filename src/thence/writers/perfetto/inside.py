@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.inside_timeline import Phases
+    from thence.model.timeline import Phases
     from thence.writers.perfetto.interning import Interned
     from thence.writers.perfetto.tracks import Tracks
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
 
     Int64 = npt.NDArray[np.int64]
 

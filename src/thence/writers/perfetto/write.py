@@ -17,7 +17,7 @@ from thence.writers.perfetto.wire import bytes_field, text_field, uint_field
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from thence.analysis.timeline import Timeline
+    from thence.model.timeline import Timeline
     from thence.writers.perfetto.layout import Layout
 
 __all__ = ["write_perfetto"]

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from thence.analysis.inside import InsideSummary, summarize
+from thence.analysis.inside_timeline import merged, standalone
 from thence.inside.decoding import Decoded, decode
 from thence.inside.files import load
+from thence.notebook import MOST_ROWS, table_html
+from thence.units import format_count, format_ns, format_share
+from thence.writers.files import write_timeline
+from thence.writers.inside_table import inside_lines
 
 if TYPE_CHECKING:
     import os
 
     import polars as pl
 
-    from thence.analysis.inside import InsideSummary
     from thence.inside.description import Description
 
 __all__ = ["Inside", "open_inside"]
@@ -67,8 +72,6 @@ class Inside:
         Raises:
             MissingData: nothing was traced.
         """
-        from thence.analysis.inside import summarize
-
         return summarize(self.decoded)
 
     def write(
@@ -91,18 +94,35 @@ class Inside:
             MissingData: the trace has no such launch, or several that could be it.
             ThenceError: it cannot be written there.
         """
-        from thence.analysis.inside_timeline import merged, standalone
-        from thence.writers.files import write_timeline
-
         parts = [(self.path, self.decoded)]
         timeline = standalone(parts) if merge is None else merged(merge.timeline(), parts, launch)
         write_timeline(timeline, path)
         return tuple(timeline.notes)
 
     def _repr_html_(self) -> str:
-        from thence.writers.inside_table import inside_html
-
-        return inside_html(self.summary(), self.path)
+        summary = self.summary()
+        return table_html(
+            inside_lines(summary, self.path),
+            ("range", "count", "total", "share", "mean", "p50", "p99"),
+            (
+                (
+                    row["name"],
+                    (
+                        row["name"],
+                        format_count(row["count"]),
+                        format_ns(row["total_ns"]),
+                        format_share(row["share"], 1),
+                        *(
+                            "-" if row[column] is None else format_ns(row[column])
+                            for column in ("mean_ns", "p50_ns", "p99_ns")
+                        ),
+                    ),
+                )
+                for row in summary.rows.head(MOST_ROWS).iter_rows(named=True)
+            ),
+            summary.rows.height - MOST_ROWS,
+            (*summary.notes, *summary.warnings),
+        )
 
 
 def open_inside(path: str | os.PathLike[str], clock_ghz: float | None = None) -> Inside:
