@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+from thence.attribution.combined import attribution_of
 
 from thence.analysis.timeline import timeline
-from thence.attribution.combined import attribution_of
 from thence.model.tables import GPU, HOST, Meta, Tables
 from thence.writers.chrome import write_chrome
 from thence.writers.perfetto.write import write_perfetto

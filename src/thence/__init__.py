@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from thence.frameworks.measure import measure as measure
     from thence.marks import mark as mark
     from thence.marks import save_labels as save_labels
+    from thence.opening import open_trace as open
     from thence.recorder.options import RecordOptions as RecordOptions
     from thence.recorder.options import Schedule as Schedule
     from thence.recording.record import record as record
     from thence.trace import Trace
-    from thence.trace import open_trace as open
 
 __all__ = [
     "DamagedInput",
@@ -75,7 +75,7 @@ _LATER = {
     "Trace": ("thence.trace", "Trace"),
     "mark": ("thence.marks", "mark"),
     "measure": ("thence.frameworks.measure", "measure"),
-    "open": ("thence.trace", "open_trace"),
+    "open": ("thence.opening", "open_trace"),
     "record": ("thence.recording.record", "record"),
     "save_labels": ("thence.marks", "save_labels"),
 }

@@ -27,12 +27,11 @@ from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.attribution.graphs.coverage import Coverage, coverage
-from thence.attribution.graphs.labelling import labelled, labelled_from_eager, with_labels
+from thence.attribution.graphs.labelling import labelled, labelled_from_eager
 from thence.errors import MissingData, UsageError
 from thence.model.places import LANES, PLACES, page_kinds
 from thence.model.selection import Selection, parse_steps, parse_window
 from thence.readers.graph_labels import read_labels
-from thence.readers.registry import read
 from thence.writers import plots
 from thence.writers.files import write_timeline
 from thence.writers.html_report import report_html
@@ -40,7 +39,7 @@ from thence.writers.timeline_plot import timeline_figure
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     import plotly.graph_objects as go
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta, Tables
     from thence.model.timeline import Timeline
 
-__all__ = ["Trace", "open_trace"]
+__all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
@@ -462,37 +461,6 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
-
-
-def open_trace(
-    *inputs: str | os.PathLike[str],
-    hlo: Sequence[str] = (),
-    own: Sequence[str] = (),
-    progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
-) -> Trace:
-    """Reads traces: files, directories, globs; several ranks become one trace.
-
-    Labels of CUDA graphs (``*labels*.json``) among the inputs, or in a folder with one of them, are joined
-    if they are of the same process; ``meta.warnings`` says so, or why not.
-
-    Args:
-        inputs: what to read; the format is told from the content.
-        hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
-            ``--xla_dump_to`` left behind, or globs.
-        own: what else counts as the user's own code in source lines: names of packages or folders
-            (``transformers``), or glob patterns of paths.
-        progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
-
-    Raises:
-        thence.InputError: an input is missing, of no known format, or damaged beyond reading.
-    """
-    tables = read(inputs, progress)
-    if hlo:
-        from thence.readers.xla.attach import attach_hlo
-        from thence.readers.xla.hlo_files import hlo_dump_modules
-
-        tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
-    return Trace(with_labels(tables), tuple(own))
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

@@ -21,6 +21,7 @@ LAYERS = (
     {"analysis"},
     {"writers"},
     {"profile", "trace"},
+    {"opening"},
     {"recording"},
     # The packages that users import give names of all layers, and nothing below imports them.
     {"cli", "__init__", "__main__", "inside.__init__"},

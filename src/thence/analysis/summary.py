@@ -122,7 +122,7 @@ class Summary:
                 for row in self.rows.head(MOST_ROWS).iter_rows(named=True)
             ),
             self.rows.height - MOST_ROWS,
-            (f"warning: {text}" for text in self.meta.warnings),
+            (*self.meta.notes, *(f"warning: {text}" for text in self.meta.warnings)),
         )
 
     def to_json(self) -> dict[str, Any]:

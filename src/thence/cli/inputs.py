@@ -107,7 +107,7 @@ class Inputs:
 
     def open(self) -> Trace:
         """The trace; a bar on standard error while a large one is read, if that is a terminal."""
-        from thence.trace import open_trace
+        from thence.opening import open_trace
 
         with _progress() as progress:
             whole = open_trace(*self.paths, hlo=self.hlo, own=self.own, progress=progress)

@@ -156,7 +156,7 @@ class Recording:
             UsageError: it is still being recorded.
             MissingData: there was nothing to record.
         """
-        from thence.trace import open_trace
+        from thence.opening import open_trace
 
         if self._recorder is not None and self._recorder.alive:
             raise UsageError("the recording still runs: stop it before it is opened")

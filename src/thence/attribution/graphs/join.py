@@ -22,7 +22,7 @@ from thence.attribution.graphs.replays import Replays
 from thence.attribution.graphs.signatures import Names, Signatures
 from thence.attribution.paths import SEPARATOR
 from thence.model.attributed import RULE
-from thence.model.collectives import described_structs
+from thence.model.collective_columns import described_structs
 from thence.model.places import GRAPH_LABELS
 from thence.model.reasons import CODES
 from thence.model.tables import GRAPH_PLACES

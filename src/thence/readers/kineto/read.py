@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.collectives import described
+from thence.model.collective_columns import described
 from thence.model.intervals import NO_ROW
 from thence.model.tables import (
     COLLECTIVES,

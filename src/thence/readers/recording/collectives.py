@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.collectives import NUMBERS, TEXTS, described, described_structs
+from thence.model.collective_columns import described, described_structs
+from thence.model.collectives import NUMBERS, TEXTS
 from thence.model.tables import COLLECTIVES
 from thence.readers.recording.host import named
 

@@ -1,0 +1,46 @@
+"""`thence.open`: from the names of files to a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thence.attribution.graphs.labelling import with_labels
+from thence.readers.registry import read
+from thence.trace import Trace
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+__all__ = ["open_trace"]
+
+
+def open_trace(
+    *inputs: str | os.PathLike[str],
+    hlo: Sequence[str] = (),
+    own: Sequence[str] = (),
+    progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
+) -> Trace:
+    """Reads traces: files, directories, globs; several ranks become one trace.
+
+    Labels of CUDA graphs (``*labels*.json``) among the inputs, or in a folder with one of them, are joined
+    if they are of the same process; ``meta.warnings`` says so, or why not.
+
+    Args:
+        inputs: what to read; the format is told from the content.
+        hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
+            ``--xla_dump_to`` left behind, or globs.
+        own: what else counts as the user's own code in source lines: names of packages or folders
+            (``transformers``), or glob patterns of paths.
+        progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
+
+    Raises:
+        thence.InputError: an input is missing, of no known format, or damaged beyond reading.
+    """
+    tables = read(inputs, progress)
+    if hlo:
+        from thence.readers.xla.attach import attach_hlo
+        from thence.readers.xla.hlo_files import hlo_dump_modules
+
+        tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
+    return Trace(with_labels(tables), tuple(own))
