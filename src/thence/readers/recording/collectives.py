@@ -43,7 +43,8 @@ def _by_columns(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     rows = calls.filter(pl.col("collective") > 0)
     raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
     raw |= {name: rows[name] for name in NUMBERS}
-    return COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+    found = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+    return found.drop_nulls("collective")  # the part with its name can be damaged
 
 
 def _by_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
