@@ -44,7 +44,7 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]], inputs: str = "made.json
     sums = pl.DataFrame(
         {"self_ns": times, "count": [1] * len(times), "forward_ns": 0, "backward_ns": times}
     ).cast(pl.Int64)
-    nodes = tree(Groups(frames, sums, None), "GPU time")
+    nodes = tree(Groups.of_paths(frames, sums), "GPU time")
     total = sum(times)
     return Flame(
         Meta(inputs=(inputs,)), "label", Split.NONE, (0,), 1, total, total, total, nodes, ()

@@ -1,6 +1,10 @@
 """What marks said beside their names, put together: one JSON object, inner marks winning over outer ones.
 
 What describes a collective is left out: the table `COLLECTIVES` holds it.
+
+What the marks around a mark said is bounded, since they can be any number: of their members at most
+`MOST_MEMBERS`, and of these no more than `MOST_CHARACTERS` characters of keys and values; what was first
+said farthest outside is left out first. What a mark says itself is kept in full.
 """
 
 from __future__ import annotations
@@ -8,18 +12,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import polars as pl
 
-from thence.attribution.paths import numbered_paths
+from thence.attribution.paths import path_tree
+from thence.model.intervals import NO_ROW
 from thence.readers.kineto.collectives import METADATA_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import numpy as np
     import numpy.typing as npt
 
-__all__ = ["merged_metadata", "within"]
+__all__ = ["MOST_CHARACTERS", "MOST_MEMBERS", "merged_metadata", "within"]
+
+MOST_MEMBERS = 64
+MOST_CHARACTERS = 4096
 
 
 def merged_metadata(
@@ -39,19 +45,28 @@ def merged_metadata(
     Returns:
         Categorical Series of JSON objects, one value per row, null where nothing was said.
     """
-    paths, number = numbered_paths(parent, metadata, rows, told)
-    texts = [_merged(path) for path in paths]
-    return pl.Series("metadata", texts, dtype=pl.String).cast(pl.Categorical()).gather(number)
+    tree, node = path_tree(parent, metadata, rows, told)
+    own = tree.name.cast(pl.String).to_list()
+    texts: list[str | None] = []
+    known: dict[tuple[str | None, str], str | None] = {}  # marks often say again what others said
+    for above, text in zip(tree.parent.tolist(), own, strict=True):
+        pair = (None if above == NO_ROW else texts[above], text)
+        if pair not in known:
+            known[pair] = _merged(*pair)
+        texts.append(known[pair])
+    texts.append(None)  # that of NO_ROW
+    return (
+        pl.Series("metadata", texts, dtype=pl.String)
+        .cast(pl.Categorical())
+        .gather(np.where(node == NO_ROW, len(texts) - 1, node))
+    )
 
 
 def within(outer: pl.Series, inner: pl.Series) -> pl.Series:
     """The metadata of one place inside another, row by row; columns as `merged_metadata` takes and returns."""
     pairs = pl.DataFrame({"outer": outer, "inner": inner})
     distinct = pairs.unique(maintain_order=True)
-    texts = [
-        _merged(text for text in pair if text is not None)
-        for pair in distinct.cast(pl.String).iter_rows()
-    ]
+    texts = [_merged(*pair) for pair in distinct.cast(pl.String).iter_rows()]
     known = distinct.with_columns(metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
     both = ["outer", "inner"]
     return pairs.join(known, on=both, how="left", maintain_order="left", nulls_equal=True)[
@@ -59,12 +74,26 @@ def within(outer: pl.Series, inner: pl.Series) -> pl.Series:
     ]
 
 
-def _merged(texts: Iterable[str]) -> str | None:
-    """One object of several, the outermost first."""
-    members: dict[str, msgspec.Raw] = {}
-    for text in texts:
-        said = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        # Without a collective its words, such as dtype, may mean anything.
-        known = METADATA_KEYS if "Collective name" in said else ()
-        members |= {key: value for key, value in said.items() if key not in known}
+def _merged(outer: str | None, inner: str | None) -> str | None:
+    """One object of two."""
+    members = _bounded(_members(outer)) | _members(inner)
     return msgspec.json.encode(members).decode() if members else None
+
+
+def _members(text: str | None) -> dict[str, msgspec.Raw]:
+    if text is None:
+        return {}
+    said = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    # Without a collective its words, such as dtype, may mean anything.
+    known = METADATA_KEYS if "Collective name" in said else ()
+    return {key: value for key, value in said.items() if key not in known}
+
+
+def _bounded(members: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """The last of the members, as many as the bounds allow, in their order."""
+    characters = 0
+    for number, key in enumerate(reversed(members)):
+        characters += len(key) + len(bytes(members[key]))
+        if number == MOST_MEMBERS or characters > MOST_CHARACTERS:
+            return dict(list(members.items())[len(members) - number :])
+    return members

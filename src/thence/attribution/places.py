@@ -34,7 +34,7 @@ import polars as pl
 
 from thence.attribution.launches import NOT_FOUND, launch_rows
 from thence.attribution.metadata import merged_metadata, within
-from thence.attribution.paths import SEPARATOR, numbered_paths, path_names
+from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.attribution.reasons import EVERY_REASON, IN_GRAPH, missing
 from thence.attribution.sources import source_lines
 from thence.model.intervals import NO_ROW, chain_to
@@ -157,7 +157,7 @@ def attribute(tables: Tables) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def paths_of(tables: Tables, launch: pl.Series, kind: str) -> tuple[list[tuple[str, ...]], Rows]:
+def paths_of(tables: Tables, launch: pl.Series, kind: str) -> tuple[PathTree, Rows]:
     """The names on the path of each activity, apart: the names themselves may hold a separator.
 
     Args:
@@ -167,18 +167,18 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str) -> tuple[list[tuple[s
             open, ``file.py:12``, the innermost of which is the place that `attribute` gives.
 
     Returns:
-        The distinct paths, the first of them empty, and the number of each activity's path.
+        The distinct paths, and the node of each activity's path, `NO_ROW` where there is none.
     """
     host = _host(tables, _rows(launch))
     names, wanted = host.names, host.of(*CATEGORIES[kind])
     if kind == "ops":
-        return numbered_paths(host.parent, names, host.climb(host.launch, wanted), wanted)
+        return path_tree(host.parent, names, host.climb(host.launch, wanted), wanted)
     if kind == "source":
         frames = source_lines(names, wanted)
         names, wanted = frames.line, frames.own
     backward_op = host.climb(host.launch, host.forward != NO_ROW)
     row, _ = _own_or_forward(host, wanted, _at(host.forward, backward_op, NO_ROW))
-    return numbered_paths(host.parent, names, row, wanted)
+    return path_tree(host.parent, names, row, wanted)
 
 
 def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
