@@ -9,6 +9,7 @@ said farthest outside is left out first. What a mark says itself is kept in full
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -76,7 +77,7 @@ def within(outer: pl.Series, inner: pl.Series) -> pl.Series:
 
 def _merged(outer: str | None, inner: str | None) -> str | None:
     """One object of two."""
-    members = _bounded(_members(outer)) | _members(inner)
+    members = _bounded(outer) | _members(inner)
     return msgspec.json.encode(members).decode() if members else None
 
 
@@ -89,11 +90,12 @@ def _members(text: str | None) -> dict[str, msgspec.Raw]:
     return {key: value for key, value in said.items() if key not in known}
 
 
-def _bounded(members: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
-    """The last of the members, as many as the bounds allow, in their order."""
-    characters = 0
-    for number, key in enumerate(reversed(members)):
-        characters += len(key) + len(bytes(members[key]))
-        if number == MOST_MEMBERS or characters > MOST_CHARACTERS:
-            return dict(list(members.items())[len(members) - number :])
-    return members
+def _bounded(text: str | None) -> dict[str, msgspec.Raw]:
+    """The last members, as many as the bounds allow, in their order."""
+    members = _members(text)
+    kept = min(len(members), MOST_MEMBERS)
+    if text is not None and len(text) > MOST_CHARACTERS:
+        sizes = (len(key) + len(bytes(members[key])) for key in reversed(members))
+        within_bounds = (total <= MOST_CHARACTERS for total in itertools.accumulate(sizes))
+        kept = min(kept, sum(itertools.takewhile(bool, within_bounds)))
+    return dict(itertools.islice(members.items(), len(members) - kept, None))
