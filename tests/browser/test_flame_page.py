@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -12,7 +14,7 @@ import thence
 from browser.chromium import ABSENT, CHROMIUM, driven
 from helpers import STACK
 from thence.analysis.flame import Flame, Split
-from thence.analysis.flame_tree import Groups, tree
+from thence.analysis.flame_tree import FRAMES, Groups, tree
 from thence.model.tables import Meta
 from thence.writers.flame_html import MOST_NODES, flame_html
 
@@ -44,7 +46,7 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]], inputs: str = "made.json
     sums = pl.DataFrame(
         {"self_ns": times, "count": [1] * len(times), "forward_ns": 0, "backward_ns": times}
     ).cast(pl.Int64)
-    nodes = tree(Groups(frames, sums, None), "GPU time")
+    nodes = tree(Groups.of_paths(frames, sums), "GPU time")
     total = sum(times)
     return Flame(
         Meta(inputs=(inputs,)), "label", Split.NONE, (0,), 1, total, total, total, nodes, ()
@@ -194,3 +196,37 @@ def test_a_page_of_many_frames_stays_quick(tmp_path: Path) -> None:
     assert "frames were too small to keep apart" in found["notes"]
     assert "activities 30,000" in found["status"]
     assert found["ms"] > 0  # a time fails no test
+
+
+def test_a_very_deep_graph_is_drawn_and_zoomed(tmp_path: Path) -> None:
+    depth = 100_000
+    parent = np.arange(depth, dtype=np.int64) - 1
+    frames = pl.DataFrame(
+        {"parent": parent, "name": [f"f{i}" for i in range(depth)], "kind": "frame", "full_name": None}, schema=FRAMES
+    )  # fmt: skip
+    sums = pl.DataFrame(
+        {"self_ns": [10], "count": [1], "forward_ns": [0], "backward_ns": [0]}, schema_overrides={"self_ns": pl.Int64}
+    )  # fmt: skip
+    deepest = Groups(frames, np.array([depth - 1]), sums, None)
+    flame = replace(made([(("outer", "gemm"), 10)]), nodes=tree(deepest, "GPU time"))
+    found = driven(
+        flame_html(flame),
+        tmp_path,
+        """
+        const first = picture();
+        result.height = byId("space").offsetHeight;
+        for (let i = 0; i < 500; i++) press("ArrowDown");
+        press("Enter");
+        result.crumbs = crumbs(); result.bar = byId("crumbs").textContent; result.status = byId("status").textContent;
+        press("Home"); press("Enter"); search("f777"); result.matched = byId("matched").textContent;
+        """,
+    )
+    # The page has the 20,000 largest frames, and one that stands for the rest.
+    assert found["height"] == 21 * (MOST_NODES + 1)
+    # 500 frames below the root: 16 outer ones and 112 inner ones have buttons.
+    assert found["crumbs"][:2] == ["GPU time", "f0"]
+    assert found["crumbs"][-1] == "f499"
+    assert len(found["crumbs"]) == 16 + 112
+    assert "… 373 frames …" in found["bar"]  # 501 - 128
+    assert found["status"].startswith("f499")
+    assert found["matched"].startswith("11 frames, 10 ns")  # f777, f7770 to f7779

@@ -267,8 +267,8 @@ def test_a_kernel_and_a_frame_of_one_name_stay_apart() -> None:
     sums = pl.DataFrame(
         {name: [1, 2] for name in ("self_ns", "count", "forward_ns", "backward_ns")}
     )
-    groups = Groups(
-        [[("x", "frame", None), ("y", "compute", None)], [("x", "compute", None)]], sums, None
+    groups = Groups.of_paths(
+        [[("x", "frame", None), ("y", "compute", None)], [("x", "compute", None)]], sums
     )
     nodes = tree(groups, "all")
     assert sorted(nodes.filter(pl.col("name") == "x")["total_ns"]) == [1, 2]

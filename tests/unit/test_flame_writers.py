@@ -47,7 +47,7 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]]) -> Flame:
     frames = [tuple((name, "frame", None) for name in names) for names, _ in stacks]
     times = [ns for _, ns in stacks]
     sums = pl.DataFrame({"self_ns": times, "count": 1, "forward_ns": 0, "backward_ns": 0})
-    nodes = tree(Groups(frames, sums.cast(pl.Int64), None), "GPU time")
+    nodes = tree(Groups.of_paths(frames, sums.cast(pl.Int64)), "GPU time")
     total = sum(times)
     meta = Meta(inputs=("<b>.json",))
     return Flame(meta, "label", Split.NONE, (0,), 1, total, total, total, nodes, ())

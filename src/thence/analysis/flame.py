@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.flame_tree import COLUMNS, Groups, largest, tree
+from thence.analysis.flame_tree import COLUMNS, FRAMES, Groups, largest, tree
 from thence.analysis.group_by import weighed
 from thence.analysis.idle import idle_gaps
 from thence.analysis.summary import summarize
+from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
+from thence.model.forest import ancestors
+from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
 from thence.model.places import FLAMES
 from thence.model.reasons import REASONS
@@ -28,10 +31,14 @@ from thence.model.reasons import REASONS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy.typing as npt
+
     from thence.attribution.stacks import Stacks
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta
     from thence.units import Ns
+
+    Int64 = npt.NDArray[np.int64]
 
 __all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "default_kind", "flame"]
 
@@ -108,23 +115,32 @@ class Flame:
     def stacks(self) -> Iterator[tuple[tuple[str, ...], Ns]]:
         """Frames and time of each stack that took any, outermost frame first, without the root.
 
-        Larger frames come before smaller ones beside them, idle ones last.
+        Larger frames come before smaller ones beside them, idle ones last. A stack of more than
+        `MOST_LEVELS` frames is shortened: its `KEPT_LEVELS` outermost and innermost frames, and between
+        them one that says how many are left out.
         """
         ordered = self.nodes.sort("idle", "total_ns", "node", descending=[True, False, False])
-        below: dict[int | None, list[tuple[int, str, Ns]]] = {}
-        for node, parent, name, self_ns in ordered.select(
-            "node", "parent", "name", "self_ns"
+        below: dict[int | None, list[tuple[int, int, str, Ns]]] = {}
+        for parent, *child in ordered.select(
+            "parent", "node", "depth", "name", "self_ns"
         ).iter_rows():
-            below.setdefault(parent, []).append((node, name, self_ns))
-        waiting: list[tuple[tuple[str, ...], tuple[int, str, Ns]]] = [
-            ((), child) for child in below.get(0, [])
-        ]
+            below.setdefault(parent, []).append(tuple(child))
+        waiting = list(below.get(0, []))
+        frames: list[str] = []  # from the outermost to the one at hand
         while waiting:
-            outer, (node, name, self_ns) = waiting.pop()
-            frames = (*outer, name)
+            node, depth, name, self_ns = waiting.pop()
+            frames[depth - 1 :] = [name]
             if self_ns:
-                yield frames, self_ns
-            waiting += ((frames, child) for child in below.get(node, []))
+                yield _shortened(frames), self_ns
+            waiting += below.get(node, [])
+
+
+def _shortened(frames: list[str]) -> tuple[str, ...]:
+    """A stack as writers repeat it."""
+    if len(frames) <= MOST_LEVELS:
+        return tuple(frames)
+    gap = left_out(len(frames) - 2 * KEPT_LEVELS)
+    return (*frames[:KEPT_LEVELS], gap, *frames[-KEPT_LEVELS:])
 
 
 def default_kind(trace: Attributed) -> str:
@@ -207,7 +223,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     rows = pl.DataFrame(
         {
             "gpu": at,
-            "path": claims["path"],
+            "node": claims["node"],
             "name": gpu["name"].gather(at),
             "kind": _kinds(trace).gather(at),
             "phase": places["phase"].gather(at).cast(pl.String),
@@ -215,7 +231,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
             "time": time,
         }
     )
-    keys = ["path", "name", "kind", "outermost"]
+    keys = ["node", "name", "kind", "outermost"]
     grouped = rows.group_by(keys, maintain_order=True).agg(
         "gpu",
         self_ns=pl.col("time").sum(),
@@ -226,15 +242,59 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     names = grouped["name"].cast(pl.String)
     kernels = names.filter(grouped["kind"].is_in(["compute", "communication"])).unique().to_list()
     short = short_names([name for name in kernels if name is not None])
-    frames = []
-    for path, name, kind, outer in grouped.select("path", names, "kind", "outermost").iter_rows():
-        around = [] if outer is None else [(outer, "frame", None)]
-        role = "frame" if stacks.paths[path].attributed else "unattributed"
-        around += [(frame, role, None) for frame in stacks.paths[path].frames]
-        shown = short.get(name, name) or "(no name)"
-        frames.append((*around, (shown, kind, None if shown == name else name)))
+    shown = names.replace(short).replace("", None).fill_null("(no name)")
+    leaves = grouped.select(
+        "node",
+        "kind",
+        "outermost",
+        name=shown,
+        full_name=pl.when(names.ne_missing(shown)).then(names),
+    )
+    frames, innermost = _frames(leaves, stacks)
     members = grouped["gpu"] if stacks.shared else None
-    return Groups(frames, grouped.select("self_ns", "count", "forward_ns", "backward_ns"), members)
+    sums = grouped.select("self_ns", "count", "forward_ns", "backward_ns")
+    return Groups(frames, innermost, sums, members)
+
+
+def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
+    """Rows of `FRAMES` for kernels and what is around them, and the row of each kernel.
+
+    Args:
+        leaves: one row per group: node (in the stacks' tree), kind, outermost, name, full_name.
+        stacks: with the frames around.
+    """
+    parts, parents, height = [pl.DataFrame(schema=FRAMES)], np.empty(leaves.height, np.int64), 0
+    role = np.where(stacks.attributed, "frame", "unattributed")
+    for outer in leaves["outermost"].unique(maintain_order=True).to_list():
+        own = leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
+        top = NO_ROW
+        if outer is not None:
+            top, height = height, height + 1
+            parts.append(_rows(np.array([NO_ROW]), pl.Series([outer]), np.array(["frame"])))
+        node = leaves["node"].to_numpy()[own]
+        used = np.flatnonzero(ancestors(stacks.tree.parent, node))
+        number = np.full(
+            len(stacks.tree.parent) + 1, top, np.int64
+        )  # the last one is that of NO_ROW
+        number[used] = height + np.arange(len(used))
+        parts.append(
+            _rows(number[stacks.tree.parent[used]], stacks.tree.name.gather(used), role[used])
+        )
+        parents[own] = number[node]
+        height += len(used)
+    parts.append(leaves.select(pl.Series("parent", parents), "name", "kind", "full_name"))
+    return pl.concat(parts), height + np.arange(leaves.height)
+
+
+def _rows(parent: Int64, name: pl.Series, kind: npt.NDArray[np.str_]) -> pl.DataFrame:
+    """Rows of `FRAMES`."""
+    columns = {
+        "parent": parent,
+        "name": name.cast(pl.String),
+        "kind": kind.tolist(),
+        "full_name": None,
+    }
+    return pl.DataFrame(columns, schema=FRAMES)
 
 
 def _outermost(trace: Attributed, split: Split) -> pl.Series:
@@ -278,4 +338,6 @@ def _idle(trace: Attributed) -> Groups:
             inner.append(f"rank {rank} device {device}")
         frames.append(tuple((name, "idle", None) for name in (IDLE, *inner)))
     zero = pl.lit(0, pl.Int64)
-    return Groups(frames, gaps.select("self_ns", "count", forward_ns=zero, backward_ns=zero), None)
+    return Groups.of_paths(
+        frames, gaps.select("self_ns", "count", forward_ns=zero, backward_ns=zero)
+    )

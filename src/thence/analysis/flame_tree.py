@@ -1,4 +1,4 @@
-"""The prefix tree of a flame graph, built one level of frames at a time."""
+"""The prefix tree of a flame graph."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from thence.model.forest import depths, subtree_minima, subtree_sums, trie
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLUMNS", "Groups", "largest", "tree"]
+__all__ = ["COLUMNS", "FRAMES", "Entry", "Groups", "largest", "tree"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Entry: TypeAlias = tuple[str, str, str | None]
@@ -37,6 +38,10 @@ COLUMNS = {
 }
 """Schema of the nodes of a tree."""
 
+FRAMES = {"parent": pl.Int64, "name": pl.String, "kind": pl.String, "full_name": pl.String}
+"""Schema of `Groups.frames`."""
+
+_ENTRY = ["name", "kind", "full_name"]
 _SUMS = ("self_ns", "count", "forward_ns", "backward_ns")
 
 
@@ -45,22 +50,44 @@ class Groups:
     """Activities grouped by all their frames.
 
     Attributes:
-        frames: of each group, outermost first.
-        sums: columns self_ns, count, forward_ns and backward_ns.
+        frames: columns of `FRAMES`: the frame around each, `NO_ROW` for outermost ones, and its entry.
+            Equal paths may be there more than once; each frame is around a group or innermost in one.
+        innermost: row of frames of each group.
+        sums: columns self_ns, count, forward_ns and backward_ns of each group.
         members: the activities of each group, where one may be in several; else None.
     """
 
-    frames: Sequence[Sequence[Entry]]
+    frames: pl.DataFrame
+    innermost: Int64
     sums: pl.DataFrame
     members: pl.Series | None
 
+    @classmethod
+    def of_paths(cls, paths: Sequence[Sequence[Entry]], sums: pl.DataFrame) -> Groups:
+        """Groups whose frames are given one by one, outermost first, at least one each."""
+        lengths = np.array([len(path) for path in paths], np.int64)
+        last = np.cumsum(lengths) - 1
+        parent = np.arange(int(lengths.sum())) - 1
+        parent[last - lengths + 1] = NO_ROW
+        entries = [entry for path in paths for entry in path]
+        schema = {name: FRAMES[name] for name in _ENTRY}
+        frames = pl.DataFrame(entries, schema=schema, orient="row")
+        return cls(frames.select(pl.Series("parent", parent), *_ENTRY), last, sums, None)
+
     def with_more(self, more: Groups) -> Groups:
         """These and others, whose activities are none of these."""
-        members = self.members
+        members, own = self.members, self.frames.height
         if members is not None:
-            none = pl.Series([[]], dtype=members.dtype).new_from_index(0, len(more.frames))
+            none = pl.Series([[]], dtype=members.dtype).new_from_index(0, len(more.innermost))
             members = members.append(none)
-        return Groups([*self.frames, *more.frames], pl.concat([self.sums, more.sums]), members)
+        shifted = pl.when(pl.col("parent") != NO_ROW).then(pl.col("parent") + own)
+        frames = more.frames.with_columns(parent=shifted.otherwise(NO_ROW))
+        return Groups(
+            pl.concat([self.frames, frames]),
+            np.concatenate([self.innermost, more.innermost + own]),
+            pl.concat([self.sums, more.sums]),
+            members,
+        )
 
 
 def tree(groups: Groups, root: str) -> pl.DataFrame:
@@ -71,56 +98,53 @@ def tree(groups: Groups, root: str) -> pl.DataFrame:
         root: name of the root.
 
     Returns:
-        nodes in the columns of `COLUMNS`, each after its parent, level by level.
+        nodes in the columns of `COLUMNS`, each after its parent, level by level. Frames beside each
+        other are in the order in which the groups have their entries first.
     """
-    entries: dict[Entry, int] = {}
-    lengths = np.array([len(frames) for frames in groups.frames], np.int64)
-    codes = np.array(
-        [
-            entries.setdefault(entry, len(entries))
-            for entry in itertools.chain.from_iterable(groups.frames)
-        ],
-        np.int64,
-    )
-    at = np.concatenate([[0], np.cumsum(lengths)])[:-1]
-    sums = {name: groups.sums[name].to_numpy() for name in _SUMS}
-    node = np.zeros(len(lengths), np.int64)  # the innermost node of each group so far
-    parents, names, depths = [np.array([NO_ROW])], [np.array([NO_ROW])], [np.array([0])]
-    totals = {name: [sums[name].sum(keepdims=True)] for name in _SUMS}
-    ran = np.flatnonzero([frames[0][1] != "idle" for frames in groups.frames])  # gaps: apart
-    totals["count"] = [_counts(groups, ran, node[ran], 1)]
-    below = 1
-    for level in range(int(lengths.max(initial=0))):
-        active = np.flatnonzero(lengths > level)
-        base = len(entries)
-        keys, own = np.unique(node[active] * base + codes[at[active] + level], return_inverse=True)
-        parents.append(keys // base)
-        names.append(keys % base)
-        depths.append(np.full(len(keys), level + 1))
-        for name in _SUMS:
-            if name != "count":
-                totals[name].append(_summed(own, sums[name][active], len(keys)))
-        totals["count"].append(_counts(groups, active, own, len(keys)))
-        node[active] = below + own
-        below += len(keys)
-    exact = _summed(node, sums["self_ns"], below)
-    labels = [(root, "root", None), *(list(entries)[i] for i in np.concatenate(names)[1:].tolist())]
-    kinds = [kind for _, kind, _ in labels]
-    return pl.DataFrame(
-        {
-            "node": np.arange(below),
-            "parent": pl.Series(np.concatenate(parents)).replace(NO_ROW, None),
-            "depth": np.concatenate(depths),
-            "name": [name for name, _, _ in labels],
-            "full_name": pl.Series([full for *_, full in labels], dtype=pl.String),
-            "kind": kinds,
-            "self_ns": exact,
-            "total_ns": np.concatenate(totals["self_ns"]),
-            **{name: np.concatenate(totals[name]) for name in _SUMS[1:]},
-            "idle": [kind == "idle" for kind in kinds],
-        },
-        schema=COLUMNS,
-    )
+    top = pl.DataFrame([(NO_ROW, root, "root", None)], schema=FRAMES, orient="row")
+    rows = pl.concat([top, groups.frames.with_columns(pl.col("parent") + 1)])  # NO_ROW: 0, the root
+    around = rows["parent"].to_numpy()
+    entries = rows.select(_ENTRY).unique(maintain_order=True).with_row_index("code")
+    codes = rows.join(entries, on=_ENTRY, how="left", maintain_order="left", nulls_equal=True)[
+        "code"
+    ]
+    code = codes.cast(pl.Int64).to_numpy()
+    node, first = trie(around, code)
+    parent = np.where(around[first] == NO_ROW, NO_ROW, node[around[first]])
+    leaf = node[groups.innermost + 1]
+    order = _order(parent, code[first], leaf)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    above = parent[order]
+    parent, leaf = np.where(above == NO_ROW, NO_ROW, number[above]), number[leaf]
+    labels = rows[first[order]].select(_ENTRY)
+    exact = {name: _summed(leaf, groups.sums[name].to_numpy(), len(order)) for name in _SUMS}
+    depth = depths(parent) - 1
+    totals = {name: subtree_sums(parent, exact[name]) for name in _SUMS if name != "count"}
+    return labels.select(
+        pl.Series("node", np.arange(len(order))),
+        pl.Series("parent", parent).replace(NO_ROW, None),
+        pl.Series("depth", depth),
+        *("name", "full_name", "kind"),
+        pl.Series("self_ns", exact["self_ns"]),
+        pl.Series("total_ns", totals["self_ns"]),
+        pl.Series("count", _counts(groups, parent, depth, leaf, labels["kind"])),
+        pl.Series("forward_ns", totals["forward_ns"]),
+        pl.Series("backward_ns", totals["backward_ns"]),
+        (pl.col("kind") == "idle").alias("idle"),
+    ).cast(pl.Schema(COLUMNS))
+
+
+def _order(parent: Int64, code: Int64, leaf: Int64) -> Int64:
+    """Nodes level by level, within a level by the first group, and place in it, that has their entry."""
+    depth = depths(parent)
+    group = np.full(len(parent), len(leaf), np.int64)
+    np.minimum.at(group, leaf, np.arange(len(leaf)))
+    by_group = np.lexsort((depth, subtree_minima(parent, group)))
+    _, first, entry = np.unique(code[by_group], return_index=True, return_inverse=True)
+    seen = np.empty(len(parent), np.int64)
+    seen[by_group] = first[entry]
+    return np.lexsort((np.arange(len(parent)), seen, depth))
 
 
 def _summed(group: Int64, values: Int64, groups: int) -> Int64:
@@ -130,22 +154,36 @@ def _summed(group: Int64, values: Int64, groups: int) -> Int64:
     return result
 
 
-def _counts(groups: Groups, rows: Int64, node: Int64, nodes: int) -> Int64:
+def _counts(groups: Groups, parent: Int64, depth: Int64, leaf: Int64, kind: pl.Series) -> Int64:
     """Activities at each node: one that several groups share counts once."""
+    own = groups.sums["count"].to_numpy()
+    gaps = (kind == "idle").to_numpy()[leaf]  # no activities: they have no members, and count apart
     if groups.members is None:
-        return _summed(node, groups.sums["count"].to_numpy()[rows], nodes)
-    pairs = (
-        pl.DataFrame({"node": node, "gpu": groups.members.gather(rows)})
-        .explode("gpu", empty_as_null=True, keep_nulls=True)
-        .drop_nulls()
-        .group_by("node")
-        .agg(pl.col("gpu").n_unique())
+        result = subtree_sums(parent, _summed(leaf, own, len(parent)))
+    else:
+        result = subtree_sums(parent, _summed(leaf[gaps], own[gaps], len(parent)))
+        result += _distinct(groups.members, parent, depth, leaf)
+    result[0] -= own[gaps].sum()
+    return result
+
+
+def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> Int64:
+    """How many distinct members are at each node and below it, counted one level at a time."""
+    pairs = pl.DataFrame({"node": leaf, "gpu": members}).explode(
+        "gpu", empty_as_null=True, keep_nulls=True
     )
-    result = np.zeros(nodes, np.int64)
-    result[pairs["node"].to_numpy()] = pairs["gpu"].to_numpy()
-    # Gaps of idle frames are no activities and have no members.
-    lone = groups.members.gather(rows).list.len().to_numpy() == 0
-    return result + _summed(node[lone], groups.sums["count"].to_numpy()[rows[lone]], nodes)
+    pairs = pairs.drop_nulls().unique()
+    node, gpu = pairs["node"].to_numpy(), pairs["gpu"].to_numpy().astype(np.int64)
+    order = np.argsort(-depth[node], kind="stable")
+    node, gpu = node[order], gpu[order]
+    size = int(gpu.max(initial=0)) + 1
+    bounds = np.searchsorted(-depth[node], np.arange(-int(depth[node].max(initial=0)), 2))
+    result, at = np.zeros(len(parent), np.int64), np.empty(0, np.int64)
+    for low, high in itertools.pairwise(bounds.tolist()):
+        at = np.unique(np.concatenate([at, node[low:high] * size + gpu[low:high]]))
+        np.add.at(result, at // size, 1)
+        at = parent[at // size] * size + at % size
+    return result
 
 
 def largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:

@@ -26,7 +26,7 @@ import polars as pl
 
 from thence.attribution.launches import launch_rows
 from thence.attribution.metadata import merged_metadata, within
-from thence.attribution.paths import SEPARATOR, numbered_paths, path_names
+from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.attribution.sources import source_lines
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, chain_to, last_begun
@@ -137,7 +137,7 @@ def launch_places(tables: Tables, own: Sequence[str] = ()) -> pl.DataFrame:
 
 def paths_of(
     tables: Tables, launch: pl.Series, kind: str, own: Sequence[str] = ()
-) -> tuple[list[tuple[str, ...]], Rows]:
+) -> tuple[PathTree, Rows]:
     """The names on the path of each activity, apart: the names themselves may hold a separator.
 
     Args:
@@ -148,17 +148,16 @@ def paths_of(
         own: as `launch_places` takes it.
 
     Returns:
-        The distinct paths, the first of them empty, and the number of each activity's path.
+        The distinct paths, and the node of each activity's path, `NO_ROW` where there is none.
     """
     host = _host(tables, _rows(launch), own)
-    wanted = host.of(*_KIND[kind].categories)
+    names, wanted = host.names, host.of(*_KIND[kind].categories)
     if not _KIND[kind].follows_forward:
-        return numbered_paths(host.parent, host.names, host.climb(host.launch, wanted), wanted)
-    names = host.names
+        return path_tree(host.parent, names, host.climb(host.launch, wanted), wanted)
     if kind == "source":
         names, wanted = host.frames.line, host.frames.own
     row, _ = _own_or_forward(host, wanted)
-    return numbered_paths(host.parent, names, row, wanted)
+    return path_tree(host.parent, names, row, wanted)
 
 
 def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:

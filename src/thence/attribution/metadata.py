@@ -1,21 +1,29 @@
-"""What marks said beside their names, put together: one JSON object, inner marks winning over outer ones."""
+"""What marks said beside their names, put together: one JSON object, inner marks winning over outer ones.
+
+What the marks around a mark said is bounded, since they can be any number: of their members at most
+`MOST_MEMBERS`, and of these no more than `MOST_CHARACTERS` characters of keys and values; what was first
+said farthest outside is left out first. What a mark says itself is kept in full.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import polars as pl
 
-from thence.attribution.paths import numbered_paths
+from thence.attribution.paths import path_tree
+from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import numpy as np
     import numpy.typing as npt
 
-__all__ = ["merged_metadata", "within"]
+__all__ = ["MOST_CHARACTERS", "MOST_MEMBERS", "merged_metadata", "within"]
+
+MOST_MEMBERS = 64
+MOST_CHARACTERS = 4096
 
 
 def merged_metadata(
@@ -35,19 +43,28 @@ def merged_metadata(
     Returns:
         Categorical Series of JSON objects, one value per row, null where nothing was said.
     """
-    paths, number = numbered_paths(parent, metadata, rows, told)
-    texts = [_merged(path) for path in paths]
-    return pl.Series("metadata", texts, dtype=pl.String).cast(pl.Categorical()).gather(number)
+    tree, node = path_tree(parent, metadata, rows, told)
+    own = tree.name.cast(pl.String).to_list()
+    texts: list[str | None] = []
+    known: dict[tuple[str | None, str], str | None] = {}  # marks often say again what others said
+    for above, text in zip(tree.parent.tolist(), own, strict=True):
+        pair = (None if above == NO_ROW else texts[above], text)
+        if pair not in known:
+            known[pair] = _merged(*pair)
+        texts.append(known[pair])
+    texts.append(None)  # that of NO_ROW
+    return (
+        pl.Series("metadata", texts, dtype=pl.String)
+        .cast(pl.Categorical())
+        .gather(np.where(node == NO_ROW, len(texts) - 1, node))
+    )
 
 
 def within(outer: pl.Series, inner: pl.Series) -> pl.Series:
     """The metadata of one place inside another, row by row; columns as `merged_metadata` takes and returns."""
     pairs = pl.DataFrame({"outer": outer, "inner": inner})
     distinct = pairs.unique(maintain_order=True)
-    texts = [
-        _merged(text for text in pair if text is not None)
-        for pair in distinct.cast(pl.String).iter_rows()
-    ]
+    texts = [_merged(*pair) for pair in distinct.cast(pl.String).iter_rows()]
     known = distinct.with_columns(metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
     both = ["outer", "inner"]
     return pairs.join(known, on=both, how="left", maintain_order="left", nulls_equal=True)[
@@ -55,9 +72,24 @@ def within(outer: pl.Series, inner: pl.Series) -> pl.Series:
     ]
 
 
-def _merged(texts: Iterable[str]) -> str | None:
-    """One object of several, the outermost first."""
-    members: dict[str, msgspec.Raw] = {}
-    for text in texts:
-        members |= msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+def _merged(outer: str | None, inner: str | None) -> str | None:
+    """One object of two."""
+    members = _bounded(outer) | _members(inner)
     return msgspec.json.encode(members).decode() if members else None
+
+
+def _members(text: str | None) -> dict[str, msgspec.Raw]:
+    if text is None:
+        return {}
+    return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+
+
+def _bounded(text: str | None) -> dict[str, msgspec.Raw]:
+    """The last members, as many as the bounds allow, in their order."""
+    members = _members(text)
+    kept = min(len(members), MOST_MEMBERS)
+    if text is not None and len(text) > MOST_CHARACTERS:
+        sizes = (len(key) + len(bytes(members[key])) for key in reversed(members))
+        within_bounds = (total <= MOST_CHARACTERS for total in itertools.accumulate(sizes))
+        kept = min(kept, sum(itertools.takewhile(bool, within_bounds)))
+    return dict(itertools.islice(members.items(), len(members) - kept, None))

@@ -1,20 +1,146 @@
-"""Names of the ranges around a row, joined from the outermost to the innermost."""
+"""Names of the ranges around a row, joined from the outermost to the innermost.
+
+Paths are nodes of a prefix tree, so that memory grows with the rows and not with their depth. As text a
+path of more than `MOST_LEVELS` names is shortened in the middle: its `KEPT_LEVELS` outermost names, how
+many levels are left out, its `KEPT_LEVELS` innermost names, as in
+``a/b/[99,968 levels left out]/y/z``. Where two shortened paths would read the same, all but the first of
+them are numbered: ``[99,968 levels left out, 2]``.
+"""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from thence.model.forest import ancestors, depths, trie
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["SEPARATOR", "numbered_paths", "path_names"]
+__all__ = [
+    "KEPT_LEVELS",
+    "MOST_LEVELS",
+    "SEPARATOR",
+    "PathTree",
+    "left_out",
+    "path_names",
+    "path_tree",
+]
 
 SEPARATOR = "/"
+MOST_LEVELS = 256
+"""Levels of the deepest path that is written in full; stacks of Python programs stay below."""
+KEPT_LEVELS = 16
+"""Levels at either end of a path that is written shortened."""
+
+
+@dataclass(frozen=True)
+class PathTree:
+    """Distinct paths: each is the path of its parent with one name more.
+
+    Attributes:
+        parent: node of the path without its last name, `NO_ROW` where there is only one; shape (n,).
+        name: last name of each path, Categorical or String. Two nodes with the same parent differ in it.
+
+    Nodes are in order of their depth, parents before children.
+    """
+
+    parent: npt.NDArray[np.int64]
+    name: pl.Series
+
+    def texts(self, nodes: npt.NDArray[np.int64], separator: str = SEPARATOR) -> pl.Series:
+        """The paths as text, shortened where they are very deep; see the head of this module.
+
+        Args:
+            nodes: distinct nodes, in any order, shape (m,).
+            separator: what stands between two names.
+
+        Returns:
+            String Series, one value per node. A shortened path reads like no other of them.
+        """
+        depth = depths(self.parent)
+        deep = depth[nodes] > MOST_LEVELS
+        full = np.where(deep, chain_to(self.parent, nodes, depth <= KEPT_LEVELS), nodes)
+        heads = self._full_texts(full, depth, separator)
+        if not deep.any():
+            return heads
+        tails = self._tails(nodes[deep], separator)
+        short = _shortened(
+            heads.filter(pl.Series(deep)),
+            depth[nodes[deep]],
+            tails,
+            heads.filter(pl.Series(~deep)),
+            separator,
+        )
+        return heads.scatter(np.flatnonzero(deep), short)
+
+    def _full_texts(
+        self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], separator: str
+    ) -> pl.Series:
+        """The whole paths, made one level at a time; every one on the way is made."""
+        rows = np.flatnonzero(ancestors(self.parent, nodes))
+        position = np.full(len(self.parent), NO_ROW, np.int64)
+        position[rows] = np.arange(len(rows))
+        names = self.name.gather(rows).cast(pl.String).fill_null("")
+        deepest = int(depth[rows].max(initial=0))
+        bounds = np.searchsorted(depth[rows], np.arange(1, deepest + 2))
+        levels = [pl.Series([], dtype=pl.String)]
+        above = 0
+        for low, high in itertools.pairwise(bounds.tolist()):
+            own = names.slice(low, high - low)
+            if low:
+                around = levels[-1].gather(position[self.parent[rows[low:high]]] - above)
+                own = around + separator + own
+            levels.append(own)
+            above = low
+        return pl.concat(levels).gather(position[nodes])
+
+    def _tails(self, nodes: npt.NDArray[np.int64], separator: str) -> pl.Series:
+        """The innermost names of deep paths."""
+        names = self.name.cast(pl.String).fill_null("")
+        text, at = names.gather(nodes), nodes
+        for _ in range(KEPT_LEVELS - 1):
+            at = self.parent[at]
+            text = names.gather(at) + separator + text
+        return text
+
+
+def left_out(levels: int) -> str:
+    """What stands in a shortened path for the levels that it lacks."""
+    return f"[{levels:,} levels left out]"
+
+
+def _shortened(
+    heads: pl.Series,
+    depth: npt.NDArray[np.int64],
+    tails: pl.Series,
+    others: pl.Series,
+    separator: str,
+) -> pl.Series:
+    """Shortened paths, none of which reads like another of them or like one of the others."""
+    lacking, position = np.unique(depth - 2 * KEPT_LEVELS, return_inverse=True)
+    gap = pl.Series([left_out(levels)[:-1] for levels in lacking.tolist()]).gather(position)
+    parts = pl.DataFrame({"head": heads, "gap": gap, "tail": tails})
+    number = pl.int_range(1, pl.len() + 1).over("head", "gap", "tail")
+    parts = parts.with_columns(number=number)
+    suffix = (
+        pl.when(pl.col("number") == 1).then(pl.lit("]")).otherwise(pl.format(", {}]", "number"))
+    )
+    between = pl.lit(separator)
+    while True:
+        text = parts.select(
+            pl.concat_str("head", between, "gap", suffix, between, "tail")
+        ).to_series()
+        taken = ~text.is_first_distinct() | text.is_in(others.implode())
+        if not taken.any():
+            return text
+        # A name can read like what stands for left-out levels.
+        parts = parts.with_columns(number=pl.col("number") + taken.cast(pl.Int64) * len(text))
 
 
 def path_names(
@@ -34,47 +160,40 @@ def path_names(
         separator: what stands between two names.
 
     Returns:
-        Categorical Series, one value per row.
+        Categorical Series, one value per row, null where there is no path.
     """
-    paths, number = numbered_paths(parent, names, rows, wanted)
-    texts = [None, *(separator.join(path) for path in paths[1:])]
-    return pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(number)
+    tree, node = path_tree(parent, names, rows, wanted)
+    used = np.unique(node[node != NO_ROW])
+    position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last one is that of NO_ROW
+    position[used] = np.arange(len(used))
+    texts = tree.texts(used, separator).extend_constant(None, 1)
+    return texts.cast(pl.Categorical()).gather(position[node])
 
 
-def numbered_paths(
+def path_tree(
     parent: npt.NDArray[np.int64],
     names: pl.Series,
     rows: npt.NDArray[np.int64],
     wanted: npt.NDArray[np.bool_],
-) -> tuple[list[tuple[str, ...]], npt.NDArray[np.int64]]:
-    """The same paths as their names, which may hold the separator themselves.
-
-    Equal paths are built once: each row's path is numbered as (number of its parent's path, own
-    name), one level of nesting at a time.
+) -> tuple[PathTree, npt.NDArray[np.int64]]:
+    """The same paths as nodes of a tree: their names may hold the separator themselves.
 
     Args:
         parent: parent row of every host row, `NO_ROW` at the top.
         names: Categorical name of every host row; only those of wanted rows matter.
-        rows: innermost wanted row of each activity; `NO_ROW` gives the empty path.
+        rows: innermost wanted row of each activity; `NO_ROW` gives `NO_ROW`.
         wanted: which host rows belong on the path.
 
     Returns:
-        The distinct paths, the first of them empty, and the number of each row's path.
+        The paths of the rows and of all that are around them, and the node of each row.
     """
-    distinct, position = np.unique(rows, return_inverse=True)
-    levels = [distinct]
-    while (levels[-1] != NO_ROW).any():
-        above = np.where(levels[-1] == NO_ROW, NO_ROW, parent[levels[-1]])
-        levels.append(chain_to(parent, above, wanted))
-    codes = names.to_physical().fill_null(0).to_numpy()
-    used = names.unique().drop_nulls()
-    text_of = dict(zip(used.to_physical().to_list(), used.cast(pl.String).to_list(), strict=True))
-    base = max(text_of, default=0) + 1
-    paths: list[tuple[str, ...]] = [()]
-    path = np.zeros(len(distinct), np.int64)  # number of each row's path in paths
-    for level in reversed(levels[:-1]):
-        active = level != NO_ROW
-        keys, number = np.unique(path[active] * base + codes[level[active]], return_inverse=True)
-        path[active] = len(paths) + number
-        paths += [(*paths[key // base], text_of[key % base]) for key in keys.tolist()]
-    return paths, path[position]
+    on_path = np.flatnonzero(ancestors(parent, rows) & wanted)
+    number = np.full(len(parent) + 1, NO_ROW, np.int64)  # the last one is that of NO_ROW
+    number[on_path] = np.arange(len(on_path))
+    around = number[chain_to(parent, parent[on_path], wanted)]
+    codes = names.gather(on_path).to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    node, first = trie(around, codes)
+    above = around[first]
+    tree_parent = np.where(above == NO_ROW, NO_ROW, node[above]) if len(node) else above
+    tree = PathTree(tree_parent, names.gather(on_path[first]))
+    return tree, np.append(node, NO_ROW)[number[rows]]

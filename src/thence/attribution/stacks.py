@@ -24,23 +24,19 @@ import polars as pl
 from thence.attribution.hlo_places import frame_names, stack_shares
 from thence.attribution.launch_places import paths_of
 from thence.attribution.op_names import segments_of
-from thence.attribution.paths import SEPARATOR
+from thence.attribution.paths import SEPARATOR, PathTree
+from thence.model.forest import trie
+from thence.model.intervals import NO_ROW
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
 
     from thence.model.attributed import Attributed
 
-__all__ = ["Path", "Stacks", "stacks_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """Frames, outermost first; where nothing is known, ``attributed`` is False and the one frame says why."""
-
-    frames: tuple[str, ...]
-    attributed: bool
+__all__ = ["Stacks", "stacks_of"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +44,17 @@ class Stacks:
     """The paths of all activities.
 
     Attributes:
-        claims: columns gpu (row), path (number in ``paths``) and weight; the weights of one activity
-            sum to 1.
-        paths: every distinct path.
+        claims: columns gpu (row), node (of ``tree``: the innermost frame; `NO_ROW` for none) and weight;
+            the weights of one activity sum to 1.
+        tree: every distinct path; may hold more than those of the claims.
+        attributed: of each node, whether it is a frame; if not, it is an outermost one that says why
+            nothing is known.
         shared: whether several paths may share one activity.
     """
 
     claims: pl.DataFrame
-    paths: tuple[Path, ...]
+    tree: PathTree
+    attributed: npt.NDArray[np.bool_]
     shared: bool
 
 
@@ -69,41 +68,80 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
     if by == "source" and trace.shares is not None:
         return _shared(trace)
     places = trace.places
-    numbers = np.zeros(trace.gpu.height, np.int64)
-    of_host: list[tuple[str, ...]] = [()]
+    empty = np.empty(0, np.int64)
+    host, node = PathTree(empty, pl.Series([], dtype=pl.String)), np.full(places.height, NO_ROW)
     if by != "op_name":
-        of_host, numbers = paths_of(trace, places["launch"], by, trace.own)
+        host, node = paths_of(trace, places["launch"], by, trace.own)
+    rows = pl.DataFrame({"place": places[by], "rule": places[f"{by}_rule"], "host": node})
+    distinct = rows.unique(maintain_order=True)
+    place, rule = (distinct[name].cast(pl.String) for name in ("place", "rule"))
+    spelt = _spelt(by, host, distinct["host"].to_numpy(), place)
     of_hlo = _hlo_stacks(trace) if by == "stack" else {}
-    rows = pl.DataFrame({"place": places[by], "rule": places[f"{by}_rule"], "host": numbers})
-    distinct = rows.unique(maintain_order=True).with_row_index("path")
-    paths = [
-        _unknown(text_of(rule))
-        if place is None
-        else Path(_frames(by, place, of_host[host], of_hlo), True)  # noqa: FBT003 - attributed
-        for place, rule, host in distinct.select(
-            pl.col("place", "rule").cast(pl.String), "host"
-        ).iter_rows()
+    frames = [
+        (f"[{text_of(reason)}]",) if text is None else _frames(by, text, of_hlo)
+        for text, reason in zip(place.filter(~spelt), rule.filter(~spelt), strict=True)
     ]
+    tree, attributed, ends = _with_paths(
+        host, frames, place.filter(~spelt).is_not_null().to_numpy()
+    )
+    end = distinct["host"].to_numpy().copy()
+    end[~spelt.to_numpy()] = len(host.parent) + np.arange(len(frames))
+    distinct = distinct.with_columns(node=ends[end])
     claims = rows.join(distinct, on=rows.columns, how="left", maintain_order="left", nulls_equal=True)  # fmt: skip
     return Stacks(
-        claims.select(pl.int_range(pl.len(), dtype=pl.Int64).alias("gpu"), "path", weight=1.0),
-        tuple(paths),
+        claims.select(pl.int_range(pl.len(), dtype=pl.Int64).alias("gpu"), "node", weight=1.0),
+        tree,
+        attributed,
         shared=False,
     )
 
 
-def _unknown(reason: str) -> Path:
-    return Path((f"[{reason}]",), attributed=False)
+def _spelt(by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series) -> pl.Series:
+    """Which places the ranges of the host spell: their frames are known apart."""
+    around = node != NO_ROW
+    used = np.unique(node[around])
+    innermost = host.name.gather(used).cast(pl.String)
+    texts = innermost if by == "source" else host.texts(used)
+    found = texts.gather(np.searchsorted(used, node[around])) == place.filter(pl.Series(around))
+    result = np.zeros(len(node), np.bool_)
+    result[around] = found.fill_null(value=False).to_numpy()
+    return pl.Series(result, dtype=pl.Boolean)
 
 
-def _frames(
-    by: str, place: str, of_host: tuple[str, ...], of_hlo: dict[str, tuple[str, ...]]
-) -> tuple[str, ...]:
-    """The frames that a place stands for: the structure that spells it, else its text in parts."""
+def _with_paths(
+    tree: PathTree, paths: Sequence[Sequence[str]], attributed: npt.NDArray[np.bool_]
+) -> tuple[PathTree, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """A tree with more paths in it.
+
+    Args:
+        tree: whose nodes are all attributed.
+        paths: names, outermost first.
+        attributed: of each of the paths.
+
+    Returns:
+        The new tree, which of its nodes are attributed, and the nodes of the old ones and of the last
+        names of the paths, `NO_ROW` for a path without a name.
+    """
+    lengths = np.array([len(path) for path in paths], np.int64)
+    old, begin = len(tree.parent), np.cumsum(lengths) - lengths
+    chained = np.arange(old - 1, old - 1 + int(lengths.sum()))
+    chained[begin[lengths > 0]] = NO_ROW
+    last = np.where(lengths > 0, old + begin + lengths - 1, NO_ROW)
+    parent = np.concatenate([tree.parent, chained])
+    more = pl.Series([name for path in paths for name in path], dtype=pl.String)
+    names = pl.concat([tree.name.cast(pl.String), more]).cast(pl.Categorical())
+    known = np.concatenate([np.ones(old, np.bool_), np.repeat(attributed, lengths)])
+    code = names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy() * 2 + known
+    node, first = trie(parent, code)
+    above = parent[first]
+    new = PathTree(np.where(above == NO_ROW, NO_ROW, node[above]), names.gather(first))
+    return new, known[first], np.concatenate([node[:old], np.append(node, NO_ROW)[last]])
+
+
+def _frames(by: str, place: str, of_hlo: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The frames that the text of a place stands for."""
     if by == "source":
-        return of_host if of_host and of_host[-1] == place else (place,)
-    if of_host and SEPARATOR.join(of_host) == place:
-        return of_host
+        return (place,)
     if by == "stack":
         return of_hlo.get(place, (place,))
     parts = segments_of(place) if by in ("op_name", "label") else place.split(SEPARATOR)
@@ -126,12 +164,15 @@ def _shared(trace: Attributed) -> Stacks:
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")
     rows = rows.with_columns(reason)  # how a stack was found does not make it another one
-    distinct = rows.select(keys).unique(maintain_order=True).with_row_index("path")
-    paths = [
-        _unknown(text_of(rule))
+    distinct = rows.select(keys).unique(maintain_order=True)
+    frames = [
+        (f"[{text_of(rule)}]",)
         if frame is None
-        else Path(tuple(f"{f.file}:{f.line}" for f in trace.hlo[module].stack(frame)), True)  # noqa: FBT003 - attributed
-        for module, frame, rule in distinct.select(keys).iter_rows()
+        else tuple(f"{f.file}:{f.line}" for f in trace.hlo[module].stack(frame))
+        for module, frame, rule in distinct.iter_rows()
     ]
+    none = PathTree(np.empty(0, np.int64), pl.Series([], dtype=pl.String))
+    tree, attributed, ends = _with_paths(none, frames, distinct["frame"].is_not_null().to_numpy())
+    distinct = distinct.with_columns(node=ends)
     claims = rows.join(distinct, on=keys, how="left", maintain_order="left", nulls_equal=True)
-    return Stacks(claims.select("gpu", "path", "weight"), tuple(paths), shared=True)
+    return Stacks(claims.select("gpu", "node", "weight"), tree, attributed, shared=True)

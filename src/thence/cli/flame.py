@@ -108,9 +108,8 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
 
         from thence.writers.speedscope import speedscope_document
 
-        json.dump(
-            speedscope_document(flame, f"thence {__version__}"), stream, separators=(",", ":")
-        )
+        document = speedscope_document(flame, f"thence {__version__}")
+        stream.write(json.dumps(document, separators=(",", ":")))  # json.dump is ten times slower
 
 
 @contextmanager

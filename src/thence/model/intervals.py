@@ -42,6 +42,8 @@ NEVER = int(np.iinfo(np.int64).min)
 
 _FEW_GROUPS = 500  # rows of a group from which on each is worth calls of its own
 _AT_ONCE = 1 << 18  # rows whose temporaries stay in the processor's cache
+_MOST_CLIMBED = 4  # steps up one by one, in multiples of all rows, before steps double in length
+_ROUND = 1000  # what one round of array operations costs beside its rows, in rows
 
 
 def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
@@ -410,9 +412,24 @@ def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     found = rows.copy()
     climbing = np.flatnonzero(found >= 0)
     climbing = climbing[~wanted[found[climbing]]]
-    while len(climbing):
+    spent = 0
+    while len(climbing) and spent <= _MOST_CLIMBED * len(parent):
+        spent += len(climbing) + _ROUND
         up = parent[found[climbing]]
         found[climbing] = up
         climbing = climbing[up >= 0]
         climbing = climbing[~wanted[found[climbing]]]
+    if len(climbing):  # very deep: from here on every row jumps twice as far each time
+        found[climbing] = _nearest(parent, wanted)[found[climbing]]
     return found
+
+
+def _nearest(parent: Int64, wanted: Mask) -> Int64:
+    """The nearest wanted row on the way up from every row, itself included, `NO_ROW` where there is none."""
+    top = len(parent)
+    jump = np.append(np.where(wanted, np.arange(top), np.where(parent >= 0, parent, top)), top)
+    while True:
+        further = jump[jump]
+        if (further == jump).all():
+            return np.where(jump == top, NO_ROW, jump)[:top]
+        jump = further

@@ -23,9 +23,13 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def folded_lines(flame: Flame) -> Iterator[str]:
-    """Every line, with its newline; stacks that took no time are left out."""
+    """Every line, with its newline; stacks that took no time are left out.
+
+    Very deep stacks are shortened as `Flame.stacks` says, so that a file grows with the number of stacks.
+    """
+    shown = {name: _frame(name) for name in flame.nodes["name"].unique().to_list()}
     for frames, self_ns in flame.stacks():
-        line = ";".join(_frame(name) for name in frames)
+        line = ";".join([shown.get(name, name) for name in frames])
         line = f"\uff03{line[1:]}" if line.startswith("#") else line
         yield f"{line} {self_ns}\n"
 

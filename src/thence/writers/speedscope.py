@@ -16,7 +16,7 @@ def speedscope_document(flame: Flame, exporter: str) -> dict[str, Any]:
     """The file as JSON values.
 
     Args:
-        flame: every frame is written.
+        flame: every frame is written, but for those that `Flame.stacks` leaves out of very deep stacks.
         exporter: name and version of the program that writes.
     """
     frames: dict[str, int] = {}

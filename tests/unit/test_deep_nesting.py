@@ -1,0 +1,210 @@
+"""Nesting as deep as it gets: what is made of it is right, and memory does not grow with its square."""
+
+from __future__ import annotations
+
+import functools
+import json
+import resource
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import event, kernel, launch, run_thence
+from thence.attribution.metadata import MOST_CHARACTERS, MOST_MEMBERS, within
+from thence.readers.recording.parts import SCHEMAS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGAN = 10**6
+MOST_BYTES = 3 << 30
+"""Of addresses, which are more than what is in use: Python and Polars alone reserve 1 GiB."""
+
+
+def nested(path: Path, depth: int, category: str = "user_annotation", name: str = "r{}") -> Path:
+    """A Kineto trace of nested ranges; inside each begins a launch of a kernel that lasts 5 us."""
+    with path.open("w") as file:
+        file.write('{"traceEvents": [')
+        for level in range(depth):
+            begin = 10 * level
+            events = [
+                event(category, name.format(level), begin, 20 * depth - level - begin),
+                launch(level + 1, begin + 1),
+                kernel(level + 1, begin + 5),
+            ]
+            file.write(("," if level else "") + json.dumps(events)[1:-1])
+        file.write("]}")
+    return path
+
+
+def never_closed(folder: Path, depth: int, metadata: str | None = None) -> Path:
+    """A recording whose marks were never closed, with a launch of a kernel of 50 ns in each."""
+    folder.mkdir()
+    about = {
+        "format": "thence.recording", "version": 1, "rank": 0, "pid": 77, "began_ns": BEGAN,
+        "stopped_ns": BEGAN + 100 * depth + 1000, "finished": True,
+    }  # fmt: skip
+    (folder / "recording.json").write_text(json.dumps(about))
+    names = ["gemm", "cudaLaunchKernel", metadata or "{}", *(f"r{level}" for level in range(depth))]
+    levels = [(level, BEGAN + 100 * level) for level in range(depth)]
+    tables: dict[str, list[dict[str, Any]]] = {
+        "names": [{"number": n, "name": name, "demangled": None} for n, name in enumerate(names, 1)],
+        "marks": [
+            {"what": 0, "serial": level + 1, "forward": -1, "time": time, "thread": 9, "lane": 0,
+             "name": level + 4, "metadata": 3 if metadata else 0}
+            for level, time in levels
+        ],
+        "calls": [
+            {"start": time + 10, "end": time + 20, "thread": 9, "correlation": level + 1, "function": 2, "api": 5}
+            for level, time in levels
+        ],
+        "kernels": [
+            dict.fromkeys(SCHEMAS["kernels"], 1)
+            | {"start": time + 30, "end": time + 80, "correlation": level + 1, "graph": 0, "node": 0}
+            for level, time in levels
+        ],
+    }  # fmt: skip
+    for table, rows in tables.items():
+        pl.DataFrame(rows, schema=SCHEMAS[table]).write_ipc(folder / f"{table}-000001.arrow")
+    return folder
+
+
+def limited(script: str, *arguments: Path) -> str:
+    """What a script prints that may not have more than `MOST_BYTES` of memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=functools.partial(
+            resource.setrlimit, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)
+        ),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+EVERYTHING = """
+import sys
+from thence.cli import main
+def run(*words):
+    try: main(list(words))
+    except SystemExit as end: assert not end.code, words
+source, folder, by = sys.argv[1:4]
+run("report", source, "--by", by)
+run("report", source, "-o", folder + "/report.html")
+for form in ("html", "folded", "speedscope.json"):
+    run("flame", source, "--by", by, "-o", folder + "/flame." + form)
+for form in ("pftrace", "json"):
+    run("convert", source, "-o", folder + "/converted." + form)
+run("convert", source, "-o", folder + "/converted.parquet")
+"""
+
+
+def everything(source: Path, folder: Path, by: str) -> None:
+    """Every verb and format, in one process of little memory."""
+    folder.mkdir()
+    limited(EVERYTHING, source, folder, by)  # type: ignore[arg-type] # a word, not a path
+
+
+def folded(path: Path) -> list[tuple[list[str], int]]:
+    """Frames and time of each line."""
+    lines = [line.rpartition(" ") for line in path.read_text().splitlines()]
+    return [(frames.split(";"), int(ns)) for frames, _, ns in lines]
+
+
+def test_marks_that_were_never_closed(tmp_path: Path) -> None:
+    source = never_closed(tmp_path / "recording", 2_000, '{"step": 7}')
+    everything(source, tmp_path / "out", "label")
+    stacks = [
+        (frames, ns)
+        for frames, ns in folded(tmp_path / "out" / "flame.folded")
+        if frames[-1] == "gemm"
+    ]
+    assert [ns for _, ns in stacks] == [50] * 2_000
+    whole = [f"r{level}" for level in range(2_000)]
+    shallow = {len(frames): frames for frames, _ in stacks if "levels left out" not in str(frames)}
+    assert shallow == {n + 1: [*whole[:n], "gemm"] for n in range(1, 256)}
+    # The deepest has 2,001 frames, of which 16 stand at either end.
+    assert [*whole[:16], "[1,969 levels left out]", *whole[1985:], "gemm"] in [f for f, _ in stacks]
+    places = thence.open(source).places
+    assert set(places["metadata"].cast(pl.String)) == {'{"step":7}'}
+    assert places["label"].cast(pl.String)[2] == "r0/r1/r2"
+
+
+@pytest.mark.parametrize(
+    ("by", "category", "name"),
+    [
+        ("label", "user_annotation", "r{}"),
+        ("module", "python_function", "nn.Module: r{}"),
+        ("stack", "python_function", "model.py({}): forward"),
+        ("ops", "cpu_op", "r{}"),
+    ],
+)
+def test_every_kind_of_path(tmp_path: Path, by: str, category: str, name: str) -> None:
+    source = nested(tmp_path / "trace.json", 20_000, category, name)
+    script = """
+import sys, thence
+trace, by = thence.open(sys.argv[1]), sys.argv[2]
+places = trace.places[by].cast(str)
+times = [ns for frames, ns in trace.flame(by).stacks() if frames[-1] == "gemm"]
+print(places.n_unique(), len(times), set(times), places[-1], sep="\\n")
+"""
+    places, stacks, times, last = limited(script, source, by).splitlines()  # type: ignore[arg-type] # a word
+    assert (places, stacks, times) == ("20000", "20000", "{5000}")
+    names = [name.removeprefix("nn.Module: ").format(level) for level in range(20_000)]
+    assert last == "/".join([*names[:16], "[19,968 levels left out]", *names[-16:]])
+
+
+def test_a_hundred_thousand_levels(tmp_path: Path) -> None:
+    depth = 100_000
+    everything(nested(tmp_path / "trace.json", depth), tmp_path / "out", "label")
+    stacks = [
+        ns for frames, ns in folded(tmp_path / "out" / "flame.folded") if frames[-1] == "gemm"
+    ]
+    assert stacks == [5_000] * depth
+    document = json.loads((tmp_path / "out" / "flame.speedscope.json").read_text())
+    assert max(map(len, document["profiles"][0]["samples"])) == 256
+
+
+def test_a_hundred_thousand_marks_with_metadata(tmp_path: Path) -> None:
+    source = never_closed(tmp_path / "recording", 100_000, '{"step": 7}')
+    script = "import sys, thence; print(thence.open(sys.argv[1]).places['metadata'].n_unique())"
+    assert limited(script, source).strip() == "1"
+
+
+def test_metadata_of_marks_around_is_bounded_and_the_innermost_stays() -> None:
+    def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+        one, other = (pl.Series([json.dumps(o)]).cast(pl.Categorical()) for o in (outer, inner))
+        found: dict[str, Any] = json.loads(str(within(one, other).cast(pl.String)[0]))
+        return found
+
+    many = {f"key{i}": i for i in range(MOST_MEMBERS + 3)}
+    expected = dict(list(many.items())[3:])
+    assert merged(many, {"own": 1}) == {**expected, "own": 1}
+    assert list(merged(expected, {"own": 1})) == [*expected, "own"]
+    long = {"far": 1, "big": "x" * MOST_CHARACTERS, "near": 2}
+    assert merged(long, {"own": 1}) == {"near": 2, "own": 1}
+    assert merged({"own": 0}, long) == {"own": 0, **long}  # its own are never cut
+
+
+def test_labels_of_an_eager_run_that_nests_deeply(tmp_path: Path) -> None:
+    depth = 3_000
+    eager = nested(tmp_path / "eager.json", depth)
+    graph = [launch(1, 1) | {"name": "cudaGraphLaunch"}]
+    graph += [
+        kernel(1, 10 * level + 5, args={"graph id": 1, "graph node id": level + 1})
+        for level in range(depth)
+    ]
+    replay = tmp_path / "replay.json"
+    replay.write_text(json.dumps({"traceEvents": graph}))
+    done = run_thence("label", replay, "--eager", eager, "-o", tmp_path / "labelled.json")
+    assert done.returncode == 0, done.stderr
+    labels = thence.open(tmp_path / "labelled.json").places["label"].cast(pl.String)
+    assert labels[1] == "r0/r1"
+    assert labels[-1].startswith("r0/r1/")
+    assert labels[-1].endswith("/r2998/r2999")
