@@ -10,6 +10,7 @@ import polars as pl
 
 from thence.analysis.warmup import WarmUp, phases
 from thence.errors import MissingData, UsageError
+from thence.model.places import SEARCHED
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["select"]
 
-_SEARCHED = ("label", "module", "op", "hlo", "op_name")
 _STEP_NUMBER = r"(\d{1,18})\D*$"
 
 
@@ -103,7 +103,7 @@ def _in_window(trace: Attributed, window: tuple[int | None, int | None]) -> Mask
 
 def _matching(trace: Attributed, expression: str) -> Mask:
     """Whose name, or one of whose places, matches; every distinct text is tried once."""
-    columns = [trace.gpu["name"], *(trace.places[kind] for kind in _SEARCHED)]
+    columns = [trace.gpu["name"], *(trace.places[kind] for kind in SEARCHED)]
     found = np.zeros(trace.gpu.height, np.bool_)
     for column in columns:
         texts = column.cast(pl.String)

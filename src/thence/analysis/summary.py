@@ -48,6 +48,8 @@ class Summary:
         kind_ns: sum of durations of each kind.
         attributed_ns: sum of durations that have a place of each kind.
         unattributed: for each kind, the reasons for the rest, the largest first.
+        details: sentences about single CUDA graphs that could not be told, each with its count of
+            activities and their time; columns text, count, total_ns, the largest first.
         by: what the rows are.
         rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
             no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
@@ -67,6 +69,7 @@ class Summary:
     kind_ns: Mapping[str, Ns]
     attributed_ns: Mapping[str, Ns]
     unattributed: Mapping[str, tuple[Reason, ...]]
+    details: pl.DataFrame
     by: str
     rows: pl.DataFrame
 
@@ -146,6 +149,7 @@ class Summary:
                 ]
                 for kind, reasons in self.unattributed.items()
             },
+            "details": self.details.to_dicts(),
             "by": self.by,
             "rows": self.rows.to_dicts(),
             "notes": list(self.meta.notes),
@@ -189,6 +193,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
             kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated
         },
         unattributed=reasons,
+        details=_details(trace),
         by=by,
         rows=_rows(divided(trace, by), total, by),
     )
@@ -244,6 +249,16 @@ def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason,
             advice(code, trace.meta.formats, labels_joined=trace.labels_joined),
         )
         for code, ns in grouped.iter_rows()
+    )
+
+
+def _details(trace: Attributed) -> pl.DataFrame:
+    frame = pl.DataFrame({"text": trace.places["detail"], "ns": trace.gpu["duration"]})
+    return (
+        frame.filter(pl.col("text").is_not_null())
+        .group_by(pl.col("text").cast(pl.String))
+        .agg(pl.len().cast(pl.Int64).alias("count"), total_ns=pl.col("ns").sum())
+        .sort("total_ns", "text", descending=[True, False])
     )
 
 

@@ -17,6 +17,7 @@ from thence.cli.output import (
     print_table,
 )
 from thence.errors import MissingData, UsageError
+from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
     from thence.trace import Trace
@@ -127,7 +128,7 @@ def _show(trace: Trace, output: str | None, form: str) -> None:
         print_table(
             screen, frame_table(frame, {first: f"{first} (in graphs)", **headings}, screen.width)
         )
-    rules = "; ".join(f"{count:,} by {rule}" for rule, count in covered.rules.items())
+    rules = "; ".join(f"{n:,} by {text_of(rule)}" for rule, n in covered.rules.items())
     lines = [f"{covered}", f"how: {rules}" if rules else ""]
     if covered.confidence is not None:
         lines.append(f"lowest confidence of an alignment: {covered.confidence:.2f}")

@@ -40,17 +40,22 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 @click.command("report", epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @choice_option("--by", choices=BY, meaning="What the rows are.")
+@click.option(
+    "--details",
+    is_flag=True,
+    help="Also why single CUDA graphs could not be told, a line for each.",
+)
 @result_options(_ENDINGS, ".html (one page with everything, needs Plotly), .json or .csv.", top=20)
-def command(inputs: Inputs, by: str, result: Result) -> None:
+def command(inputs: Inputs, by: str, details: bool, result: Result) -> None:  # noqa: FBT001 - a click flag
     """Where the GPU time of a trace went."""
     trace = inputs.open()
     if result.form == "html":
         result.text(trace.report_html())
     else:
-        _show(trace, by, result)
+        _show(trace, by, result, details=details)
 
 
-def _show(trace: Trace, by: str, result: Result) -> None:
+def _show(trace: Trace, by: str, result: Result, *, details: bool) -> None:
     summary = trace.summary(by)
     if result.form == "json":
         result.text(json_text(summary.to_json()) + "\n")
@@ -59,8 +64,10 @@ def _show(trace: Trace, by: str, result: Result) -> None:
         for warning in summary.meta.warnings:
             click.echo(f"warning: {warning}", err=True)
     else:
-        from thence.writers.table import summary_table
+        from thence.writers.table import details_table, summary_table
 
         output = console()
         print_table(output, summary_table(summary, result.top or summary.rows.height, output.width))
+        if details:
+            print_table(output, details_table(summary, output.width))
         sys.stdout.flush()

@@ -19,6 +19,7 @@ __all__ = [
     "LANES",
     "LAUNCH",
     "PLACES",
+    "SEARCHED",
     "STATED",
     "STATED_XLA",
     "Kind",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
-Verb = Literal["stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels"]
+Verb = Literal["stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Kind:
         verbs: where it is offered, beside ``--by``. stated: the coverage that a summary states (stated-xla:
             of a trace with XLA programs). page: tables of the HTML report (page-xla likewise). flame: frames
             of a flame graph. lanes: extra lanes of a timeline. graph-labels: what labels of CUDA graphs
-            and annotated traces hold.
+            and annotated traces hold. only: what --only searches, beside the name.
     """
 
     name: str
@@ -75,26 +76,26 @@ KINDS: tuple[Kind, ...] = (
         "program", "XLA program", "hlo", missing="no_xla",
         verbs=_verbs("stated-xla", "page-xla"),
     ),
-    Kind("hlo", "HLO instruction", "hlo", missing="no_xla", verbs=_verbs("stated-xla", "page-xla")),
+    Kind("hlo", "HLO instruction", "hlo", missing="no_xla", verbs=_verbs("stated-xla", "page-xla", "only")),
     Kind("opcode", "opcode of the HLO instruction", "hlo", missing="no_xla", verbs=_verbs("page-xla")),
     Kind(
         "op_name", "op_name of the HLO instruction", "hlo", nests=True, missing="no_xla",
-        verbs=_verbs("stated-xla", "page-xla", "flame"),
+        verbs=_verbs("stated-xla", "page-xla", "flame", "only"),
     ),
     Kind(
         "label", "path of the ranges that the user named", "both", categories=("range",), nests=True,
         missing="no_ranges", outside="outside_ranges",
-        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels"),
+        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only"),
     ),
     Kind(
         "module", "path of nn.Module calls", "launch", categories=("module",), nests=True,
         missing="no_modules", outside="outside_modules",
-        verbs=_verbs("stated", "page", "flame", "lanes", "graph-labels"),
+        verbs=_verbs("stated", "page", "flame", "lanes", "graph-labels", "only"),
     ),
     Kind(
         "op", "innermost framework operator", "launch", heading="operator", categories=("op",),
         follows_forward=False, missing="no_operators", outside="outside_operators",
-        verbs=_verbs("stated", "page", "graph-labels"),
+        verbs=_verbs("stated", "page", "graph-labels", "only"),
     ),
     Kind(
         "ops", "path of operators, and of ranges that libraries named", "launch", heading="operator stack",
@@ -148,6 +149,8 @@ FLAMES = _offered("flame")
 """What the frames of a flame graph can be."""
 GRAPH_LABELS = _offered("graph-labels")
 """What a label of a CUDA graph, or an annotated trace, can hold."""
+SEARCHED = _offered("only")
+"""Kinds that --only searches, beside the name of the kernel."""
 LANES = (*_offered("lanes"), "collective", "process-group", "lane")
 """What extra lanes of a timeline can be by. lane: the lane that a mark named, else the process group."""
 

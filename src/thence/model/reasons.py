@@ -44,6 +44,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "graph_child": "order of the nodes inside a child graph",
         "graph_alignment": "alignment to the captured CUDA graph",
         "eager_alignment": "alignment to an eager run",
+        "in_trace": "label that the trace itself holds",
     }
 )
 """Code and meaning of every way in which a place is found."""

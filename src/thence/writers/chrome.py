@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from thence.model.places import GRAPH_LABELS, STATED
 from thence.writers.chrome_inside import inside_lines
 from thence.writers.graph_arguments import annotations_of, collective_arguments, graph_arguments
 
@@ -60,7 +61,7 @@ _HOST_NUMBERS = {
     "correlation": "correlation",
     "sequence": "Sequence number",
 }
-_PLACES = ("label", "module", "op", "source", "phase", "lane")
+_PLACES = (*(kind for kind in STATED if kind in GRAPH_LABELS), "lane")
 _FIRST_DEVICE_SORT_INDEX = 5_000_000  # Kineto's, so that devices come after processes
 _IN_GROUPS = ("backend", "world_size", "nccl_version")
 

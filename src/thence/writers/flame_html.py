@@ -11,6 +11,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from thence.model.places import KINDS
 from thence.units import format_count, format_ns, format_share
 from thence.writers.plain import printable
 
@@ -24,12 +25,7 @@ MOST_NODES = 20_000
 
 _LONGEST_FULL_NAME = 2000
 _OF_FILES = ("source", "stack")
-_TITLES = {
-    "source": "source stack",
-    "stack": "Python stack",
-    "ops": "operator stack",
-    "op_name": "op_name",
-}
+_TITLES = {kind.name: kind.heading or kind.name for kind in KINDS} | {"source": "source stack"}
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
@@ -40,7 +36,7 @@ def flame_html(flame: Flame) -> str:
         flame: with any number of frames; the largest `MOST_NODES` are shown apart.
     """
     shown = flame.largest(MOST_NODES)
-    title = f"GPU time by {_TITLES.get(flame.by, flame.by)}"
+    title = f"GPU time by {_TITLES[flame.by]}"
     inputs = ", ".join(printable(name) for name in flame.meta.inputs)
     text = json.dumps(_data(shown, title, inputs), separators=(",", ":"))  # ASCII: U+2028 escaped
     template = resources.files("thence.writers") / "templates" / "flame.html"

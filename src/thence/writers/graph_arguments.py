@@ -1,6 +1,7 @@
 """What marks say as arguments of Kineto's events, under names that thence reads back where a graph ran.
 
-``label_rule`` marks such an event: how the label was joined, or why there is none. Beside it stand
+``label_rule`` marks such an event: the code of how the label was joined, or of why there is none, in which
+case ``label_detail`` may say more. Beside it stand
 ``label``, ``module``, ``op`` ... as far as the joined labels have them, ``lane``, ``label_confidence``
 for alignments, and under ``annotations`` what else was said at capture. What a collective moves gets
 Kineto's own names. What was launched outside of graphs has ``lane`` and ``annotations`` alone.
@@ -50,7 +51,14 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
             pl.lit(', "label_confidence": '), pl.col("confidence").round(4).cast(pl.String)
         )
     ).to_series()
-    members = [*texts, _member(rules, "label_rule"), confidence, annotations_of(whole["metadata"])]
+    details = _member(joined["detail"], "label_detail")
+    members = [
+        *texts,
+        _member(rules, "label_rule"),
+        details,
+        confidence,
+        annotations_of(whole["metadata"]),
+    ]
     if collectives:
         members.append(collective_arguments(joined.unnest("collective")))
     columns = [values.alias(f"m{i}") for i, values in enumerate(members)]

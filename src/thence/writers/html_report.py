@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from thence.analysis.timeline_overview import CLASSES
 from thence.model.kernel_names import short_names
+from thence.model.places import KINDS
 from thence.units import format_count, format_ns, format_share
 from thence.writers import plots
 from thence.writers.figures import new_figure
@@ -51,11 +52,7 @@ _FLAME_NODES = 4000
 _MOST_WARNINGS = 50
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
-_DIVISION_TITLES = {
-    "kernel": "Kernel", "label": "Label", "module": "Module", "op": "Operator", "source": "Source line",
-    "step": "Step", "phase": "Phase", "rank": "Rank", "op_name": "op_name", "hlo": "HLO instruction",
-    "opcode": "HLO opcode", "program": "Program",
-}  # fmt: skip
+_TITLES = {kind.name: kind.heading or kind.name for kind in KINDS}
 
 
 def report_html(report: Report) -> str:
@@ -289,7 +286,7 @@ def _card(title: str, value: str, note: str, share: float | None) -> str:
 def _tabs(report: Report) -> str:
     divisions = _divisions(report)
     buttons = "".join(
-        f'<button type="button" role="tab" data-tab="by-{by}">{escape(_DIVISION_TITLES.get(by, by))}</button>'
+        f'<button type="button" role="tab" data-tab="by-{by}">{escape(_title(by))}</button>'
         for by in divisions
     )
     panels = "".join(
@@ -331,6 +328,12 @@ def _xla(report: Report, part: Part[Programs] | Part[Compilation], name: str) ->
         else []
     )
     return _chart(name) + _table(name) + _notes(notes)
+
+
+def _title(by: str) -> str:
+    """Of a tab: a word of the framework such as op_name stays as it is written there."""
+    title = _TITLES[by]
+    return title if "_" in title else title[0].upper() + title[1:]
 
 
 def _attribution(report: Report) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
 from thence.units import format_bytes, format_count, format_ns, format_share
+from thence.writers.frames import frame_table
 from thence.writers.plain import printable
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.model.tables import Device
 
-__all__ = ["attribution_table", "heading", "row_table", "summary_table"]
+__all__ = ["attribution_table", "details_table", "heading", "row_table", "summary_table"]
 
 _HEADINGS = {kind.name: kind.heading or kind.name for kind in KINDS}
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
@@ -92,6 +93,16 @@ def heading(summary: Summary) -> RenderableType:
         Text(counts),
         numbers,
     )
+
+
+def details_table(summary: Summary, width: int) -> RenderableType:
+    """Why single CUDA graphs could not be told, a line for each sentence."""
+    headings = {
+        "text": "CUDA graphs that could not be told",
+        "count": "activities",
+        "total_ns": "total",
+    }
+    return frame_table(summary.details, headings, width)
 
 
 def _models(devices: Iterable[Device]) -> str:

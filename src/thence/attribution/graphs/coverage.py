@@ -26,7 +26,7 @@ class Coverage:
         labelled: how many of them have a label.
         graphed_ns: sum of their durations.
         labelled_ns: of those with a label.
-        rules: how many were labelled by each rule.
+        rules: how many were labelled by each rule, by its code.
         confidence: lowest confidence of an alignment that gave a label; None without any.
     """
 

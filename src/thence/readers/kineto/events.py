@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, TEXTS
+from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds
 
@@ -80,6 +81,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     # Labels of graphed activities, as thence writes them. Other tools may use such words for anything.
     label_rule: Any = None
     label_confidence: Any = None
+    label_detail: Any = None
     graph_label: Any = msgspec.field(default=None, name="label")
     module: Any = None
     op: Any = None
@@ -392,7 +394,8 @@ _JOINED = {
     "rule": "label_rule",
     "label": "graph_label",
     "shown_in": "lane",  # a lane of its own, not the event's
-    **{name: name for name in ("module", "op", "ops", "source", "stack", "phase")},
+    "detail": "label_detail",
+    **{name: name for name in GRAPH_LABELS if name != "label"},
 }
 
 

@@ -12,6 +12,7 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.collective_columns import described
 from thence.model.intervals import NO_ROW
+from thence.model.reasons import CODES
 from thence.model.tables import (
     COLLECTIVES,
     GPU,
@@ -382,6 +383,12 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     confidence = pl.Series(joined["confidence"]).fill_nan(None)
     columns["lane"] = columns.pop("shown_in")
     rows = _row_after(joined["gpu"], gpu_order)
+    labelled, rule = columns["label"].is_not_null(), columns["rule"]
+    unknown = ~rule.is_in(CODES)  # of another version, or of nobody's
+    found = pl.Series(["in_trace"]).new_from_index(0, len(rule))
+    reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
+    columns["rule"] = found.zip_with(labelled, reason).zip_with(unknown, rule)
+    columns["detail"] = rule.zip_with(unknown & ~labelled, columns["detail"])
     return GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence}).sort("gpu")
 
 
