@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thence.analysis.streams import Streams, streams
+from thence.attribution.attribute import attribute
 from thence.model.intervals import covered_lengths, levels, shared_length, union
-from thence.model.tables import COLLECTIVES, GPU, Tables
+from thence.model.tables import GPU, Tables
 
 settings.register_profile("thence", deadline=None, max_examples=100)
 settings.load_profile("thence")
@@ -85,7 +86,7 @@ def measured(rows: list[tuple[int, int, int, int, str]]) -> Streams:
             "name": name, "start": start, "duration": duration,
         }
     )  # fmt: skip
-    return streams(Tables(gpu=frame), COLLECTIVES.empty())
+    return streams(attribute(Tables(gpu=frame)))
 
 
 @given(activities)

@@ -11,8 +11,8 @@ import polars as pl
 from graph_data import Made, Ran, layers, replay, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thence.attribution.combined import attribution_of
 
+from thence.attribution.attribute import attribute
 from thence.attribution.graphs.by_eager import join_eager
 from thence.attribution.graphs.join import join_labels
 from thence.readers.graph_labels import read_labels
@@ -115,7 +115,7 @@ def test_an_eager_run_never_gives_a_wrong_label_whatever_was_lost(
     tables, nodes = tables_of(made, [[r for r in ran if r.node != dropped]])
     if not nodes or eager.gpu.is_empty():
         return
-    joined = join_eager(tables, eager, attribution_of(eager))
+    joined = join_eager(tables, attribute(eager))
     for row, label in joined.places.select("gpu", "label").iter_rows():
         assert label in (None, made.labels[nodes[row]])
 

@@ -14,14 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from protowire import every, first
-from thence.attribution.combined import attribution_of
 
-from thence.attribution.command_buffers import (
-    BY_LIBRARY_ORDER,
-    BY_NODE_ORDER,
-    IN_GRAPH,
-    derived_instructions,
-)
+from thence.attribution.attribute import attribute
+from thence.attribution.command_buffers import derived_instructions
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers import xplane
@@ -133,9 +128,9 @@ def test_nodes_are_numbered_as_thunks(recording: str, single: Tables) -> None:
         nodes.sort("number").select("number", "kind", "hlo", "rule").iter_rows()
     ):
         if number < len(steps):
-            assert (name, rule) == (steps[number][0], BY_NODE_ORDER)
+            assert (name, rule) == (steps[number][0], "hlo_node_order")
         elif kind == "kernel":
-            assert (name, rule) == (next(calls), BY_LIBRARY_ORDER)
+            assert (name, rule) == (next(calls), "hlo_library_order")
     assert next(calls, None) is None
 
 
@@ -169,7 +164,7 @@ def test_library_calls_take_as_long_as_without_a_graph(single: Tables) -> None:
 def test_operations_take_as_long_as_without_a_graph(single: Tables) -> None:
     alone = read("jax_single_nocb.xplane.pb.gz")
     one, other = (
-        tables.gpu.hstack(attribution_of(tables).places.select("op_name"))
+        tables.gpu.hstack(attribute(tables).places.select("op_name"))
         .group_by("op_name")
         .agg(pl.col("duration").sum())
         for tables in (single, alone)
@@ -189,11 +184,11 @@ def test_operations_take_as_long_as_without_a_graph(single: Tables) -> None:
 def test_all_of_the_time_has_an_instruction(name: str, request: pytest.FixtureRequest) -> None:
     tables: Tables = request.getfixturevalue(name)
     recorded = tables.gpu["hlo"].clone()
-    found = attribution_of(tables)
+    found = attribute(tables)
     assert found.places["hlo"].null_count() == 0
     assert tables.gpu["hlo"].equals(recorded, null_equal=True)
     rules = set(found.places["hlo_rule"].unique().cast(pl.String))
-    assert {BY_NODE_ORDER, BY_LIBRARY_ORDER} <= rules
+    assert {"hlo_node_order", "hlo_library_order"} <= rules
     assert found.shares is not None
     placed = found.shares.filter(pl.col("place").is_not_null()).join(
         tables.gpu.with_row_index("gpu").cast({"gpu": pl.Int32}), on="gpu"
@@ -224,11 +219,11 @@ def test_a_graph_instantiated_again_is_found_again(single: Tables) -> None:
 # --- what stays unknown ----------------------------------------------------------------------------
 
 
-def refusals(tables: Tables) -> set[str]:
-    """Why nothing was found; fails where something was."""
+def refusals(tables: Tables) -> set[tuple[str, str | None]]:
+    """Why nothing was found, code and sentence; fails where something was."""
     found = derived_instructions(tables)
     assert found["hlo"].null_count() == len(found)
-    return set(found["rule"])
+    return set(found.select("rule", "detail").iter_rows())
 
 
 def with_module(tables: Tables, module: HloModule) -> Tables:
@@ -241,32 +236,36 @@ def test_a_shuffled_schedule_is_refused(single: Tables, seed: int) -> None:
     shuffled = module.instructions.with_columns(
         pl.col("step").shuffle(seed=seed).over("computation")
     )
-    (reason,) = refusals(with_module(single, dataclasses.replace(module, instructions=shuffled)))
-    assert reason.startswith(IN_GRAPH)
-    assert "of the graph's 165 own kernels fit the HLO schedule" in reason
+    changed = dataclasses.replace(module, instructions=shuffled)
+    ((reason, detail),) = refusals(with_module(single, changed))
+    assert reason == "command_buffer_no_fit"
+    assert "of the graph's 165 own kernels fit the HLO schedule" in (detail or "")
 
 
 def test_the_hlo_of_another_program_is_refused(single: Tables, sharded: Tables) -> None:
-    (reason,) = refusals(with_module(single, sharded.hlo[0]))
-    assert "kernels fit the HLO schedule" in reason
+    ((reason, detail),) = refusals(with_module(single, sharded.hlo[0]))
+    assert reason == "command_buffer_no_fit"
+    assert "kernels fit the HLO schedule" in (detail or "")
     # The same program compiled again: two fusions more, other numbers.
-    (reason,) = refusals(with_module(single, module_of("command_buffer.hlo.pb.xz")))
-    assert "kernels fit the HLO schedule" in reason
+    ((reason, detail),) = refusals(with_module(single, module_of("command_buffer.hlo.pb.xz")))
+    assert reason == "command_buffer_no_fit"
+    assert "kernels fit the HLO schedule" in (detail or "")
 
 
 def test_an_hlo_without_a_schedule_is_refused(single: Tables) -> None:
     module = single.hlo[0]
     table = module.instructions.with_columns(step=pl.lit(None, pl.Int32))
     (reason,) = refusals(with_module(single, dataclasses.replace(module, instructions=table)))
-    assert reason == f"{IN_GRAPH}, and the HLO of its program has no schedule"
+    assert reason == ("command_buffer_no_schedule", None)
 
 
 def test_one_kernel_that_does_not_fit_refuses_its_graph(single: Tables) -> None:
     names = pl.col("name").cast(pl.String)
     other = pl.when(names == "loop_add_fusion_3").then(pl.lit("loop_add_fusion_4")).otherwise(names)
     gpu = single.gpu.with_columns(name=other.cast(pl.Categorical()))
-    (reason,) = refusals(dataclasses.replace(single, gpu=gpu))
-    assert "at most 164 of the graph's 165 own kernels" in reason
+    ((reason, detail),) = refusals(dataclasses.replace(single, gpu=gpu))
+    assert reason == "command_buffer_no_fit"
+    assert "at most 164 of the graph's 165 own kernels" in (detail or "")
 
 
 def test_library_calls_in_another_order_are_refused(single: Tables) -> None:
@@ -283,7 +282,7 @@ def test_library_calls_in_another_order_are_refused(single: Tables) -> None:
             .otherwise("node")
         )  # fmt: skip
         (reason,) = refusals(dataclasses.replace(single, gpu=single.gpu.with_columns(node=node)))
-        assert "started before what it reads" in reason
+        assert reason == ("command_buffer_too_early", None)
 
 
 # --- repeated identical fusions ----------------------------------------------------------------------
@@ -388,7 +387,9 @@ def test_repeated_fusions_are_told_apart_by_the_order_of_the_graphs() -> None:
         dataclasses.replace(tables, gpu=tables.gpu.filter(pl.col("graph") != 2))
     )
     assert found["hlo"].null_count() == len(found)
-    assert set(found["rule"]) == {f"{IN_GRAPH}, and its kernels fit the HLO schedule at 3 places"}
+    assert set(found.select("rule", "detail").iter_rows()) == {
+        ("command_buffer_several", "the graph's kernels fit the HLO schedule at 3 places")
+    }
 
 
 def test_kernels_of_an_unknown_library_stay_unknown() -> None:
@@ -399,9 +400,7 @@ def test_kernels_of_an_unknown_library_stay_unknown() -> None:
     found = derived_instructions(dataclasses.replace(tables, gpu=gpu))
     wanted = [None if name.startswith("op") else name for name in truth]
     assert found["hlo"].to_list() == wanted
-    assert set(found.filter(pl.col("hlo").is_null())["rule"]) == {
-        f"{IN_GRAPH}, and the graph's library kernels cannot be told apart"
-    }
+    assert set(found.filter(pl.col("hlo").is_null())["rule"]) == {"command_buffer_library"}
 
 
 def test_a_lost_kernel_moves_no_other() -> None:

@@ -11,8 +11,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 import thence
 from helpers import FSDP, PAIR, assert_same_tables, opened, run_thence, written
-from thence.analysis import timeline
 from thence.cli import convert
+from thence.model.places import LANES
 from thence.writers import files
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def test_an_existing_file_is_replaced_only_by_force(trace_path: Path, tmp_path: 
 
 
 def test_an_ending_that_says_nothing_is_refused_before_reading(tmp_path: Path) -> None:
-    run = run_thence("convert", tmp_path / "missing.json", "-o", tmp_path / "out.txt")
+    (tmp_path / "unknown.json").write_text("no trace")
+    run = run_thence("convert", tmp_path / "unknown.json", "-o", tmp_path / "out.txt")
     assert run.returncode == 2
     assert b"choose one of .pftrace" in run.stderr
 
@@ -129,4 +130,5 @@ def test_choices_that_there_are_not(tmp_path: Path, wrong: dict[str, str]) -> No
 
 
 def test_the_command_line_lists_every_lane() -> None:
-    assert convert.LANES == timeline.LANES
+    (lanes,) = [option for option in convert.command.params if option.name == "lanes"]
+    assert tuple(lanes.type.choices) == LANES

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_programs_analysis import trace as programs_trace
-from thence.attribution.combined import attribution_of
 
 import thence
 from helpers import FSDP, STACK, event, kernel, launch, opened, recording
@@ -21,9 +20,10 @@ from thence.analysis.flame_tree import Groups, largest, tree
 from thence.analysis.idle import idle_gaps
 from thence.analysis.programs import programs
 from thence.analysis.warmup import WarmUp
-from thence.attribution.stacks import KINDS_OF_STACKS
+from thence.attribution.attribute import attribute
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import gaps
+from thence.model.places import FLAMES
 from thence.model.tables import Tables
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_operators_are_frames(tmp_path: Path) -> None:
 
 def test_without_idle_the_root_is_the_sum(tmp_path: Path) -> None:
     trace = opened(tmp_path, EVENTS)
-    graph = flame(trace.tables, trace.attribution, "label", idle=Idle.EXCLUDE)
+    graph = flame(trace.attributed, "label", idle=Idle.EXCLUDE)
     assert graph.total_ns == graph.sum_ns == 16_000
     assert not graph.nodes["idle"].any()
 
@@ -113,7 +113,7 @@ def test_parallel_streams_count_in_full_and_it_is_said(tmp_path: Path) -> None:
     assert any("parallel streams" in note for note in graph.notes)
 
 
-@pytest.mark.parametrize("by", KINDS_OF_STACKS)
+@pytest.mark.parametrize("by", FLAMES)
 @pytest.mark.parametrize("name", SOURCES)
 def test_totals_equal_the_summary(name: str, by: str) -> None:
     trace = trace_of(name)
@@ -123,7 +123,7 @@ def test_totals_equal_the_summary(name: str, by: str) -> None:
             (Idle.EXCLUDE, summary.sum_ns),
             (Idle.INCLUDE, summary.sum_ns + summary.idle_ns),
         ):
-            nodes = flame(trace.tables, trace.attribution, by, split, idle).nodes
+            nodes = flame(trace.attributed, by, split, idle).nodes
             assert nodes["total_ns"][0] == nodes["self_ns"].sum() == total
             assert nodes["count"][0] == trace.gpu.height
             check_tree(nodes)
@@ -151,7 +151,7 @@ def test_every_place_of_the_report_is_a_path(name: str, by: str) -> None:
         if row["attributed"]
     }
     found: dict[str, int] = {}
-    for frames, self_ns in flame(trace.tables, trace.attribution, by, idle=Idle.EXCLUDE).stacks():
+    for frames, self_ns in flame(trace.attributed, by, idle=Idle.EXCLUDE).stacks():
         separator = ";" if by == "stack" and name == "jax" else "/"
         path = separator.join(frames[:-1])
         if not path.startswith("["):
@@ -162,7 +162,7 @@ def test_every_place_of_the_report_is_a_path(name: str, by: str) -> None:
 def test_the_innermost_line_is_the_source_of_the_report() -> None:
     trace = trace_of("stack")
     found: dict[str, int] = {}
-    for frames, self_ns in flame(trace.tables, trace.attribution, "source", idle=Idle.EXCLUDE).stacks():  # fmt: skip
+    for frames, self_ns in flame(trace.attributed, "source", idle=Idle.EXCLUDE).stacks():  # fmt: skip
         found[frames[-2]] = found.get(frames[-2], 0) + self_ns
     assert any(len(frames) > 3 for frames, _ in trace.flame("source").stacks())
     assert found == dict(trace.summary("source").rows.select("name", "total_ns").iter_rows())
@@ -170,7 +170,7 @@ def test_the_innermost_line_is_the_source_of_the_report() -> None:
 
 def test_a_fusion_is_divided_among_its_source_stacks() -> None:
     trace = trace_of("jax")
-    graph = flame(trace.tables, trace.attribution, "source", idle=Idle.EXCLUDE)
+    graph = flame(trace.attributed, "source", idle=Idle.EXCLUDE)
     found: dict[str, int] = {}
     for frames, self_ns in graph.stacks():
         found[frames[-2]] = found.get(frames[-2], 0) + self_ns
@@ -184,7 +184,7 @@ def test_a_fusion_is_divided_among_its_source_stacks() -> None:
 @pytest.mark.parametrize("name", ["jax", "jax fsdp", "streams"])
 def test_idle_is_what_the_programs_analysis_finds(name: str) -> None:
     trace = trace_of(name)
-    found = programs(trace.tables, WarmUp.KEEP).programs
+    found = programs(trace.attributed, WarmUp.KEEP).programs
     graph = trace.flame("op_name")
     for program, inside, before in found.select(
         "name", "idle_inside_ns", "idle_before_ns"
@@ -222,7 +222,7 @@ def test_gaps_are_the_nanoseconds_that_nothing_covers(
 
 def test_phases_stand_apart_when_asked() -> None:
     trace = trace_of("stack")
-    graph = flame(trace.tables, trace.attribution, "module", Split.PHASE, Idle.EXCLUDE)
+    graph = flame(trace.attributed, "module", Split.PHASE, Idle.EXCLUDE)
     outermost = graph.nodes.filter(pl.col("depth") == 1)
     expected = trace.summary("phase").rows
     assert dict(outermost.select("name", "total_ns").iter_rows()) == dict(
@@ -236,23 +236,22 @@ def test_phases_stand_apart_when_asked() -> None:
 def test_ranks_are_merged_or_one_of_them_is_chosen() -> None:
     trace = trace_of("fsdp")
     merged = trace.flame("ops")
-    single = [flame(trace.tables, trace.attribution, "ops", ranks=[rank]) for rank in (0, 1)]
+    single = [trace.select(ranks=[rank]).flame("ops") for rank in (0, 1)]
     assert [graph.total_ns for graph in single] == [
         thence.open(path).flame("ops").total_ns for path in SOURCES["fsdp"]
     ]
     assert merged.total_ns == sum(graph.total_ns for graph in single)
     assert merged.ranks == (0, 1)
     assert row(merged, "rank 1 device 1")["total_ns"] == row(single[1], IDLE)["total_ns"]
-    with pytest.raises(UsageError, match="no GPU activity of rank 7; the inputs hold rank 0, 1"):
-        flame(trace.tables, trace.attribution, "ops", ranks=[7])
+    with pytest.raises(UsageError, match="no rank 7: the inputs hold rank 0, 1"):
+        trace.select(ranks=[7]).flame("ops")
 
 
 def test_a_kind_that_there_is_not_and_a_trace_without_gpu_are_refused() -> None:
-    with pytest.raises(UsageError, match="choose one of source"):
+    with pytest.raises(UsageError, match=f"choose one of {', '.join(FLAMES)}"):
         trace_of("stack").flame("weather")
-    empty = Tables()
     with pytest.raises(MissingData):
-        flame(empty, attribution_of(empty), "ops")
+        flame(attribute(Tables()), "ops")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +259,7 @@ def test_a_kind_that_there_is_not_and_a_trace_without_gpu_are_refused() -> None:
 )
 def test_the_kind_that_says_most_is_chosen(name: str, kind: str) -> None:
     trace = trace_of(name)
-    assert default_kind(trace.tables, trace.attribution) == kind
+    assert default_kind(trace.attributed) == kind
 
 
 def test_a_kernel_and_a_frame_of_one_name_stay_apart() -> None:

@@ -15,9 +15,9 @@ import thence
 from helpers import FSDP, STACK, run_thence
 from thence.analysis.flame import Flame, Split
 from thence.analysis.flame_tree import Groups, tree
-from thence.attribution.stacks import KINDS_OF_STACKS
 from thence.cli import main
-from thence.cli.flame import BY
+from thence.cli.flame import command
+from thence.model.places import FLAMES
 from thence.model.tables import Meta
 from thence.writers.flame_html import flame_html
 from thence.writers.folded import folded_lines
@@ -192,7 +192,8 @@ def test_a_page_needs_nothing_from_outside() -> None:
 
 
 def test_the_command_line_knows_every_kind() -> None:
-    assert BY == KINDS_OF_STACKS
+    (by,) = [option for option in command.params if option.name == "by"]
+    assert tuple(by.type.choices) == FLAMES
 
 
 def test_the_suffix_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,11 +214,11 @@ def test_a_file_is_overwritten_only_when_told(
 ) -> None:
     path = tmp_path / "a.folded"
     path.write_text("mine")
-    assert "--force overwrites it" in run(capsys, STACK, "-o", path, code=2)
+    assert "exists already; --force replaces it" in run(capsys, STACK, "-o", path, code=2)
     assert path.read_text() == "mine"
     run(capsys, STACK, "-o", path, "--force")
     assert path.read_text() != "mine"
-    assert "cannot be written" in run(capsys, STACK, "-o", tmp_path / "no" / "a.html", code=2)
+    assert "there is no folder" in run(capsys, STACK, "-o", tmp_path / "no" / "a.html", code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["a.folded"]
 
 

@@ -85,8 +85,9 @@ def test_labels_of_another_process_name_both() -> None:
 
 def test_labels_beside_a_trace_are_named_and_give_way_to_those_asked_for() -> None:
     trace = thence.open(GRAPHS / "comm_replay_rank0.json.gz")
-    [beside] = [text for text in trace.meta.warnings if text.startswith("labels of CUDA graphs")]
+    [beside] = [text for text in trace.meta.notes if text.startswith("labels of CUDA graphs")]
     assert "comm_labels_rank0.json" in beside
     assert "block_labels.json" not in beside
     asked = trace.label(GRAPHS / "comm_labels_rank0.json")
-    assert not [text for text in asked.meta.warnings if text.startswith("labels of CUDA graphs")]
+    told = (*asked.meta.notes, *asked.meta.warnings)
+    assert not [text for text in told if text.startswith("labels of CUDA graphs")]

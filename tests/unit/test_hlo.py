@@ -24,9 +24,9 @@ from hlo_building import (
     tuple_of,
 )
 from protowire import every, fields, first, message, pack, packed
-from thence.readers.xla.collectives import collectives
 
 from thence.attribution.constituents import constituents_by_cost, constituents_by_place
+from thence.attribution.hlo_collectives import collective_instructions
 from thence.errors import DamagedInput
 from thence.readers.xla.frames import Frame
 from thence.readers.xla.hlo import HloModule, decode_hlo
@@ -157,7 +157,7 @@ def test_collectives_of_the_recording(module: HloModule, truth) -> None:
             moved = sum(sizes[n] for part in every(data, 36) for n in _list(part))
             moved //= group if opcode == "reduce-scatter" else 1
             expected[opcode, moved, group] += 1
-    found = collectives(module)
+    found = collective_instructions(module)
     columns = ("collective", "message_bytes", "group_size")
     plain = found.filter(pl.col("opcode") == pl.col("collective")).select(columns)
     assert Counter(plain.iter_rows()) == expected
@@ -341,7 +341,7 @@ def test_cut_and_flipped_modules_are_read_or_refused(module: HloModule) -> None:
             read = decode_hlo(bytes(data), "x")
         except DamagedInput:
             continue
-        collectives(read)
+        collective_instructions(read)
         constituents_by_cost(read)
         constituents_by_place(read)
 

@@ -11,11 +11,12 @@ from typing import Any
 import polars as pl
 import pytest
 from protowire import every, first, message, pack
-from thence.attribution.hlo import CLAIMS, PLACES, attribute_hlo, instructions, source_shares
 
 from thence.attribution.constituents import constituents_by_cost, constituents_by_place
+from thence.attribution.hlo_places import PLACES, hlo_places, instructions, source_shares
 from thence.attribution.op_names import labels, parts_of, phase_of
 from thence.attribution.origins import origins
+from thence.model.attributed import SHARES
 from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers import xplane
 from thence.readers.files import Source
@@ -37,6 +38,21 @@ def tables(request: pytest.FixtureRequest) -> Tables:
     return read(request.param)
 
 
+def resolved(tables: Tables) -> tuple[Tables, pl.Series]:
+    """The tables with the instructions that were found, and how."""
+    found = instructions(tables)
+    gpu = tables.gpu.with_columns(found["hlo"])
+    return dataclasses.replace(tables, gpu=gpu), found["hlo_rule"]
+
+
+def places_of(tables: Tables) -> pl.DataFrame:
+    return hlo_places(*resolved(tables))
+
+
+def shares_of(tables: Tables, *weighting: Any) -> pl.DataFrame:
+    return source_shares(*resolved(tables), *weighting)
+
+
 def proto_of(name: str, program: str) -> bytes:
     """The HloModuleProto of a program in a trace, found by wire decoding."""
     data = (DATA / name).read_bytes()
@@ -54,7 +70,7 @@ def proto_of(name: str, program: str) -> bytes:
 
 
 def test_all_kernel_time_has_an_hlo_op_and_a_source_line(tables: Tables) -> None:
-    places = attribute_hlo(tables, instructions(tables))
+    places = places_of(tables)
     assert places.columns == [name for kind in PLACES for name in (kind, f"{kind}_rule")]
     assert places.height == tables.gpu.height
     for kind in ("op_name", "opcode", "source", "stack"):
@@ -65,8 +81,8 @@ def test_all_kernel_time_has_an_hlo_op_and_a_source_line(tables: Tables) -> None
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_claims_account_for_all_of_every_activity(tables: Tables, weighting: Any) -> None:
-    claims = source_shares(tables, instructions(tables), weighting)
-    assert dict(claims.schema) == CLAIMS
+    claims = shares_of(tables, weighting)
+    assert dict(claims.schema) == dict(SHARES)
     sums = claims.group_by("gpu", maintain_order=True).agg(pl.col("weight").sum())
     assert sums["gpu"].to_list() == list(range(tables.gpu.height))
     assert sums["weight"].to_list() == pytest.approx([1.0] * len(sums))
@@ -95,9 +111,7 @@ def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> N
     module = proto_of(name, program)
     lines = lines_of(module)
     truth = {first(i)[1].decode(): first(i) for c in every(module, 3) for i in every(c, 2)}
-    places = attribute_hlo(tables, instructions(tables)).with_columns(
-        hlo=tables.gpu["hlo"].cast(pl.String)
-    )
+    places = places_of(tables).with_columns(hlo=tables.gpu["hlo"].cast(pl.String))
     checked = 0
     for row in places.unique("hlo").iter_rows(named=True):
         metadata = first(truth[row["hlo"]].get(7, b""))
@@ -107,7 +121,7 @@ def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> N
             assert row["source"] == lines[metadata[15] - 1]
             file, line = row["source"].rsplit(":", 1)
             assert f"{file}({line}): " in row["stack"].split(";")[-1]
-            assert row["op_name_rule"] == row["source_rule"] == "HLO instruction"
+            assert row["op_name_rule"] == row["source_rule"] == "hlo_instruction"
             assert (row["phase"] == "backward") is (b"transpose(" in metadata[2])
             checked += 1
     assert checked >= least
@@ -116,16 +130,14 @@ def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> N
 def test_labels_are_the_named_scopes_of_the_model() -> None:
     """The model has four blocks of attention and mlp, named by jax.named_scope."""
     tables = read(SINGLE)
-    places = attribute_hlo(tables, instructions(tables))
+    places = places_of(tables)
     found = set(places["label"].drop_nulls().unique().cast(pl.String))
     assert found == {f"block{i}/{part}" for i in range(4) for part in ("attention", "mlp")}
 
 
 def test_the_moved_layer_is_on_its_own_stream_and_line() -> None:
     tables = read("streams_moved.xplane.pb")
-    rows = tables.gpu.select("stream", "hlo").hstack(
-        attribute_hlo(tables, instructions(tables)).select("source")
-    )
+    rows = tables.gpu.select("stream", "hlo").hstack(places_of(tables).select("source"))
     rows = rows.with_columns(pl.col("hlo", "source").cast(pl.String))
     main = rows.filter(pl.col("stream") == 14)
     moved = rows.filter(pl.col("stream") != 14)
@@ -187,24 +199,24 @@ def gathered() -> bytes:
 
 def test_what_moves_data_belongs_to_what_it_moves() -> None:
     tables = running(gathered(), "all-gather.7", "start.1", "copy.1", "add.1", "gone.1")
-    places = attribute_hlo(tables, instructions(tables))
+    places = places_of(tables)
     assert places.select("op_name", "op_name_rule").rows() == [
-        ("jit(f)/jvp(a)/dot_general", "what it moves"),
-        ("jit(f)/jvp(a)/dot_general", "what it moves"),
-        ("params['w']", "what it moves"),
-        (None, "the HLO instruction has no op_name"),
-        (None, "the HLO of its program has no such instruction"),
+        ("jit(f)/jvp(a)/dot_general", "hlo_moved"),
+        ("jit(f)/jvp(a)/dot_general", "hlo_moved"),
+        ("params['w']", "hlo_moved"),
+        (None, "no_op_name"),
+        (None, "no_instruction"),
     ]
     assert places.select("source", "source_rule").rows() == [
-        ("model.py:12", "what it moves"),
-        ("model.py:12", "what it moves"),
-        ("model.py:12", "what uses the result"),
-        (None, "the HLO instruction has no source line"),
-        (None, "the HLO of its program has no such instruction"),
+        ("model.py:12", "hlo_moved"),
+        ("model.py:12", "hlo_moved"),
+        ("model.py:12", "hlo_user"),
+        (None, "no_source"),
+        (None, "no_instruction"),
     ]
     assert places["label"].to_list() == ["a", "a", None, None, None]
     assert places["phase"].to_list() == ["forward", "forward", None, None, None]
-    claims = source_shares(tables, instructions(tables))
+    claims = shares_of(tables)
     assert claims["weight"].to_list() == [1.0] * 5
     assert claims["place"].null_count() == 2
 
@@ -231,13 +243,9 @@ def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
     flops = 1024 / 14
     expected = {"model.py:1": 4096 + flops, "model.py:2": 8192 + flops}
     total = sum(expected.values())
-    found = dict(source_shares(tables, instructions(tables)).select("place", "weight").rows())
+    found = dict(shares_of(tables).select("place", "weight").rows())
     assert found == pytest.approx({k: v / total for k, v in expected.items()})
-    equal = dict(
-        source_shares(tables, instructions(tables), constituents_by_place)
-        .select("place", "weight")
-        .rows()
-    )
+    equal = dict(shares_of(tables, constituents_by_place).select("place", "weight").rows())
     assert equal == {"model.py:1": 0.5, "model.py:2": 0.5}
 
 
@@ -258,20 +266,20 @@ def test_reasons_where_there_is_no_instruction() -> None:
     )
     alone = dataclasses.replace(tables, gpu=GPU.frame({"duration": [1], "kind": ["kernel"]}))
     reasons = {
-        "the profiler recorded no HLO op": tables,
-        "inside a CUDA graph (command buffer): the profiler recorded no HLO op": in_graph,
-        "the HLO of its program is not in the trace": without,
-        "part of no XLA program": alone,
+        "no_hlo_op": tables,
+        "command_buffer": in_graph,
+        "no_hlo": without,
+        "no_program": alone,
     }
     for reason, case in reasons.items():
-        places = attribute_hlo(case, instructions(case))
+        places = places_of(case)
         assert {places[f"{kind}_rule"][0] for kind in PLACES} == {reason}
-        assert source_shares(case, instructions(case)).row(0) == (0, None, 1.0, reason)
+        assert shares_of(case).row(0) == (0, None, 1.0, reason)
 
 
 def test_no_rows() -> None:
-    assert attribute_hlo(Tables(), instructions(Tables())).height == 0
-    assert source_shares(Tables(), instructions(Tables())).height == 0
+    assert places_of(Tables()).height == 0
+    assert shares_of(Tables()).height == 0
 
 
 # --- op_names -----------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hlo_building import BF16, F32, TOKEN, build, computation, instruction, only, shape, tuple_of
 from protowire import message, pack
-from thence.readers.xla.collectives import collectives
+
+from thence.attribution.hlo_collectives import collective_instructions
 
 MESH = message((1, message((1, "a"), (2, 2))), (1, message((1, "b"), (2, 8))))
 GROUPS = {
@@ -68,7 +69,7 @@ def test_permutes_and_point_to_point_have_two_ends() -> None:
     token = instruction("t", "after-all", 1, shape(TOKEN))
     for host, name in ((0, "recv"), (1, "host-to-device")):
         received = instruction("r", "recv", 2, got, (1,), (), (47, host))
-        row = collectives(build(computation(1, token, received))).row(0, named=True)
+        row = collective_instructions(build(computation(1, token, received))).row(0, named=True)
         assert (row["collective"], row["message_bytes"], row["group_size"]) == (
             name,
             4096,
@@ -86,7 +87,7 @@ def test_async_start_and_fusion_count_as_what_they_hold() -> None:
     )
     fused = computation(2, instruction("f", "fusion", 4, shape(BF16, 256), (), (1,)))
     outer = computation(3, instruction("start", "async-start", 5, shape(BF16, 256), (), (2,)))
-    found = collectives(build(inner, fused, outer))
+    found = collective_instructions(build(inner, fused, outer))
     assert found["name"].to_list() == ["ag", "ar", "f", "start"]
     row = found.row(3, named=True)
     assert row["collective"] == "all-gather+all-reduce"
@@ -104,7 +105,7 @@ def test_slices_across_memories_in_a_wrapper_are_offloads(spaces, name) -> None:
         instruction("s", "dynamic-slice", 2, shape(F32, 8, space=result), (1,)),
     )
     outer = computation(2, instruction("f", "fusion", 3, shape(F32, 8), (), (1,)))
-    found = collectives(build(inner, outer))
+    found = collective_instructions(build(inner, outer))
     expected = [] if name is None else [("f", name, 32, 1)]
     assert found.select("name", "collective", "message_bytes", "group_size").rows() == expected
 
@@ -117,7 +118,7 @@ def test_updates_of_host_memory_are_offloads_of_the_update() -> None:
         instruction("s", "dynamic-update-slice", 3, shape(F32, 64, space=5), (1, 2)),
     )
     outer = computation(2, instruction("start", "async-start", 4, shape(F32, 8), (), (1,)))
-    row = collectives(build(inner, outer)).row(0, named=True)
+    row = collective_instructions(build(inner, outer)).row(0, named=True)
     assert (row["collective"], row["message_bytes"]) == ("device-to-host", 32)
 
 
@@ -126,4 +127,4 @@ def test_custom_calls_count_only_when_they_name_a_library() -> None:
     given = instruction("p", "parameter", 1, shape(F32, 4))
     inner = computation(1, instruction("a", "add", 9, shape(F32)))
     other = instruction("c", "custom-call", 2, shape(F32, 4), (1,), (1,), (28, "__cudnn$fusion"))
-    assert collectives(build(inner, computation(2, given, other))).is_empty()
+    assert collective_instructions(build(inner, computation(2, given, other))).is_empty()

@@ -161,7 +161,7 @@ def test_the_command_writes_a_page_once(tmp_path: Path) -> None:
     assert target.stat().st_size < 6_000_000
     again = run_thence("report", STACK, "-o", target)
     assert again.returncode == 2
-    assert "exists; --force overwrites it" in again.stderr.decode()
+    assert "exists already; --force replaces it" in again.stderr.decode()
     target.write_text("old")
     assert run_thence("report", STACK, "-o", target, "--force").returncode == 0
     assert Outline(target.read_text()).sections == SECTIONS

@@ -56,7 +56,7 @@ def test_ranges_go_under_their_kernels_slice(tmp_path: Path) -> None:
     trace = recording(tmp_path, (1_000_000, 30_800), (1_100_000, 30_800), (1_200_000, 30_800))
     own = part(1_100_000, host_ns=-20_000, next_ns=70_000, taken_ns=500_000)
     timeline = merged(trace.timeline(), [("k.npz", own)])
-    assert timeline.tables.gpu.equals(trace.timeline().tables.gpu)
+    assert timeline.trace.gpu.equals(trace.timeline().trace.gpu)
     starts = timeline.inside[0].ranges["start_ns"].to_list()
     assert starts == [1_100_400, 1_100_400, 1_100_400, 1_100_400 + 20_000]
     assert "launch 1 of 3" in timeline.notes[-1]
@@ -222,7 +222,7 @@ def test_a_buffer_goes_to_its_own_device(tmp_path: Path) -> None:
 def test_a_trace_without_calls_goes_by_the_kernels_starts(tmp_path: Path) -> None:
     recorded = recording(tmp_path, (1_000_000, 30_800), (1_100_000, 30_800)).timeline()
     bare = dataclasses.replace(
-        recorded, tables=dataclasses.replace(recorded.tables, host=recorded.tables.host.clear())
+        recorded, trace=dataclasses.replace(recorded.trace, host=recorded.trace.host.clear())
     )
     for moments, number in (({"host_ns": -4_000}, 1), ({"taken_ns": -10_000}, 0)):
         own = part(1_100_000, **moments)
@@ -259,7 +259,7 @@ def test_length_rules_launches_out(tmp_path: Path) -> None:
 
 def test_the_process_says_which_rank(tmp_path: Path) -> None:
     trace = recording(tmp_path, (1_000_000, 30_800))
-    tables = trace.timeline().tables
+    tables = trace.timeline().trace
     both = dataclasses.replace(
         tables,
         gpu=pl.concat([tables.gpu, tables.gpu.with_columns(pl.lit(1, pl.Int32).alias("rank"))]),
@@ -272,7 +272,7 @@ def test_the_process_says_which_rank(tmp_path: Path) -> None:
             ]
         ),
     )
-    recorded = dataclasses.replace(trace.timeline(), tables=both)
+    recorded = dataclasses.replace(trace.timeline(), trace=both)
     for process, rank in ((1, 0), (4321, 1)):
         own = launched(EPOCH + 1_000_400, launch={"pid": process})
         (place,) = find_launches(recorded, [("k.npz", own)])
@@ -288,12 +288,12 @@ def test_a_ranks_corrected_clock_moves_its_ranges_along(tmp_path: Path) -> None:
     recorded = recording(tmp_path, (1_000_000, 30_800), (1_100_000, 30_800)).timeline()
     gpu, host = (
         table.with_columns(pl.col("start") - 7_000)
-        for table in (recorded.tables.gpu, recorded.tables.host)
+        for table in (recorded.trace.gpu, recorded.trace.host)
     )
     corrected = dataclasses.replace(
         recorded,
         corrections={0: 7_000},
-        tables=dataclasses.replace(recorded.tables, gpu=gpu, host=host),
+        trace=dataclasses.replace(recorded.trace, gpu=gpu, host=host),
     )
     # 6 us after the first call, which says so only by the clock as it was recorded
     own = part(1_100_000, host_ns=-99_000, next_ns=0)

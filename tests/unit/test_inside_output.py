@@ -276,6 +276,7 @@ def test_command_line_errors(tmp_path: Path, arguments: list[str], says: str) ->
     (tmp_path / "text.npz").write_text("hello")
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty").mkdir()
+    (tmp_path / "t.json").write_text("no trace")
     save(tmp_path / "nothing.npz", np.zeros(32, np.uint32), description(1, 8))
     named = [a for a in arguments if a == "empty" or a.endswith(("npz", "txt", "json", "pftrace"))]
     paths = [str(tmp_path / a) if a in named else a for a in arguments]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import thence
 from helpers import event, kernel, launch, opened, recording
 from thence.analysis.kernel_groups import GROUPS, KERNEL_PATTERNS, OPCODE_PATTERNS, Patterns
 from thence.analysis.kernel_groups import kernel_groups as groups_of
+from thence.attribution.attribute import attribute
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
 
@@ -112,7 +114,9 @@ def tables(
 
 
 def groups(of: Tables, *pairs: tuple[str, str]) -> list[str]:
-    return groups_of(of, COLLECTIVES.empty(), Patterns(pairs)).to_list()
+    """By names and opcodes alone: no collective is described."""
+    undescribed = dataclasses.replace(attribute(of), collectives=COLLECTIVES.empty())
+    return groups_of(undescribed, Patterns(pairs)).to_list()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,11 @@ def module(*instructions: tuple[int, str, str, str | None, str | None, list[int]
     columns = ("computation", "name", "opcode", "custom_call_target", "op_name", "called")
     schema = {name: INSTRUCTIONS[name] for name in columns}
     frame = pl.DataFrame(instructions, schema=schema, orient="row")
-    missing = [pl.lit(None, t).alias(n) for n, t in INSTRUCTIONS.items() if n not in columns]
+    frame = frame.with_columns(id=pl.int_range(pl.len()), frame=pl.lit(0, pl.Int32))
+    nothing = {n: [] if isinstance(t, pl.List) else None for n, t in INSTRUCTIONS.items()}
+    missing = [
+        pl.lit(nothing[n], t).alias(n) for n, t in INSTRUCTIONS.items() if n not in frame.columns
+    ]
     frame = frame.with_columns(missing).with_columns(top_level=pl.col("computation") == 0)
     empty = [pl.DataFrame(schema=s) for s in (COMPUTATIONS, LOOPS, FRAMES)]
     return HloModule("jit_f", 1, None, 0, None, None, frame.select(*INSTRUCTIONS), *empty)
@@ -229,7 +237,7 @@ def test_a_described_collective_is_communication_whatever_its_name(tmp_path: Pat
         launch(1, 1), kernel(1, 20, name="unknown", args=described), launch(2, 15), kernel(2, 30, name="unknown"),
     ]  # fmt: skip
     trace = opened(tmp_path, events)
-    found = groups_of(trace.tables, trace.collectives, Patterns()).to_list()
+    found = groups_of(trace.attributed, Patterns()).to_list()
     assert found == ["communication", "other"]
 
 
@@ -242,6 +250,6 @@ def test_little_of_real_recordings_is_other() -> None:
 
 def test_triton_fusions_of_jax_are_gemms() -> None:
     trace = thence.open(JAX / "streams_moved.xplane.pb")
-    found = groups_of(trace.tables, trace.collectives, Patterns())
+    found = groups_of(trace.attributed, Patterns())
     names = trace.gpu["name"].cast(pl.String)
     assert (found == "GEMM").to_list() == names.str.starts_with("gemm_fusion").to_list()

@@ -83,7 +83,7 @@ def test_what_cannot_be_told_apart_gets_no_label_but_the_reason(tmp_path: Path) 
     for node, label in zip(nodes, trace.places["label"].to_list(), strict=True):
         assert label == (None if made.kernels[node] == "gemm" else made.labels[node])
     reasons = trace.places.filter(pl.col("label").is_null())["label_rule"].to_list()
-    assert set(reasons) == {"inside a CUDA graph: nodes with different labels fit it equally well"}
+    assert set(reasons) == {"graph_ambiguous"}
     assert trace.graph_coverage.confidence == pytest.approx(2 / 5)
 
 

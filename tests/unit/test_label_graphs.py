@@ -87,8 +87,8 @@ def labels(tmp_path: Path) -> Callable[[Path], Path]:
 @pytest.mark.parametrize(
     ("trace", "rule"),
     [
-        (WITH_IDS, "node id of the CUDA graph"),
-        (WITHOUT_IDS, "alignment to the captured CUDA graph"),
+        (WITH_IDS, "graph_node"),
+        (WITHOUT_IDS, "graph_alignment"),
     ],
     ids=["2.12 by id", "2.11 by alignment"],
 )
@@ -109,7 +109,7 @@ def test_every_replayed_kernel_gets_label_and_op_of_the_eager_run(trace: Path) -
     labelled = thence.open(trace).label(eager=eager)
     labelled.self_check()
     assert labelled.places["label"].to_list() == expected(labelled.gpu)
-    assert labelled.places["label_rule"].unique().to_list() == ["alignment to an eager run"]
+    assert labelled.places["label_rule"].unique().to_list() == ["eager_alignment"]
     assert labelled.tables.graph_places["confidence"].unique().to_list() == [1.0]
     ops = {(SIDE, "aten::native_layer_norm"), ("qkv_proj", "aten::mm"), ("out_proj", "aten::mm")}
     assert ops <= set(labelled.places.select(pl.col("label", "op").cast(pl.String)).rows())
@@ -135,7 +135,7 @@ def test_a_training_step_of_an_h200_is_labelled_and_two_sources_agree() -> None:
     trace = thence.open(GRAPHS / "block_replay.json.gz")  # its labels lie beside
     trace.self_check()
     assert trace.graph_coverage.share == 1
-    assert trace.graph_coverage.rules == {"alignment to the captured CUDA graph": trace.gpu.height}
+    assert trace.graph_coverage.rules == {"graph_alignment": trace.gpu.height}
     assert Counter(trace.places["label"].to_list()) == {x: 5 * n for x, n in captured.items()}
     plain = Trace(dataclasses.replace(trace.tables, graph_places=trace.tables.graph_places.clear()))
     by_eager = plain.label(eager=thence.open(GRAPHS / "block_eager.json.gz"))
@@ -191,9 +191,11 @@ def test_after_dropping_a_kernel_its_replay_is_refused_and_no_other(
         assert label == (None if trace.gpu["correlation"][row] == of_launch else right[row])
     (note,) = [text for text in labelled.meta.warnings if str(of_launch) in text]
     assert "differ" in note
-    reasons = labelled.places.filter(pl.col("label").is_null())["label_rule"].unique().to_list()
-    assert len(reasons) == 1
-    assert reasons[0].startswith("inside a CUDA graph: ")
+    absent = labelled.places.filter(pl.col("label").is_null())
+    assert absent["label_rule"].unique().to_list() == ["graph_not_joined"]
+    (detail,) = absent["detail"].unique().to_list()
+    assert detail in note  # the sentence about this replay
+    assert labelled.places["detail"].null_count() == labelled.places.height - absent.height
 
 
 # Labels of another process or program
@@ -289,8 +291,9 @@ def test_labels_beside_the_trace_are_joined_and_said_so(
         assert trace.places["label"].to_list() == expected(trace.gpu)
         assert any(
             "240 of 240 activities" in text and "my_labels.json" in text
-            for text in trace.meta.warnings
+            for text in trace.meta.notes
         )
+        assert trace.meta.warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from thence.analysis.undescribed import no_collectives
 
 import thence
+from thence.analysis.missing_collectives import no_collectives
 
 TORCH = Path(__file__).parents[1] / "data" / "torch"
 

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from protowire import message, pack
 
+from thence.attribution.attribute import attribute
 from thence.errors import DamagedInput, InputError
 from thence.readers import probe
 from thence.readers.nsys_jax import read, sniff_archive
@@ -181,7 +182,8 @@ def test_all_three_shapes_of_the_trace_give_the_same_tables(
 
 def test_collectives_are_described_by_the_hlo(tmp_path: Path) -> None:
     tables = opened(zipped(tmp_path / "a.zip", members()))
-    assert tables.collectives.select("gpu", "collective", "bytes", "group_size").rows() == [
+    found = attribute(tables).collectives
+    assert found.select("gpu", "collective", "bytes", "group_size").rows() == [
         (2, "all-reduce", 32, 4),
         (3, "all-reduce", 32, 4),
     ]
@@ -247,7 +249,7 @@ def test_a_combined_archive_holds_every_rank(tmp_path: Path) -> None:
     assert tables.gpu.group_by("rank").len().sort("rank").rows() == [(0, 6), (1, 6)]
     assert tables.programs["program"].to_list() == ["f00d", "f00d", None, "beef", "beef", None]
     assert tables.programs["hlo"].to_list() == [0, 0, None, 1, 1, None]
-    assert tables.collectives["gpu"].to_list() == [2, 3, 8, 9]
+    assert attribute(tables).collectives["gpu"].to_list() == [2, 3, 8, 9]
     assert tables.host.group_by("rank").len().sort("rank").rows() == [(0, 4), (1, 4)]
 
 

@@ -16,8 +16,9 @@ from helpers import DATA, FSDP, kernel, launch, opened, run_thence, written
 from thence.analysis.expectations import judge, parse
 from thence.analysis.kernel_groups import GROUPS
 from thence.analysis.streams import Streams, streams
+from thence.attribution.attribute import attribute
 from thence.cli import main
-from thence.model.tables import COLLECTIVES, GPU, Tables
+from thence.model.tables import GPU, Tables
 
 JAX = Path(__file__).parents[1] / "data" / "jax"
 MOVED, DEFAULT = JAX / "streams_moved.xplane.pb", JAX / "streams_default.xplane.pb"
@@ -121,7 +122,7 @@ def thunks() -> Tables:
 
 
 def test_streams_that_a_format_does_not_tell_are_unknown() -> None:
-    found = streams(thunks(), COLLECTIVES.empty())
+    found = streams(attribute(thunks()))
     assert found.rows["stream"].to_list() == [None, None]
     assert found.concurrency[0].busy_streams_ns == ()
     assert found.concurrency[0].overlap_ns["GEMM"] == {"elementwise": 5}

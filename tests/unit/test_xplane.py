@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from protowire import every, first, message, pack
 
+from thence.attribution.attribute import attribute
 from thence.errors import DamagedInput, InputError
 from thence.model.tables import COLLECTIVES, GPU, HOST, PROGRAMS, THREADS, Tables
 from thence.readers import xplane
@@ -209,7 +210,7 @@ def test_collectives_of_a_sharded_step(sharded: tuple[Tables, list[list[Any]]]) 
     expected = sum(
         re.match(r"(all-gather|reduce-scatter|all-reduce)\.", k) is not None for k in kernels
     )
-    table = tables.collectives
+    table = attribute(tables).collectives
     assert table.height == expected == 90
     assert set(table["group_size"]) == {2}
     names = tables.gpu["name"].gather(table["gpu"]).cast(pl.String)
