@@ -1,0 +1,64 @@
+"""Facts that several modules need are written down once: kinds of places, reasons, ways to read inputs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import thence
+from thence.model.places import PLACES
+from thence.model.reasons import ADVICE, CODES, REASONS, RULES
+
+PACKAGE = Path(thence.__file__).parent
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "protos" not in path.parts]
+MOST_KINDS = 3
+"""Kinds of places that a module may list for a reason of its own."""
+
+
+def name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def texts(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name)
+def test_kinds_of_places_are_listed_in_one_table(path: Path) -> None:
+    if name(path) == "model/places.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            values = {e.value for e in node.elts if isinstance(e, ast.Constant)}
+            assert len(values & set(PLACES)) <= MOST_KINDS, f"line {node.lineno}"
+
+
+def test_sentences_of_rules_and_reasons_stand_in_one_table() -> None:
+    sentences = {*RULES.values(), *REASONS.values()}
+    found = {
+        (name(path), text)
+        for path in MODULES
+        for text in texts(path)
+        if text in sentences and " " in text
+    }
+    assert {module for module, _ in found} == {"model/reasons.py"}
+
+
+def test_every_code_has_one_meaning_and_advice_is_for_codes_that_there_are() -> None:
+    assert len(set(CODES)) == len(CODES)
+    assert not set(RULES) & set(REASONS)
+    for advice in ADVICE.values():
+        assert set(advice) <= set(REASONS)
+
+
+def test_inputs_are_opened_in_one_place_of_the_command_line() -> None:
+    """So that every verb selects, refuses and reports alike."""
+    users = [path for path in (PACKAGE / "cli").glob("*.py") if "open_trace" in path.read_text()]
+    assert [path.name for path in users] == ["inputs.py"]
+    writers = [p for p in (PACKAGE / "cli").glob("*.py") if "exists already" in p.read_text()]
+    assert [path.name for path in writers] == ["output.py"]
