@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,3 +66,9 @@ def test_inputs_are_opened_in_one_place_of_the_command_line() -> None:
     assert [path.name for path in users] == ["inputs.py"]
     writers = [p for p in (PACKAGE / "cli").glob("*.py") if "exists already" in p.read_text()]
     assert [path.name for path in writers] == ["output.py"]
+
+
+def test_the_page_of_codes_is_up_to_date() -> None:
+    docs = PACKAGE.parents[1] / "docs"
+    made = runpy.run_path(str(docs / "make_reasons.py"))["page"]()
+    assert (docs / "reasons.md").read_text(encoding="utf-8") == made
