@@ -24,6 +24,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import thence
+from thence.model.reasons import text_of
 
 failures = 0
 
@@ -175,7 +176,7 @@ def graph(folder: Path) -> None:
             torch.cuda.synchronize()
     trace = check_totals("graph", prof, folder / "graph.json")
     reasons = trace.places["op_rule"].cast(pl.String).unique().to_list()
-    print("why the replayed kernels have no op:", reasons)
+    print("why the replayed kernels have no op:", [text_of(code) for code in reasons])
 
 
 def main() -> None:

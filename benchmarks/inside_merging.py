@@ -103,7 +103,7 @@ def number_of(name: str) -> int:
 
 def scrubbed(recorded: Any, path: Path) -> None:
     """Kernels and the calls that launched them, as the Kineto JSON of a small test."""
-    tables = recorded.tables
+    tables = recorded.trace
     calls = tables.host.filter(pl.col("category").is_in(["runtime", "driver"]))
     gpu = tables.gpu.filter(pl.col("kind") == "kernel")
     calls = calls.filter(pl.col("correlation").is_in(gpu["correlation"].implode()))

@@ -25,6 +25,7 @@ from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import LIBRARY_LOADING, compilation
 from thence.analysis.programs import By, Programs, programs
 from thence.analysis.warmup import WarmUp, module_keys
+from thence.attribution.attribute import attribute
 from thence.attribution.constituents import constituents_by_place
 from thence.model.tables import concat
 from thence.readers.nsys_jax import read
@@ -32,6 +33,7 @@ from thence.readers.nsys_jax import read
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
 TOLERANCE = 1e-6
@@ -54,18 +56,18 @@ def main() -> int:
     for archive in options.archives:
         part = archive.stem.rpartition("_")[2]
         parts.append(read(str(archive), lambda _bytes: None))
-        ours = computed(parts[-1])
+        ours = computed(attribute(parts[-1]))
         for name, mine, theirs in pairs(ours, expected[part], part):
             same = equal(mine, theirs)
             agree, differ = agree + same, differ + (not same)
             print(f"{'agree ' if same else 'DIFFER'} {name}: {mine} | {theirs}")
     if len(parts) > 1:
-        show_alignment(concat(parts))
+        show_alignment(attribute(concat(parts)))
     print(f"{agree} quantities agree, {differ} differ")
     return 1 if differ else 0
 
 
-def show_alignment(tables: Tables) -> None:
+def show_alignment(tables: Attributed) -> None:
     """There is nothing to compare with: nsys-jax refuses to align a subset of the ranks."""
     found = align(tables)
     for rank, correction, shared, _cluster in found.corrections.rows():
@@ -93,7 +95,7 @@ def equal(mine: Any, theirs: Any) -> bool:
     return bool(mine == theirs)
 
 
-def computed(tables: Tables) -> Ours:
+def computed(tables: Attributed) -> Ours:
     """Everything the notebook shows, computed by thence."""
     by_name = programs(tables, WarmUp.FIRST_COMPILED, By.NAME)
     communication = collectives(tables, by_name.phases)
@@ -176,7 +178,7 @@ def module_rows(result: Programs) -> list[dict[str, Any]]:
     ]
 
 
-def compile_times(tables: Tables) -> Ours:
+def compile_times(tables: Attributed) -> Ours:
     rows = compilation(tables).phases
     times = dict(rows.select("name", pl.col("self_ns").round().cast(pl.Int64)).rows())
     times["[non-leaf time in 0th XlaCompile range]"] = times.pop(LIBRARY_LOADING)

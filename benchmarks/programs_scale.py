@@ -14,6 +14,7 @@ import polars as pl
 
 from thence.analysis.programs import By, programs
 from thence.analysis.warmup import WarmUp
+from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, PROGRAMS, Tables
 
 
@@ -66,10 +67,10 @@ def main() -> None:
     parser.add_argument("--thunks", type=int, default=850_000)
     parser.add_argument("--executions", type=int, default=640)
     options = parser.parse_args()
-    tables = synthetic(options.thunks, options.executions)
+    trace = attribute(synthetic(options.thunks, options.executions))
     before = peak_mb()
     began = time.perf_counter()
-    result = programs(tables, WarmUp.HEURISTIC, By.IDENTITY)
+    result = programs(trace, WarmUp.HEURISTIC, By.IDENTITY)
     seconds = time.perf_counter() - began
     print(
         f"{options.thunks:,} thunks in {options.executions:,} executions of {result.programs.height} programs"

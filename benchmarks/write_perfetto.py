@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
-from thence.attribution.combined import attribution_of
 
 from thence.analysis.timeline import timeline
+from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, HOST, Meta, Tables
 from thence.writers.chrome import write_chrome
 from thence.writers.perfetto.write import write_perfetto
@@ -107,7 +107,7 @@ def peer(view: Timeline, slices: int) -> float:
 
     keys = ["stream", "correlation", "external", "registers", "shared_memory"]
     columns = [pl.col("name").to_physical(), "start", "duration", *keys]
-    rows = view.tables.gpu.head(slices).select(columns).rows()
+    rows = view.trace.gpu.head(slices).select(columns).rows()
 
     def build() -> bytes:
         builder = TraceProtoBuilder()
@@ -144,8 +144,8 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     tables = synthetic(options.slices)
-    attributed, attribution = timed(lambda: attribution_of(tables))
-    viewed, view = timed(lambda: timeline(tables, attribution))
+    attributed, trace = timed(lambda: attribute(tables))
+    viewed, view = timed(lambda: timeline(trace))
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "trace.pftrace"
         with target.open("wb") as file:
