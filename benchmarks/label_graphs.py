@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.attribute import attribute
-from thence.attribution.graphs.join import join_labels, with_places
+from thence.attribution.cuda_graphs.join_labels import join_labels, with_places
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label
 from thence.model.tables import GPU, HOST, Tables
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.alignment import align
+from thence.analysis.clock_sync import align
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import LIBRARY_LOADING, compilation
 from thence.analysis.programs import By, Programs, programs
 from thence.analysis.warmup import WarmUp, module_keys
 from thence.attribution.attribute import attribute
-from thence.attribution.constituents import constituents_by_place
+from thence.attribution.xla.constituents import constituents_by_place
 from thence.model.tables import concat
 from thence.readers.nsys_jax import read
 

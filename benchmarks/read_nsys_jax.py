@@ -44,7 +44,7 @@ def opened(path: str) -> dict[str, float]:
 
 def decoded(path: str) -> dict[str, float]:
     """Seconds that decoding the optimized HLO takes, and number of instructions."""
-    from thence.readers.xla.hlo import decode_hlo
+    from thence.readers.jax.hlo import decode_hlo
 
     protos = hlo(path)
     begin = time.perf_counter()
@@ -57,7 +57,7 @@ def yardstick(path: str) -> dict[str, float]:
     """Seconds to parse the same HLO and to read the same tables, without doing anything with them."""
     import polars as pl
 
-    from thence.readers.protos.hlo_pb2 import HloProto, OpMetadata, ShapeProto
+    from thence.readers.jax.protos.hlo_pb2 import HloProto, OpMetadata, ShapeProto
 
     protos, tables = hlo(path), members(path, TABLES)
     begin = time.perf_counter()

@@ -33,8 +33,8 @@ import polars as pl
 from thence.analysis.timeline import timeline
 from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, HOST, Meta, Tables
-from thence.writers.chrome import write_chrome
-from thence.writers.perfetto.write import write_perfetto
+from thence.writers.timelines.chrome import write_chrome
+from thence.writers.timelines.perfetto.write import write_perfetto
 
 if TYPE_CHECKING:
     from collections.abc import Callable

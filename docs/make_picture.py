@@ -13,7 +13,7 @@ from rich.console import Console
 
 import thence
 from thence.cli.demo import RECORDING
-from thence.writers.table import attribution_table, heading, row_table
+from thence.writers.text.summary import attribution_table, heading, row_table
 
 WIDTH = 104
 

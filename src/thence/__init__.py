@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.frameworks import jax as jax
     from thence.frameworks import torch as torch
-    from thence.frameworks.measure import measure as measure
     from thence.marks import mark as mark
     from thence.marks import save_labels as save_labels
     from thence.opening import open_trace as open
     from thence.recorder.options import RecordOptions as RecordOptions
     from thence.recorder.options import Schedule as Schedule
     from thence.recording.record import record as record
+    from thence.timing.measure import measure as measure
     from thence.trace import Trace
 
 __all__ = [
@@ -74,7 +74,7 @@ _LATER = {
     "Summary": ("thence.analysis.summary", "Summary"),
     "Trace": ("thence.trace", "Trace"),
     "mark": ("thence.marks", "mark"),
-    "measure": ("thence.frameworks.measure", "measure"),
+    "measure": ("thence.timing.measure", "measure"),
     "open": ("thence.opening", "open_trace"),
     "record": ("thence.recording.record", "record"),
     "save_labels": ("thence.marks", "save_labels"),

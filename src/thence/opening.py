@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thence.attribution.graphs.labelling import with_labels
+from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.readers.registry import read
 from thence.trace import Trace
 
@@ -39,8 +39,7 @@ def open_trace(
     """
     tables = read(inputs, progress)
     if hlo:
-        from thence.readers.xla.attach import attach_hlo
-        from thence.readers.xla.hlo_files import hlo_dump_modules
+        from thence.readers.jax.hlo_dump import attach_hlo, hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
     return Trace(with_labels(tables), tuple(own))

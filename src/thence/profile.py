@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.analysis.inside import InsideSummary, summarize
+from thence.analysis.inside_summary import InsideSummary, summarize
 from thence.analysis.inside_timeline import merged, standalone
 from thence.inside.decoding import Decoded, decode
 from thence.inside.files import load
 from thence.notebook import MOST_ROWS, table_html
 from thence.units import format_count, format_ns, format_share
-from thence.writers.files import write_timeline
-from thence.writers.inside_table import inside_lines
+from thence.writers.text.inside import inside_lines
+from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:
     import os

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
-from thence.analysis.alignment import Alignment, align
+from thence.analysis.clock_sync import Alignment, align
 from thence.analysis.communication import Collectives, collectives, compute_spread
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
@@ -26,16 +26,16 @@ from thence.analysis.timeline import timeline
 from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
-from thence.attribution.graphs.coverage import Coverage, coverage
-from thence.attribution.graphs.labelling import labelled, labelled_from_eager
+from thence.attribution.cuda_graphs.coverage import Coverage, coverage
+from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
 from thence.errors import MissingData, UsageError
 from thence.model.places import LANES, PLACES, page_kinds
 from thence.model.selection import Selection, parse_steps, parse_window
-from thence.readers.graph_labels import read_labels
-from thence.writers import plots
-from thence.writers.files import write_timeline
-from thence.writers.html_report import report_html
-from thence.writers.timeline_plot import timeline_figure
+from thence.readers.label_files import read_labels
+from thence.writers.page import plots
+from thence.writers.page.report_page import report_html
+from thence.writers.page.timeline_figure import timeline_figure
+from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:
     import os

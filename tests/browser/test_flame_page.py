@@ -16,7 +16,7 @@ from helpers import STACK
 from thence.analysis.flame import Flame, Split
 from thence.analysis.flame_tree import FRAMES, Groups, tree
 from thence.model.tables import Meta
-from thence.writers.flame_html import MOST_NODES, flame_html
+from thence.writers.page.flame_page import MOST_NODES, flame_html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import thence
 from helpers import RECORDINGS, assert_same_tables, recording, unzipped
-from thence.readers.kineto import chunks, decoding, envelope, events
-from thence.readers.kineto.chunks import boundaries, split_events
+from thence.readers.kineto import decoding, envelope, events
+from thence.readers.kineto import envelope as chunks
+from thence.readers.kineto.envelope import boundaries, split_events
 
 settings.register_profile("thence", deadline=None, max_examples=80)
 settings.load_profile("thence")

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thence.attribution.attribute import attribute
-from thence.attribution.graphs.by_eager import join_eager
-from thence.attribution.graphs.join import join_labels
-from thence.readers.graph_labels import read_labels
+from thence.attribution.cuda_graphs.by_eager import join_eager
+from thence.attribution.cuda_graphs.join_labels import join_labels
+from thence.readers.label_files import read_labels
 
 if TYPE_CHECKING:
     import pytest

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thence.analysis.lanes import nested_sequence, split_lanes
+from thence.analysis.track_packing import nested_sequence, split_lanes
 
 Slice = tuple[int, int, int]
 times = st.integers(0, 12)

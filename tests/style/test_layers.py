@@ -13,7 +13,7 @@ PACKAGE = Path(thence.__file__).parent
 
 # From the bottom to the top; a module imports from its own layer and from those below.
 LAYERS = (
-    {"beside", "errors", "notebook", "units", "version"},
+    {"atomic_files", "errors", "notebook", "units", "version"},
     {"model"},
     {"readers", "recorder"},
     {"marks"},
@@ -22,7 +22,8 @@ LAYERS = (
     {"writers"},
     {"profile", "trace"},
     {"opening"},
-    {"recording"},
+    {"timing"},
+    {"doctor", "recording"},
     # The packages that users import give names of all layers, and nothing below imports them.
     {"cli", "__init__", "__main__", "inside.__init__"},
 )
@@ -134,5 +135,5 @@ def test_names_are_of_the_module_that_has_them() -> None:
     assert target("thence.open") == "thence.__init__"
     assert target("thence.inside.open") == "thence.inside.__init__"
     assert target("thence.inside.files.load") == "thence.inside.files"
-    assert target("thence.readers.graph_labels") == "thence.readers.graph_labels"
+    assert target("thence.readers.label_files") == "thence.readers.label_files"
     assert target("numpy.ndarray") is None

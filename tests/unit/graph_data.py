@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from thence.model.tables import GPU, HOST, Meta, Tables
-from thence.readers.graph_labels import read_labels
+from thence.readers.label_files import read_labels
 
 if TYPE_CHECKING:
     import random

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from protowire import first, message, pack
 
-from thence.attribution.hlo_collectives import collective_instructions
-from thence.readers.xla.hlo import HloModule, decode_hlo
+from thence.attribution.xla.hlo_collectives import collective_instructions
+from thence.readers.jax.hlo import decode_hlo
+
+if TYPE_CHECKING:
+    from thence.model.hlo import HloModule
 
 F32, BF16, TUPLE, TOKEN = 11, 16, 13, 17
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
-from thence.writers.perfetto.write import write_perfetto
+from thence.writers.timelines.perfetto.write import write_perfetto
 
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline

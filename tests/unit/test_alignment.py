@@ -7,7 +7,7 @@ import json
 import polars as pl
 import pytest
 
-from thence.analysis.alignment import align, instances
+from thence.analysis.clock_sync import align, instances
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables, concat
 
 # (rank, end of each all-reduce); every one lasts 10 ns

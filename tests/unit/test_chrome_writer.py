@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 
 import thence
 from helpers import FSDP, PAIR, RECORDINGS, assert_same_tables, event, kernel, launch, opened
-from thence.writers.chrome import write_chrome
+from thence.writers.timelines.chrome import write_chrome
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from protowire import every, first
 
 from thence.attribution.attribute import attribute
-from thence.attribution.command_buffers import derived_instructions
+from thence.attribution.xla.command_buffers import derived_instructions
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.tables import GPU, PROGRAMS, Tables
-from thence.readers import xplane
-from thence.readers.files import Source
-from thence.readers.xla.hlo_files import hlo_dump_modules
+from thence.readers.jax import xplane
+from thence.readers.jax.hlo_dump import hlo_dump_modules
+from thence.readers.source import Source
 
 if TYPE_CHECKING:
     import random

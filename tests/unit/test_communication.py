@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thence.analysis.alignment import align
+from thence.analysis.clock_sync import align
 from thence.analysis.communication import Collectives, collectives, compute_spread, kind_of
 from thence.analysis.warmup import WarmUp
 from thence.model.intervals import covered_lengths

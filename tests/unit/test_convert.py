@@ -13,7 +13,7 @@ import thence
 from helpers import FSDP, PAIR, assert_same_tables, opened, run_thence, written
 from thence.cli import convert
 from thence.model.places import LANES
-from thence.writers import files
+from thence.writers.timelines import write as files
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,10 @@ from cuda_fakes import FakeCupti, FakeDriver
 
 from thence.cli import main
 from thence.cli.doctor import command
-from thence.recorder import cuda_events, cupti, doctor
-from thence.recorder import probe as probing
-from thence.recorder.probe import STEPS, probe
+from thence.doctor import examine as doctor
+from thence.doctor import probe as probing
+from thence.doctor.probe import STEPS, probe
+from thence.recorder import cuda_events, cupti
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -217,7 +218,7 @@ def test_a_trial_that_fails_says_how() -> None:
 
 
 def test_a_trial_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thence.recorder.probe._PATIENCE_S", 1)
+    monkeypatch.setattr("thence.doctor.probe._PATIENCE_S", 1)
     found = script('import time; print(\'{"step": "driver"}\', flush=True); time.sleep(60)')
     assert found["driver"] == {}
     assert "longer than 1 s" in found["libcupti"]["error"]

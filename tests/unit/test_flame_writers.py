@@ -19,9 +19,9 @@ from thence.cli import main
 from thence.cli.flame import command
 from thence.model.places import FLAMES
 from thence.model.tables import Meta
-from thence.writers.flame_html import flame_html
-from thence.writers.folded import folded_lines
-from thence.writers.speedscope import speedscope_document
+from thence.writers.flame.folded import folded_lines
+from thence.writers.flame.speedscope import speedscope_document
+from thence.writers.page.flame_page import flame_html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

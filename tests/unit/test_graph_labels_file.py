@@ -17,7 +17,7 @@ from graph_data import Made, layers
 
 import thence
 from thence.errors import DamagedInput, InputError, UnknownFormat
-from thence.readers.graph_labels import read_labels
+from thence.readers.label_files import read_labels
 from thence.recorder.graph_labels import metadata_text
 
 if TYPE_CHECKING:

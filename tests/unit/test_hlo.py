@@ -25,12 +25,12 @@ from hlo_building import (
 )
 from protowire import every, fields, first, message, pack, packed
 
-from thence.attribution.constituents import constituents_by_cost, constituents_by_place
-from thence.attribution.hlo_collectives import collective_instructions
+from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
+from thence.attribution.xla.hlo_collectives import collective_instructions
 from thence.errors import DamagedInput
-from thence.readers.xla.frames import Frame
-from thence.readers.xla.hlo import HloModule, decode_hlo
-from thence.readers.xla.parsing import unpacked
+from thence.model.hlo import Frame, HloModule
+from thence.readers.jax.hlo import decode_hlo
+from thence.readers.jax.protobuf import unpacked
 
 DATA = Path(__file__).parents[1] / "data" / "jax"
 PACKED = (DATA / "train_step_fsdp2.hlo.pb.xz").read_bytes()

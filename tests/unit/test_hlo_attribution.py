@@ -12,15 +12,15 @@ import polars as pl
 import pytest
 from protowire import every, first, message, pack
 
-from thence.attribution.constituents import constituents_by_cost, constituents_by_place
-from thence.attribution.hlo_places import PLACES, hlo_places, instructions, source_shares
-from thence.attribution.op_names import labels, parts_of, phase_of
-from thence.attribution.origins import origins
+from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
+from thence.attribution.xla.hlo_places import PLACES, hlo_places, instructions, source_shares
+from thence.attribution.xla.op_names import labels, parts_of, phase_of
+from thence.attribution.xla.origins import origins
 from thence.model.attributed import SHARES
 from thence.model.tables import GPU, PROGRAMS, Tables
-from thence.readers import xplane
-from thence.readers.files import Source
-from thence.readers.xla.hlo import decode_hlo
+from thence.readers.jax import xplane
+from thence.readers.jax.hlo import decode_hlo
+from thence.readers.source import Source
 
 DATA = Path(__file__).parents[1] / "data" / "jax"
 SINGLE = "jax_single_nocb.xplane.pb.gz"

@@ -6,7 +6,7 @@ import pytest
 from hlo_building import BF16, F32, TOKEN, build, computation, instruction, only, shape, tuple_of
 from protowire import message, pack
 
-from thence.attribution.hlo_collectives import collective_instructions
+from thence.attribution.xla.hlo_collectives import collective_instructions
 
 MESH = message((1, message((1, "a"), (2, 2))), (1, message((1, "b"), (2, 8))))
 GROUPS = {

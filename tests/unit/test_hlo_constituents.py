@@ -7,7 +7,7 @@ import pytest
 from hlo_building import F32, at, build, computation, frame_index, instruction, shape, tuple_of
 from protowire import message, pack
 
-from thence.attribution.constituents import constituents_by_cost, constituents_by_place
+from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.errors import DamagedInput
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ from hlo_building import F32, build, computation, instruction, shape
 from polars.testing import assert_frame_equal
 from protowire import message, pack, packed
 
-from thence.attribution.constituents import constituents_by_cost
+from thence.attribution.xla.constituents import constituents_by_cost
 from thence.errors import DamagedInput
-from thence.readers.xla.hlo import HloModule, decode_hlo
-from thence.readers.xla.lists import IntegerLists
+from thence.readers.jax.hlo import decode_hlo
+from thence.readers.jax.instruction_table import IntegerLists
+
+if TYPE_CHECKING:
+    from thence.model.hlo import HloModule
 
 
 def test_packed_fields_of_all_widths_and_lengths() -> None:

@@ -25,8 +25,8 @@ from perfetto_reading import decoded as perfetto
 
 import thence
 from helpers import kernel, launch, opened
-from thence.analysis.inside_launches import find_launches
 from thence.analysis.inside_timeline import merged
+from thence.analysis.launch_matching import find_launches
 from thence.inside import Description, decode
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_ranges_go_under_their_kernels_slice(tmp_path: Path) -> None:
     # The start is late by 0.4 us inside, the end early by as much.
     assert "+1,437,400 ns from the trace's clock where it began" in timeline.notes[-1]
     assert "+1,436,600 ns where it ended" in timeline.notes[-1]
-    from thence.writers.files import write_timeline
+    from thence.writers.timelines.write import write_timeline
 
     write_timeline(timeline, tmp_path / "all.pftrace")
     result = perfetto((tmp_path / "all.pftrace").read_bytes())

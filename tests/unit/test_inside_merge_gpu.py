@@ -12,11 +12,11 @@ import pytest
 from perfetto_reading import decoded as perfetto
 
 import thence
-from thence.analysis.inside_launches import find_launches
 from thence.analysis.inside_timeline import merged
+from thence.analysis.launch_matching import find_launches
 from thence.inside import Decoded, decode
 from thence.inside.files import load
-from thence.writers.files import write_timeline
+from thence.writers.timelines.write import write_timeline
 
 DATA = Path(__file__).parent.parent / "data" / "inside" / "merge"
 BLOCKS = {"cupy": 4, "triton": 16, "pallas": 16}

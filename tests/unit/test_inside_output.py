@@ -100,7 +100,7 @@ def test_notebooks_get_escaped_html() -> None:
 
 
 def perfetto_of(timeline: Any, path: Path) -> Any:
-    from thence.writers.files import write_timeline
+    from thence.writers.timelines.write import write_timeline
 
     write_timeline(timeline, path)
     return perfetto(path.read_bytes())

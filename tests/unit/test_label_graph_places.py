@@ -14,10 +14,10 @@ from graph_data import Made, Ran, layers, read, replay, symmetric, tables_of
 
 import thence
 from helpers import event, kernel, opened
-from thence.attribution.graphs.join import join_labels, with_places
+from thence.attribution.cuda_graphs.join_labels import join_labels, with_places
 from thence.errors import MissingData, UsageError
 from thence.model.tables import Tables
-from thence.readers.graph_labels import read_labels
+from thence.readers.label_files import read_labels
 from thence.trace import Trace
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def test_a_graphed_collective_reads_like_an_eager_one(tmp_path: Path) -> None:
 
 
 def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
-    from thence.analysis.alignment import instances
+    from thence.analysis.clock_sync import instances
     from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES
 
     gpu = GPU.frame(

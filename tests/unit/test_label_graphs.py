@@ -16,7 +16,7 @@ from graph_data import PID, Made, layers, replay, tables_of, truth_document
 import thence
 from helpers import DATA, recording, unzipped
 from thence.errors import InputError
-from thence.readers.graph_labels import read_labels
+from thence.readers.label_files import read_labels
 from thence.trace import Trace
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from cuda_fakes import FakeCupti, FakeDriver
 
 import thence
 from thence.errors import MissingData, MissingRequirement
-from thence.frameworks import events_torch
-from thence.recorder import cuda_events, cupti, head_start, kernel_times, session
+from thence.recorder import cuda_events, cupti, session
+from thence.timing import events_torch, kernel_times
+from thence.timing import spin_kernel as head_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

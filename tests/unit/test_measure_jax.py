@@ -14,7 +14,7 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 import jax.numpy as jnp  # noqa: E402 - only where there is jax
 import numpy as np  # noqa: E402
 
-from thence.frameworks import compiled_jax, events_jax, xla_ffi  # noqa: E402
+from thence.timing import compiled_jax, events_jax, xla_ffi  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from nsight_data import DATA, HLO, changed, export, report_frame, thread, unpack
 from polars.testing import assert_frame_equal
 
 import thence
-from thence.readers import probe
+from thence.readers import parquet_probe as probe
 from thence.readers.nsight.export import cache_file
 
 if TYPE_CHECKING:

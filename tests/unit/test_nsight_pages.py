@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from nsight_data import unpacked
 
 import thence
-from thence.readers.nsight import pages, sqlite
-from thence.readers.nsight.distinct import distinct, distinct_values
-from thence.readers.nsight.pages import Damaged, PageFile, Unusual
-from thence.readers.nsight.records import Records
+from thence.readers.nsight import sqlite
+from thence.readers.nsight import sqlite_pages as pages
+from thence.readers.nsight.sqlite_pages import Damaged, PageFile, Records, Unusual
+from thence.readers.nsight.store import distinct, distinct_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

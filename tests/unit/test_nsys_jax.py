@@ -14,7 +14,7 @@ from protowire import message, pack
 
 from thence.attribution.attribute import attribute
 from thence.errors import DamagedInput, InputError
-from thence.readers import probe
+from thence.readers import parquet_probe as probe
 from thence.readers.nsys_jax import read, sniff_archive
 from thence.readers.nsys_jax.archive import Archive
 

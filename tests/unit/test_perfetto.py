@@ -12,7 +12,7 @@ from perfetto_reading import Decoded, decoded, written_bytes
 
 import thence
 from helpers import FSDP, LABEL, OP, PAIR, RECORDINGS, event, kernel, launch, opened
-from thence.writers.perfetto.tracks import Process, Track
+from thence.writers.timelines.perfetto.tracks import Process, Track
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,9 +23,9 @@ import pytest
 from protowire import every, fields, first, message
 
 import thence
-from thence.attribution.command_buffers import derived_instructions
+from thence.attribution.xla.command_buffers import derived_instructions
 from thence.model.formats import RECORDING, RECORDING_VERSION
-from thence.readers.xla.hlo import decode_hlo
+from thence.readers.jax.hlo import decode_hlo
 from thence.recorder.names import Names
 from thence.recorder.parts import Parts
 from thence.recording import nvtx, xla_programs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from thence.errors import MissingRequirement
-from thence.frameworks import xla_ffi
+from thence.timing import xla_ffi
 
 API_BYTES = {1: 192, 2: 192, 3: 192, 4: 200, 5: 208}
 POISON = 0x5A5A5A5A

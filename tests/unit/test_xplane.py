@@ -17,8 +17,8 @@ from protowire import every, first, message, pack
 from thence.attribution.attribute import attribute
 from thence.errors import DamagedInput, InputError
 from thence.model.tables import COLLECTIVES, GPU, HOST, PROGRAMS, THREADS, Tables
-from thence.readers import xplane
-from thence.readers.files import Source
+from thence.readers.jax import xplane
+from thence.readers.source import Source
 
 DATA = Path(__file__).parents[1] / "data" / "jax"
 SINGLE = "jax_single_nocb.xplane.pb.gz"

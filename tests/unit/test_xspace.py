@@ -13,9 +13,8 @@ import pytest
 from protowire import every, first, message
 
 from thence.errors import DamagedInput
-from thence.readers.xla.details import parsed_details
-from thence.readers.xla.hlo import decode_hlo
-from thence.readers.xla.xspace import GPU_EVENTS, HOST_EVENTS, XSpace, decode_xspace
+from thence.readers.jax.hlo import decode_hlo
+from thence.readers.jax.xspace import GPU_EVENTS, HOST_EVENTS, XSpace, decode_xspace, parsed_details
 
 DATA = Path(__file__).parents[1] / "data" / "jax"
 FILES = ("streams_moved.xplane.pb", "streams_default.xplane.pb", "jax_single_nocb.xplane.pb.gz")

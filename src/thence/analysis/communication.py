@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.alignment import Alignment, instances
+from thence.analysis.clock_sync import Alignment, instances
 from thence.analysis.warmup import Phases, WarmUp, phases
 from thence.model.intervals import covered_lengths
 

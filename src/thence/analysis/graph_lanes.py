@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.graphs.replays import graphed
+from thence.attribution.cuda_graphs.replays import graphed
 
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.inside_launches import find_launches, span
+from thence.analysis.launch_matching import find_launches, span
 from thence.analysis.timeline import timeline
 from thence.attribution.attribute import attribute
 from thence.model.tables import Meta, Tables
@@ -72,7 +72,7 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
         recorded: of a trace made at the same time.
         parts: what each buffer is called, and what it holds.
         launch: which of the launches of the kernel it is, in order of start from 0; None finds it
-            by what `thence.analysis.inside_launches` says.
+            by what `thence.analysis.launch_matching` says.
 
     Raises:
         MissingData: there is no such launch, or several could be it.

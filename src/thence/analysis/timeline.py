@@ -19,7 +19,7 @@ from thence.model.timeline import Timeline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.alignment import Alignment
+    from thence.analysis.clock_sync import Alignment
     from thence.model.attributed import Attributed
 
 __all__ = ["COUNTERS", "counters", "on_one_clock", "timeline"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.alignment import Alignment
+    from thence.analysis.clock_sync import Alignment
     from thence.model.attributed import Attributed
     from thence.units import Ns
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.attribution.autotuning import autotuned
 from thence.attribution.collectives import complete_collectives
-from thence.attribution.hlo_places import PLACES as OF_INSTRUCTION
-from thence.attribution.hlo_places import hlo_places, instructions, source_shares
 from thence.attribution.launch_places import launch_places
+from thence.attribution.xla.autotuning import autotuned
+from thence.attribution.xla.hlo_places import PLACES as OF_INSTRUCTION
+from thence.attribution.xla.hlo_places import hlo_places, instructions, source_shares
 from thence.model.attributed import RULE, Attributed
 from thence.model.places import HLO, LAUNCH
 from thence.model.tables import Tables

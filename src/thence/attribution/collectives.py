@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.hlo_collectives import collective_instructions
+from thence.attribution.xla.hlo_collectives import collective_instructions
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import COLLECTIVES
 

@@ -10,7 +10,7 @@ all marks around the launch as one JSON object, inner marks winning, without wha
 ``detail``, a sentence about the one CUDA graph that could not be told, null almost everywhere.
 
 Inside a CUDA graph that way ends at the launch of the whole graph. There `Tables.graph_places` says more
-where labels were joined (`thence.attribution.graphs`): a label of the capture stands below the ranges
+where labels were joined (`thence.attribution.cuda_graphs`): a label of the capture stands below the ranges
 that were open around the launch.
 """
 

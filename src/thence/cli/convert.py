@@ -64,7 +64,7 @@ def command(
     if output == "-":
         _to_stdout(inputs, lanes, clocks, _TO_STDOUT[to])
         return
-    from thence.writers.files import ending_of, write_timeline
+    from thence.writers.timelines.write import ending_of, write_timeline
 
     ending_of(output)  # before anything is read
     check_output(output, force=force)
@@ -80,7 +80,7 @@ def command(
 def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str) -> None:
     if sys.stdout.isatty() and ending != ".json":
         raise UsageError("binary output is not written to a terminal; send it to a file or a pipe")
-    from thence.writers.files import write_timeline_to
+    from thence.writers.timelines.write import write_timeline_to
 
     timeline = inputs.open().timeline(lanes, clocks)
     write_timeline_to(timeline, sys.stdout.buffer, ending)

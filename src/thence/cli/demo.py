@@ -25,7 +25,7 @@ RECORDING = "torch_eager_stack_rank0.json.gz"
 )
 def command(top: int) -> None:
     """The main job on a recording of a small GPT that ships with thence."""
-    from thence.writers.table import attribution_table, heading, row_table
+    from thence.writers.text.summary import attribution_table, heading, row_table
 
     with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:
         trace = Inputs((str(path),)).open()

@@ -52,7 +52,7 @@ def command(ctx: click.Context, needed: tuple[str, ...], form: str) -> None:
 
     A kernel is launched and recorded in a process of its own, to be sure. torch and jax are not imported.
     """
-    from thence.recorder.doctor import examine
+    from thence.doctor.examine import examine
 
     capabilities = examine()
     failed = [c.name for c in capabilities if c.name in needed and not c.works]

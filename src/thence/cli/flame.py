@@ -96,17 +96,17 @@ def _format(output: str) -> str:
 
 def _write(flame: Flame, form: str, stream: TextIO) -> None:
     if form == "html":
-        from thence.writers.flame_html import flame_html
+        from thence.writers.page.flame_page import flame_html
 
         stream.write(flame_html(flame))
     elif form == "folded":
-        from thence.writers.folded import folded_lines
+        from thence.writers.flame.folded import folded_lines
 
         stream.writelines(folded_lines(flame))
     else:
         import json
 
-        from thence.writers.speedscope import speedscope_document
+        from thence.writers.flame.speedscope import speedscope_document
 
         document = speedscope_document(flame, f"thence {__version__}")
         stream.write(json.dumps(document, separators=(",", ":")))  # json.dump is ten times slower
@@ -121,7 +121,7 @@ def _written(output: str) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    from thence.beside import text_beside
+    from thence.atomic_files import atomic_open_text
 
-    with text_beside(Path(output)) as stream:
+    with atomic_open_text(Path(output)) as stream:
         yield stream

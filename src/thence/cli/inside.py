@@ -21,7 +21,7 @@ from thence.errors import MissingData, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.inside import InsideSummary
+    from thence.analysis.inside_summary import InsideSummary
     from thence.inside.decoding import Decoded
     from thence.model.timeline import Timeline
 
@@ -82,7 +82,7 @@ def command(
     timeline = None if output is None else _timeline(parts, merge, launch)
     _print(parts, form)
     if output is not None and timeline is not None:
-        from thence.writers.files import write_timeline
+        from thence.writers.timelines.write import write_timeline
 
         write_timeline(timeline, output)
         said = {
@@ -103,7 +103,7 @@ def _check(output: str | None, merge: tuple[str, ...], launch: int | None, *, fo
         if merge or launch is not None:
             raise UsageError("--merge and --launch are for timelines: -o says where to write it")
         return
-    from thence.writers.files import ending_of
+    from thence.writers.timelines.write import ending_of
 
     ending_of(output)
     if launch is not None and not merge:
@@ -135,7 +135,7 @@ def _timeline(
 
 
 def _print(parts: Sequence[tuple[str, Decoded]], form: str) -> None:
-    from thence.analysis.inside import summarize
+    from thence.analysis.inside_summary import summarize
 
     summaries: list[tuple[str, InsideSummary]] = []
     for name, decoded in parts:
@@ -178,8 +178,8 @@ def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
 def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     from rich.text import Text
 
-    from thence.writers.frames import frame_table
-    from thence.writers.inside_table import HEADINGS, inside_lines
+    from thence.writers.text.frame_table import frame_table
+    from thence.writers.text.inside import HEADINGS, inside_lines
 
     screen = console()
     for number, (name, summary) in enumerate(summaries):

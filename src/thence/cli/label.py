@@ -91,7 +91,7 @@ def command(
 
 def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
     """A Kineto file is copied with everything in it; other traces are written from the tables."""
-    from thence.writers.relabelled import Unmatched, can_relabel, write_relabelled
+    from thence.writers.timelines.relabelled import Unmatched, can_relabel, write_relabelled
 
     if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.attributed, inputs):
         try:
@@ -120,7 +120,7 @@ def _show(trace: Trace, output: str | None, form: str) -> None:
         return
     from rich.text import Text
 
-    from thence.writers.frames import frame_table
+    from thence.writers.text.frame_table import frame_table
 
     screen = console()
     headings = {"count": "activities", "total_ns": "total"}

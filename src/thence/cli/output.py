@@ -103,9 +103,9 @@ class Result:
             click.echo(text, nl=False)
             sys.stdout.flush()
             return
-        from thence.beside import text_beside
+        from thence.atomic_files import atomic_open_text
 
-        with text_beside(Path(self.path)) as stream:
+        with atomic_open_text(Path(self.path)) as stream:
             stream.write(text)
 
     def emit(
@@ -140,7 +140,7 @@ class Result:
         """Rows on the terminal, at most ``top`` of them."""
         from rich.text import Text
 
-        from thence.writers.frames import frame_table
+        from thence.writers.text.frame_table import frame_table
 
         output = console()
         shown = rows if self.top is None else rows.head(self.top)

@@ -64,7 +64,7 @@ def _show(trace: Trace, by: str, result: Result, *, details: bool) -> None:
         for warning in summary.meta.warnings:
             click.echo(f"warning: {warning}", err=True)
     else:
-        from thence.writers.table import details_table, summary_table
+        from thence.writers.text.summary import details_table, summary_table
 
         output = console()
         print_table(output, summary_table(summary, result.top or summary.rows.height, output.width))

@@ -35,7 +35,7 @@ def command(inputs: Inputs, query: str, result: Result) -> None:
     elif result.form == "csv":
         result.text(answer.write_csv())
     else:
-        from thence.writers.frames import frame_table
+        from thence.writers.text.frame_table import frame_table
 
         output = console()
         columns = {name: name for name in answer.columns}

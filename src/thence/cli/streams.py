@@ -96,8 +96,8 @@ def _show(result: Streams, notes: tuple[str, ...]) -> None:
     """What the table of groups does not hold, for people."""
     from rich.text import Text
 
-    from thence.writers.frames import frame_table
-    from thence.writers.plain import printable
+    from thence.writers.text.frame_table import frame_table
+    from thence.writers.text.printable import printable
 
     output = console()
     print_table(output, "")
@@ -136,7 +136,7 @@ def _lines(of: Concurrency) -> Iterator[str]:
 
 def _show_checks(checks: list[Check], form: str) -> None:
     """One line per expectation: below a table, else on standard error."""
-    from thence.writers.plain import printable
+    from thence.writers.text.printable import printable
 
     for check in checks:
         click.echo(printable(str(check)), err=form != "table")

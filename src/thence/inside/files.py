@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.beside import bytes_beside
+from thence.atomic_files import atomic_open
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.inside.columns import as_words
 from thence.inside.description import Description
-from thence.readers.files import expand
+from thence.readers.source import expand
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def save(path: str | os.PathLike[str], buffer: Any, description: Description) ->
     words = as_words(buffer, str(target))
     text = np.frombuffer(description.to_bytes(), np.uint8)
     try:
-        with bytes_beside(target) as file:
+        with atomic_open(target) as file:
             np.savez(file, buffer=words, description=text)
     except OSError as error:
         raise InputError(str(target), f"cannot be written: {error.strerror or error}") from error

@@ -1,7 +1,7 @@
 """What was known of CUDA graphs when they were captured: their nodes, edges, and a label for each node.
 
 `thence.save_labels()` writes it at capture, PyTorch's annotation files hold a part of it. It says
-nothing of any replay; `thence.attribution.graphs` finds the replayed activities that belong to it.
+nothing of any replay; `thence.attribution.cuda_graphs` finds the replayed activities that belong to it.
 """
 
 from __future__ import annotations

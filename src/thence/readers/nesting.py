@@ -15,17 +15,48 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW, enclosing
 from thence.model.tables import API_CALLS, HOST_CATEGORIES
-from thence.readers.sorting import in_order
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Int64 = npt.NDArray[np.int64]
     Column = npt.NDArray[np.generic]
+    from collections.abc import Callable, Sequence
 
-__all__ = ["IS_API_CALL", "host_order", "host_parents", "parent_column"]
+    import numpy.typing as npt
+
+__all__ = ["IS_API_CALL", "host_order", "host_parents", "in_order", "parent_column"]
+
+
+def in_order(
+    track: npt.NDArray[np.generic],
+    start: npt.NDArray[np.int64],
+    ties: Callable[[npt.NDArray[np.intp]], Sequence[npt.NDArray[np.generic]]],
+) -> npt.NDArray[np.intp]:
+    """Row numbers by track, start, and then the other columns; equal rows stay in order.
+
+    Producers write nearly in order of time, and stable sorting is quick about what is sorted. Few rows
+    begin together on one track: those alone are compared by the other columns.
+
+    Args:
+        track: shape (n,). Small types are sorted faster: uint16 is best.
+        start: shape (n,).
+        ties: given row numbers, what else counts of those rows: the most important column first.
+    """
+    order = np.argsort(start, kind="stable")
+    order = order[np.argsort(track[order], kind="stable")]
+    begin, on = start[order], track[order]
+    together = np.zeros(len(order) + 1, np.bool_)
+    together[1:-1] = (begin[1:] == begin[:-1]) & (on[1:] == on[:-1])
+    at = np.flatnonzero(together[1:] | together[:-1])
+    rows = order[at]
+    order[at] = rows[np.lexsort((*reversed(ties(rows)), start[rows], track[rows]))]
+    return order
+
 
 IS_API_CALL = np.array([category in API_CALLS for category in HOST_CATEGORIES])
+
+
 """Whether a category is one of `API_CALLS`, by its index in HOST_CATEGORIES."""
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.tables import Tables, concat
-from thence.readers import graph_labels
-from thence.readers.files import STANDARD_INPUT, Source, expand
+from thence.readers import label_files as graph_labels
+from thence.readers.source import STANDARD_INPUT, Source, expand
 
 if TYPE_CHECKING:
     import os
@@ -19,9 +19,9 @@ __all__ = ["ARCHIVE_READERS", "FILE_READERS", "ArchiveReader", "FileReader", "re
 
 FILE_READERS = (
     "thence.readers.kineto.read",
-    "thence.readers.graph_labels",
-    "thence.readers.xplane",
-    "thence.readers.nsight.files",
+    "thence.readers.label_files",
+    "thence.readers.jax.xplane",
+    "thence.readers.nsight.sqlite",
     "thence.readers.nsight.csv",
 )
 """Modules that read one file as a stream, asked in this order. They are imported when their turn
@@ -103,7 +103,7 @@ def read(
             damaged.append(f"{error}; not joined")  # labels are an extra, the traces are there
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
-    from thence.readers.labels import with_labels_beside
+    from thence.readers.label_files import with_labels_beside
 
     tables = concat(parts)
     told = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thence.beside import write_beside
+from thence.atomic_files import atomic_write
 from thence.errors import MissingData, UsageError
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
 from thence.recorder.graph_nodes import CapturedGraph, KernelNames, read_graph
@@ -161,6 +161,6 @@ def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> No
     target = Path(path)
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     try:
-        write_beside(target, text.encode())
+        atomic_write(target, text.encode())
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.beside import write_beside
+from thence.atomic_files import atomic_write
 from thence.model.formats import ACTIVITIES, DESCRIPTION, part_name
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Parts:
         """Write a file whole or not at all."""
         assert self.folder is not None
         try:
-            write_beside(self.folder / name, content)
+            atomic_write(self.folder / name, content)
         except OSError as error:
             self._complain(error)
             return False

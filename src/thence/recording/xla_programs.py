@@ -24,7 +24,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.beside import write_beside
+from thence.atomic_files import atomic_write
 from thence.model.formats import COMPILED, COMPILED_INDEX, HLO_ENDING, HLO_FOLDER
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class XlaPrograms:
         while self._waiting:
             self._write(folder, self._waiting.popleft())
         index = {"format": COMPILED, "version": 1, "modules": self._index}
-        write_beside(folder / COMPILED_INDEX, json.dumps(index, indent=1).encode())
+        atomic_write(folder / COMPILED_INDEX, json.dumps(index, indent=1).encode())
 
     def _compiled(self, event: str, _seconds: float, **_more: object) -> None:
         if event == _COMPILED and not self._ended:
@@ -160,7 +160,7 @@ class XlaPrograms:
         number = len(self._index) + 1
         name = _UNFIT.sub("_", module.name)[:_LONGEST_NAME]
         file = f"{number:05}.{name}{HLO_ENDING}"
-        write_beside(folder / file, module.content)
+        atomic_write(folder / file, module.content)
         self._index.append(
             {
                 "file": file,

@@ -12,7 +12,7 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.collective_columns import described
 from thence.model.intervals import NO_ROW
-from thence.model.reasons import CODES
+from thence.model.reasons import REASONS, RULES
 from thence.model.tables import (
     COLLECTIVES,
     GPU,
@@ -24,33 +24,74 @@ from thence.model.tables import (
     Meta,
     Tables,
 )
-from thence.readers.kineto import describe
-from thence.readers.kineto.categories import category_of, shown_name
+from thence.readers.categories import category_of, shown_name
+from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.decoding import decoded
 from thence.readers.kineto.envelope import Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
-from thence.readers.kineto.growing import Growing
-from thence.readers.kineto.links import forward_rows
-from thence.readers.kineto.owners import Lanes, gpu_ranks, lanes_of
+from thence.readers.kineto.forward_backward import forward_rows
+from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
 from thence.readers.nesting import IS_API_CALL, host_order, host_parents, parent_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from thence.readers.files import Source
+    from thence.readers.source import Source
 
-__all__ = ["NAME", "PATTERNS", "read", "sniff"]
+__all__ = ["NAME", "PATTERNS", "Growing", "read", "sniff"]
+
+_OF_GRAPHS = [code for code in REASONS if code.startswith("graph")]
+_FIRST_ROWS = 1 << 14
+
+
+class Growing:
+    """Rows appended piece by piece, without keeping the pieces.
+
+    Room that is not used yet is never touched, so the system does not have to provide memory for it.
+    """
+
+    def __init__(self) -> None:
+        self._room: np.ndarray[Any, Any] | None = None
+        self._used = 0
+
+    def extend(self, values: np.ndarray[Any, Any]) -> None:
+        """Adds rows of the same dtype and row shape as before."""
+        if self._room is None:
+            self._room = np.empty((_FIRST_ROWS, *values.shape[1:]), values.dtype)
+        needed = self._used + len(values)
+        if needed > len(self._room):
+            larger = np.empty((2 * needed, *values.shape[1:]), values.dtype)
+            larger[: self._used] = self._room[: self._used]
+            self._room = larger
+        self._room[self._used : needed] = values
+        self._used = needed
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The rows so far, shape (rows, ...)."""
+        return np.empty(0) if self._room is None else self._room[: self._used]
+
 
 NAME = "torch.profiler (Kineto JSON)"
+
+
 PATTERNS = ("*.json", "*.json.gz")
+
+
 """Files of a directory that may be Kineto traces."""
 
+
 Array = np.ndarray[Any, Any]
+
+
 Arrays = dict[str, Any]
+
 
 _FIRST_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
 )
+
+
 # jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
 _OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
 
@@ -384,7 +425,8 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     columns["lane"] = columns.pop("shown_in")
     rows = _row_after(joined["gpu"], gpu_order)
     labelled, rule = columns["label"].is_not_null(), columns["rule"]
-    unknown = ~rule.is_in(CODES)  # of another version, or of nobody's
+    # Of another version, of nobody's, or one that does not fit the label.
+    unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_OF_GRAPHS))
     found = pl.Series(["in_trace"]).new_from_index(0, len(rule))
     reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
     columns["rule"] = found.zip_with(labelled, reason).zip_with(unknown, rule)

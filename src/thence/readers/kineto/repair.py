@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from thence.readers.kineto.chunks import split_events
+from thence.readers.kineto.envelope import split_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.model.tables import KINDS
-from thence.readers.nsight.names import names
-from thence.readers.nsight.store import process_of
-from thence.readers.nsight.times import bounded, lasting
+from thence.readers.nsight.store import bounded, lasting, names, process_of
 
 if TYPE_CHECKING:
     from thence.readers.nsight.store import Store

@@ -15,13 +15,13 @@ import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.tables import GPU, Device, Meta, Tables
-from thence.readers.kineto.describe import rank_of
+from thence.readers.kineto.metadata import rank_of
 from thence.readers.nsight.activities import copy_name, set_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thence.readers.files import Source
+    from thence.readers.source import Source
 
 __all__ = ["NAME", "PATTERNS", "read", "sniff"]
 

@@ -12,7 +12,7 @@ from thence.errors import DamagedInput
 from thence.readers.nsight.read import NAME as EXPORT
 from thence.readers.nsight.read import tables_of
 from thence.readers.nsight.store import PAYLOADS, READABLE, Part
-from thence.readers.probe import MAX_ROWS, probing
+from thence.readers.parquet_probe import MAX_ROWS, probing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

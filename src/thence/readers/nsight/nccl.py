@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.tables import COLLECTIVES
-from thence.readers.nsight.nvtx import NCCL
+from thence.readers.nsight.ranges import NCCL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.model.tables import Device
-from thence.readers.kineto.describe import rank_of
+from thence.readers.kineto.metadata import rank_of
 from thence.readers.nsight.store import process_of, thread_of
-from thence.readers.nsys_jax.devices import launchers
+from thence.readers.nsys_jax.programs import launchers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

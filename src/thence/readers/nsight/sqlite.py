@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sqlite3
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -19,23 +21,116 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
-from thence.readers.nsight.pages import MAGIC, PageFile, Unusual
-from thence.readers.nsight.records import Records
+from thence.readers.nsight.read import NAME as EXPORT
+from thence.readers.nsight.read import tables_of
+from thence.readers.nsight.sqlite_pages import MAGIC, PageFile, Records, Unusual
 from thence.readers.nsight.store import PAYLOADS, READABLE, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["MAGIC", "Database", "opened"]
+    from thence.model.tables import Tables
+    from thence.readers.source import Source
+
+__all__ = ["MAGIC", "MAX_UNPACKED", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
+
+NAME = f"{EXPORT} (SQLite)"
+
+
+PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
+
+
+"""Files of a directory that may be exports."""
+
+
+MAX_UNPACKED = 64 << 30
+
+
+"""Most bytes that a gzipped export may have, unpacked."""
+
+
+_CHUNK = 1 << 22
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file that begins like this is an SQLite database."""
+    return head.startswith(MAGIC)
+
+
+def read(source: Source, progress: Callable[[int], None]) -> Tables:
+    """The tables of one export.
+
+    Args:
+        source: the opened file.
+        progress: called with the number of stored bytes consumed so far.
+
+    Raises:
+        DamagedInput: it cannot be read, or its unpacked content finds no room.
+        UnknownFormat: it is another program's database.
+    """
+    if source.plain:
+        tables = _read(source.name, source.name)
+    else:
+        with tempfile.TemporaryDirectory(prefix="thence-") as folder:
+            path = Path(folder) / "unpacked.sqlite"
+            _unpack(source, path, progress)
+            tables = _read(str(path), source.name)
+    progress(source.stored_bytes)
+    return tables
+
+
+def _read(path: str, name: str) -> Tables:
+    with opened(path, name) as database:
+        tables = tables_of(database)
+    journal = Path(f"{name}-wal")
+    if journal.is_file() and journal.stat().st_size:
+        return tables.with_warnings(
+            [f"{name}: another program is still writing it; what is in {journal.name} is not shown"]
+        )
+    return tables
+
+
+def _unpack(source: Source, path: Path, progress: Callable[[int], None]) -> None:
+    room = min(MAX_UNPACKED, shutil.disk_usage(path.parent).free)
+    size = 0
+    with path.open("wb") as unpacked:
+        while part := source.read(_CHUNK):
+            size += len(part)
+            if size > room:
+                raise DamagedInput(
+                    source.name,
+                    f"has more than {room:,} bytes unpacked, more than there is room for",
+                )
+            unpacked.write(part)
+            progress(source.consumed)
+    if source.damage:
+        raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
+
 
 _CHUNK_ROWS = 1 << 18
+
+
 _CHUNK_BYTES = 1 << 22
+
+
 _THREADS = 4
+
+
 _IDS_AT_ONCE = 500  # SQLite allows 999 parameters in versions before 3.32
+
+
 _ABSENT = -(1 << 63) + 1  # no time, id or size has this value
+
+
 _STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
+
+
 _STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
+
+
 _DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
+
+
 _MARKS = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
     "CUPTI_ACTIVITY_KIND_RUNTIME",
@@ -43,6 +138,8 @@ _MARKS = (
     "StringIds",
     "TARGET_INFO_SESSION_START_TIME",
 )
+
+
 """Tables that tell an export of Nsight Systems from any other database."""
 
 

@@ -9,16 +9,259 @@ Source of the names: the exporter schema reference of the Nsight Systems user gu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
 import polars as pl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
+
+    Uint64 = npt.NDArray[np.uint64]
+    Rows = npt.NDArray[np.intp]
+    Numbers = npt.NDArray[np.uint32]
+
+__all__ = [
+    "PAYLOADS",
+    "READABLE",
+    "UNNAMED",
+    "Part",
+    "Store",
+    "Timed",
+    "bounded",
+    "distinct",
+    "distinct_values",
+    "gathered",
+    "lasting",
+    "left_out",
+    "names",
+    "numbered",
+    "process_of",
+    "thread_of",
+    "with_durations",
+]
+
+_SLOTS_BITS = 14  # tables of this size stay in the processor's cache
+
+
+_ROUNDS = 8
+
+
+_AT_ONCE = 1 << 17
+
+
+_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+
+
+def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
+    """One row of each kind, and which of those each row equals.
+
+    Where very many rows differ, two of the rows returned may be equal.
+
+    Args:
+        words: what a row is made of, at least one array of shape (n,).
+
+    Returns:
+        row numbers, shape (m,), and for each row a number from 0 to m - 1, shape (n,).
+    """
+    rows = len(words[0])
+    if rows <= _AT_ONCE:
+        return _distinct(words)
+    of = np.empty(rows, np.uint32)
+    firsts: list[Rows] = []
+    known = 0
+    for start in range(0, rows, _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        first, numbers = _distinct([word[part] for word in words])
+        of[part] = numbers + known
+        firsts.append(first + start)
+        known += len(first)
+    first = np.concatenate(firsts)
+    if known > rows // 4:
+        return first, of
+    chosen, numbers = distinct([word[first] for word in words])
+    return first[chosen], np.take(numbers, of)
+
+
+def _distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
+    """The same for few rows.
+
+    Rows are put into slots by a hash, one of each slot stands for it, and those that differ from it
+    are tried again with another hash. What remains after some rounds stands for itself.
+    """
+    of = np.zeros(len(words[0]), np.uint32)
+    firsts: list[Rows] = []
+    known = 0
+    rows: Rows = np.arange(len(of))
+    parts = list(words)
+    for number in range(_ROUNDS):
+        slot = _slots(parts, number)
+        taken = np.full(1 << _SLOTS_BITS, -1, np.intp)
+        taken[slot] = np.arange(len(slot))
+        used = np.flatnonzero(taken >= 0)
+        chosen = taken[used]
+        taken[used] = np.arange(len(used))
+        found = np.take(taken, slot)
+        firsts.append(rows[chosen])
+        differs = np.zeros(len(slot), np.bool_)
+        for part in parts:
+            differs |= np.take(part[chosen], found) != part
+        of[rows] = found + known
+        known += len(chosen)
+        if not differs.any():
+            break
+        rows = rows[differs]
+        parts = [part[differs] for part in parts]
+    else:
+        of[rows] = known + np.arange(len(rows))
+        firsts.append(rows)
+    return np.concatenate(firsts), of
+
+
+def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
+    """The same for columns of whole numbers; null is a value like any.
+
+    Args:
+        columns: Int64, at least one.
+    """
+    words = []
+    for column in columns:
+        words.append(column.fill_null(0).to_numpy().view(np.uint64))
+        if column.null_count():
+            words.append(column.is_null().to_numpy().astype(np.uint64))
+    return distinct(words)
+
+
+def _slots(words: Sequence[Uint64], number: int) -> Rows:
+    mixed = words[0] * np.uint64(_MIX[number % len(_MIX)] + 2 * number)
+    for word in words[1:]:
+        mixed ^= mixed >> np.uint64(29)
+        mixed += word
+        mixed *= np.uint64(_MIX[(number + 1) % len(_MIX)] + 2 * number)
+    mixed >>= np.uint64(64 - _SLOTS_BITS)
+    return mixed.view(np.int64)
+
+
+UNNAMED = "(unnamed)"
+
+
+"""What has no name is called."""
+
+
+def names(store: Store, *ids: pl.Series) -> pl.Series:
+    """Name of each row (Categorical): the text of the first of its ids that has one, or `UNNAMED`.
+
+    Args:
+        store: the export.
+        ids: rows of StringIds, Int64, at least one column.
+
+    Raises:
+        DamagedInput: the texts cannot be read.
+    """
+    first, of = distinct_values(*ids)
+    few = [column.gather(first) for column in ids]
+    texts = store.strings(pl.concat(few))
+    found = [
+        column.to_frame("id").join(texts, on="id", how="left", maintain_order="left")["value"]
+        for column in few
+    ]
+    unnamed = pl.lit(UNNAMED).cast(pl.Categorical())
+    return pl.select(pl.coalesce(*found, unnamed)).to_series().gather(of).alias("name")
+
+
+_LATEST_NS = 1 << 62
+
+
+def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
+    """The rows with a start, with a duration (ns) instead of an end, and what that took.
+
+    Args:
+        frame: columns start and end, ns.
+        what: plural, for the warnings.
+    """
+    timed = with_durations(frame)
+    return timed.frame, left_out([timed], what)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Rows with a duration.
+
+    Attributes:
+        frame: the rows with a start; duration (ns) instead of an end.
+        lost: how many had no start.
+        unusable: how many had no end, or one before their start: they have the duration 0.
+    """
+
+    frame: pl.DataFrame
+    lost: int
+    unusable: int
+
+
+def with_durations(frame: pl.DataFrame) -> Timed:
+    """See `lasting`."""
+    begins = frame.select(pl.col("start").is_between(-_LATEST_NS, _LATEST_NS)).to_series()
+    timed = frame if begins.all(ignore_nulls=False) else frame.filter(begins)
+    ended = pl.col("end").is_between(pl.col("start"), _LATEST_NS)
+    unusable = timed.height - int(timed.select(ended.sum()).item() or 0)
+    length = pl.col("end") - pl.col("start")
+    duration = pl.when(ended).then(length).otherwise(0) if unusable else length
+    return Timed(
+        timed.with_columns(duration.alias("duration")).drop("end"),
+        frame.height - timed.height,
+        unusable,
+    )
+
+
+def left_out(parts: Sequence[Timed], what: str) -> list[str]:
+    """Warnings of what `with_durations` left out or assumed."""
+    warnings = []
+    if lost := sum(part.lost for part in parts):
+        warnings.append(f"{lost:,} {what} do not say when they began and are left out")
+    if unusable := sum(part.unusable for part in parts):
+        warnings.append(f"{unusable:,} {what} have no end, or one before they began; counted as 0")
+    return warnings
+
+
+def bounded(column: str, bits: int) -> pl.Expr:
+    """The column, null where it is negative or does not fit the bits."""
+    return pl.when(pl.col(column).is_between(0, (1 << bits) - 1)).then(pl.col(column)).alias(column)
+
+
+def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
+    """For each row how many smaller combinations of the columns there are, null being the smallest.
+
+    Args:
+        columns: Int64, at least one; there are few combinations.
+
+    Returns:
+        uint16 array of shape (n,), int64 where there are too many.
+    """
+    first, of = distinct_values(*columns)
+    few = pl.DataFrame([column.gather(first).alias(str(n)) for n, column in enumerate(columns)])
+    known = few.unique().sort(few.columns, nulls_last=False).with_row_index("number")
+    joined = few.join(known, on=few.columns, how="left", nulls_equal=True, maintain_order="left")
+    number = joined["number"].to_numpy()
+    # Small numbers are sorted faster.
+    result: npt.NDArray[np.generic] = number.astype(
+        np.uint16 if len(known) <= 1 << 16 else np.int64
+    )
+    return result[of]
+
+
+def gathered(columns: dict[str, pl.Series], order: npt.NDArray[np.intp]) -> None:
+    """Puts every column into an order, in place and one by one: each is large."""
+    rows = pl.Series(order.astype(np.uint32))
+    for name in list(columns):
+        # Gathering from many pieces takes four times as long.
+        columns[name] = columns[name].rechunk().gather(rows)
+
+
 Part = TypeVar("Part")
 
-__all__ = ["PAYLOADS", "READABLE", "Part", "Store", "process_of", "thread_of"]
 
 READABLE = frozenset(
     {
@@ -40,10 +283,14 @@ READABLE = frozenset(
         "ThreadNames",
     }
 )
+
+
 """Every table that thence ever reads."""
 
 
 PAYLOADS = {"row": pl.Int64(), "binary": pl.Binary(), "json": pl.String()}
+
+
 """Schema of payloads: row of NVTX_EVENTS, from 0, and its payload as bytes or as JSON, or both."""
 
 

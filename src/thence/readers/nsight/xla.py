@@ -13,10 +13,9 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import PROGRAMS, Tables
-from thence.readers.nsight.nvtx import XLA
+from thence.readers.nsight.ranges import XLA
 from thence.readers.nsys_jax.compilation import compile_ranges
-from thence.readers.nsys_jax.devices import Launchers
-from thence.readers.nsys_jax.programs import device_tables
+from thence.readers.nsys_jax.programs import Launchers, device_tables
 from thence.readers.nsys_jax.projection import MODULE, PROGRAM_ID, THUNK, Projection
 
 if TYPE_CHECKING:

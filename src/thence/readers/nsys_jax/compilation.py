@@ -16,7 +16,7 @@ from thence.errors import DamagedInput
 from thence.model.intervals import NO_ROW, chain_to, longest_begun
 from thence.model.tables import HOST_CATEGORIES
 from thence.readers.nesting import host_order, host_parents
-from thence.readers.nsys_jax.parquet import as_int64, renamed
+from thence.readers.nsys_jax.archive import as_int64, renamed
 from thence.readers.nsys_jax.projection import bounded_nesting
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.model.intervals import NO_ROW, chain_to
-from thence.readers.nsys_jax.parquet import as_int64, renamed
+from thence.readers.nsys_jax.archive import as_int64, renamed
 
 if TYPE_CHECKING:
     import numpy.typing as npt

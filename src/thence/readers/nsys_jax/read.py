@@ -11,15 +11,20 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.model.tables import HOST, THREADS, Device, Meta, Tables, concat
-from thence.readers.nsys_jax.archive import TRACE, Archive
+from thence.readers.jax.hlo import decode_hlo
+from thence.readers.jax.protobuf import unpacked
+from thence.readers.nsys_jax.archive import (
+    TRACE,
+    Archive,
+    as_int64,
+    csv_frame,
+    parquet_frame,
+    renamed,
+)
 from thence.readers.nsys_jax.compilation import compile_ranges
-from thence.readers.nsys_jax.devices import Launchers, launchers
-from thence.readers.nsys_jax.parquet import as_int64, csv_frame, parquet_frame, renamed
-from thence.readers.nsys_jax.programs import device_tables
+from thence.readers.nsys_jax.programs import Launchers, device_tables, launchers
 from thence.readers.nsys_jax.projection import projection
-from thence.readers.probe import probing
-from thence.readers.xla.hlo import decode_hlo
-from thence.readers.xla.parsing import unpacked
+from thence.readers.parquet_probe import probing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

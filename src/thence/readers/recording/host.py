@@ -14,27 +14,76 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
-from thence.model.collectives import split
+from thence.model.collective_columns import described, described_structs
+from thence.model.collectives import NUMBERS, TEXTS, split
 from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
-from thence.model.tables import HOST, HOST_CATEGORIES
-from thence.readers.kineto.categories import category_of
+from thence.model.tables import COLLECTIVES, HOST, HOST_CATEGORIES
+from thence.readers.categories import category_of
 from thence.readers.nesting import host_order, host_parents, parent_column
-from thence.readers.nsight.nvtx import LIBRARIES, NCCL
+from thence.readers.nsight.ranges import LIBRARIES, NCCL
 from thence.readers.recording.xla import compile_phases
 
 if TYPE_CHECKING:
     from thence.model.collectives import Collective
     from thence.readers.recording.parts import Folder
 
-__all__ = ["HostRanges", "host_ranges", "named"]
+
+__all__ = ["HostRanges", "described_collectives", "host_ranges", "named"]
+
+
+def described_collectives(
+    host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
+) -> pl.DataFrame:
+    """Rows of `COLLECTIVES` without a device activity.
+
+    Args:
+        host: of the process.
+        table: the table ``collectives`` of its recording.
+        names: number and text (Categorical).
+    """
+    marks = pl.DataFrame({"serial": host.serial, "described": host.described})
+    marks = marks.with_row_index("host").drop_nulls("serial")
+    calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
+    return pl.concat([_by_columns(calls, names), _by_metadata(calls, host)]).sort("host")
+
+
+def _by_columns(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    rows = calls.filter(pl.col("collective") > 0)
+    raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
+    raw |= {name: rows[name] for name in NUMBERS}
+    found = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+    return found.drop_nulls("collective")  # the part with its name can be damaged
+
+
+def _by_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+    known = (pl.col("collective") > 0).fill_null(value=False)
+    rows = calls.filter(pl.col("described").is_not_null() & ~known)
+    frame = described_structs(host.collectives).gather(rows["described"]).struct.unnest()
+    sequence = pl.coalesce(rows["sequence"], frame["sequence"])
+    return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})
+
 
 _START, _END = 2, 4
+
+
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
+
+
 _RUNTIME = 5
+
+
 """``api`` in the table calls: CUPTI_ACTIVITY_KIND_RUNTIME, else the driver's"""
+
+
 _THREAD = 2
+
+
 """CUPTI_ACTIVITY_OBJECT_THREAD"""
+
+
 _BACKWARD = "autograd::engine::evaluate_function: "
+
+
 _OVERHEADS = {
     1: "Driver Compiler",
     1 << 16: "CUPTI Buffer Flush",
@@ -46,8 +95,14 @@ _OVERHEADS = {
     7 << 16: "Activity Buffer Request",
     8 << 16: "Unified Memory Initialisation",
 }
+
+
 """CUpti_ActivityOverheadKind"""
+
+
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
+
+
 _COLUMNS = {
     "thread": pl.Int64(),
     "category": _CATEGORY,

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMAS", "Description", "Folder"]
 
 _VERSIONS = range(1, RECORDING_VERSION + 1)
+
+
 SCHEMAS: dict[str, dict[str, Any]] = {
     table: {name: getattr(pl, dtype)() for name, dtype in columns.items()}
     for table, columns in TABLES.items()
 }
+
+
 """Columns that are read of each table, and the types they are given."""
 
 

@@ -12,10 +12,9 @@ import polars as pl
 from thence.errors import DamagedInput, InputError
 from thence.model.formats import DESCRIPTION, LABELS_FILE
 from thence.model.tables import THREADS, Device, Meta, Tables, concat
-from thence.readers.graph_labels import read_labels
+from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities
-from thence.readers.recording.collectives import described_collectives
-from thence.readers.recording.host import host_ranges
+from thence.readers.recording.host import described_collectives, host_ranges
 from thence.readers.recording.parts import Folder
 from thence.readers.recording.xla import with_xla
 

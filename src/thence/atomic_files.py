@@ -1,0 +1,69 @@
+"""Atomic writes: a temporary file in the target's folder, renamed to the target when it is complete."""
+
+from __future__ import annotations
+
+import io
+import secrets
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, TextIO
+
+from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["atomic_open", "atomic_open_text", "atomic_write", "temporary_path"]
+
+
+def temporary_path(target: Path) -> Path:
+    """A hidden name in the target's folder that no file has yet."""
+    return target.parent / f".{target.name}.{secrets.token_hex(4)}"
+
+
+@contextmanager
+def atomic_open(target: Path) -> Iterator[IO[bytes]]:
+    """A binary file that replaces the target when the block ends without an exception.
+
+    After an exception the target is as it was before, and the temporary file is deleted.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    temporary = temporary_path(target)
+    file = temporary.open("xb")
+    try:
+        with file:
+            yield file
+        temporary.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_open_text(target: Path) -> Iterator[TextIO]:
+    """As `atomic_open`, for UTF-8 text with line feeds.
+
+    Raises:
+        UsageError: the file cannot be written there.
+    """
+    try:
+        with atomic_open(target) as stream:
+            text = io.TextIOWrapper(stream, encoding="utf-8", newline="\n")
+            yield text
+            text.flush()
+            text.detach()
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def atomic_write(target: Path, content: bytes | memoryview) -> None:
+    """Replaces the target with the content.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    with atomic_open(target) as file:
+        file.write(content)

@@ -1,0 +1,362 @@
+"""Which node of a captured graph each activity of its replays was, from their times alone.
+
+Known of a replay are its activities, with kernel name and shape; of the graph its nodes, with the same,
+and its edges. Streams say nothing: a replay spreads its nodes over whatever streams the driver takes.
+But a node never begins before those that it waits for have ended, and this is enough nearly always:
+
+- Nodes of equal kernels that wait for each other, as those of repeated layers do, ran in that order.
+- Others, on branches side by side, are told apart by what must have run before and afterwards. Each
+  activity keeps every node that it may have been; nodes that no other activity can have been, and
+  activities that can have been no other node, narrow what is left, until nothing changes.
+
+Nothing is guessed. What is ruled out is impossible, so an activity gets a label only if all nodes that
+are left for it have the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thence.attribution.cuda_graphs.topology import Topology
+
+__all__ = ["TOLERANCE_NS", "UNDECIDED", "Aligned", "Pattern", "align"]
+
+TOLERANCE_NS = 1000
+"""By how much activities that follow each other may seem to overlap in a replay (clock of the device)."""
+UNDECIDED = -2
+"""In place of a label: several nodes with different labels are possible."""
+
+_MOST_CELLS = 32_000_000  # of one table of possibilities
+_ROUNDS = 50
+_NEVER, _ALWAYS = np.iinfo(np.int64).max // 4, np.iinfo(np.int64).min // 4
+
+_Ints: TypeAlias = "NDArray[np.int64]"
+_Mask: TypeAlias = "NDArray[np.bool_]"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A captured graph as far as replays are aligned to it.
+
+    Attributes:
+        topology: of all its nodes.
+        rows: rows of those nodes that leave an activity in a trace.
+        signature: for each of these, a number that equal kernels of equal shape share.
+        label: number of each one's label, -1 for none.
+    """
+
+    topology: Topology
+    rows: NDArray[np.int64]
+    signature: NDArray[np.int64]
+    label: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """What became of the activities of some replays; arrays of shape (replays, activities).
+
+    Attributes:
+        node: index in ``Pattern.rows``, -1 where several nodes are possible.
+        label: number of the label, -1 where the node has none, `UNDECIDED` where several are possible.
+        contradicts: of each replay, whether its times contradict the edges: no label may be taken.
+        first: of each replay that contradicts, indices in ``Pattern.rows`` of two nodes of which the
+            second began too early; -1 where no pair shows it.
+    """
+
+    node: NDArray[np.int64]
+    label: NDArray[np.int64]
+    contradicts: NDArray[np.bool_]
+    first: NDArray[np.int64]
+
+
+def align(pattern: Pattern, signature: _Ints, start: _Ints, end: _Ints) -> Aligned:
+    """Aligns replays to a graph.
+
+    Args:
+        pattern: the graph.
+        signature: int64 (replays, activities): each replay has the signatures of the pattern, in
+            whatever order.
+        start: int64 of the same shape: ns, ascending in each replay.
+        end: int64 of the same shape: ns.
+    """
+    slots = _Slots.of(pattern)
+    largest = max((one.size for one in slots.classes if not one.ordered), default=0)
+    at_once = max(1, _MOST_CELLS // max(largest**2, pattern.topology.order.size, 1))
+    parts = []
+    for low in range(0, max(len(start), 1), at_once):
+        chosen = slice(low, low + at_once)
+        work = _Work.of(slots, signature[chosen], start[chosen], end[chosen])
+        work.settle_chains()
+        work.verify()
+        work.narrow()
+        parts.append(work.result())
+    return Aligned(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Nodes of one signature, in an order that their edges allow.
+
+    Attributes:
+        low, high: their slots, and after sorting the activities by signature theirs too.
+        ordered: whether every node waits for the one before it.
+        alike: whether all have the same label.
+    """
+
+    low: int
+    high: int
+    ordered: bool
+    alike: bool
+
+    @property
+    def size(self) -> int:
+        """How many nodes."""
+        return self.high - self.low
+
+    @property
+    def slots(self) -> slice:
+        """Where they are."""
+        return slice(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """The nodes of a pattern sorted by signature and topological order; a slot is a place in that order.
+
+    Attributes:
+        pattern: whose nodes these are.
+        node: index in ``pattern.rows`` at each slot.
+        row: row of that node.
+        label: number of its label.
+        classes: runs of one signature.
+    """
+
+    pattern: Pattern
+    node: _Ints
+    row: _Ints
+    label: _Ints
+    classes: tuple[_Class, ...]
+
+    @classmethod
+    def of(cls, pattern: Pattern) -> _Slots:
+        topology = pattern.topology
+        place = np.empty(len(topology.order), np.int64)
+        place[topology.order] = np.arange(len(place))
+        node = np.lexsort((place[pattern.rows], pattern.signature))
+        row, label, signature = pattern.rows[node], pattern.label[node], pattern.signature[node]
+        follows = topology.before(row[:-1], row[1:])
+        differs = label[:-1] != label[1:]
+        bounds = [0, *(np.flatnonzero(np.diff(signature)) + 1).tolist(), len(node)]
+        classes = tuple(
+            _Class(
+                low, high, bool(follows[low : high - 1].all()), not differs[low : high - 1].any()
+            )
+            for low, high in pairwise(bounds)
+            if high > low
+        )
+        return cls(pattern, node, row, label, classes)
+
+
+@dataclass
+class _Work:
+    """The state while aligning some replays of one pattern."""
+
+    slots: _Slots
+    activity: _Ints  # (replays, slots): activity of that signature, by start
+    start: _Ints  # (replays, slots)
+    end: _Ints
+    label: _Ints  # (replays, slots), result
+    node: _Ints  # (replays, slots), result
+    node_start: _Ints  # (all nodes, replays); only where known
+    node_end: _Ints
+    known: _Mask  # (all nodes, replays): whether the node's activity is known
+    contradicts: _Mask
+    first: _Ints
+    overlapping: bool = False  # activities overlap those they wait for: only starts are ordered
+    possible: dict[_Class, _Mask] = field(default_factory=dict)
+    """(replays, activities, nodes) of the classes in which several nodes are possible."""
+
+    @classmethod
+    def of(cls, slots: _Slots, signature: _Ints, start: _Ints, end: _Ints) -> _Work:
+        replays, nodes = len(start), len(slots.pattern.topology.order)
+        activity = np.argsort(signature, axis=1, kind="stable")
+        return cls(
+            slots, activity,
+            np.take_along_axis(start, activity, 1), np.take_along_axis(end, activity, 1),
+            np.full(start.shape, UNDECIDED, np.int64), np.full(start.shape, -1, np.int64),
+            np.zeros((nodes, replays), np.int64), np.zeros((nodes, replays), np.int64),
+            np.zeros((nodes, replays), np.bool_), np.zeros(replays, np.bool_), np.full((replays, 2), -1),
+        )  # fmt: skip
+
+    def settle_chains(self) -> None:
+        """Nodes of one signature that wait for each other ran in that order."""
+        ordered = np.zeros(len(self.slots.node), np.bool_)
+        for one in self.slots.classes:
+            ordered[one.slots] = one.ordered
+            if one.alike:
+                self.label[:, one.slots] = self.slots.label[one.low]
+        self.label[:, ordered] = self.slots.label[ordered]
+        self.node[:, ordered] = self.slots.node[ordered]
+        rows = self.slots.row[ordered]
+        self.node_start[rows] = self.start[:, ordered].T
+        self.node_end[rows] = self.end[:, ordered].T
+        self.known[rows] = True
+        self._untie()
+
+    def _untie(self) -> None:
+        """Activities of one class that began at the same moment have no order."""
+        together = self.start[:, 1:] == self.start[:, :-1]
+        for one in self.slots.classes:
+            together[:, one.low - 1 : one.low] = False  # of two signatures
+        if not together.any():
+            return
+        tied = np.zeros(self.start.shape, np.bool_)
+        tied[:, 1:] |= together
+        tied[:, :-1] |= together
+        for one in self.slots.classes:
+            own = tied[:, one.slots] & one.ordered
+            self.node[:, one.slots][own] = -1
+            self.known[self.slots.row[one.slots]] &= ~own.T
+            if not one.alike:
+                self.label[:, one.slots][own] = UNDECIDED
+
+    def verify(self) -> None:
+        """No node may have begun before one that it waits for; mind whether any began before its end."""
+        edges = self.slots.pattern.topology.edges
+        for part in np.array_split(edges, 1 + len(edges) * len(self.start) // _MOST_CELLS):
+            first, second = part.T
+            both = self.known[first] & self.known[second]
+            began = self.node_start[second] + TOLERANCE_NS
+            self.overlapping |= bool((both & (began < self.node_end[first])).any())
+            self._contradict(both & (began < self.node_start[first]), first, second)
+        if self.known.all() or not len(edges):
+            return
+        # Through nodes that leave no activity, or whose activity is not known yet.
+        began, nodes = self.node_start + TOLERANCE_NS, np.arange(len(self.known))
+        lower, _ = self._bounds()
+        if not self.overlapping and (self.known & (began < lower)).any():
+            self.overlapping = True
+            lower, _ = self._bounds()
+        if self.overlapping:
+            self._contradict(self.known & (began < lower), np.full(len(nodes), -1), nodes)
+
+    def _contradict(self, early: _Mask, first: _Ints, second: _Ints) -> None:
+        found = early.any(axis=0) & ~self.contradicts
+        if not found.any():
+            return
+        index = np.full(self.known.shape[0] + 1, -1)
+        rows = self.slots.pattern.rows
+        index[rows] = np.arange(len(rows))
+        when = np.where(early, self.node_start[second], _NEVER)
+        worst = when.argmin(axis=0)[found]
+        self.first[found] = np.stack([index[first[worst]], index[second[worst]]], axis=1)
+        self.contradicts |= found
+
+    def _bounds(self) -> tuple[_Ints, _Ints]:
+        """(all nodes, replays): before when each node cannot have begun, and must have ended (or begun)."""
+        topology = self.slots.pattern.topology
+        ended = self.node_start if self.overlapping else self.node_end
+        lower = np.full(self.known.shape, _ALWAYS, np.int64)
+        upper = np.full(self.known.shape, _NEVER, np.int64)
+        before, after = _grouped(topology.edges, 1), _grouped(topology.edges, 0)
+        for node in topology.order.tolist():
+            for other in before.get(node, ()):
+                reached = np.maximum(
+                    np.where(self.known[other], ended[other], _ALWAYS), lower[other]
+                )
+                np.maximum(lower[node], reached, out=lower[node])
+        for node in topology.order[::-1].tolist():
+            for other in after.get(node, ()):
+                began = np.where(self.known[other], self.node_start[other], _NEVER)
+                np.minimum(upper[node], np.minimum(began, upper[other]), out=upper[node])
+        return lower, upper
+
+    def narrow(self) -> None:
+        """Rules out nodes for the activities of the other signatures until nothing changes."""
+        for one in self.slots.classes:
+            if not one.ordered and one.size**2 * len(self.start) <= _MOST_CELLS:
+                self.possible[one] = self._by_counts(one)
+        if all(one.alike for one in self.possible):
+            return
+        for _ in range(_ROUNDS):
+            lower, upper = self._bounds()
+            narrowed = [self._narrowed(one, lower, upper) for one in self.possible]
+            if not any(narrowed):
+                break
+        for one in self.possible:
+            self._conclude(one)
+
+    def _ends(self, one: _Class) -> _Ints:
+        ends: _Ints = (self.start if self.overlapping else self.end)[:, one.slots]
+        return ends
+
+    def _by_counts(self, one: _Class) -> _Mask:
+        """Of the same signature, as many must have ended before as the node waits for, and so on."""
+        rows = self.slots.row[one.slots]
+        waits = self.slots.pattern.topology.before(rows[:, None], rows[None, :])
+        earlier, later = waits.sum(axis=0), waits.sum(axis=1)
+        start, end = self.start[:, one.slots], self._ends(one)
+        ended, began = np.empty_like(start), np.empty_like(start)
+        for replay in range(len(start)):
+            own_start, own_end = start[replay], end[replay]
+            ended[replay] = np.searchsorted(np.sort(own_end), own_start + TOLERANCE_NS, "right")
+            began[replay] = one.size - np.searchsorted(own_start, own_end - TOLERANCE_NS)
+        possible: _Mask = (ended[:, :, None] >= earlier) & (began[:, :, None] >= later)
+        return possible
+
+    def _narrowed(self, one: _Class, lower: _Ints, upper: _Ints) -> bool:
+        """Whether something more could be ruled out."""
+        possible = self.possible[one]
+        count = int(possible.sum())
+        rows = self.slots.row[one.slots]
+        start, end = self.start[:, one.slots, None], self._ends(one)[:, :, None]
+        possible &= start + TOLERANCE_NS >= lower[rows].T[:, None, :]
+        possible &= end <= upper[rows].T[:, None, :] + TOLERANCE_NS
+        for _ in range(_ROUNDS):
+            left = int(possible.sum())
+            only = possible.sum(axis=2, keepdims=True) == 1  # the activity can be one node
+            possible &= only | ~(possible & only).any(axis=1, keepdims=True)
+            alone = possible.sum(axis=1, keepdims=True) == 1  # the node can be one activity
+            possible &= alone | ~(possible & alone).any(axis=2, keepdims=True)
+            if int(possible.sum()) == left:
+                break
+        taken = np.asarray(possible.any(axis=1), np.bool_)
+        placed = np.asarray(possible.any(axis=2), np.bool_)
+        self.contradicts |= ~(taken.all(axis=1) & placed.all(axis=1))
+        replay, activity = np.nonzero(possible.sum(axis=2) == 1)
+        row = rows[possible[replay, activity].argmax(axis=1)]
+        self.node_start[row, replay] = self.start[replay, one.low + activity]
+        self.node_end[row, replay] = self.end[replay, one.low + activity]
+        self.known[row, replay] = True
+        return int(possible.sum()) < count
+
+    def _conclude(self, one: _Class) -> None:
+        possible = self.possible[one]
+        labels = self.slots.label[one.slots]
+        low = np.where(possible, labels, _NEVER).min(axis=2)
+        high = np.where(possible, labels, _ALWAYS).max(axis=2)
+        self.label[:, one.slots] = np.where(low == high, low, UNDECIDED)
+        chosen = self.slots.node[one.slots][possible.argmax(axis=2)]
+        self.node[:, one.slots] = np.where(possible.sum(axis=2) == 1, chosen, -1)
+
+    def result(self) -> tuple[_Ints, _Ints, _Mask, _Ints]:
+        """Node, label, contradicts and first of `Aligned`, in the order of the activities."""
+        node, label = np.empty_like(self.node), np.empty_like(self.label)
+        np.put_along_axis(node, self.activity, self.node, 1)
+        np.put_along_axis(label, self.activity, self.label, 1)
+        return node, label, self.contradicts, self.first
+
+
+def _grouped(edges: _Ints, by: int) -> dict[int, list[int]]:
+    """Neighbours of each node that has any."""
+    result: dict[int, list[int]] = {}
+    for pair in edges.tolist():
+        result.setdefault(pair[by], []).append(pair[1 - by])
+    return result

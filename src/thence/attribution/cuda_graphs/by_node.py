@@ -1,0 +1,244 @@
+"""Labels by the id of the graph node that each activity ran.
+
+The id of a node of an executable graph is the graph's id << 32 | number (CUPTI; some exporters write the
+number alone). Instantiation keeps the numbers of the captured graph's own nodes; those inside child
+graphs come after them, one child graph after the other. Kernel names are compared too: a node that ran
+another kernel than the one captured proves that graph and labels do not belong together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.cuda_graphs.signatures import ACTIVITIES, short_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.attribution.cuda_graphs.replays import Replays
+    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.model.graph_labels import CapturedGraph, GraphLabels
+
+__all__ = ["Executed", "Match", "executed", "match"]
+
+_LOW = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Executed:
+    """An executable graph that ran.
+
+    Attributes:
+        rank: of the process.
+        id: of the executable graph.
+        rows: rows of gpu that it brought about.
+        number: of the node behind each row.
+        nodes: distinct pairs of number and variant.
+    """
+
+    rank: int
+    id: int
+    rows: NDArray[np.int64]
+    number: NDArray[np.int64]
+    nodes: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Match:
+    """What the ids say of one executable graph.
+
+    Attributes:
+        number, label: of each node that could be matched; label -1 where none was open.
+        rule: of each, the code of how it was matched.
+        refused: why nothing was; None where something was.
+        foreign: whether the executable graph is none that the labels name.
+    """
+
+    number: Sequence[int] = ()
+    label: Sequence[int] = ()
+    rule: Sequence[str] = ()
+    refused: str | None = None
+    foreign: bool = False
+
+
+def executed(replays: Replays) -> list[Executed]:
+    """The executable graphs that ran, as far as the trace has ids of graph and node."""
+    gpu, rows = replays.tables.gpu, replays.rows
+    if not gpu["node"].count() or not len(rows):
+        return []
+    node = gpu["node"].gather(rows)
+    known = (
+        node.is_not_null() & ((node > _LOW) | gpu["graph"].gather(rows).is_not_null())
+    ).to_numpy()
+    rows = rows[known]
+    if not len(rows):
+        return []
+    ids = node.fill_null(0).to_numpy()[known]
+    graph = gpu["graph"].gather(rows).fill_null(0).to_numpy()
+    full = ids > _LOW
+    key = np.where(full, ids >> np.uint64(32), graph & np.uint64(_LOW))
+    key |= gpu["rank"].gather(rows).to_numpy().astype(np.uint64) << np.uint64(32)
+    number = (ids & np.uint64(_LOW)).astype(np.int64)
+    distinct = pl.Series(key).unique().sort().to_numpy()
+    result = []
+    order = np.argsort(key, kind="stable") if len(distinct) > 1 else np.arange(len(key))
+    bounds = np.searchsorted(key[order], distinct).tolist()
+    for one, low, high in zip(distinct.tolist(), bounds, [*bounds[1:], len(key)], strict=True):
+        own = order[low:high]
+        result.append(_executed(replays, one >> 32, one & _LOW, rows[own], number[own]))
+    return result
+
+
+def _executed(
+    replays: Replays, rank: int, graph: int, rows: NDArray[np.int64], number: NDArray[np.int64]
+) -> Executed:
+    kinds = max(replays.kinds.frame.height, 1)
+    pairs = pl.Series(number * kinds + replays.variant[rows]).unique().sort().to_list()
+    return Executed(rank, graph, rows, number, [divmod(pair, kinds) for pair in pairs])
+
+
+def match(one: Executed, labels: GraphLabels, names: Names, kernels: pl.DataFrame) -> Match:
+    """The labels of an executable graph's nodes.
+
+    Args:
+        one: the graph.
+        labels: of the process that ran it.
+        names: numbers of kernel names in both.
+        kernels: the variants of the trace: kind and name.
+    """
+    own = [g for g in labels.graphs if one.id in g.executables or one.id == g.id]
+    if own:
+        found = [_matched(one, graph, labels, names, kernels, "graph_node") for graph in own]
+        return next((m for m in found if m.refused is None), found[0])
+    fitting = []
+    for graph in labels.graphs:
+        if graph.nodes["kernel"].null_count() < graph.nodes.height:  # ids alone prove nothing here
+            found_here = _matched(one, graph, labels, names, kernels, "graph_number")
+            if found_here.refused is None:
+                fitting.append(found_here)
+    distinct = {tuple(zip(m.number, _texts(m, labels), strict=True)) for m in fitting}
+    if len(distinct) == 1:
+        return fitting[0]
+    reason = "the labels do not name its executable graph"
+    if distinct:
+        reason += f", and {len(fitting)} captured graphs with other labels have the same kernels"
+    return Match(refused=reason, foreign=True)
+
+
+def _texts(found: Match, labels: GraphLabels) -> Iterator[str]:
+    return (repr(labels.labels[label]) if label >= 0 else "" for label in found.label)
+
+
+def _matched(
+    one: Executed,
+    graph: CapturedGraph,
+    labels: GraphLabels,
+    names: Names,
+    kernels: pl.DataFrame,
+    rule: str,
+) -> Match:
+    """One executable graph against one captured one."""
+    nodes = graph.nodes.with_columns(pl.col("label").fill_null(-1))
+    known = {number: i for i, number in enumerate(nodes["number"].to_list())}
+    top = nodes["parent"].is_null().to_list()
+    place = _Places(nodes, labels, names, kernels)
+    own = [(n, v) for n, v in one.nodes if n in known and top[known[n]]]
+    inside = [(n, v) for n, v in one.nodes if n not in known or not top[known[n]]]
+    for number, variant in own:
+        if not place.fits(known[number], variant):
+            return Match(
+                refused=f"node {number} ran {place.ran(variant)}, but {place.was(known[number])} was captured there"
+            )
+    if rule == "graph_number":
+        # A small graph fits the beginning of many: all that was captured must have run.
+        own_kernels = (pl.col("type") == "kernel") & pl.col("parent").is_null()
+        captured = nodes.filter(own_kernels)["number"].to_list()
+        missing = sorted(set(captured) - {number for number, _ in own})
+        if missing or not own:
+            return Match(refused=f"node {missing[0] if missing else 0} did not run")
+    of_child = place.children(inside, known)
+    if of_child is None and (rule == "graph_number" or not own):
+        number = inside[0][0]
+        return Match(refused=f"node {number} ran, but the captured graph {graph.id} has none such")
+    of_child = of_child or {}
+    numbers = [n for n, _ in dict(own).items()]
+    rows = [known[n] for n in numbers] + [*of_child.values()]
+    label = nodes["label"].gather(rows).to_list() if rows else []
+    rules = [rule] * len(numbers) + ["graph_child"] * len(of_child)
+    return Match([*numbers, *of_child], label, rules)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The nodes of a captured graph beside the kernels of a trace."""
+
+    nodes: pl.DataFrame
+    labels: GraphLabels
+    names: Names
+    kernels: pl.DataFrame
+
+    @cached_property
+    def _captured(self) -> list[tuple[str, int]]:
+        """Type of each node, and number of its kernel's name, -1 where it is not known."""
+        return [
+            (kind, -1 if kernel is None else self.names.of_kernel(kernel))
+            for kind, kernel in self.nodes.select("type", "kernel").iter_rows()
+        ]
+
+    @cached_property
+    def _traced(self) -> list[tuple[str, int]]:
+        """Kind of each variant, and number of its name."""
+        return [
+            (kind, self.names.of_trace(name))
+            for kind, name in self.kernels.select("kind", "name").iter_rows()
+        ]
+
+    def fits(self, row: int, variant: int) -> bool:
+        """Whether a node can have run a kernel, as far as both are known."""
+        (captured, kernel), (kind, name) = self._captured[row], self._traced[variant]
+        if captured in ACTIVITIES and captured != kind:
+            return False
+        return kernel < 0 or kind != "kernel" or name == kernel
+
+    def ran(self, variant: int) -> str:
+        """What a trace calls a kernel."""
+        return f"`{short_name(self.kernels['name'][variant] or '')}`"
+
+    def was(self, row: int) -> str:
+        """What the labels call a node."""
+        kernel = self.nodes["kernel"][row]
+        if kernel is None:
+            return f"a {self.nodes['type'][row]}"
+        known = self.labels.kernels[kernel]
+        return f"`{short_name(known.demangled or known.name)}`"
+
+    def children(
+        self, inside: Sequence[tuple[int, int]], known: dict[int, int]
+    ) -> dict[int, int] | None:
+        """Row of each node inside child graphs, by number; None where they cannot be told.
+
+        They have numbers of the executable graph's own, in the order of the child graphs. As not every
+        one leaves an activity, the first one's place is found by what ran.
+        """
+        if not inside:
+            return {}
+        if all(n in known and self.fits(known[n], v) for n, v in inside):
+            return {n: known[n] for n, _ in inside}
+        frame = self.nodes.with_row_index("row").filter(pl.col("parent").is_not_null())
+        rows = frame.sort("number")["row"].to_list()
+        first, last = inside[0][0], inside[-1][0]
+        fitting = [
+            offset
+            for offset in range(len(rows) - (last - first))
+            if all(self.fits(rows[offset + n - first], v) for n, v in inside)
+        ]
+        found = [{n: rows[offset + n - first] for n, _ in inside} for offset in fitting]
+        labels = {tuple(self.nodes["label"].gather([*one.values()]).to_list()) for one in found}
+        return found[0] if len(labels) == 1 else None

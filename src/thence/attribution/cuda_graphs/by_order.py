@@ -1,0 +1,278 @@
+"""Labels for replays without ids: their activities aligned to captured graphs.
+
+The graph is the one whose nodes have exactly the kernels that ran, as often. Where several captured
+graphs do, an activity gets a label only if it has that label in all of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thence.attribution.cuda_graphs.alignment import UNDECIDED, Pattern, align
+from thence.attribution.cuda_graphs.signatures import ACTIVITIES, Signatures, short_name
+from thence.attribution.cuda_graphs.topology import NotOrdered, Topology, edges_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.attribution.cuda_graphs.replays import Group, Replays
+    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.model.graph_labels import CapturedGraph
+
+__all__ = ["Candidate", "Outcome", "aligned_group"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What alignment made of the activities of one group of launches.
+
+    Attributes:
+        label: int64 (launches, activities): number of the label, -1 where the node has none,
+            `UNDECIDED` where none can be told.
+        confidence: of each launch, the share of its activities for which one label was left.
+        refused: of each launch, why nothing was aligned; None where it was.
+    """
+
+    label: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    refused: list[str | None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A captured graph to align to.
+
+    Attributes:
+        graph: with edges.
+        names: numbers of kernel names in its labels file and in the trace.
+        label: number of the label of each node, -1 for none, as outcomes number them.
+        title: what messages call it.
+        kernel_names: name of each node's kernel for messages.
+    """
+
+    graph: CapturedGraph
+    names: Names
+    label: NDArray[np.int64]
+    title: str
+    kernel_names: Sequence[str]
+
+    def signatures(self, replays: Replays) -> Signatures:
+        """Of its nodes, and of the variants of the trace."""
+        return Signatures.of(self.graph, self.names, replays.kinds)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The order of its nodes.
+
+        Raises:
+            NotOrdered: there is none.
+        """
+        return Topology.of(*edges_of(self.graph))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A candidate whose nodes have the kernels that ran.
+
+    Attributes:
+        candidate: which one.
+        signatures: of its nodes and of the trace.
+        kinds: types of nodes that could be matched; copies and sets may be missing on one side.
+        times: how many replays are behind one launch.
+    """
+
+    candidate: Candidate
+    signatures: Signatures
+    kinds: tuple[str, ...]
+    times: int
+
+    @property
+    def nodes(self) -> NDArray[np.int64]:
+        """Rows of the nodes that count."""
+        return np.flatnonzero(self.candidate.graph.nodes["type"].is_in(self.kinds).to_numpy())
+
+
+def aligned_group(
+    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
+) -> Outcome:
+    """Labels of the activities of alike launches.
+
+    Args:
+        group: the launches.
+        replays: that they are of.
+        candidates: graphs that may have been launched, with their signatures.
+    """
+    shape = group.rows.shape
+    nothing = np.full(shape, UNDECIDED, np.int64)
+    if not candidates:
+        return _refused(shape, "no captured graph with edges and kernel names is known")
+    fits = [fit for fit in (_fit(group, replays, *one) for one in candidates) if fit]
+    if not fits:
+        return _refused(shape, _difference(group, replays, candidates))
+    results = []
+    for fit in fits:
+        try:
+            results.append(_aligned(group, replays, fit))
+        except NotOrdered as error:
+            results.append(_refused(shape, f"{fit.candidate.title}: {error}"))
+    possible = np.array([[reason is None for reason in r.refused] for r in results])
+    label = nothing.copy()
+    agreed = np.zeros(shape, np.bool_)
+    for result, ok in zip(results, possible, strict=True):
+        fresh = ok[:, None] & ~agreed
+        label = np.where(
+            fresh, result.label, np.where(ok[:, None] & (label != result.label), UNDECIDED, label)
+        )
+        agreed |= ok[:, None]
+    confidence = (label != UNDECIDED).mean(axis=1)
+    refused = [
+        None if ok else results[0].refused[i]
+        for i, ok in enumerate(np.atleast_1d(possible.any(axis=0)))
+    ]
+    return Outcome(label, confidence, refused)
+
+
+def _refused(shape: tuple[int, ...], reason: str) -> Outcome:
+    label = np.full(shape, UNDECIDED, np.int64)
+    return Outcome(label, np.zeros(shape[0]), [reason] * shape[0])
+
+
+def _fit(
+    group: Group, replays: Replays, candidate: Candidate, signatures: Signatures
+) -> _Fit | None:
+    """Whether the activities are those of one or several replays of a graph."""
+    variant = replays.variant[group.rows[0]]
+    kind = replays.kinds.frame["kind"].to_numpy()[variant]
+    for kinds in (ACTIVITIES, ("kernel",)):
+        leave = candidate.graph.nodes["type"].is_in(kinds).to_numpy()
+        nodes = np.sort(signatures.nodes[leave])
+        ran = np.sort(signatures.variants[variant[np.isin(kind, kinds)]])
+        if not len(nodes) or len(ran) % len(nodes) or nodes[0] < 0 or len(ran) == 0:
+            continue
+        times = len(ran) // len(nodes)
+        if (ran == np.repeat(nodes, times)).all():
+            return _Fit(candidate, signatures, kinds, times)
+    return None
+
+
+def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
+    """The group against one graph."""
+    gpu, rows = replays.tables.gpu, group.rows
+    kind = replays.kinds.frame["kind"].to_numpy()[replays.variant[rows]]
+    counts = np.isin(kind, fit.kinds)
+    launches, nodes = len(rows), fit.nodes
+    of_kind = rows[counts].reshape(launches * fit.times, len(nodes))  # one replay a row
+    start = gpu["start"].to_numpy()[of_kind]
+    end = start + gpu["duration"].to_numpy()[of_kind]
+    signature = fit.signatures.variants[replays.variant[of_kind]]
+    whole = (np.sort(signature, axis=1) == np.sort(fit.signatures.nodes[nodes])).all(axis=1)
+    pattern = Pattern(
+        fit.candidate.topology, nodes, fit.signatures.nodes[nodes], fit.candidate.label[nodes]
+    )
+    label = np.full(of_kind.shape, UNDECIDED, np.int64)
+    contradicts = ~whole
+    aligned = align(pattern, signature[whole], start[whole], end[whole])
+    label[whole] = aligned.label
+    contradicts[whole] |= aligned.contradicts
+    label[contradicts] = UNDECIDED
+    result = np.full(rows.shape, UNDECIDED, np.int64)
+    result[counts] = label.reshape(-1)
+    bad = contradicts.reshape(launches, fit.times).any(axis=1)
+    result[bad] = UNDECIDED
+    reasons: list[str | None] = [None] * launches
+    first = np.full((len(of_kind), 2), -1)
+    first[whole] = aligned.first
+    for launch in np.flatnonzero(bad).tolist():
+        pairs = first[launch * fit.times : (launch + 1) * fit.times]
+        reasons[launch] = _contradiction(fit, pairs[(pairs[:, 1] >= 0)])
+    return Outcome(result, (result != UNDECIDED).mean(axis=1), reasons)
+
+
+def _contradiction(fit: _Fit, pairs: NDArray[np.int64]) -> str:
+    title = fit.candidate.title
+    if not len(pairs):
+        return f"its order contradicts the edges of {title}"
+    names, nodes = fit.candidate.kernel_names, fit.nodes
+    first, second = (int(x) for x in pairs[0])
+    text = f"its order contradicts the edges of {title}: {_node(fit.candidate, names, nodes[second])} began before "
+    if first < 0:
+        return text + "what it waits for had ended"
+    return text + f"{_node(fit.candidate, names, nodes[first])}, which it waits for"
+
+
+def _node(candidate: Candidate, names: Sequence[str], row: int) -> str:
+    return f"node {candidate.graph.nodes['number'][int(row)]} (`{short_name(names[int(row)])}`)"
+
+
+def _difference(
+    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
+) -> str:
+    """The first place where launches and the most similar graph differ, as a sentence."""
+    variant = replays.variant[group.rows[0]]
+    names = replays.kinds.frame["name"].gather(variant).to_list()
+
+    def likeness(one: tuple[Candidate, Signatures]) -> tuple[int, int]:
+        nodes = np.bincount(one[1].nodes[one[1].nodes >= 0])
+        ran = one[1].variants[variant]
+        counts = np.bincount(ran[ran >= 0], minlength=len(nodes))
+        return int(np.minimum(nodes, counts).sum()), -abs(int(nodes.sum()) - len(variant))
+
+    candidate, signatures = max(candidates, key=likeness)
+    leave = candidate.graph.nodes["type"].is_in(ACTIVITIES).to_numpy()
+    sizes = f"{len(variant)} activities where {candidate.title} has {int(leave.sum())} nodes"
+    try:
+        place = _first_difference(
+            candidate, signatures, signatures.variants[variant].tolist(), leave
+        )
+    except NotOrdered as error:
+        return f"{sizes}; {error}"
+    at, due = place
+    expected = " or ".join(_node(candidate, candidate.kernel_names, row) for row in due[:2])
+    if at == len(names):
+        return f"{sizes}; they first differ at the end, where {expected} was due"
+    ran = f"activity {at} is `{short_name(names[at])}`"
+    if not due:
+        return f"{sizes}; they first differ after the last node: {ran}"
+    return f"{sizes}; they first differ where {expected} was due: {ran}"
+
+
+def _first_difference(
+    candidate: Candidate, signatures: Signatures, ran: Sequence[int], leave: NDArray[np.bool_]
+) -> tuple[int, list[int]]:
+    """How many activities fit one after the other, and the nodes that were due then."""
+    topology = candidate.topology
+    after: dict[int, list[int]] = defaultdict(list)
+    for first, second in topology.edges.tolist():
+        after[first].append(second)
+    count = len(topology.order)
+    waits = np.bincount(topology.edges[:, 1], minlength=count).tolist()
+    ready: dict[int, list[int]] = defaultdict(list)
+
+    def done(nodes: Iterable[int]) -> None:
+        stack = list(nodes)
+        while stack:
+            node = stack.pop()
+            if node < len(leave) and leave[node]:
+                ready[int(signatures.nodes[node])].append(node)
+                continue
+            stack += finished(node)
+
+    def finished(node: int) -> list[int]:
+        for later in after[node]:
+            waits[later] -= 1
+        return [later for later in after[node] if not waits[later]]
+
+    done(node for node in range(count) if not waits[node])
+    for at, signature in enumerate(ran):
+        if not ready[signature]:
+            return at, sorted(node for nodes in ready.values() for node in nodes)
+        ready[signature].sort(reverse=True)
+        done(finished(ready[signature].pop()))
+    return len(ran), sorted(node for nodes in ready.values() for node in nodes)

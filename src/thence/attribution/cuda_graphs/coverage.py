@@ -1,0 +1,77 @@
+"""How much of what ran in CUDA graphs has a label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.attribution.cuda_graphs.replays import graphed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.model.tables import Tables
+
+__all__ = ["Coverage", "coverage"]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What ran in CUDA graphs, and how much of that has a joined label.
+
+    Attributes:
+        activities: how many activities ran in graphs, XLA's command buffers not counted.
+        labelled: how many of them have a label.
+        graphed_ns: sum of their durations.
+        labelled_ns: of those with a label.
+        rules: how many were labelled by each rule, by its code.
+        confidence: lowest confidence of an alignment that gave a label; None without any.
+    """
+
+    activities: int
+    labelled: int
+    graphed_ns: int
+    labelled_ns: int
+    rules: Mapping[str, int]
+    confidence: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Share of the time in graphs that has a label, 0 to 1; None where nothing ran in graphs."""
+        return self.labelled_ns / self.graphed_ns if self.graphed_ns else None
+
+    def __str__(self) -> str:
+        if self.share is None:
+            return "nothing ran in CUDA graphs"
+        part = f"{self.labelled:,} of {self.activities:,} activities in CUDA graphs have a label"
+        return f"{part}: {100 * self.share:.1f} % of their time"
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {
+            "graphed": self.activities,
+            "labelled": self.labelled,
+            "graphed_ns": self.graphed_ns,
+            "labelled_ns": self.labelled_ns,
+            "coverage": self.share,
+            "rules": dict(self.rules),
+            "confidence_min": self.confidence,
+        }
+
+
+def coverage(tables: Tables) -> Coverage:
+    """The coverage of a trace."""
+    joined = tables.graph_places.filter(pl.col("label").is_not_null())
+    inside = pl.Series(graphed(tables)) & tables.gpu["program"].is_null()
+    rules = joined["rule"].cast(pl.String).value_counts(sort=True)
+    lowest = joined["confidence"].min()
+    return Coverage(
+        int(inside.sum()),
+        joined.height,
+        int(tables.gpu["duration"].filter(inside).sum()),
+        int(tables.gpu["duration"].gather(joined["gpu"]).sum()),
+        dict(rules.rows()),
+        float(lowest) if isinstance(lowest, float) else None,
+    )

@@ -1,0 +1,348 @@
+"""Labels of captured graphs joined to the activities of a trace.
+
+Each labels file counts for the ranks whose process it is of. Ids decide where the trace has them,
+alignment everywhere else. What cannot be joined keeps its reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from thence.attribution.cuda_graphs.alignment import UNDECIDED
+from thence.attribution.cuda_graphs.by_node import executed, match
+from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
+from thence.attribution.cuda_graphs.processes import why_foreign
+from thence.attribution.cuda_graphs.replays import Replays
+from thence.attribution.cuda_graphs.signatures import Names, Signatures
+from thence.attribution.paths import SEPARATOR
+from thence.model.attributed import RULE
+from thence.model.collective_columns import described_structs
+from thence.model.places import GRAPH_LABELS
+from thence.model.reasons import CODES
+from thence.model.tables import GRAPH_PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.attribution.cuda_graphs.by_node import Executed, Match
+    from thence.attribution.cuda_graphs.by_order import Outcome
+    from thence.model.graph_labels import GraphLabels, Label
+    from thence.model.tables import Tables
+
+__all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
+
+_PLACES = (*GRAPH_LABELS, "lane", "metadata")
+_MODULES = ("module", "module_fqn")  # under which frameworks annotate the nn.Module
+_MOST_TOLD = 3  # launches whose first difference is told
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What came of joining.
+
+    Attributes:
+        places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
+        notes: what was not joined and why, as sentences.
+        foreign: labels that were refused as they are of another process or program: the file, and why.
+    """
+
+    places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
+    notes: tuple[str, ...] = ()
+    foreign: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def labelled(self) -> int:
+        """How many activities got a label."""
+        return int(self.places["label"].count())
+
+
+@dataclass
+class Numbered:
+    """Labels found so far: a number for each activity, and what the numbers stand for.
+
+    Attributes:
+        replays: of the trace.
+        number: of each row of gpu: number of its label, -1 where none was open, `UNDECIDED` where
+            several are possible, -3 where nothing is known.
+        rule: of each row, position in `CODES` of the rule, or of the reason where there is no label.
+        detail: of each row, index in ``details``, -1 for none.
+        confidence: of each row, NaN where no alignment was needed.
+        details: sentences about graphs that fit no label.
+    """
+
+    replays: Replays
+    number: NDArray[np.int64]
+    rule: NDArray[np.int64]
+    detail: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    details: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, replays: Replays) -> Numbered:
+        """Nothing found yet."""
+        rows = replays.tables.gpu.height
+        nothing = np.full(rows, -1)
+        return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
+
+    def put(
+        self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int
+    ) -> None:
+        """Takes labels over; where there is none, the rule becomes the reason."""
+        self.number[rows] = number
+        self.rule[rows] = rule
+        self.rule[rows[number == -1]] = CODES.index("graph_no_label")
+        self.rule[rows[number == UNDECIDED]] = CODES.index("graph_ambiguous")
+        self.detail[rows] = -1
+
+    def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
+        """Takes an alignment over.
+
+        Returns:
+            why launches were refused, one text a launch.
+        """
+        refused = np.array([reason is not None for reason in outcome.refused])
+        good = rows[~refused]
+        self.put(good.reshape(-1), outcome.label[~refused].reshape(-1), CODES.index(rule))
+        self.confidence[good] = outcome.confidence[~refused][:, None]
+        reasons = []
+        for launch in np.flatnonzero(refused).tolist():
+            reason = str(outcome.refused[launch])
+            reasons.append(reason)
+            self.refuse(rows[launch], reason)
+        return reasons
+
+    def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
+        """Keeps why activities got no label."""
+        self.number[rows] = UNDECIDED
+        self.rule[rows] = CODES.index("graph_not_joined")
+        if reason not in self.details:
+            self.details.append(reason)
+        self.detail[rows] = self.details.index(reason)
+
+
+def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
+    """Joins labels files to the activities of a trace.
+
+    Args:
+        tables: of the trace.
+        labels: each counts for the ranks whose process it is of.
+    """
+    replays = Replays.of(tables)
+    if not len(replays.rows) or not labels:
+        return Joined()
+    found = Numbered.of(replays)
+    known = _Known([], {})
+    files = [_File.of(file, known.numbers(file), replays) for file in labels]
+    rank_of_row = tables.gpu["rank"].to_numpy()[replays.rows]
+    reasons: dict[int, tuple[str, str]] = {}
+    fitted: set[int] = set()
+    notes: list[str] = []
+    foreign: list[tuple[str, str]] = []
+    for rank in np.unique(rank_of_row).tolist():
+        own = []
+        for i, file in enumerate(files):
+            reason = why_foreign(file.labels, tables, rank)
+            if reason is None:
+                own.append(file)
+                fitted.add(i)
+            else:
+                reasons.setdefault(i, (file.labels.source, reason))
+        if own:
+            told, refused = _join_rank(own, found, replays.rows[rank_of_row == rank])
+            notes += told
+            foreign += refused
+    notes += [f"{labels[i].source}: {note}" for i in sorted(fitted) for note in labels[i].notes]
+    # Labels of another rank are no reason to complain.
+    foreign += [reason for i, reason in reasons.items() if i not in fitted]
+    return Joined(joined_rows(found, known.frame()), tuple(notes), tuple(foreign))
+
+
+@dataclass(frozen=True)
+class _File:
+    """A labels file beside a trace.
+
+    Attributes:
+        labels: the file.
+        names: numbers of kernel names in it and in the trace.
+        label: number of each of its labels among all; index -1 gives -1.
+        candidates: its graphs that replays can be aligned to, with their signatures.
+    """
+
+    labels: GraphLabels
+    names: Names
+    label: NDArray[np.int64]
+    candidates: list[tuple[Candidate, Signatures]]
+
+    @classmethod
+    def of(cls, file: GraphLabels, label: NDArray[np.int64], replays: Replays) -> _File:
+        traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
+        names = Names(file.kernels, traced)
+        candidates = []
+        for graph in file.graphs:
+            if graph.edges is None or graph.nodes["kernel"].null_count() == graph.nodes.height:
+                continue
+            of_node = graph.nodes["label"].fill_null(-1).to_numpy()
+            kernels = [
+                kind if k is None else (file.kernels[k].demangled or file.kernels[k].name)
+                for kind, k in graph.nodes.select("type", "kernel").iter_rows()
+            ]
+            title = f"captured graph {graph.id}"
+            one = Candidate(graph, names, label[of_node], title, kernels)
+            candidates.append((one, one.signatures(replays)))
+        return cls(file, names, label, candidates)
+
+
+def _join_rank(
+    files: Sequence[_File], found: Numbered, rows: NDArray[np.int64]
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Joins files of one process to its rows; what could not be joined, and what is foreign."""
+    replays = found.replays
+    foreign: list[tuple[str, str]] = []
+    for file in files:
+        rows, refused = _by_ids(file, found, rows)
+        foreign += refused
+    candidates = [one for file in files for one in file.candidates]
+    launches: list[tuple[int, str]] = []
+    count = 0
+    for group in replays.groups(rows):
+        outcome = aligned_group(group, replays, candidates)
+        reasons = found.put_outcome(group.rows, outcome, "graph_alignment")
+        starts = group.rows[[i for i, r in enumerate(outcome.refused) if r is not None], 0]
+        launches += zip(starts.tolist(), reasons, strict=True)
+        count += len(group.rows)
+    return _told(launches, count, replays), foreign
+
+
+def _told(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
+    """Sentences about the launches that could not be aligned."""
+    refused = sorted(refused)
+    correlation = replays.tables.gpu["correlation"]
+    texts = [
+        f"the graph launch with correlation id {correlation[row]} is not labelled: {reason}"
+        for row, reason in refused[:_MOST_TOLD]
+    ]
+    if len(refused) > _MOST_TOLD:
+        texts.append(f"{len(refused):,} of {count:,} graph launches are not labelled")
+    return texts
+
+
+def _by_ids(
+    file: _File, found: Numbered, rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
+    """Joins by node ids; the rows that alignment has to try, and graphs that ran other kernels."""
+    replays = found.replays
+    foreign = []
+    done = np.zeros(replays.tables.gpu.height, np.bool_)
+    for one in executed(dataclasses.replace(replays, rows=rows)):
+        matched = match(one, file.labels, file.names, replays.kinds.frame)
+        if matched.refused is not None:
+            found.refuse(one.rows, matched.refused)
+            if not matched.foreign:
+                text = f"executable graph {one.id} ran other kernels than were captured: {matched.refused}"
+                foreign.append((file.labels.source, text))
+                found.refuse(one.rows, text)
+                done[one.rows] = True
+            continue
+        done[one.rows] = True
+        _put_matched(found, one, matched, file.label)
+    return rows[~done[rows]], foreign
+
+
+def _put_matched(found: Numbered, one: Executed, matched: Match, label: NDArray[np.int64]) -> None:
+    """Takes over the labels of one executable graph's nodes."""
+    order = np.argsort(np.array(matched.number, np.int64))
+    numbers = np.array(matched.number, np.int64)[order]
+    rule = np.array([CODES.index(rule) for rule in matched.rule], np.int64)[order]
+    of_node = label[np.array(matched.label, np.int64)][order]
+    at = np.minimum(np.searchsorted(numbers, one.number), len(numbers) - 1)
+    known = numbers[at] == one.number
+    found.put(one.rows[known], of_node[at[known]], rule[at[known]])
+    found.confidence[one.rows[known]] = np.nan
+    found.refuse(one.rows[~known], "its node cannot be told from others inside child graphs")
+
+
+@dataclass
+class _Known:
+    """Distinct labels of all files, numbered."""
+
+    labels: list[Label]
+    by_text: dict[str, int]
+
+    def numbers(self, file: GraphLabels) -> NDArray[np.int64]:
+        """The number of each label of a file; index -1 gives -1."""
+        result = np.full(len(file.labels) + 1, -1)
+        for i, label in enumerate(file.labels):
+            text = repr(label)
+            if text not in self.by_text:
+                self.by_text[text] = len(self.labels)
+                self.labels.append(label)
+            result[i] = self.by_text[text]
+        return result
+
+    def frame(self) -> pl.DataFrame:
+        """The place columns that each label stands for."""
+        rows = [_place(label) for label in self.labels]
+        columns = {name: [row.get(name) for row in rows] for name in _PLACES}
+        collectives = described_structs([label.collective for label in self.labels])
+        return pl.DataFrame(columns, schema=dict.fromkeys(_PLACES, pl.String)).with_columns(
+            collective=collectives
+        )
+
+
+def _place(label: Label) -> dict[str, Any]:
+    module = next(
+        (label.metadata[k] for k in _MODULES if isinstance(label.metadata.get(k), str)), None
+    )
+    return {
+        "label": SEPARATOR.join(label.path) or None,
+        "module": module,
+        "phase": label.phase,
+        "lane": label.lane,
+        "metadata": msgspec.json.encode(label.metadata).decode() if label.metadata else None,
+    }
+
+
+def joined_rows(found: Numbered, places: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `GRAPH_PLACES` for everything that is known.
+
+    Args:
+        found: numbers of the labels.
+        places: columns of places, one row for each number.
+    """
+    rows = np.flatnonzero(found.rule >= 0)
+    number = pl.Series(found.number[rows])
+    number = number.set(number < 0, None).cast(pl.UInt32)
+    confidence = pl.Series(found.confidence[rows]).fill_nan(None)
+    detail = pl.Series(found.detail[rows])
+    detail = detail.set(detail < 0, None).cast(pl.UInt32)
+    details = pl.Series(found.details, dtype=pl.String).cast(pl.Categorical())
+    columns: dict[str, Any] = {
+        name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES
+    }
+    columns["collective"] = places["collective"].gather(number)
+    columns |= {
+        "gpu": rows,
+        "rule": pl.Series(CODES, dtype=RULE).gather(found.rule[rows]),
+        "confidence": confidence,
+        "detail": details.gather(detail),
+    }
+    return GRAPH_PLACES.frame(columns)
+
+
+def with_places(tables: Tables, joined: Joined) -> Tables:
+    """The tables with what was joined; rows that had a label already keep it where none was found now."""
+    new = joined.places
+    old = tables.graph_places
+    kept = old.filter(
+        ~pl.col("gpu").is_in(new.filter(pl.col("label").is_not_null())["gpu"].implode())
+    )
+    fresh = new.filter(pl.col("label").is_not_null() | ~pl.col("gpu").is_in(kept["gpu"].implode()))
+    return dataclasses.replace(tables, graph_places=pl.concat([kept, fresh]).sort("gpu"))

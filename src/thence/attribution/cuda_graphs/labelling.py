@@ -1,0 +1,99 @@
+"""Tables with labels joined to what ran in CUDA graphs: on request, or because they came with the trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thence.attribution.cuda_graphs.by_eager import join_eager
+from thence.attribution.cuda_graphs.coverage import coverage
+from thence.attribution.cuda_graphs.join_labels import Joined, join_labels, with_places
+from thence.attribution.cuda_graphs.replays import Replays
+from thence.errors import InputError, MissingData
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
+    from thence.model.tables import Tables
+
+__all__ = ["labelled", "labelled_from_eager", "with_labels"]
+
+_MOST_TOLD = 3
+
+
+def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
+    """The tables with labels files joined.
+
+    Raises:
+        MissingData: nothing ran in a graph, or nothing of it could be joined; the message has the
+            first place where graph and labels differ.
+        InputError: the labels are of another process or program.
+    """
+    _check_graphs(tables)
+    joined = join_labels(tables, labels)
+    if not joined.labelled and joined.foreign:
+        _, reason = joined.foreign[0]
+        raise InputError(
+            ", ".join(one.source for one in labels),
+            f"{reason}; take the labels that this process saved",
+        )
+    return _taken(tables, joined, "the labels")
+
+
+def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
+    """The tables with the places of an eager run of the same code.
+
+    Args:
+        tables: with the replays of graphs.
+        eager: the run without graphs.
+
+    Raises:
+        MissingData: nothing ran in a graph, or the runs differ; the message says where first.
+    """
+    _check_graphs(tables)
+    if eager.gpu.is_empty():
+        raise MissingData(f"{', '.join(eager.meta.inputs)}: holds no device activity")
+    return _taken(tables, join_eager(tables, eager), "the eager run")
+
+
+def with_labels(tables: Tables) -> Tables:
+    """The tables with `Tables.graph_labels` joined. What does not fit is a warning, never an error."""
+    labels = tables.graph_labels
+    if not labels or tables.gpu.is_empty():
+        return tables
+    joined = join_labels(tables, labels)
+    warnings = [*joined.notes]
+    if not joined.labelled:
+        refusals = joined.foreign[:_MOST_TOLD]
+        warnings += [f"{source}: {text}; not joined" for source, text in refusals]
+        return tables.with_warnings(warnings)
+    result = with_places(tables, joined).with_warnings(warnings)
+    refused = {source for source, _ in joined.foreign}
+    used = [one for one in labels if one.source not in refused]
+    names = ", ".join(Path(one.source).name for one in used[:_MOST_TOLD])
+    names += " ..." if len(used) > _MOST_TOLD else ""
+    note = f"labels of CUDA graphs from {names}: {coverage(result)}"
+    return dataclasses.replace(result, meta=dataclasses.replace(result.meta, notes=(note,)))
+
+
+def _check_graphs(tables: Tables) -> None:
+    if not len(Replays.of(tables).rows):
+        inputs = ", ".join(tables.meta.inputs)
+        raise MissingData(
+            f"{inputs}: nothing in it ran in a CUDA graph, so there is nothing to label"
+        )
+
+
+def _taken(tables: Tables, joined: Joined, what: str) -> Tables:
+    if not joined.labelled:
+        inputs = ", ".join(tables.meta.inputs)
+        reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
+        raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
+    # These labels take the place of those that lay beside the trace, which a note tells of.
+    meta = dataclasses.replace(tables.meta, notes=())
+    result = with_places(dataclasses.replace(tables, meta=meta), joined)
+    refusals = (f"{source}: {text}" for source, text in joined.foreign)
+    return result.with_warnings((*joined.notes, *refusals))

@@ -1,0 +1,114 @@
+"""The replays of CUDA graphs in a trace: which activities one launch of a graph brought about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.cuda_graphs.signatures import Variants
+from thence.attribution.launches import launch_rows
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from thence.model.tables import Tables
+
+__all__ = ["Group", "Replays", "graphed"]
+
+
+def graphed(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+    """Which rows of gpu ran as part of a CUDA graph.
+
+    Those whose graph is recorded, those behind the launch of a whole graph, and those that share their
+    correlation id with others while the call that launched them was not recorded.
+
+    Args:
+        tables: of the trace.
+        launch: host row that launched each activity, `NO_ROW` where unknown; None looks it up.
+    """
+    gpu = tables.gpu
+    inside = gpu["graph"].is_not_null().to_numpy()
+    if inside.all():
+        return inside
+    rows = launch_rows(tables) if launch is None else launch
+    names = tables.host["name"]
+    used = names.unique().drop_nulls()
+    launches = used.filter(used.cast(pl.String).str.contains("GraphLaunch", literal=True))
+    of_graph = np.isin(names.to_physical().to_numpy(), launches.to_physical().to_numpy())
+    known = rows != NO_ROW
+    found: NDArray[np.bool_] = inside.copy()
+    found[known] |= of_graph[rows[known]]
+    if not known.all():
+        key = gpu.select("rank", "correlation").filter(pl.Series(~known))
+        shared = key.select(
+            (pl.len().over("rank", "correlation") > 1) & pl.col("correlation").is_not_null()
+        )
+        found[~known] |= shared.to_series().to_numpy()
+    return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """Launches that brought about the same activities, though perhaps in another order.
+
+    Attributes:
+        rows: int64 (launches, activities): rows of gpu, ascending by start.
+    """
+
+    rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Replays:
+    """What graphs ran in a trace.
+
+    Attributes:
+        tables: of the trace.
+        rows: rows of gpu that ran in a graph, no program of XLA's.
+        kinds: their distinct kernels.
+        variant: number in ``kinds`` of every row of gpu, -1 outside of graphs.
+    """
+
+    tables: Tables
+    rows: NDArray[np.int64]
+    kinds: Variants
+    variant: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, tables: Tables) -> Replays:
+        """Those of a trace. XLA's command buffers are not among them: their HLO says what they run."""
+        inside = graphed(tables) & tables.gpu["program"].is_null().to_numpy()
+        rows = np.flatnonzero(inside)
+        kinds = Variants.of(tables.gpu[rows])
+        variant = np.full(tables.gpu.height, -1, np.int64)
+        variant[rows] = kinds.of_row
+        return cls(tables, rows, kinds, variant)
+
+    def groups(self, rows: NDArray[np.int64]) -> Iterator[Group]:
+        """The launches behind some of the rows, alike ones together, in the order of the trace."""
+        gpu = self.tables.gpu
+        keyed = gpu.select("rank", "correlation", "graph", "start")[rows].with_columns(
+            row=pl.Series(rows), variant=pl.Series(self.variant[rows])
+        )
+        keyed = keyed.filter(pl.col("correlation").is_not_null())
+        if keyed.is_empty():
+            return
+        ordered = keyed.sort("rank", "correlation", "graph", "start", maintain_order=True)
+        change = ordered.select(
+            pl.struct("rank", "correlation", "graph").rle_id().alias("launch")
+        ).to_series()
+        cuts = np.flatnonzero(np.diff(change.to_numpy(), prepend=-1))
+        sizes = np.diff(cuts, append=len(ordered))
+        random = np.random.default_rng(0).integers(0, 1 << 64, self.kinds.frame.height, np.uint64)
+        sums = np.add.reduceat(random[ordered["variant"].to_numpy()], cuts)
+        all_rows, start = ordered["row"].to_numpy(), ordered["start"].to_numpy()
+        alike = pl.DataFrame({"size": sizes, "sum": sums, "cut": cuts, "start": start[cuts]})
+        for _, same in alike.sort("start").group_by("size", "sum", maintain_order=True):
+            size = int(same["size"][0])
+            yield Group(all_rows[same["cut"].to_numpy()[:, None] + np.arange(size)])

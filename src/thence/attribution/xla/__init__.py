@@ -1,0 +1,1 @@
+"""The work of XLA programs: HLO instructions, their places, command buffers and collectives."""

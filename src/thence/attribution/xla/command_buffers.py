@@ -1,0 +1,441 @@
+"""Which HLO instruction each activity of an XLA command buffer runs, where that can be proved.
+
+XLA runs parts of a program as CUDA graphs of its own, and its profiler then records no HLO op. But it
+adds one node per command, in the order of the schedule (xla/backends/gpu/runtime/command_buffer_cmd.cc),
+and CUPTI numbers nodes as they are created, in the low half of their id: node n of a graph is command n
+of a run of the schedule. A library call is a graph of its own within one node; instantiation numbers
+what these hold after all other nodes, one call after the other.
+
+Where the run begins is found by the kernels' names, which must all fit. Where several places fit, only
+the order of a program's graphs can tell, and only where it leaves one choice. Where the run ends is plain
+unless copies are its last nodes, which could belong to a library call: then they are commands, if these
+would else have run nowhere. In the end no activity may have started before one whose result it reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.xla.schedules import schedule_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.attribution.xla.schedules import Schedule
+    from thence.model.tables import Tables
+
+__all__ = ["derived_instructions"]
+
+_LOW = 0xFFFF_FFFF  # of a node's id: its number; above it the graph's (CUPTI, graphNodeId)
+_COPY = re.compile(r"(?i)^mem(?:cpy|set)")  # also as kernels of the driver: memcpy128
+_GEMM = r"nvjet|xmma|cutlass|gemm|gemv|cublas|splitk"
+_NOT_OF_XLA = r"(?i)^(?!\w*fusion\w*$).*"  # which has its own gemm_fusion_dot
+_LIBRARIES = (
+    ("__cublas", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM})")),
+    ("__cudnn", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM}|cudnn|fmha|fprop|dgrad|wgrad)")),
+    ("__cub$", re.compile(r"\bcub::|DeviceRadixSort|DeviceScan")),
+)
+"""Custom call targets (xla/service/gpu/cublas_cudnn.cc) and the kernels of the library behind each."""
+_AFTERWARDS = re.compile(r"(?i)splitk_?reduce|reduce_?splitk")  # second kernel of a split product
+
+_DERIVED = {
+    "graph": pl.UInt64,
+    "number": pl.UInt64,
+    "command": pl.Int64,
+    "rule": pl.String,
+    "detail": pl.String,
+}
+
+
+def derived_instructions(tables: Tables) -> pl.DataFrame:
+    """The HLO instruction of every row of ``tables.gpu`` that a command buffer launched.
+
+    Returns:
+        One row per row of gpu, in its order: hlo (String); rule, the code of how it was found or why it
+        was not; both null where the profiler recorded the op, or for what no XLA program's graph ran;
+        and detail, a sentence about the graph where it could not be told, else null.
+    """
+    rows = _activities(tables)
+    inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
+    texts = ("derived", "rule", "detail")
+    none = pl.DataFrame(schema={"row": pl.UInt32, **dict.fromkeys(texts, pl.String)})
+    found = [none]
+    for module in inside["module"].drop_nulls().unique().sort():
+        schedule = schedule_of(tables.hlo[module])
+        of_module = rows.filter(pl.col("module") == module)
+        devices = of_module.partition_by("rank", "device", maintain_order=True)
+        found += [_of_device(part, schedule) for part in devices]
+    return (
+        tables.gpu.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
+        .join(pl.concat(found), on="row", how="left", maintain_order="left")
+        .select(pl.col("derived").alias("hlo"), "rule", "detail")
+    )
+
+
+def _activities(tables: Tables) -> pl.DataFrame:
+    modules = tables.programs.select(
+        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
+    )
+    columns = ("rank", "device", "program", "graph", "correlation", "start", "module")
+    return (
+        tables.gpu.with_row_index("row")
+        .filter(pl.col("program").is_not_null())
+        .join(modules, on="program", how="left", maintain_order="left")
+        .select(
+            "row",
+            *columns,
+            pl.col("name", "kind", "hlo").cast(pl.String),
+            number=pl.col("node") & _LOW,
+        )
+    )
+
+
+def _of_device(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
+    """Columns row, derived, rule and detail of what one program's graphs ran on one device."""
+    inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
+    graphs = {graph.id: graph for graph in _graphs(inside)}
+    executions = _executions(rows)
+    fits = _ended({n: _fits(graph, schedule) for n, graph in graphs.items()}, executions, schedule)
+    places = _places(executions, fits, schedule)
+    nodes = [pl.DataFrame(schema=_DERIVED)]
+    for number, graph in graphs.items():
+        place = places.get(number)
+        if not schedule.names:
+            nodes.append(_refused(graph, "command_buffer_no_schedule"))
+        elif place is None:
+            nodes.append(_refused(graph, *_reason(fits[number])))
+        else:
+            nodes.append(_instructions(graph, schedule, place, fits[number].length))
+    names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
+    keyed = (
+        inside.join(pl.concat(nodes), on=["graph", "number"], how="left", maintain_order="left")
+        .join(names.cast({"derived": pl.String}), on="command", how="left", maintain_order="left")
+        .with_columns(pl.col("rule").fill_null("command_buffer"))
+    )
+    early = _too_early(keyed, schedule)
+    untrue = pl.col("graph").is_in(early.implode()) & pl.col("command").is_not_null()
+    return keyed.select(
+        "row",
+        derived=pl.when(~untrue).then("derived"),
+        rule=pl.when(untrue).then(pl.lit("command_buffer_too_early")).otherwise("rule"),
+        detail="detail",
+    )
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The nodes of one executable graph of which activities were recorded, ascending by number."""
+
+    id: int
+    numbers: NDArray[np.int64]
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    def is_copy(self, i: int) -> bool:
+        return self.kinds[i] != "kernel" or _COPY.match(self.names[i]) is not None
+
+    def is_library(self, i: int) -> bool:
+        return not self.is_copy(i) and any(p.search(self.names[i]) for _, p in _LIBRARIES)
+
+
+def _graphs(inside: pl.DataFrame) -> Iterator[_Graph]:
+    nodes = inside.drop_nulls("number").unique(["graph", "number", "name", "kind"])
+    for frame in nodes.sort("graph", "number", "name").partition_by("graph", maintain_order=True):
+        columns = frame.select("number", "name", "kind").to_dict()
+        yield _Graph(
+            int(frame["graph"][0]),
+            columns["number"].cast(pl.Int64).to_numpy(),
+            tuple(columns["name"]),
+            tuple(columns["kind"]),
+        )
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Where a graph may begin in the schedule.
+
+    Attributes:
+        places: commands that its node 0 may be.
+        length: commands that it holds, unless it does not fit.
+        fitted: kernels that fit at the best place, even where others do not.
+        own: kernels that had to fit.
+    """
+
+    places: NDArray[np.int64]
+    length: int
+    fitted: int
+    own: int
+
+
+def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
+    """Where a graph fits, for every number at which the insides of its library calls may begin.
+
+    One that does not fit at all is the only one if none does.
+    """
+    named = [name in schedule.classes for name in graph.names]
+    library = [not n and graph.is_library(i) for i, n in enumerate(named)]
+    others = [not n and not graph.is_copy(i) for i, n in enumerate(named)]
+    # Not XLA's own and behind all that is: inside a call, of whatever library.
+    behind = others if not any(named[_first(others) :]) else library
+    first = _first(behind)
+    last = int(graph.numbers[-1]) + 1 if first == len(named) else int(graph.numbers[first])
+    distinct = len(np.unique(graph.numbers)) == len(named)
+    if not any(named) or any(named[first:]) or not distinct:
+        return [_Fit(np.empty(0, np.int64), last, 0, library.count(False))]
+    lengths = [last]
+    # A copy just before the first library kernel can be part of that call.
+    while first < len(named) and first > 0 and graph.is_copy(first - 1) and not named[first - 1]:
+        first -= 1
+        lengths.append(int(graph.numbers[first]))
+    fits = [_fit_of_length(graph, schedule, length) for length in lengths]
+    placed = [fit for fit in fits if fit.places.size]
+    told_apart = [
+        fit
+        for fit in placed
+        if any(_library_calls(graph, schedule, p, fit.length) is not None for p in fit.places)
+    ]
+    return told_apart or placed or [max(fits, key=lambda fit: fit.fitted)]
+
+
+def _ended(
+    found: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
+) -> dict[int, _Fit]:
+    """The fit of each graph, without places where its end cannot be told.
+
+    Every execution runs every command. So a run is no shorter than it can be where, in some execution,
+    the commands that it would leave ran neither without a graph nor at the beginning of another one.
+    """
+    begins = {g: {int(p) for fit in fits for p in fit.places} for g, fits in found.items()}
+
+    def leaves_some(graph: int, left: range) -> bool:
+        names = {schedule.names[command] for command in left}
+        return any(
+            graph in one.graphs
+            and names.isdisjoint(one.alone)
+            and all(begins.get(g, set()).isdisjoint(left) for g in one.graphs if g != graph)
+            for one in executions
+        )
+
+    chosen = {}
+    for graph, fits in found.items():
+        longest = max(fits, key=lambda fit: fit.length)
+        shorter = [fit for fit in fits if fit is not longest]
+        certain = all(
+            place in longest.places
+            and leaves_some(graph, range(place + fit.length, place + longest.length))
+            for fit in shorter
+            for place in fit.places.tolist()
+        )
+        nowhere = np.empty(0, np.int64)
+        chosen[graph] = longest if certain else dataclasses.replace(longest, places=nowhere)
+    return chosen
+
+
+def _first(flags: Sequence[bool]) -> int:
+    return flags.index(True) if any(flags) else len(flags)
+
+
+def _fit_of_length(graph: _Graph, schedule: Schedule, length: int) -> _Fit:
+    """Where the first ``length`` numbers of a graph are commands of the schedule one by one."""
+    count = len(schedule.names) - length + 1
+    own = [int(number) for number in graph.numbers if number < length]
+    if count <= 0:
+        return _Fit(np.empty(0, np.int64), length, 0, len(own))
+    runs = {name: schedule.run_by(name) for name in set(graph.names) & set(schedule.classes)}
+    nothing = np.zeros(len(schedule.names), np.bool_)
+    hits = np.zeros(count, np.int64)
+    for i, number in enumerate(own):
+        fits = runs.get(graph.names[i], schedule.copies if graph.is_copy(i) else nothing)
+        hits += fits[number : number + count]
+    # A node without an activity of its own number: a library call, or a copy that was not recorded.
+    unseen = schedule.copies | np.array([bool(target) for target in schedule.targets])
+    good = hits == len(own)
+    for number in set(range(length)) - set(own):
+        good &= unseen[number : number + count]
+    return _Fit(np.flatnonzero(good), length, int(hits.max()), len(own))
+
+
+def _library_calls(
+    graph: _Graph, schedule: Schedule, place: int, length: int
+) -> NDArray[np.int64] | None:
+    """The command of each node inside a library call, or None where they cannot be told apart.
+
+    Every call has one main kernel; it may set memory before and reduce parts afterwards.
+    """
+    seen = {int(number) for number in graph.numbers if number < length}
+    calls = [place + n for n in range(length) if n not in seen and schedule.targets[place + n]]
+    inside = range(len(seen), len(graph.names))
+    main = [graph.is_library(i) and not _AFTERWARDS.search(graph.names[i]) for i in inside]
+    if not inside:
+        return np.empty(0, np.int64)
+    if len(calls) == 1:
+        call = np.zeros(len(inside), np.int64)
+    elif sum(main) == len(calls) > 0:
+        before = np.cumsum(main) - main  # main kernels before each node
+        later = np.array([graph.is_library(i) and not m for i, m in zip(inside, main, strict=True)])
+        call = before - later
+    else:
+        return None
+    fits = all(
+        0 <= number < len(calls)
+        and (
+            not graph.is_library(i) or _of_library(schedule.targets[calls[number]], graph.names[i])
+        )
+        and (graph.is_library(i) or graph.is_copy(i))
+        for i, number in zip(inside, call.tolist(), strict=True)
+    )
+    return np.take(calls, call).astype(np.int64) if fits else None
+
+
+def _of_library(target: str, kernel: str) -> bool:
+    return any(target.startswith(prefix) and p.search(kernel) for prefix, p in _LIBRARIES)
+
+
+@dataclass(frozen=True)
+class _Execution:
+    """What happened in some executions: graphs in their order, and instructions that ran without one."""
+
+    graphs: tuple[int, ...]
+    alone: frozenset[str]
+
+
+def _executions(rows: pl.DataFrame) -> list[_Execution]:
+    """Each different kind of execution."""
+    alone = pl.col("graph").is_null() & pl.col("hlo").is_not_null()
+    found = (
+        rows.sort("start")
+        .group_by("program", maintain_order=True)
+        .agg(
+            graphs=pl.col("graph").filter(pl.col("hlo").is_null()).drop_nulls()
+            .unique(maintain_order=True),
+            alone=pl.col("hlo").filter(alone).unique().sort(),
+        )
+        .select("graphs", "alone")
+        .unique(maintain_order=True)
+    )  # fmt: skip
+    return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in found.iter_rows()]
+
+
+def _places(
+    executions: Sequence[_Execution], fits: Mapping[int, _Fit], schedule: Schedule
+) -> dict[int, int]:
+    """The command that each graph begins with, of those for which only one is possible.
+
+    Within one execution the graphs ran in the order of the schedule, apart from each other and from
+    what was launched without a graph.
+    """
+    found: dict[int, set[int]] = {}
+    for ran in executions:
+        outside = np.cumsum([0, *(name in ran.alone for name in schedule.names)])
+        order = [g for g in ran.graphs if g in fits and fits[g].places.size]
+        choices = [_apart(fits[g], outside) for g in order]
+        lengths = [fits[g].length for g in order]
+        first, last = _earliest(choices, lengths), _latest(choices, lengths)
+        for graph, one, other in zip(order, first, last, strict=False):
+            if one == other:
+                found.setdefault(graph, set()).add(one)
+    return {graph: places.pop() for graph, places in found.items() if len(places) == 1}
+
+
+def _apart(fit: _Fit, outside: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places where no command of the run was launched without a graph."""
+    apart: NDArray[np.bool_] = outside[fit.places + fit.length] == outside[fit.places]
+    return fit.places[apart]
+
+
+def _earliest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
+    """The earliest place of each graph, one after the other; nothing where that is impossible."""
+    places, free = [], 0
+    for choice, length in zip(choices, lengths, strict=True):
+        i = int(np.searchsorted(choice, free))
+        if i == len(choice):
+            return []
+        places.append(int(choice[i]))
+        free = places[-1] + length
+    return places
+
+
+def _latest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
+    """The same from the end."""
+    places: list[int] = []
+    free = None
+    for choice, length in zip(reversed(choices), reversed(lengths), strict=True):
+        i = len(choice) if free is None else int(np.searchsorted(choice, free - length, "right"))
+        if i == 0:
+            return []
+        free = int(choice[i - 1])
+        places.append(free)
+    return places[::-1]
+
+
+def _instructions(graph: _Graph, schedule: Schedule, place: int, length: int) -> pl.DataFrame:
+    own = graph.numbers[graph.numbers < length]
+    inside = _library_calls(graph, schedule, place, length)
+    rest = len(graph.numbers) - len(own)
+    calls = [None] * rest if inside is None else inside.tolist()
+    rule = "command_buffer_library" if inside is None else "hlo_library_order"
+    return _nodes(
+        graph, [*(own + place).tolist(), *calls], ["hlo_node_order"] * len(own) + [rule] * rest
+    )
+
+
+def _refused(graph: _Graph, reason: str, detail: str | None = None) -> pl.DataFrame:
+    return _nodes(graph, [None] * len(graph.names), [reason] * len(graph.names), detail)
+
+
+def _nodes(
+    graph: _Graph, commands: Sequence[int | None], rules: Sequence[str], detail: str | None = None
+) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "graph": [graph.id] * len(rules),
+            "number": graph.numbers,
+            "command": commands,
+            "rule": rules,
+            "detail": [detail] * len(rules),
+        },
+        schema_overrides=_DERIVED,
+    ).unique("number", keep="first")
+
+
+def _reason(fit: _Fit) -> tuple[str, str | None]:
+    """Why a graph has no certain place in the schedule: the code, and a sentence about this graph."""
+    if fit.places.size == 0 and fit.fitted == fit.own > 0:
+        return "command_buffer_no_end", None
+    if fit.places.size == 0:
+        return (
+            "command_buffer_no_fit",
+            f"at most {fit.fitted} of the graph's {fit.own} own kernels fit the HLO schedule",
+        )
+    if fit.places.size > 1:
+        return (
+            "command_buffer_several",
+            f"the graph's kernels fit the HLO schedule at {fit.places.size} places",
+        )
+    return "command_buffer_order", None
+
+
+def _too_early(keyed: pl.DataFrame, schedule: Schedule) -> pl.Series:
+    """Graphs in which something started before an activity whose result it reads."""
+    run = ["program", "graph", "correlation", "command"]
+    starts = (
+        keyed.drop_nulls("command")
+        .with_columns(pl.col("correlation").fill_null(-1))
+        .group_by(run)
+        .agg(pl.col("start").min())
+    )
+    read = starts.rename({"command": "input", "start": "written"})
+    early = (
+        starts.join(schedule.inputs, on="command")
+        .join(read, on=["program", "graph", "correlation", "input"])
+        .filter(pl.col("start") < pl.col("written"))
+    )
+    return early["graph"].unique()

@@ -1,0 +1,295 @@
+"""Where the device time of XLA programs came from, by the HLO instruction behind each activity.
+
+    op_name  what the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
+    opcode   of the instruction, such as fusion
+    source   ``file.py:12``, the innermost line of the instruction's own stack
+    stack    all frames of it, ``file.py(12): function``, outermost first, between ``;``
+    label    path of named scopes in op_name: ``layer1/mlp``
+    phase    backward where op_name holds a transposition, else forward
+
+Every kind has a second column, ``<kind>_rule``: the code of how the place was found or, where it is null, of
+why not (`thence.model.reasons`).
+A fusion does the work of many source lines; `source_shares` divides its time among them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.attribution.xla.autotuning import autotuned
+from thence.attribution.xla.command_buffers import derived_instructions
+from thence.attribution.xla.constituents import constituents_by_cost
+from thence.attribution.xla.op_names import labels, phase_of
+from thence.attribution.xla.origins import origins
+from thence.model.attributed import RULE, SHARES
+from thence.model.places import HLO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.model.attributed import Attributed
+    from thence.model.hlo import HloModule
+    from thence.model.tables import Tables
+
+__all__ = [
+    "PLACES",
+    "frame_names",
+    "hlo_places",
+    "instructions",
+    "source_shares",
+    "stack_shares",
+]
+
+PLACES = tuple(kind.name for kind in HLO if kind.name not in ("program", "hlo"))
+"""Kinds of places that the instruction itself tells, each a column of `hlo_places` beside its rule."""
+
+_KEY = ["module", "hlo"]
+
+
+def instructions(tables: Tables) -> pl.DataFrame:
+    """The HLO instruction of every row of ``tables.gpu``, in its order.
+
+    Returns:
+        columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
+        instruction whose command the node is; hlo_rule (`RULE`), which of both, or why there is none;
+        detail (Categorical), a sentence about a graph that could not be told.
+    """
+    trying = autotuned(tables)
+    derived = derived_instructions(tables)
+    recorded = tables.gpu["hlo"].cast(pl.String)
+    reason = pl.when("in_graph").then(pl.lit("command_buffer")).otherwise(pl.lit("no_hlo_op"))
+    return (
+        derived.rename({"hlo": "derived"})
+        .with_columns(
+            recorded=recorded,
+            trying=trying,
+            in_graph=tables.gpu["graph"].is_not_null() & tables.gpu["program"].is_not_null(),
+        )
+        .select(
+            hlo=pl.coalesce("recorded", "derived").cast(pl.Categorical()),
+            hlo_rule=pl.when(pl.col("recorded").is_not_null())
+            .then(pl.lit("hlo_recorded"))
+            .otherwise(pl.coalesce("rule", pl.when("trying").then(pl.lit("autotuning")), reason))
+            .cast(RULE),
+            detail=pl.col("detail").cast(pl.Categorical()),
+        )
+    )
+
+
+def hlo_places(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
+    """The places of every row of ``tables.gpu``, in its order.
+
+    Args:
+        tables: of the trace, with the instructions that `instructions` found in ``gpu``.
+        hlo_rule: how it found them.
+
+    Returns:
+        For each kind of `PLACES` the place (Categorical) and its rule (`RULE`).
+    """
+    keys = _keys(tables, hlo_rule)
+    known = _module_places(tables, keys)
+    rows = keys.join(known, on=_KEY, how="left", maintain_order="left")
+    columns = []
+    for kind in PLACES:
+        rule = pl.coalesce("reason", f"{kind}_rule", pl.lit("no_instruction"))
+        columns += [
+            pl.col(kind).cast(pl.Categorical()),
+            rule.cast(RULE).alias(f"{kind}_rule"),
+        ]
+    return rows.select(columns)
+
+
+def source_shares(
+    tables: Tables,
+    hlo_rule: pl.Series,
+    weighting: Callable[[HloModule], pl.DataFrame] = constituents_by_cost,
+) -> pl.DataFrame:
+    """The time of every row of ``tables.gpu``, divided among the source lines that it came from.
+
+    Args:
+        tables: as `hlo_places` takes them.
+        hlo_rule: the same.
+        weighting: how to divide an instruction among those it is made of: `constituents_by_cost`, or
+            `constituents_by_place`, the equal parts of nsys-jax's notebook.
+
+    Returns:
+        Claims in the columns of `SHARES`, sorted by gpu. The weights of one activity sum to 1; what
+        has no source line is a claim of the null place, whose rule is the reason.
+    """
+    keys = _keys(tables, hlo_rule)
+    parts = [_shares(module, weighting(module), i, keys) for i, module in _used(tables, keys)]
+    empty = pl.DataFrame(
+        schema={
+            "module": pl.Int32,
+            "hlo": pl.String,
+            "place": pl.String,
+            "weight": pl.Float64,
+            "rule": pl.String,
+        }
+    )
+    claims = keys.with_row_index("gpu").join(
+        pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left"
+    )
+    rule = pl.coalesce("reason", "rule", pl.lit("no_instruction"))
+    return claims.select("gpu", "place", pl.col("weight").fill_null(1.0), rule.alias("rule")).cast(
+        pl.Schema(SHARES)
+    )
+
+
+def stack_shares(trace: Attributed) -> pl.DataFrame:
+    """The same division with whole source stacks in place of their innermost lines.
+
+    Returns:
+        columns gpu, module (row in ``trace.hlo``), frame (number in its frames, null where there
+        is no stack), weight and rule; weights as in `source_shares`.
+    """
+    keys = _keys(trace, trace.places["hlo_rule"])
+    columns = ["module", "hlo", "frame", "weight", "rule"]
+    parts = [
+        _constituents(module, constituents_by_cost(module), keys, i)
+        .with_columns(pl.lit(i, pl.Int32).alias("module"))
+        .group_by("module", "hlo", "frame", "rule", maintain_order=True)
+        .agg(pl.col("weight").sum())
+        .select(columns)
+        for i, module in _used(trace, keys)
+    ]
+    types = (pl.Int32, pl.String, pl.Int32, pl.Float64, pl.String)
+    empty = pl.DataFrame(schema=dict(zip(columns, types, strict=True)))
+    rule = pl.coalesce("reason", "rule", pl.lit("no_instruction"))
+    return (
+        keys.with_row_index("gpu")
+        .join(pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left")
+        .select("gpu", "module", "frame", pl.col("weight").fill_null(1.0), rule.alias("rule"))
+    )
+
+
+def frame_names(module: HloModule, frame: int) -> tuple[str, ...]:
+    """The stack that ends in a frame as ``file.py(12): function``, outermost first."""
+    return tuple(f"{f.file}({f.line}): {f.function}" for f in module.stack(frame))
+
+
+def _keys(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
+    """For every gpu row: module, hlo, and the reason why there is no instruction, or null."""
+    modules = tables.programs.select(
+        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
+    )
+    return (
+        tables.gpu.select("program", pl.col("hlo").cast(pl.String))
+        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), autotuned(tables)])
+        .join(modules, on="program", how="left", maintain_order="left")
+        .with_columns(
+            reason=pl.when(pl.col("module").is_null() & pl.col("autotuned")).then(pl.lit("autotuning"))
+            .when(pl.col("program").is_null()).then(pl.lit("no_program"))
+            .when(pl.col("hlo").is_null()).then("hlo_rule")
+            .when(pl.col("module").is_null()).then(pl.lit("no_hlo"))
+        )
+        .select("module", "hlo", "reason")
+    )  # fmt: skip
+
+
+def _used(tables: Tables, keys: pl.DataFrame) -> list[tuple[int, HloModule]]:
+    """Modules that activities refer to, with their position."""
+    return [(i, tables.hlo[i]) for i in sorted(keys["module"].drop_nulls().unique())]
+
+
+def _module_places(tables: Tables, keys: pl.DataFrame) -> pl.DataFrame:
+    """The places of every instruction that ran: one row per module and name."""
+    schema = dict.fromkeys(("hlo", *(f"{k}{s}" for k in PLACES for s in ("", "_rule"))), pl.String)
+    parts = [pl.DataFrame(schema={"module": pl.Int32, **schema})]
+    for number, module in _used(tables, keys):
+        names = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
+        ran = (
+            module.instructions.with_row_index("row")
+            .join(names.select(pl.col("hlo").alias("name")).unique(), on="name", how="semi")
+            .unique("name", keep="first", maintain_order=True)
+        )
+        parts.append(_places(module, ran).select(pl.lit(number, pl.Int32).alias("module"), *schema))
+    return pl.concat(parts)
+
+
+def _places(module: HloModule, ran: pl.DataFrame) -> pl.DataFrame:
+    """The places of the instructions that ran; columns hlo, and each of `PLACES` with its rule."""
+    origin = origins(module)[ran["row"]]
+    names = labels([name for name in origin["op_name"].to_list() if name is not None])
+    frames = origin["frame"].to_list()
+    stacks = {frame: ";".join(frame_names(module, frame)) for frame in set(frames)}
+    op_names = origin["op_name"].to_list()
+    lacking = (None, "no_op_name")
+    label = [names[name] if name else lacking for name in op_names]
+    phase = [phase_of(name) if name else lacking for name in op_names]
+    text = pl.String()
+    return ran.select(
+        pl.col("name").alias("hlo"), "opcode", opcode_rule=pl.lit("hlo_instruction")
+    ).with_columns(
+        op_name=origin["op_name"],
+        op_name_rule=origin["op_name_rule"],
+        source=origin["source"],
+        source_rule=origin["source_rule"],
+        stack=pl.Series([stacks[frame] or None for frame in frames], dtype=text),
+        stack_rule=origin["source_rule"],
+        label=pl.Series([path for path, _ in label], dtype=text),
+        label_rule=pl.Series([rule for _, rule in label], dtype=text),
+        phase=pl.Series([place for place, _ in phase], dtype=text),
+        phase_rule=pl.Series([rule for _, rule in phase], dtype=text),
+    )
+
+
+def _shares(
+    module: HloModule, parts: pl.DataFrame, number: int, keys: pl.DataFrame
+) -> pl.DataFrame:
+    """Shares of the source lines in every instruction that ran: module, hlo, place, weight, rule."""
+    return (
+        _constituents(module, parts, keys, number)
+        .group_by("hlo", "place", "rule", maintain_order=True)
+        .agg(pl.col("weight").sum())
+        .sort("hlo", "weight", descending=[False, True], maintain_order=True)
+        .select(pl.lit(number, pl.Int32).alias("module"), "hlo", "place", "weight", "rule")
+    )
+
+
+def _constituents(
+    module: HloModule, parts: pl.DataFrame, keys: pl.DataFrame, number: int
+) -> pl.DataFrame:
+    """What every instruction that ran is made of: hlo, weight, place, frame (null: none), rule."""
+    ran = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
+    rows = module.instructions.select(pl.col("name").alias("hlo")).with_row_index("instruction")
+    chosen = rows.join(ran.select("hlo").unique(), on="hlo", how="semi").unique("hlo", keep="first")
+    columns = ("source", "source_rule", "frame")
+    origin = origins(module).select(columns).with_row_index("constituent")
+    own = origin.rename(
+        {
+            "constituent": "instruction",
+            "source": "own",
+            "source_rule": "own_rule",
+            "frame": "own_frame",
+        }
+    )
+    whole = chosen.join(parts, on="instruction", how="anti").with_columns(
+        constituent=pl.col("instruction"), weight=pl.lit(1.0)
+    )  # an instruction that the weighting does not know is made of itself
+    return (
+        pl.concat(
+            [
+                chosen.join(parts, on="instruction"),
+                whole.select("instruction", "hlo", "constituent", "weight"),
+            ]
+        )
+        .join(origin, on="constituent", how="left")
+        .join(own, on="instruction", how="left")
+        .select(
+            "hlo",
+            "weight",
+            place=pl.coalesce("source", "own"),
+            frame=pl.when(pl.col("source").is_not_null())
+            .then("frame")
+            .when(pl.col("own").is_not_null())
+            .then("own_frame"),
+            rule=pl.when(pl.col("source").is_not_null() | pl.col("own").is_null())
+            .then("source_rule")
+            .when(pl.col("own_rule") == "hlo_instruction")
+            .then(pl.lit("hlo_fusion"))
+            .otherwise("own_rule"),
+        )
+    )

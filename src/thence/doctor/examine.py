@@ -1,0 +1,359 @@
+"""What can be done on this machine: what works, what does not, why, and the way out.
+
+Frameworks are looked up among the installed packages and never imported; what can crash is tried in
+another process (`thence.doctor.probe`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from thence.doctor.probe import Finding, probe
+from thence.recorder.cupti import TAKEN
+from thence.recorder.holders import holder
+
+__all__ = ["CHECKS", "Capability", "examine"]
+
+_PROC = Path("/proc/driver/nvidia")
+_PROFILING_CAPABILITIES = (1 << 21) | (1 << 38)  # CAP_SYS_ADMIN, CAP_PERFMON
+_WITH = {"driver": "an NVIDIA GPU", "libcupti": "libcupti"}
+_NO_PRIVILEGE = 35
+"""CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"""
+_ROOM_BYTES = 2 << 30
+_OLDEST_JAX = (0, 6)
+_WITH_NODE_IDS = (2, 12)
+"""First torch whose profiler writes the id of a CUDA graph's node beside each kernel."""
+_MARK_KERNELS_DRIVER = 13010
+"""CUDA version of the driver that torch.cuda.graphs' own mark_kernels needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """One thing that thence can do, or cannot, here.
+
+    Attributes:
+        name: as ``thence doctor --need`` takes it.
+        works: whether it can be used.
+        found: what there is, or why it cannot be used; a sentence without its full stop.
+        cure: what to do about it; "" where nothing is to be done.
+    """
+
+    name: str
+    works: bool
+    found: str
+    cure: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``thence doctor --format json`` shows it."""
+        return {"name": self.name, "works": self.works, "found": self.found, "cure": self.cure}
+
+
+_Answer = tuple[bool, str, str]
+"""The last three attributes of a capability."""
+
+
+def _yes(found: str) -> _Answer:
+    return True, found, ""
+
+
+def _no(found: str, cure: str) -> _Answer:
+    return False, found, cure
+
+
+Versions = Callable[[str], str | None]
+"""Version of an installed distribution; None where it is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    findings: Mapping[str, Finding]
+    version: Versions
+
+    def first(self, *names: str) -> tuple[str, str] | None:
+        """Name and version of the first of these distributions that is installed."""
+        return next(((n, v) for n in names if (v := self.version(n)) is not None), None)
+
+    def missing(self, *steps: str) -> str | None:
+        """The first of these that does not work."""
+        return next((step for step in steps if self.error(step)), None)
+
+    def error(self, step: str) -> str | None:
+        return self.findings[step].get("error")
+
+
+def examine(
+    findings: Mapping[str, Finding] | None = None, version: Versions | None = None
+) -> tuple[Capability, ...]:
+    """Every capability, in the order of `CHECKS`.
+
+    Args:
+        findings: what `thence.doctor.probe.probe` found; left out, it is asked.
+        version: how to look up a distribution; left out, among those that Python finds.
+    """
+    machine = _Machine(probe() if findings is None else findings, version or _installed)
+    return tuple(Capability(name, *check(machine)) for name, check in CHECKS.items())
+
+
+def _driver(machine: _Machine) -> _Answer:
+    error = machine.error("driver")
+    release = _release()
+    if error:
+        return _no(error, _driver_cure(release))
+    found = machine.findings["driver"]
+    devices = [device["name"] for device in found["devices"]]
+    named = f"NVIDIA driver {release}" if release else "an NVIDIA driver"
+    return _yes(f"{named} for {_cuda(found['version'])}; {_counted(devices)}")
+
+
+def _driver_cure(release: str | None) -> str:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in {"", "-1"}:
+        return "CUDA_VISIBLE_DEVICES hides every GPU: unset it"
+    if release:
+        return (
+            f"driver {release} is loaded, but this process cannot use it: start the container with the "
+            "NVIDIA runtime (docker run --gpus all), and see what nvidia-smi says"
+        )
+    return (
+        "reading and analysing traces needs no GPU; to record or measure, run on a machine with an "
+        "NVIDIA GPU and its driver"
+    )
+
+
+def _libcupti(machine: _Machine) -> _Answer:
+    found, error = machine.findings["libcupti"], machine.error("libcupti")
+    if "path" not in found:
+        return _no(error or "nothing is known", _CUPTI_CURE)
+    where = f"{found['path']}, version {found['version']}"
+    if error:
+        return _no(f"{where}: {error}", _CUPTI_CURE)
+    return _yes(f"{where}; the layouts of its records are known")
+
+
+_CUPTI_CURE = "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); PyTorch and JAX bring it along"
+
+
+def _recording(machine: _Machine) -> _Answer:
+    missing = machine.missing("driver", "libcupti")
+    if missing:
+        return _no(f"nothing can be recorded without {_WITH[missing]}", f"see {missing}")
+    error = machine.error("recording")
+    if error:
+        return _no(error, _recording_cure(machine))
+    found = machine.findings["recording"]
+    text = f"a kernel was launched and recorded ({found['microseconds']:.1f} us)"
+    if _admins_only() and not _may_profile():
+        text += "; counters, which thence does not use, are for administrators only"
+    return _yes(text)
+
+
+def _recording_cure(machine: _Machine) -> str:
+    code = machine.findings["recording"].get("code")
+    held = holder() if code == TAKEN else None
+    if held:
+        return f"{held[0]} has it: {held[1]}"
+    if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):
+        return (
+            "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the "
+            "driver with NVreg_RestrictProfilingToAdminUsers=0"
+        )
+    return "thence.measure(f, mode='events') works without CUPTI"
+
+
+def _nvtx(machine: _Machine) -> _Answer:
+    missing = machine.missing("driver", "libcupti")
+    if missing:
+        return _no(f"no range can be recorded without {_WITH[missing]}", f"see {missing}")
+    found = machine.findings["libcupti"]
+    if "InitializeInjectionNvtx2" not in found["functions"]:
+        return _no("this libcupti takes no NVTX ranges", "use a newer one: see libcupti")
+    set_to = os.environ.get("NVTX_INJECTION64_PATH")
+    if set_to and Path(set_to).name != Path(found["path"]).name:
+        return _no(
+            f"NVTX ranges go to {Path(set_to).name}, not to libcupti",
+            "unset NVTX_INJECTION64_PATH, or run without the tool that set it",
+        )
+    return _yes("NVTX ranges, XLA's own among them, reach the recorder")
+
+
+def _graphs(machine: _Machine) -> _Answer:
+    missing = machine.missing("driver", "libcupti")
+    if missing:
+        return _no(f"CUDA graphs cannot be labelled without {_WITH[missing]}", f"see {missing}")
+    error = machine.error("graphs")
+    if error:
+        return _no(error, "libcupti of CUDA 12 or newer is needed: see libcupti")
+    text = "kernels of CUDA graphs get the labels that were open at capture"
+    version = machine.findings["driver"]["version"]
+    if version < _MARK_KERNELS_DRIVER:
+        text += f" (torch's own mark_kernels would need a driver for CUDA 13.1; this one is for {_cuda(version)})"
+    return _yes(text)
+
+
+def _measure(machine: _Machine) -> _Answer:
+    if machine.error("driver"):
+        return _no("nothing can be measured without an NVIDIA GPU", "see driver")
+    if not (_torch(machine)[0] or _jax(machine)[0]):
+        return _no("neither torch nor jax with CUDA is installed", "see torch, see jax")
+    if machine.error("recording"):
+        return _yes("mode='events'; mode='cupti' needs recording")
+    return _yes("mode='cupti' and mode='events'")
+
+
+def _torch(machine: _Machine) -> _Answer:
+    version = machine.version("torch")
+    if version is None:
+        return _no("torch is not installed", "pip install torch, if wanted")
+    if "+cpu" in version:
+        return _no(
+            f"torch {version} is built for the CPU only",
+            "install a CUDA build of it",
+        )
+    nodes = (
+        "its profiler names the nodes of CUDA graphs"
+        if _numbers(version) >= _WITH_NODE_IDS
+        else "its profiler does not name the nodes of CUDA graphs (2.12 does): thence's recorder does, "
+        "and `thence label` adds labels to its traces"
+    )
+    return _yes(f"torch {version}; {nodes}")
+
+
+def _jax(machine: _Machine) -> _Answer:
+    version = machine.version("jax")
+    if version is None:
+        return _no("jax is not installed", "pip install 'jax[cuda13]', if wanted")
+    if _numbers(version) < _OLDEST_JAX:
+        return _no(f"jax {version} is too old", "0.6 and newer are supported")
+    plugin = machine.first("jax-cuda13-plugin", "jax-cuda12-plugin")
+    if plugin is None:
+        return _no(
+            f"jax {version} has no CUDA plugin, so it runs on the CPU",
+            "pip install 'jax[cuda13]' (CUDA 12: 'jax[cuda12]')",
+        )
+    text = f"jax {version} with {plugin[0]} {plugin[1]}; on_stream, measure and xplane files"
+    return _yes(text)
+
+
+def _nsys(_machine: _Machine) -> _Answer:
+    path = shutil.which("nsys")
+    if path:
+        return _yes(f"{path}: .nsys-rep reports can be read")
+    return _no(
+        "nsys is not on PATH, so .nsys-rep reports cannot be read; their exports can",
+        "elsewhere: nsys export --type sqlite report.nsys-rep",
+    )
+
+
+def _html(machine: _Machine) -> _Answer:
+    version = machine.version("plotly")
+    if version is None:
+        return _no(
+            "plotly is not installed, so there are no figures",
+            "pip install 'thence[report]'",
+        )
+    return _yes(f"plotly {version}: reports with figures")
+
+
+def _inside(machine: _Machine) -> _Answer:
+    ways = []
+    cupy = machine.first("cupy-cuda13x", "cupy-cuda12x", "cupy")
+    if cupy:
+        ways.append(f"CUDA C++ (CuPy {cupy[1]})")
+    triton = machine.version("triton")
+    if triton:
+        ways.append(f"Triton {triton}")
+    if _jax(machine)[0]:
+        ways.append(f"Pallas and Mosaic GPU (jax {machine.version('jax')})")
+    if not ways:
+        return _no(
+            "neither CuPy nor Triton nor jax with CUDA is installed; buffers made elsewhere can be decoded",
+            "pip install cupy-cuda13x, triton or 'jax[cuda13]', whichever the kernels are written in",
+        )
+    if machine.error("driver"):
+        return _no(
+            f"{', '.join(ways)}, but no GPU",
+            "needs the GPU and its driver (see driver)",
+        )
+    return _yes(f"kernels written in {', '.join(ways)}")
+
+
+def _disk(_machine: _Machine) -> _Answer:
+    folder = Path.cwd()
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1e9:.1f} GB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return _no(f"{folder} cannot be written to", "record with -o DIR elsewhere")
+    if free < _ROOM_BYTES:
+        return _no(text, "a recording of 10 million kernels needs about 1 GB")
+    return _yes(text)
+
+
+CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
+    "driver": _driver,
+    "libcupti": _libcupti,
+    "recording": _recording,
+    "nvtx": _nvtx,
+    "graphs": _graphs,
+    "measure": _measure,
+    "torch": _torch,
+    "jax": _jax,
+    "nsys": _nsys,
+    "html": _html,
+    "inside": _inside,
+    "disk": _disk,
+}
+"""What is looked at, in the order of the output."""
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except (metadata.PackageNotFoundError, KeyError):  # KeyError: a broken installation
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _cuda(version: int) -> str:
+    return f"CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+
+
+def _release() -> str | None:
+    """The release of the loaded driver, such as 580.95.05."""
+    try:
+        text = (_PROC / "version").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return found[1] if found else None
+
+
+def _admins_only() -> bool:
+    """Whether the driver was loaded with NVreg_RestrictProfilingToAdminUsers=1, its default."""
+    try:
+        text = (_PROC / "params").read_text(errors="replace")
+    except OSError:
+        return False
+    return "RmProfilingAdminOnly: 1" in text
+
+
+def _may_profile() -> bool:
+    """Whether this process has what the driver asks of administrators."""
+    try:
+        status = Path("/proc/self/status").read_text(errors="replace")
+    except OSError:
+        return False
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(found and int(found[1], 16) & _PROFILING_CAPABILITIES)

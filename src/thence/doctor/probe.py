@@ -1,0 +1,164 @@
+"""What the driver and CUPTI of this machine can do, tried out in a process of its own.
+
+``python -m thence.doctor.probe`` prints one JSON object a line, each as soon as it is known, so that a
+crash loses only what comes after. `probe` runs it and gathers the lines:
+
+    driver    version (13000: CUDA 13.0), devices [{name, capability}]
+    libcupti  path, version, timestamp_ns, functions that newer versions have
+    recording name of the kernel that was launched and recorded, and its duration
+    graphs    id that CUPTI gives a node of a CUDA graph
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from typing import TYPE_CHECKING, Any
+
+from thence.errors import MissingRequirement, ThenceError
+from thence.recorder import cuda_events, cupti
+from thence.recorder.cuda_events import call
+from thence.recorder.layouts import require_known
+from thence.timing.spin_kernel import KERNEL_NAME, HeadStart, capability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["STEPS", "Finding", "main", "probe"]
+
+Finding = dict[str, Any]
+"""What a step found, or {"error": a sentence}."""
+
+STEPS = ("driver", "libcupti", "recording", "graphs")
+_PATIENCE_S = 90
+
+
+def probe(command: tuple[str, ...] | None = None) -> dict[str, Finding]:
+    """Findings of every step that was reached; the one that ended the process is an error.
+
+    Args:
+        command: what to run in place of the probe.
+    """
+    arguments = command or (sys.executable, "-m", "thence.doctor.probe")
+    # The child finds what this process found, however that was arranged.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        run = subprocess.run(  # noqa: S603 - our own module in our own interpreter
+            arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+        output, ending = run.stdout, _ending(run.returncode, run.stderr)
+    except subprocess.TimeoutExpired as error:
+        output, ending = error.stdout or b"", f"it took longer than {_PATIENCE_S} s"
+    except OSError as error:
+        output, ending = b"", f"it could not be tried: {error}"
+    findings = dict(_lines(output))
+    for step in STEPS:
+        if step not in findings:
+            findings[step] = {"error": ending or "it said nothing"}
+            ending = "not tried, because what comes before it failed"
+    return findings
+
+
+def _ending(code: int, errors: bytes) -> str:
+    if code == 0:
+        return ""
+    if code > 0:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"the trial ended with exit code {code}: {last[:200]}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+    return f"the trial was ended by {name}"
+
+
+def _lines(output: bytes) -> Iterator[tuple[str, Finding]]:
+    """Whatever libraries print to standard output besides is passed over."""
+    for line in output.decode(errors="replace").splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict) and found.get("step") in STEPS:
+            yield found.pop("step"), found
+
+
+def main() -> None:
+    """Tries every step, and prints what it found."""
+    steps: dict[str, Callable[[], Finding]] = {
+        "driver": _driver,
+        "libcupti": _libcupti,
+        "recording": _recording,
+        "graphs": _graphs,
+    }
+    for step in STEPS:
+        try:
+            found = steps[step]()
+        except ThenceError as error:
+            found = {"error": str(error), "code": getattr(error, "code", None)}
+        sys.stdout.write(json.dumps({"step": step, **found}) + "\n")
+        sys.stdout.flush()
+
+
+def _driver() -> Finding:
+    driver = cuda_events.load_driver()
+    version, count = c_int(), c_int()
+    call(driver, "cuDriverGetVersion", byref(version))
+    call(driver, "cuInit", c_uint(0))
+    call(driver, "cuDeviceGetCount", byref(count))
+    devices = []
+    for i in range(count.value):
+        name = ctypes.create_string_buffer(256)
+        call(driver, "cuDeviceGetName", name, c_int(len(name)), c_int(i))
+        text = name.value.decode(errors="replace")
+        devices.append({"name": text, "capability": capability(driver, i)})
+    return {"version": version.value, "devices": devices}
+
+
+def _libcupti() -> Finding:
+    library = cupti.load()
+    found: Finding = {"path": library.path, "version": library.version(), "error": None}
+    functions = ("cuptiGetGraphNodeId", "cuptiGetGraphExecId", "InitializeInjectionNvtx2")
+    found["functions"] = [name for name in functions if library.has(name)]
+    try:
+        require_known(found["version"])
+    except MissingRequirement as error:
+        found["error"] = str(error)
+    return found
+
+
+def _recording() -> Finding:
+    """Launches a kernel, and looks whether it is recorded."""
+    from thence.timing.kernel_times import KernelTimes  # needs NumPy, which `probe` does not
+
+    driver, context = cuda_events.load_driver(), c_void_p()
+    with KernelTimes() as recorded:
+        call(driver, "cuInit", c_uint(0))
+        call(driver, "cuDevicePrimaryCtxRetain", byref(context), c_int(0))
+        call(driver, "cuCtxSetCurrent", context)
+        HeadStart(driver).hold(0, 0)
+        call(driver, "cuCtxSynchronize")
+        names, ms = recorded.take()
+    if names != [KERNEL_NAME]:
+        raise MissingRequirement(f"one kernel ran, and CUPTI recorded {len(names)}: {names[:3]}")
+    return {"kernel": names[0], "microseconds": ms[0] * 1e3}
+
+
+def _graphs() -> Finding:
+    """Makes a CUDA graph of one empty node, and asks CUPTI for its id."""
+    driver = cuda_events.load_driver()
+    graph, node = c_void_p(), c_void_p()
+    call(driver, "cuGraphCreate", byref(graph), c_uint(0))
+    call(driver, "cuGraphAddEmptyNode", byref(node), graph, None, c_size_t(0))
+    return {"node": cupti.load().graph_node_id(node.value or 0)}
+
+
+if __name__ == "__main__":
+    main()

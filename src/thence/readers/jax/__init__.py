@@ -1,0 +1,1 @@
+"""JAX: xplane files of ``jax.profiler``, HLO modules, and their protobuf messages."""

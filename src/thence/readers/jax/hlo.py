@@ -1,0 +1,312 @@
+"""HLO modules as columns: one row per instruction, with its source, size, work and groups.
+
+Reads a serialized HloProto or HloModuleProto, plain or xz: ``*.hlo.pb`` dumps, the "Hlo Proto" stat
+of an xplane file, the dump folder of an nsys-jax archive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import polars as pl
+from google.protobuf.message import DecodeError
+
+from thence.errors import DamagedInput
+from thence.model.hlo import COMPUTATIONS, INSTRUCTIONS, LOOPS, HloModule
+from thence.readers.jax.instruction_costs import json_config, work_columns
+from thence.readers.jax.instruction_table import Body, Distinct
+from thence.readers.jax.protobuf import unpacked
+from thence.readers.jax.protos.hlo_pb2 import (
+    HloModuleProto,
+    HloProto,
+    OpMetadata,
+    ShapeProto,
+    WhileLoopBackendConfig,
+)
+from thence.readers.jax.shapes import memory_space, replica_groups
+from thence.readers.jax.source_frames import FrameTable
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+
+__all__ = [
+    "ASYNC_STARTS",
+    "COMPUTATIONS",
+    "INSTRUCTIONS",
+    "LOOPS",
+    "HloModule",
+    "decode_hlo",
+    "instruction_columns",
+]
+
+_STARTS = """
+all-gather-start all-reduce-start async-start collective-permute-start copy-start recv send
+"""
+
+
+ASYNC_STARTS = frozenset(_STARTS.split())
+
+
+"""Opcodes that begin something another instruction waits for."""
+
+
+_COLLECTIVE = """
+all-gather all-gather-start all-reduce all-reduce-start all-to-all collective-broadcast
+collective-permute collective-permute-start collective-reduce ragged-all-to-all recv reduce-scatter
+send
+"""
+
+
+_GROUPED = frozenset(_COLLECTIVE.split())
+
+
+_TRANSFERS = frozenset(("recv", "recv-done", "send", "send-done"))
+
+
+def instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
+    """The columns of `INSTRUCTIONS` that need nothing beyond the instructions.
+
+    Args:
+        body: of the module.
+        frames: of the module; takes up the source lines that older instructions name themselves.
+
+    Raises:
+        DecodeError: a part of an instruction is damaged.
+    """
+    opcodes, shapes = Distinct(body.opcodes), Distinct[bytes](body.read("shape"))
+    parsed = [ShapeProto.FromString(shape) for shape in shapes.values]
+    spaces = [None if shape.tuple_shapes else memory_space(shape) for shape in parsed]
+    starts = [opcode in ASYNC_STARTS for opcode in opcodes.values]
+    columns = {
+        "name": body.read("name"),
+        "id": body.ids,
+        "channel": [number if number > 0 else None for number in body.read("channel_id")],
+        **_of_some_opcodes(body),
+        **work_columns(body, shapes, parsed),
+    }
+    return [
+        *(pl.Series(name, values, INSTRUCTIONS[name]) for name, values in columns.items()),
+        *opcodes.columns(opcode=opcodes.values, is_async_start=starts),
+        *shapes.columns(memory_space=spaces),
+        *_of_metadata(body, frames),
+    ]
+
+
+def _of_metadata(body: Body, frames: FrameTable) -> list[pl.Series]:
+    """Framework scope and source of each instruction."""
+    distinct = Distinct[bytes](body.read("metadata"))
+    metadata = [OpMetadata.FromString(data) for data in distinct.values]
+    numbers = [frames.of(m) for m in metadata]
+    places = [frames.place(number) for number in numbers]
+    return distinct.columns(
+        op_name=[m.op_name or None for m in metadata],
+        frame=numbers,
+        source_file=[place.file or None for place in places],
+        source_line=[place.line if place.line > 0 else None for place in places],
+    )
+
+
+def _of_some_opcodes(body: Body) -> dict[str, list[Any]]:
+    """The columns of fields that only instructions of some opcodes have."""
+    parameters: list[int | None] = [None] * len(body.ids)
+    sizes, counts = parameters.copy(), parameters.copy()
+    targets: list[str | None] = [None] * len(body.ids)
+    kinds = targets.copy()
+    host_transfers = [False] * len(body.ids)
+    for row, opcode in enumerate(body.opcodes):
+        if opcode == "parameter":
+            parameters[row] = body.instructions[row].parameter_number
+        elif opcode == "fusion":
+            kinds[row] = body.instructions[row].fusion_kind or None
+        elif opcode == "custom-call":
+            targets[row] = body.instructions[row].custom_call_target or None
+        elif opcode in _GROUPED:
+            groups = replica_groups(body.instructions[row], body.module.device_assignment)
+            if groups:
+                sizes[row], counts[row] = groups.size, groups.count
+        if opcode in _TRANSFERS:
+            host_transfers[row] = body.instructions[row].is_host_transfer
+    return {
+        "parameter": parameters,
+        "fusion_kind": kinds,
+        "custom_call_target": targets,
+        "group_size": sizes,
+        "group_count": counts,
+        "is_host_transfer": host_transfers,
+    }
+
+
+_Placed: TypeAlias = "dict[int, int | None]"
+
+
+_Loop: TypeAlias = "tuple[int, str, int | None, int | None, int | None]"
+
+
+_RUNS_CALLED = frozenset(("async-start", "call", "conditional", "while"))
+
+
+_DAMAGED = "is cut or damaged: its content is no HLO module with instructions"
+
+
+def decode_hlo(data: bytes, path: str) -> HloModule:
+    """The HLO module in a HloProto or HloModuleProto, xz-compressed or not.
+
+    Args:
+        data: content of the file.
+        path: for messages.
+
+    Raises:
+        DamagedInput: the bytes are neither, or end too early, or unpack to more than 1 GiB.
+    """
+    module = _module(unpacked(data, path), path)
+    try:
+        return _decoded(module)
+    except DecodeError as error:  # of a part of an instruction, which is parsed apart
+        raise DamagedInput(path, _DAMAGED) from error
+
+
+def _module(data: bytes, path: str) -> HloModuleProto:
+    """Field 1 is the module in a HloProto, and its name, a string, in a HloModuleProto."""
+    for kind in (HloProto, HloModuleProto):
+        message = kind()
+        try:
+            message.ParseFromString(data)
+        except DecodeError:
+            continue
+        module = message.hlo_module if isinstance(message, HloProto) else message
+        if any(computation.instructions for computation in module.computations):
+            return module
+    raise DamagedInput(path, _DAMAGED)
+
+
+def _decoded(module: HloModuleProto) -> HloModule:
+    body = Body.of(module)
+    entry = _entry(module)
+    placed, loops = _placement(body, entry)
+    frames = FrameTable(module.stack_frame_index)
+    columns = instruction_columns(body, frames)
+    instructions = pl.DataFrame([*columns, *_of_module(body, placed, loops)])
+    known = module.HasField("device_assignment")
+    return HloModule(
+        name=module.name,
+        id=module.id,
+        fingerprint=module.frontend_attributes.map.get("fingerprint_before_lhs"),
+        entry=entry,
+        replicas=module.device_assignment.replica_count if known else None,
+        partitions=module.device_assignment.computation_count if known else None,
+        instructions=instructions.select(*INSTRUCTIONS),
+        computations=_computations(body, placed),
+        loops=pl.DataFrame(loops, schema=LOOPS, orient="row"),
+        frames=frames.table(),
+    )
+
+
+def _entry(module: HloModuleProto) -> int:
+    """Id of the entry computation: by id, by name, else the last (callees come before callers)."""
+    computations = module.computations
+    if any(c.id == module.entry_computation_id for c in computations):
+        return module.entry_computation_id
+    named = [c.id for c in computations if c.name == module.entry_computation_name]
+    return named[0] if named else computations[-1].id
+
+
+def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:
+    """From the entry downwards: which computations run as sequences, and the loop each is in.
+
+    Returns:
+        Computation id to id of its innermost while (None outside loops), for those on the top
+        level; and the `LOOPS`.
+    """
+    rows_of = {computation.id: rows for computation, rows in body.computations}
+    placed: _Placed = {entry: None}
+    loops: list[_Loop] = []
+    waiting = [entry]
+    while waiting:
+        computation = waiting.pop()
+        for row in rows_of.get(computation, ()):
+            opcode = body.opcodes[row]
+            if opcode not in _RUNS_CALLED:
+                continue
+            loop, called = placed[computation], body.called.of(row)
+            if opcode == "while":
+                loop, name = body.ids[row], body.instructions[row].name
+                inner, condition = (*called, None, None)[:2]  # in this order in the proto
+                loops.append((loop, name, condition, inner, _trip_count(body.config(row))))
+            new = [c for c in dict.fromkeys(called) if c not in placed]
+            placed.update(dict.fromkeys(new, loop))
+            waiting.extend(new)
+    return placed, loops
+
+
+def _trip_count(config: bytes) -> int | None:
+    """known_trip_count of a while: in JSON on GPUs, in a WhileLoopBackendConfig elsewhere."""
+    if config.startswith(b"{"):
+        known = json_config(config).get("known_trip_count")
+        count = str(known.get("n", 0)) if isinstance(known, dict) else ""
+        return int(count) if count.isdecimal() and len(count) < 19 else None
+    parsed = WhileLoopBackendConfig()
+    try:
+        parsed.ParseFromString(config)
+    except DecodeError:
+        return None
+    return parsed.known_trip_count.n if parsed.HasField("known_trip_count") else None
+
+
+def _computations(body: Body, placed: _Placed) -> pl.DataFrame:
+    rows = [
+        (
+            c.id,
+            c.name,
+            _full_id(c.root_id, c.id, set(body.ids[rows.start : rows.stop])),
+            c.id in placed,
+            placed.get(c.id),
+        )
+        for c, rows in body.computations
+    ]
+    return pl.DataFrame(rows, schema=COMPUTATIONS, orient="row")
+
+
+def _full_id(number: int, computation: int, known: Container[int]) -> int:
+    """An id within a computation; some writers leave out the computation's number, 32 bits up."""
+    packed = computation << 32 | number
+    return packed if number not in known and packed in known else number
+
+
+def _of_module(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
+    """What the instructions of one computation share, and their places in it."""
+    trips: dict[int | None, int | None] = {loop: trips for loop, *_, trips in reversed(loops)}
+    shared = [
+        (c.id, c.id in placed, placed.get(c.id), trips.get(placed.get(c.id)))
+        for c, _ in body.computations
+    ]
+    names = ("computation", "top_level", "loop", "trip_count")
+    table = pl.DataFrame(shared, {name: INSTRUCTIONS[name] for name in names}, orient="row")
+    lengths = [len(rows) for _, rows in body.computations]
+    roots: list[bool] = []
+    for c, rows in body.computations:
+        root = (c.root_id, c.id << 32 | c.root_id)
+        roots += [number in root for number in body.ids[rows.start : rows.stop]]
+    return [
+        *table[np.repeat(np.arange(len(lengths)), lengths)].get_columns(),
+        pl.Series("is_root", roots, INSTRUCTIONS["is_root"]),
+        pl.Series("step", _steps(body), INSTRUCTIONS["step"]),
+    ]
+
+
+def _steps(body: Body) -> list[int | None]:
+    """The place of each instruction in the schedule of its computation.
+
+    A proto lists instructions in an order that respects their operands; the order in which they run is
+    HloModuleProto.schedule (xla/service/hlo.proto).
+    """
+    sequences = body.module.schedule.sequences
+    steps: list[int | None] = [None] * len(body.ids)
+    for computation, rows in body.computations:
+        if computation.id in sequences:
+            step_of: dict[int, int] = {}
+            for step, number in enumerate(sequences[computation.id].instruction_ids):
+                step_of.setdefault(number, step)
+            steps[rows.start : rows.stop] = map(step_of.get, body.ids[rows.start : rows.stop])
+    return steps

@@ -1,0 +1,128 @@
+"""HLO modules given beside a trace, joined to the programs of the trace that lack theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.errors import DamagedInput, InputError
+from thence.readers.jax.hlo import decode_hlo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.model.hlo import HloModule
+    from thence.model.tables import Tables
+
+__all__ = ["PATTERNS", "attach_hlo", "hlo_dump_modules"]
+
+PATTERNS = ("*.hlo.pb", "*.hlo.pb.xz")
+
+
+"""Files of a directory that hold an HLO module. A dump folder holds each module before and after
+optimisation; where it does, only the latter count."""
+
+
+def hlo_dump_modules(path: str) -> tuple[HloModule, ...]:
+    """The optimized HLO modules in a file, a directory (not those below it), or behind a glob.
+
+    Args:
+        path: as the user named it; in a directory, files that match `PATTERNS` count.
+
+    Raises:
+        InputError: a file cannot be read, or nothing is there.
+        DamagedInput: a file holds no HLO module.
+    """
+    modules = []
+    for file in _files(path):
+        try:
+            data = file.read_bytes()
+        except (OSError, ValueError) as error:
+            raise InputError(str(file), f"cannot be opened ({error})") from error
+        try:
+            modules.append(decode_hlo(data, str(file)))
+        except (ValueError, OverflowError) as error:
+            raise DamagedInput(str(file), f"its HLO module cannot be read ({error})") from error
+    return tuple(modules)
+
+
+def _files(path: str) -> list[Path]:
+    place = Path(path)
+    if place.is_dir():
+        found = sorted({f for pattern in PATTERNS for f in place.glob(pattern) if f.is_file()})
+    elif place.exists() or not glob.has_magic(path):
+        return [place]
+    else:
+        matches = glob.glob(path, recursive=True)  # noqa: PTH207 - the pattern may be absolute
+        found = sorted(file for file in map(Path, matches) if file.is_file())
+    if not found:
+        raise InputError(path, f"holds no HLO module (looked for {', '.join(PATTERNS)})")
+    optimized = [f for f in found if "before_optimizations" not in f.name]
+    return optimized or found
+
+
+def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:
+    """The tables with HLO for the programs that have none.
+
+    A module is a program's when name and number agree (``jit_step.12``); where no number does, when
+    no other module of the dump has its name. A module's fingerprint then becomes the identity of the
+    program, as it is equal on all ranks.
+
+    Args:
+        tables: of any reader.
+        modules: for instance of `thence.readers.jax.hlo_dump.hlo_dump_modules`.
+    """
+    before = len(tables.hlo)
+    programs = tables.programs.join(
+        _matches(tables.programs, modules), on=["program", "name"], how="left", nulls_equal=True,
+        maintain_order="left",
+    )  # fmt: skip
+    lacking = programs["hlo"].is_null()
+    changed = programs.with_columns(
+        hlo=pl.coalesce("hlo", (pl.col("module") + before).cast(pl.Int32)),
+        program=pl.when(lacking & pl.col("fingerprint").is_not_null())
+        .then("fingerprint")
+        .otherwise("program"),
+    )
+    return dataclasses.replace(
+        tables,
+        programs=changed.select(tables.programs.columns).cast(tables.programs.schema),
+        hlo=(*tables.hlo, *modules),
+    ).with_warnings(_warnings(programs, modules))
+
+
+def _matches(programs: pl.DataFrame, modules: Sequence[HloModule]) -> pl.DataFrame:
+    """Module and its fingerprint, for pairs of program and name that lack one."""
+    by_number = {f"{m.name}.{m.id}": place for place, m in enumerate(modules)}
+    names = [m.name for m in modules]
+    rows = []
+    wanted = programs.filter(pl.col("hlo").is_null()).select("program", "name").unique()
+    for program, name in wanted.rows():
+        # Programs without a number are those that the autotuner times: no dump holds their HLO.
+        place = by_number.get(program or "")
+        if place is None and program is not None and names.count(name) == 1:
+            place = names.index(name)
+        if place is not None:
+            rows.append((program, name, place, modules[place].fingerprint))
+    schema = {"program": pl.Categorical(), "name": pl.Categorical(), "module": pl.Int64(),
+              "fingerprint": pl.Categorical()}  # fmt: skip
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _warnings(programs: pl.DataFrame, modules: Sequence[HloModule]) -> list[str]:
+    used = programs.filter(pl.col("hlo").is_null())["module"].drop_nulls().n_unique()
+    missing = programs.filter(
+        pl.col("hlo").is_null() & pl.col("module").is_null() & pl.col("program").is_not_null()
+    )["name"].cast(pl.String).unique().sort()  # fmt: skip
+    warnings = []
+    if not used:
+        warnings.append(
+            f"none of the {len(modules)} HLO modules given belongs to a program of the trace"
+        )
+    elif len(missing):
+        warnings.append(f"no HLO was given for the programs {', '.join(missing)}")
+    return warnings

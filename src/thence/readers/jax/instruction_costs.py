@@ -1,0 +1,240 @@
+"""What HLO instructions read, call, move and compute."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.readers.jax.instruction_table import IntegerLists
+from thence.readers.jax.protos.hlo_pb2 import ShapeProto
+from thence.readers.jax.shapes import MAX_INT64, MAX_RANK, elements, shape_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.readers.jax.instruction_table import Body, Distinct
+
+    Int64 = NDArray[np.int64]
+    from collections.abc import Iterable
+
+    from thence.readers.jax.protos.hlo_pb2 import HloInstructionProto
+
+__all__ = ["COUNTED", "NO_FLOPS", "flops", "json_config", "result_elements", "work_columns"]
+
+_MOVING = """
+add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done all-to-all
+async-done async-start async-update bitcast bitcast-convert broadcast call collective-broadcast
+collective-permute collective-permute-done collective-permute-start concatenate conditional constant
+copy copy-done copy-start custom-call domain dynamic-reshape dynamic-slice dynamic-update-slice
+fusion gather get-dimension-size get-tuple-element infeed iota opt-barrier outfeed pad parameter
+partition-id ragged-all-to-all recv recv-done replica-id reshape reverse send send-done
+set-dimension-size slice topk transpose tuple while
+"""
+
+
+NO_FLOPS = frozenset(_MOVING.split())
+
+
+"""Opcodes that compute nothing themselves: they name, move, call or communicate."""
+
+
+_GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
+
+
+_MAX_CONFIG = 1 << 20
+
+
+COUNTED = frozenset(
+    (
+        *("convolution", "custom-call", "dot", "ragged-dot", "reduce", "reduce-window", "scatter"),
+        *("select-and-scatter", "sort"),
+    )
+)
+
+
+"""Opcodes that compute something else than one operation for each element of the result."""
+
+
+def flops(
+    instruction: HloInstructionProto,
+    result: ShapeProto,
+    operands: Sequence[ShapeProto],
+    config: bytes,
+) -> int:
+    """Floating-point operations of one instruction, without those of computations that it calls.
+
+    Args:
+        instruction: one of `COUNTED`; its dimension numbers are used.
+        result: its shape.
+        operands: shapes of its operands.
+        config: its backend config; cuBLAS calls keep their dimension numbers there.
+    """
+    opcode = instruction.opcode
+    count = 0
+    if opcode == "dot":
+        numbers = instruction.dot_dimension_numbers.lhs_contracting_dimensions
+        count = _dot(result, operands, numbers)
+    elif opcode == "ragged-dot":
+        ragged = instruction.ragged_dot_dimension_numbers.dot_dimension_numbers
+        count = _dot(result, operands, ragged.lhs_contracting_dimensions)
+    elif opcode == "convolution":
+        count = _convolution(instruction, result, operands)
+    elif opcode == "custom-call":
+        count = _custom_call(instruction, result, operands, config)
+    elif opcode in ("reduce-window", "select-and-scatter"):
+        window = instruction.window.dimensions[:MAX_RANK]
+        count = result_elements(result) * prod(dimension.size for dimension in window)
+    elif operands:
+        count = elements(operands[-1] if opcode == "scatter" else operands[0])
+        if opcode == "sort":
+            count *= count.bit_length()
+    return max(0, min(count, MAX_INT64))
+
+
+def result_elements(shape: ShapeProto) -> int:
+    """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
+    return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
+
+
+def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterable[int]) -> int:
+    """2 * (result elements) * (length of the contraction)."""
+    if not operands:
+        return 0
+    left = operands[0].dimensions[:MAX_RANK]
+    return (
+        2 * result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
+    )
+
+
+def _convolution(
+    instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto]
+) -> int:
+    """2 * (result elements) * (kernel elements of one output feature)."""
+    if len(operands) < 2:
+        return 0
+    kernel = operands[1]
+    feature = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
+    outputs = kernel.dimensions[feature] if 0 <= feature < len(kernel.dimensions) else 0
+    return 2 * result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
+
+
+def _custom_call(
+    instruction: HloInstructionProto,
+    result: ShapeProto,
+    operands: Sequence[ShapeProto],
+    config: bytes,
+) -> int:
+    """Of library matrix products and convolutions; 0 for other targets, which could be anything."""
+    target = instruction.custom_call_target
+    if target.startswith("__cudnn$conv"):
+        return _convolution(instruction, result, operands)
+    if not target.startswith(_GEMM_TARGETS):
+        return 0
+    gemm = json_config(config).get("gemm_backend_config")
+    numbers = gemm.get("dot_dimension_numbers") if isinstance(gemm, dict) else None
+    listed = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
+    digits = [str(d) for d in listed] if isinstance(listed, list) else []
+    contracting = [int(d) for d in digits if d.isdecimal() and len(d) < 3]
+    return _dot(result, operands, contracting) if contracting else 0
+
+
+def json_config(config: bytes) -> dict[str, Any]:
+    """A backend config that is a JSON object; empty for other forms (it may be any bytes)."""
+    if not config.startswith(b"{") or len(config) > _MAX_CONFIG:
+        return {}
+    try:
+        parsed = json.loads(config)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+_NOWHERE = -1  # row of an operand that there is not
+
+
+_NO_SHAPE = ShapeProto()
+
+
+_SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
+
+
+def work_columns(
+    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]
+) -> dict[str, Any]:
+    """The columns of `INSTRUCTIONS` that tell what instructions read, call, move and compute.
+
+    Args:
+        body: of the module.
+        shapes: of the instructions, serialized.
+        parsed: the different shapes.
+
+    Raises:
+        DecodeError: the operands of an instruction are damaged.
+    """
+    operands = body.operands
+    producers = _producers(body, operands)
+    exists = producers != _NOWHERE
+    result_bytes = np.array([shape_bytes(shape) for shape in parsed], np.int64)[shapes.of_row]
+    ids = np.where(exists, np.array(body.ids)[producers], operands.items)
+    own = _own_flops(body, shapes, parsed, IntegerLists(producers, operands.counts))
+    return {
+        "called": body.called.column(body.called.items),
+        "operands": operands.column(ids),
+        "result_bytes": result_bytes,
+        "operand_bytes": operands.sums(np.where(exists, result_bytes[producers], 0)),
+        "flops": _with_called(body, own),
+        "own_flops": own,
+    }
+
+
+def _producers(body: Body, operands: IntegerLists) -> Int64:
+    """The row of each operand, in the computation of its user, or `_NOWHERE`.
+
+    Some writers leave out the computation's number, 32 bits up.
+    """
+    numbers, starts = operands.items.tolist(), [0, *operands.ends.tolist()]
+    found: list[int] = []
+    for computation, rows in body.computations:
+        high = computation.id << 32
+        row_of = dict(zip(body.ids[rows.start : rows.stop], rows, strict=True))
+        wanted = numbers[starts[rows.start] : starts[rows.stop]]
+        found += [row_of[n] if n in row_of else row_of.get(high | n, _NOWHERE) for n in wanted]
+    return np.array(found, np.int64)
+
+
+def _own_flops(
+    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists
+) -> list[int]:
+    """Floating-point operations of each instruction, without what it calls."""
+    elements = [result_elements(shape) for shape in parsed]
+    shape_of = shapes.of_row.tolist()
+    result = [
+        0 if opcode in NO_FLOPS else elements[shape]
+        for opcode, shape in zip(body.opcodes, shape_of, strict=True)
+    ]
+    for row, opcode in enumerate(body.opcodes):
+        if opcode in COUNTED:
+            given = [_NO_SHAPE if p == _NOWHERE else parsed[shape_of[p]] for p in producers.of(row)]
+            result[row] = flops(
+                body.instructions[row], parsed[shape_of[row]], given, body.config(row)
+            )
+    return result
+
+
+def _with_called(body: Body, own: list[int]) -> list[int]:
+    """Floating-point operations of each instruction, with what it calls; callees come first."""
+    result = own.copy()
+    work: dict[int, int] = {}
+    calls = body.called.counts.tolist()
+    for computation, rows in body.computations:
+        for row in rows:
+            if calls[row] and body.opcodes[row] in _SUMS_CALLED:
+                inner = sum(work.get(callee, 0) for callee in body.called.of(row))
+                result[row] = min(own[row] + inner, MAX_INT64)
+        work[computation.id] = min(sum(result[rows.start : rows.stop]), MAX_INT64)
+    return result

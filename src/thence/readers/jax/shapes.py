@@ -1,0 +1,175 @@
+"""Who takes part in a collective: the forms in which an HLO instruction says so.
+
+Explicit lists (``{{0,1},{2,3}}``), a reshaped iota (``[2,2]<=[4]``) and axes of a device mesh
+(``mesh['data'=2] {'data'}``), each in a field of its own; HloInstructionProto of hlo.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thence.readers.jax.protos.hlo_pb2 import (
+        DeviceAssignmentProto,
+        HloInstructionProto,
+        IotaReplicaGroupListProto,
+        MeshAxesReplicaGroupListProto,
+        ReplicaGroup,
+        ShapeProto,
+    )
+    from thence.units import Bytes
+
+__all__ = [
+    "ELEMENT_BITS",
+    "MAX_INT64",
+    "MAX_RANK",
+    "Groups",
+    "elements",
+    "memory_space",
+    "replica_groups",
+    "shape_bytes",
+]
+
+MAX_INT64 = (1 << 63) - 1
+
+
+MAX_RANK = 64
+
+
+"""More dimensions than any shape of XLA has: multiplying millions must not hang the reader."""
+
+
+# PrimitiveType of xla_data.proto: number to width in bits. TUPLE (13), OPAQUE_TYPE (14), TOKEN (17)
+# and BUFFER (34) have no elements of their own.
+ELEMENT_BITS = {
+    **dict.fromkeys((30, 31), 1),  # S1 U1
+    **dict.fromkeys((26, 27), 2),  # S2 U2
+    **dict.fromkeys((21, 22), 4),  # S4 U4
+    32: 4,  # F4E2M1FN
+    **dict.fromkeys((35, 36), 6),  # F6E3M2FN F6E2M3FN
+    1: 8,  # PRED: a byte each
+    **dict.fromkeys((2, 6), 8),  # S8 U8
+    **dict.fromkeys(
+        (19, 20, 23, 24, 25, 28, 29, 33), 8
+    ),  # F8 variants, the scale F8E8M0FNU among them
+    **dict.fromkeys((3, 7, 10, 16), 16),  # S16 U16 F16 BF16
+    **dict.fromkeys((4, 8, 11), 32),  # S32 U32 F32
+    **dict.fromkeys((5, 9, 12, 15), 64),  # S64 U64 F64 C64
+    18: 128,  # C128
+    **dict.fromkeys((13, 14, 17, 34), 0),
+}
+
+
+"""Width of each PrimitiveType in bits; tuples, opaque values, tokens and buffers have none."""
+
+
+def elements(shape: ShapeProto) -> int:
+    """Number of elements of an array shape; 0 for others, an upper bound for dynamic dimensions."""
+    return _count(shape) if ELEMENT_BITS.get(shape.element_type) else 0
+
+
+def shape_bytes(shape: ShapeProto) -> Bytes:
+    """Bytes of an array shape or of all leaves of a tuple; at most `MAX_INT64`.
+
+    Elements narrower than a byte are packed, the last byte filled up: s4[3] has 2 bytes. A layout
+    may say otherwise (element_size_in_bits), and then it counts.
+    """
+    if shape.tuple_shapes:  # of a tuple, and of a BUFFER its element
+        return min(sum(shape_bytes(part) for part in shape.tuple_shapes), MAX_INT64)
+    bits = ELEMENT_BITS.get(shape.element_type, 0)
+    if not bits:
+        return 0
+    stored = shape.layout.element_size_in_bits
+    return min(-(-_count(shape) * (stored if 0 < stored <= 128 else bits) // 8), MAX_INT64)
+
+
+def memory_space(shape: ShapeProto) -> int:
+    """Memory space of an array shape: 0 device, 5 host, 1 that of collectives."""
+    return shape.layout.memory_space
+
+
+def _count(shape: ShapeProto) -> int:
+    dimensions = shape.dimensions
+    if len(dimensions) > MAX_RANK:
+        return 0
+    return min(prod(d for d in dimensions if d >= 0), MAX_INT64)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """How many groups of how many devices each.
+
+    Attributes:
+        size: devices of one group; of the largest, should explicit groups differ.
+        count: number of groups.
+    """
+
+    size: int
+    count: int
+
+
+def replica_groups(
+    instruction: HloInstructionProto, devices: DeviceAssignmentProto
+) -> Groups | None:
+    """The groups of a collective, or None where neither it nor the module says.
+
+    A collective-permute names pairs instead of groups: size 2, and one group a pair.
+
+    Args:
+        instruction: of a module of any age; each form is looked for.
+        devices: the module's assignment: an empty list of groups means everyone in one group.
+    """
+    if instruction.source_target_pairs:
+        return Groups(2, len(instruction.source_target_pairs))
+    if instruction.HasField("mesh_axes_replica_group_list"):
+        return _from_mesh(instruction.mesh_axes_replica_group_list)
+    if instruction.HasField("iota_collective_device_list"):
+        return _from_iota(instruction.iota_collective_device_list)
+    if instruction.HasField("collective_device_list"):
+        listed = instruction.collective_device_list
+        if listed.HasField("iota_replica_group_list"):
+            return _from_iota(listed.iota_replica_group_list)
+        if listed.replica_groups:
+            return _from_lists(listed.replica_groups)
+    return _from_lists(instruction.replica_groups) or _everyone(instruction, devices)
+
+
+def _from_lists(groups: Iterable[ReplicaGroup]) -> Groups | None:
+    sizes = [len(group.replica_ids) for group in groups]
+    largest = max(sizes, default=0)
+    return Groups(largest, len(sizes)) if largest else None
+
+
+def _from_iota(iota: IotaReplicaGroupListProto) -> Groups | None:
+    return _sane(iota.num_devices_per_group, iota.num_replica_groups)
+
+
+def _from_mesh(grouped: MeshAxesReplicaGroupListProto) -> Groups | None:
+    """A group spans the named axes or parts of axes; the rest of the mesh counts the groups."""
+    axes = [axis.size for axis in grouped.mesh.axes]
+    if len(axes) > MAX_RANK or len(grouped.axes) > MAX_RANK:
+        return None
+    size = 1
+    for reference in grouped.axes:
+        if not 0 <= reference.mesh_axis_index < len(axes):
+            return None
+        part = reference.HasField("sub_axis_info")
+        size *= reference.sub_axis_info.size if part else axes[reference.mesh_axis_index]
+    return _sane(size, prod(axes) // size) if size > 0 else None
+
+
+def _everyone(instruction: HloInstructionProto, devices: DeviceAssignmentProto) -> Groups | None:
+    """No groups at all: all replicas, and with a channel all partitions of them too."""
+    replicas, partitions = devices.replica_count, devices.computation_count
+    if replicas <= 0 or partitions <= 0:
+        return None
+    across = instruction.channel_id > 0
+    return _sane(replicas * partitions if across else replicas, 1 if across else partitions)
+
+
+def _sane(size: int, count: int) -> Groups | None:
+    return Groups(size, count) if 0 < size <= MAX_INT64 and 0 < count <= MAX_INT64 else None

@@ -1,0 +1,371 @@
+"""XSpace files (``*.xplane.pb`` of jax.profiler and TensorFlow) as columns, format level only.
+
+A space has planes, a plane has lines, a line has events, an event has stats; names are numbers into
+the plane's metadata. What the planes of a JAX trace on a GPU are:
+
+- ``/device:GPU:n``: a line per CUDA stream, whose id is the stream's: kernels, copies and sets.
+- ``/host:CPU``: a line per host thread, with TraceMe ranges and CUDA API calls.
+- ``/host:metadata``: no lines; its event metadata hold the HLO module of each program.
+- ``Task Environment``: no lines; when the profile began and ended.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.readers.jax.protobuf import parse
+from thence.readers.jax.protos.xplane_pb2 import XSpace as XSpaceProto
+from thence.readers.jax.xspace_events import (
+    DETAIL_STATS,
+    GPU_STATS,
+    HOST_STATS,
+    Events,
+    Strings,
+    named,
+    stat_value,
+    text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from thence.readers.jax.protos.xplane_pb2 import XPlane
+
+__all__ = [
+    "DETAILS",
+    "DEVICES",
+    "GPU_EVENTS",
+    "HOST_EVENTS",
+    "LINES",
+    "PROGRAMS",
+    "XSpace",
+    "decode_xspace",
+    "parsed_details",
+]
+
+DETAILS: dict[str, pl.DataType] = {
+    "registers": pl.Int32(),  # per thread
+    "static_shared": pl.Int64(),  # bytes per block
+    "dynamic_shared": pl.Int64(),  # bytes per block
+    "shared_memory": pl.Int64(),  # bytes per block, both
+    "grid": pl.Array(pl.UInt32, 3),  # blocks
+    "block": pl.Array(pl.UInt32, 3),  # threads
+    "bytes": pl.Int64(),  # copied or set
+    "source_kind": pl.String(),  # device, host, pinned, ...
+    "destination_kind": pl.String(),  # of a set: what is set
+    "destination_device": pl.Int64(),
+    "is_async": pl.Boolean(),
+}
+
+
+"""Schema of parsed details; a text that lacks a key leaves null."""
+
+
+_NUMBER = re.compile(r"\d{1,18}")
+
+
+_UINT32 = 1 << 32
+
+
+def parsed_details(texts: Sequence[str]) -> pl.DataFrame:
+    """One row for each text; there are few different ones, however many events refer to them."""
+    rows = [_row(dict(_pairs(text))) for text in texts]
+    return pl.DataFrame(rows, schema=DETAILS, orient="row")
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(key, value) for key, _, value in (word.partition(":") for word in text.split())]
+
+
+def _row(values: dict[str, str]) -> tuple[object, ...]:
+    static, dynamic = _number(values.get("static_shared")), _number(values.get("dynamic_shared"))
+    registers = _number(values.get("regs"))
+    flag = values.get("async")
+    return (
+        registers if registers is not None and registers < 1 << 31 else None,
+        static,
+        dynamic,
+        None if static is None and dynamic is None else (static or 0) + (dynamic or 0),
+        _triple(values.get("grid")),
+        _triple(values.get("block")),
+        _number(values.get("size", values.get("num_bytes"))),
+        values.get("kind_src"),
+        values.get("kind_dst", values.get("kind")),
+        _number(values.get("dest")),
+        None if flag is None else flag == "1",
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
+
+
+def _triple(text: str | None) -> list[int] | None:
+    numbers = [_number(part) for part in (text or "").split(",")]
+    found = [n for n in numbers if n is not None and n < _UINT32]
+    return found if len(found) == len(numbers) == 3 else None
+
+
+_TIMES: dict[str, pl.DataType] = {
+    "start": pl.Int64(),  # ns, rounded down; on the file's clock, see XSpace.start_ns
+    "duration": pl.Int64(),  # ns, such that start + duration is the end rounded down
+    "start_rest_ps": pl.Int16(),  # what rounding the start took away, 0 to 999
+    "duration_ps": pl.Int64(),  # exact
+}
+
+
+_KIND = pl.Enum(["kernel", "memcpy", "memset", "other"])
+
+
+GPU_EVENTS: dict[str, pl.DataType] = {
+    "device": pl.Int32(),  # ordinal, from the plane's name
+    "stream": pl.Int64(),  # id of the line
+    "line": pl.Categorical(),  # name of the line, such as Stream #14(Compute,Memset)
+    "kind": _KIND,  # other: an event that is none of these, as of the profiler's own overhead
+    "name": pl.Categorical(),  # demangled where the profiler did
+    **_TIMES,
+    **{name: kind.dtype for name, kind in GPU_STATS.items()},
+    **DETAILS,
+}
+
+
+"""Schema of the GPU events; from correlation on, null where the event lacks the stat."""
+
+
+HOST_EVENTS: dict[str, pl.DataType] = {
+    "plane": pl.Categorical(),
+    "thread": pl.Int64(),  # id of the line: a hash of the thread, or the thread id
+    "line": pl.Categorical(),  # name of the line: of the thread, or Host Threads/<thread id>
+    "name": pl.Categorical(),
+    **_TIMES,
+    **{name: kind.dtype for name, kind in HOST_STATS.items()},
+}
+
+
+"""Schema of the host events; stats as for the GPU events."""
+
+
+LINES: dict[str, pl.DataType] = {
+    "plane": pl.String(),
+    "line": pl.Int64(),  # id
+    "name": pl.String(),
+    "start": pl.Int64(),  # ns, XLine.timestamp_ns
+    "events": pl.Int64(),
+}
+
+
+"""Schema of the lines: every line of every plane, also of planes that are not decoded further."""
+
+
+DEVICES: dict[str, pl.DataType] = {
+    "device": pl.Int32(),
+    "vendor": pl.String(),
+    "name": pl.String(),
+    "clock_khz": pl.Int64(),
+    "multiprocessors": pl.Int64(),
+    "memory_bytes": pl.Int64(),
+    "memory_bytes_per_s": pl.Int64(),
+    "compute_capability": pl.String(),  # such as 9.0
+    "process": pl.Int64(),
+}
+
+
+"""Schema of the GPUs; null where the plane does not say."""
+
+
+PROGRAMS: dict[str, pl.DataType] = {
+    "program": pl.Int64(),  # program_id of the events; 0 is a number like others
+    "name": pl.String(),  # such as jit_train_step
+    "proto": pl.Binary(),  # serialized HloProto
+}
+
+
+"""Schema of the programs whose HLO the file holds."""
+
+
+@dataclass(frozen=True)
+class XSpace:
+    """One decoded file.
+
+    Attributes:
+        gpu: columns of `GPU_EVENTS`, in file order.
+        host: columns of `HOST_EVENTS`, in file order.
+        lines: columns of `LINES`.
+        devices: columns of `DEVICES`.
+        programs: columns of `PROGRAMS`.
+        start_ns: Unix time in ns when the profile began. Saved files count all other times from
+            there; None where the file does not say: its times may then be Unix times.
+        versions: jax_version, cuda_driver_version and the like.
+        hostnames: machines it was recorded on.
+        errors: what the profiler reports as failed.
+        warnings: what the profiler reports as doubtful, dropped events above all.
+    """
+
+    gpu: pl.DataFrame
+    host: pl.DataFrame
+    lines: pl.DataFrame
+    devices: pl.DataFrame
+    programs: pl.DataFrame
+    start_ns: int | None
+    versions: Mapping[str, str]
+    hostnames: tuple[str, ...]
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def decode_xspace(data: bytes, path: str) -> XSpace:
+    """Decodes one file.
+
+    Args:
+        data: its content, a serialized XSpace.
+        path: for messages.
+
+    Raises:
+        DamagedInput: the bytes are no XSpace, end too early, or hold no plane.
+    """
+    space = parse(XSpaceProto, data, path)
+    if not space.planes:
+        raise DamagedInput(path, "is cut or damaged: it holds no planes")
+    planes = [(text(plane.name), plane) for plane in space.planes]
+    strings = Strings()
+    gpu, host = Events({**GPU_STATS, **DETAIL_STATS}, strings), Events(HOST_STATS, strings)
+    for name, plane in planes:
+        ordinal = _ordinal(name)
+        if ordinal is not None:
+            gpu.add(plane, ordinal)
+        elif name.startswith("/host:"):
+            host.add(plane, strings.code(name))
+    facts = {name: _plane_stats(plane) for name, plane in planes if name in _FACTS}
+    task = facts.get("Task Environment", {})
+    about = facts.get("/host:metadata", {})
+    return XSpace(
+        gpu=_gpu_frame(gpu),
+        host=_host_frame(host),
+        lines=_lines(planes),
+        devices=_devices(planes),
+        programs=_programs(planes),
+        start_ns=_integer(task.get("profile_start_time")),
+        versions={k: str(v) for k, v in about.items() if k.endswith("_version")},
+        hostnames=tuple(text(name) for name in space.hostnames),
+        errors=tuple(text(error) for error in space.errors),
+        warnings=tuple(text(warning) for warning in space.warnings),
+    )
+
+
+_GPU_PLANE = re.compile(r"/device:GPU:(\d{1,9})")
+
+
+_FACTS = ("/host:metadata", "Task Environment")
+
+
+_SUFFIX = re.compile(r"(.*)\((\d{1,18})\)")
+
+
+def _ordinal(name: str) -> int | None:
+    match = _GPU_PLANE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _gpu_frame(events: Events) -> pl.DataFrame:
+    """The common columns, and the details that events refer to, each text parsed once."""
+    kinds = ("kernel", "memcpy", "memset")
+    codes = np.stack([events.codes(f"{kind}_details") for kind in kinds])
+    used = np.unique(codes[codes >= 0])
+    details = parsed_details([events.strings.values[code] for code in used])
+    code = codes.max(axis=0, initial=-1)
+    rows = np.where(code >= 0, np.searchsorted(used, code), len(used))  # the last one is all null
+    padded = pl.concat([details, details.clear(1)])
+    which = np.where(code >= 0, codes.argmax(axis=0), len(kinds))
+    return (
+        events.frame()
+        .rename({"label": "device", "line_id": "stream"})
+        .with_columns(kind=pl.Series([*kinds, "other"], dtype=_KIND).gather(which))
+        .hstack(padded[rows])
+        .select(*GPU_EVENTS)
+        .cast(pl.Schema(GPU_EVENTS))
+    )
+
+
+def _host_frame(events: Events) -> pl.DataFrame:
+    frame = events.frame()
+    plane = named(events.categories(), frame["label"].to_numpy())
+    return frame.with_columns(plane=plane).rename({"line_id": "thread"}).select(*HOST_EVENTS)
+
+
+def _lines(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
+    rows = [
+        (name, line.id, text(line.display_name or line.name), line.timestamp_ns, len(line.events))
+        for name, plane in planes
+        for line in plane.lines
+    ]
+    return pl.DataFrame(rows, schema=LINES, orient="row")
+
+
+def _plane_stats(plane: XPlane) -> dict[str, int | float | str | bytes | None]:
+    names = {key: text(metadata.name) for key, metadata in plane.stat_metadata.items()}
+    return {names.get(stat.metadata_id, ""): stat_value(stat, plane) for stat in plane.stats}
+
+
+def _devices(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
+    rows = []
+    for name, plane in planes:
+        ordinal = _ordinal(name)
+        if ordinal is None:
+            continue
+        stats = _plane_stats(plane)
+        major, minor = stats.get("compute_cap_major"), stats.get("compute_cap_minor")
+        rows.append(
+            (
+                ordinal,
+                _string(stats.get("device_vendor")),
+                _string(stats.get("gpu_device_name", stats.get("device_type_string"))),
+                _integer(stats.get("clock_rate")),
+                _integer(stats.get("core_count")),
+                _integer(stats.get("memory_size")),
+                _integer(stats.get("memory_bandwidth")),
+                f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
+                _integer(stats.get("process_id")),
+            )
+        )
+    return pl.DataFrame(rows, schema=DEVICES, orient="row")
+
+
+def _programs(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
+    """The HLO protos in the event metadata of /host:metadata, with the number that events use.
+
+    It is a stat in newer files, and in all known ones the "(N)" after the name; the oldest have
+    neither for some programs, and there the key of the metadata is the number.
+    """
+    rows = []
+    for plane in (plane for name, plane in planes if name == "/host:metadata"):
+        stats = {text(metadata.name): key for key, metadata in plane.stat_metadata.items()}
+        proto_stat, program_stat = stats.get("Hlo Proto"), stats.get("program_id")
+        for key, metadata in plane.event_metadata.items():
+            values = {stat.metadata_id: stat for stat in metadata.stats}
+            if proto_stat not in values:
+                continue
+            match = _SUFFIX.fullmatch(text(metadata.name))
+            program = (
+                _integer(stat_value(values[program_stat], plane))
+                if program_stat in values
+                else None
+            )
+            if program is None:
+                program = int(match[2]) if match else key
+            name = match[1] if match else text(metadata.name)
+            rows.append((program, name, values[proto_stat].bytes_value))
+    return pl.DataFrame(rows, schema=PROGRAMS, orient="row")
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
+
+
+def _string(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,375 @@
+"""The events of XPlanes as columns; no loop over events but the one that serializes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.readers.jax.stat_values import (
+    DOUBLE,
+    INT64,
+    REFERENCE,
+    STRING,
+    UINT64,
+    Cursors,
+    Messages,
+    StatValues,
+    decoded_stats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.readers.jax.protos.xplane_pb2 import XPlane, XStat
+
+__all__ = [
+    "DETAIL_STATS",
+    "GPU_STATS",
+    "HOST_STATS",
+    "Events",
+    "Stat",
+    "Strings",
+    "named",
+    "stat_value",
+    "text",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Which stat becomes a column.
+
+    Attributes:
+        names: how versions of XLA spell it (xplane_schema.cc).
+        dtype: Int64, UInt64 (the wire's 64 bits either way), Float64 or Categorical.
+    """
+
+    names: tuple[str, ...]
+    dtype: pl.DataType
+
+
+_INT, _UINT, _NAME = pl.Int64(), pl.UInt64(), pl.Categorical()
+
+
+_COMMON = {
+    "correlation": Stat(("correlation_id",), _INT),  # shared by API call and device activity
+    "context": Stat(("context_id",), _INT),  # CUDA context, written as $$1
+    "graph": Stat(("cuda_graph_id",), _UINT),  # of a CUDA graph launch
+    "program": Stat(("program_id",), _INT),
+    "hlo_module": Stat(("hlo_module",), _NAME),
+    "hlo_op": Stat(("hlo_op",), _NAME),  # HLO instruction, or command_buffer_N
+    "scope": Stat(("name",), _NAME),  # op_name of the instruction, or the range's own label
+    "tf_op": Stat(("tf_op",), _NAME),
+}
+
+
+GPU_STATS = {
+    **_COMMON,
+    "node": Stat(("cuda_graph_node_id",), _UINT),  # since XLA of 2026
+    "hlo_id": Stat(("unique_hlo_op_id",), _INT),  # instruction id, since XLA of 2026
+    "scope_range": Stat(("scope_range_id",), _INT),  # launch annotation, as on the host
+    "nvtx_range": Stat(("nvtx_range",), _NAME),
+    "occupancy_percent": Stat(("theoretical_occupancy_pct",), pl.Float64()),
+}
+
+
+"""Stats of device events that become columns."""
+
+
+HOST_STATS = {
+    **_COMMON,
+    "device": Stat(("device_id", "device"), _INT),  # ordinal
+    "scope_range": Stat(("scope_range_id",), _INT),
+    "step": Stat(("step_num",), _INT),  # of jax.profiler.StepTraceAnnotation
+    "run": Stat(("run_id",), _INT),  # one execution of a program
+    "module_name": Stat(("module_name",), _NAME),  # program that GpuExecutable runs
+    "producer_type": Stat(("_pt",), _INT),  # work handed from thread to thread: the producer's type
+    "producer": Stat(("_p",), _INT),  # and number, equal to the consumer's of the other event
+    "consumer_type": Stat(("_ct",), _INT),
+    "consumer": Stat(("_c",), _INT),
+    "source_file": Stat(("_src",), _NAME),  # C++ file of a TraceMe
+}
+
+
+"""Stats of host events that become columns."""
+
+
+DETAIL_STATS = {
+    "kernel_details": Stat(("kernel_details",), _NAME),
+    "memcpy_details": Stat(("memcpy_details",), _NAME),
+    "memset_details": Stat(("Memset_details", "memset_details"), _NAME),
+}
+
+
+"""Stats of device events that hold several values as text."""
+
+
+def text(value: bytes) -> str:
+    """UTF-8 text; what is not becomes the replacement character."""
+    return value.decode("utf-8", "replace")
+
+
+class Strings:
+    """Every distinct string of a file once; events hold numbers into `values`."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self._codes: dict[str, int] = {}
+
+    def code(self, value: str) -> int:
+        """The number of a string, new or not."""
+        code = self._codes.get(value)
+        if code is None:
+            code = self._codes[value] = len(self.values)
+            self.values.append(value)
+        return code
+
+
+class _Cells:
+    """The sparse content of one column: rows and values in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.rows: list[NDArray[np.int64]] = []
+        self.values: list[NDArray[np.int64]] = []
+        self.reals: list[NDArray[np.float64]] = []
+
+
+# Tags of the fields of XEvent (xplane.proto): number << 3 | wire type.
+_METADATA, _OFFSET, _DURATION, _STATS, _OCCURRENCES = 0x08, 0x10, 0x18, 0x22, 0x28
+
+
+_BATCH = 100_000  # events decoded together, so that memory stays bounded
+
+
+class Events:
+    """Events of several planes, collected line by line.
+
+    Attributes:
+        strings: shared table of names.
+    """
+
+    def __init__(self, stats: Mapping[str, Stat], strings: Strings) -> None:
+        self.strings = strings
+        self._stats = stats
+        self._cells = {name: _Cells() for name in stats}
+        self._names: list[NDArray[np.int64]] = []
+        self._offsets: list[NDArray[np.int64]] = []
+        self._durations: list[NDArray[np.int64]] = []
+        self._count = 0
+        self._lines: list[tuple[int, int, int, int, int]] = []  # plane, id, name, timestamp, events
+
+    def add(self, plane: XPlane, label: int) -> None:
+        """Appends the events of a plane, whose rows carry ``label``."""
+        columns = self._columns(plane)
+        names = {key: self.strings.code(text(m.name)) for key, m in plane.event_metadata.items()}
+        constant = {
+            key: [s.SerializeToString(deterministic=True) for s in m.stats]
+            for key, m in plane.event_metadata.items()
+            if m.stats
+        }
+        for line in plane.lines:
+            before = self._count
+            for begin in range(0, len(line.events), _BATCH):
+                events = [
+                    event.SerializeToString() for event in line.events[begin : begin + _BATCH]
+                ]
+                values = self._decoded(events, names, constant)
+                for column, stat in columns:
+                    self._take(column, values.of(stat), plane)
+            name = self.strings.code(text(line.display_name or line.name))
+            self._lines.append((label, line.id, name, line.timestamp_ns, self._count - before))
+
+    def _columns(self, plane: XPlane) -> list[tuple[str, int]]:
+        """Each stat id of the plane that becomes a column, and which."""
+        ids: dict[str, list[int]] = {}
+        for key, metadata in plane.stat_metadata.items():
+            ids.setdefault(text(metadata.name), []).append(key)
+        return [
+            (column, key)
+            for column, stat in self._stats.items()
+            for name in stat.names
+            for key in ids.get(name, ())
+        ]
+
+    def _decoded(
+        self,
+        events: Sequence[bytes],
+        names: Mapping[int, int],
+        constant: Mapping[int, Sequence[bytes]],
+    ) -> StatValues:
+        """Appends names and times of serialized events; their stats come back."""
+        shared = [stat for stats in constant.values() for stat in stats]
+        messages = Messages.of([*events, *shared])
+        count = len(events)
+        cursors = Cursors(messages.data, messages.start[:count], messages.end[:count])
+        key, offset, duration = (cursors.integer(t) for t in (_METADATA, _OFFSET, _DURATION))
+        rows, starts, ends = self._constants(key, constant, messages, count)
+        active = np.flatnonzero(cursors.tag() == _STATS)
+        while len(active):
+            cursors.at[active] += 1
+            size = cursors.varint(active)
+            rows.append(active)
+            starts.append(cursors.at[active])
+            cursors.at[active] += size
+            ends.append(cursors.at[active])
+            active = active[cursors.tag()[active] == _STATS]
+        single = (
+            cursors.integer(_OCCURRENCES) == 0
+        )  # others are aggregated: no place on the time axis
+        known, position = np.unique(key, return_inverse=True)
+        codes = np.asarray([names.get(k, -1) for k in known.tolist()], np.int64)
+        self._names.append(codes[position][single])
+        self._offsets.append(offset[single])
+        self._durations.append(duration[single])
+        number = np.where(single, self._count + np.cumsum(single) - 1, -1)
+        self._count += int(single.sum())
+        row = number[np.concatenate(rows)] if rows else np.zeros(0, np.int64)
+        kept = row >= 0
+        start, end = (np.concatenate([*x, np.zeros(0, np.int64)])[kept] for x in (starts, ends))
+        return decoded_stats(messages.data, row[kept], start, end)
+
+    def _constants(
+        self,
+        key: NDArray[np.int64],
+        constant: Mapping[int, Sequence[bytes]],
+        messages: Messages,
+        count: int,
+    ) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+        """Stats of the metadata: they come before an event's own, which win."""
+        rows: list[NDArray[np.int64]] = []
+        starts: list[NDArray[np.int64]] = []
+        ends: list[NDArray[np.int64]] = []
+        at = count
+        for number, stats in constant.items():
+            chosen = np.flatnonzero(key == number)
+            for position in range(at, at + len(stats)):
+                rows.append(chosen)
+                starts.append(np.full(len(chosen), messages.start[position]))
+                ends.append(np.full(len(chosen), messages.end[position]))
+            at += len(stats)
+        return rows, starts, ends
+
+    def _take(self, column: str, values: StatValues, plane: XPlane) -> None:
+        """Moves the values of one stat to its column."""
+        if not len(values.row):
+            return
+        cells, dtype = self._cells[column], self._stats[column].dtype
+        whole = np.isin(values.tag, (INT64, UINT64))
+        cells.rows.append(values.row)
+        if dtype == pl.Float64():
+            number = np.where(values.tag == UINT64, values.integer.view(np.uint64), values.integer)
+            given = np.where(whole, number.astype(np.float64), 0.0)
+            cells.reals.append(np.where(values.tag == DOUBLE, values.real, given))
+        elif dtype == pl.Categorical():
+            cells.values.append(self._codes_of(values, plane))
+        else:
+            integers = np.where(whole, values.integer, 0)
+            if (values.tag == STRING).any():
+                texts = values.strings()
+                numbers = {each: _number(each) for each in set(texts)}
+                integers += np.asarray([numbers[each] for each in texts], np.int64)
+            cells.values.append(integers)
+
+    def _codes_of(self, values: StatValues, plane: XPlane) -> NDArray[np.int64]:
+        """Numbers into `strings`; what is neither text nor a known reference is the empty one."""
+        references, position = np.unique(
+            np.where(values.tag == REFERENCE, values.integer, 0), return_inverse=True
+        )
+        known = [plane.stat_metadata.get(i) if i > 0 else None for i in references.tolist()]
+        codes = [self.strings.code(text(each.name) if each else "") for each in known]
+        result = np.asarray(codes, np.int64)[position]
+        written = np.flatnonzero(values.tag == STRING)
+        if len(written):
+            texts = values.strings()
+            result[written] = [self.strings.code(text(texts[i])) for i in written.tolist()]
+        return result
+
+    def __len__(self) -> int:
+        return self._count
+
+    def codes(self, column: str) -> NDArray[np.int64]:
+        """Numbers into `strings` of a column of names, -1 where an event has none."""
+        cells = self._cells[column]
+        result = np.full(len(self), -1, np.int64)
+        if cells.rows:
+            result[np.concatenate(cells.rows)] = np.concatenate(cells.values)
+        return result
+
+    def categories(self) -> pl.Series:
+        """`strings` as one categorical series, to gather columns from."""
+        return pl.Series("strings", self.strings.values, pl.String).cast(pl.Categorical)
+
+    def frame(self) -> pl.DataFrame:
+        """Columns label, line_id, line, name, the times, and one per stat."""
+        counts = [line[4] for line in self._lines]
+        labels, ids, names, stamps = (
+            np.repeat(np.asarray([line[i] for line in self._lines], np.int64), counts)
+            for i in range(4)
+        )
+        empty = np.zeros(0, np.int64)
+        offsets, durations, codes = (
+            np.concatenate([empty, *parts])
+            for parts in (self._offsets, self._durations, self._names)
+        )
+        rest = offsets % 1000
+        strings = self.categories()
+        columns = {
+            "label": pl.Series(labels),
+            "line_id": pl.Series(ids),
+            "line": named(strings, names),
+            "name": named(strings, codes),
+            # Both ends are rounded down, so that neither order nor nesting nor touching changes.
+            "start": pl.Series(stamps + offsets // 1000),
+            "duration": pl.Series((rest + durations) // 1000),
+            "start_rest_ps": pl.Series(rest.astype(np.int16)),
+            "duration_ps": pl.Series(durations),
+        }
+        for column, stat in self._stats.items():
+            columns[column] = self._column(column, stat.dtype, strings)
+        return pl.DataFrame(columns)
+
+    def _column(self, column: str, dtype: pl.DataType, strings: pl.Series) -> pl.Series:
+        if dtype == pl.Categorical():
+            return named(strings, self.codes(column))
+        cells = self._cells[column]
+        rows = np.concatenate([np.zeros(0, np.int64), *cells.rows])
+        present = np.zeros(len(self), np.bool_)
+        present[rows] = True
+        values: NDArray[np.float64] | NDArray[np.int64] | NDArray[np.uint64]
+        if dtype == pl.Float64():
+            values = np.zeros(len(self), np.float64)
+            values[rows] = np.concatenate([np.zeros(0), *cells.reals])
+        else:
+            whole = np.zeros(len(self), np.int64)
+            whole[rows] = np.concatenate([np.zeros(0, np.int64), *cells.values])
+            values = whole.view(np.uint64) if dtype == pl.UInt64() else whole
+        return pl.select(pl.when(pl.Series(present)).then(pl.Series(values))).to_series()
+
+
+def named(strings: pl.Series, codes: NDArray[np.int64]) -> pl.Series:
+    """The strings behind codes; null for -1."""
+    positions = pl.Series(codes)
+    return strings.gather(pl.select(pl.when(positions >= 0).then(positions)).to_series())
+
+
+def _number(value: bytes) -> int:
+    """An id written as text, such as $$1; 0 for what is no number."""
+    digits = value.lstrip(b"$")
+    return int(digits) if digits.isdigit() and len(digits) < 19 else 0
+
+
+def stat_value(stat: XStat, plane: XPlane) -> int | float | str | bytes | None:
+    """The value of a single stat, whatever its type; for the few that planes carry themselves."""
+    kind = stat.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind == "ref_value":
+        metadata = plane.stat_metadata.get(stat.ref_value)
+        return text(metadata.name) if metadata is not None else None
+    value: int | float | bytes = getattr(stat, kind)
+    return text(value) if kind == "str_value" and isinstance(value, bytes) else value

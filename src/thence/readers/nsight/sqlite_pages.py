@@ -1,0 +1,484 @@
+"""Rows of an SQLite table as columns: the cells of many leaf pages decoded at once.
+
+A cell is the size of its record, the row's id, and the record: a header with the type of each value,
+then the values. The rows of one table have few different headers, so each of those is parsed once
+(`_Shapes`), and says for all rows that have it where each value lies and how long it is.
+Source: https://www.sqlite.org/fileformat2.html, sections 1.6 (cells) and 2.1 (records).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.readers.nsight.store import distinct
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64 = npt.NDArray[np.int64]
+    Uint64 = npt.NDArray[np.uint64]
+    import numpy.typing as npt
+
+__all__ = ["MAGIC", "Damaged", "PageFile", "Pages", "Records", "Unusual"]
+
+MAGIC = b"SQLite format 3\0"
+
+
+"""How every database begins."""
+
+
+_HEADER_BYTES = 100
+
+
+_UTF8 = 1
+
+
+_INTERIOR, _LEAF = 5, 13  # table b-tree pages; index pages hold tables WITHOUT ROWID
+
+
+_INTERIOR_HEADER, _LEAF_HEADER = 12, 8
+
+
+_MAX_DEPTH = 20  # BTCURSOR_MAX_DEPTH of SQLite
+
+
+_PADDING = 8  # so that eight bytes can be read at any place
+
+
+class Unusual(Exception):
+    """Something that SQLite itself had better read. Never leaves the package."""
+
+
+class Damaged(ValueError):
+    """What no database can be."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Some pages of one kind, one behind the other.
+
+    Attributes:
+        data: uint8 array: the pages, and a few bytes more.
+        size: bytes of one page.
+        usable: bytes of it that SQLite uses; the rest belongs to extensions.
+        cells: offset in data of every cell, page by page, in the order of the pages' keys.
+    """
+
+    data: npt.NDArray[np.uint8]
+    size: int
+    usable: int
+    cells: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PageFile:
+    """A database as pages.
+
+    Attributes:
+        path: of the file.
+        size: bytes of a page.
+        usable: bytes of a page that SQLite uses.
+        count: whole pages in the file.
+        utf8: whether texts are UTF-8.
+    """
+
+    path: Path
+    size: int
+    usable: int
+    count: int
+    utf8: bool
+
+    @classmethod
+    def of(cls, path: str | Path) -> PageFile:
+        """The pages of a file, by its header.
+
+        Raises:
+            Unusual: the header is none that SQLite writes.
+            OSError: the file cannot be read.
+        """
+        with Path(path).open("rb") as stream:
+            header = stream.read(_HEADER_BYTES)
+            length = stream.seek(0, 2)
+        if len(header) < _HEADER_BYTES or not header.startswith(MAGIC):
+            raise Unusual("no header")
+        size = int.from_bytes(header[16:18], "big")
+        size = 1 << 16 if size == 1 else size
+        usable = size - header[20]
+        if size < 512 or size & (size - 1) or usable < 480:
+            raise Unusual("page size")
+        utf8 = int.from_bytes(header[56:60], "big") == _UTF8
+        return cls(Path(path), size, usable, length // size, utf8)
+
+    def leaves(self, root: int) -> npt.NDArray[np.int64]:
+        """Numbers of the leaf pages below a table's root page, in the order of their rows.
+
+        Raises:
+            Damaged: a page is used twice.
+            Unusual: the tree is none of a table, or its pages are not in the file.
+            OSError: the file cannot be read.
+        """
+        level = np.array([root], np.int64)
+        seen = np.zeros(self.count + 1, np.bool_)
+        for _ in range(_MAX_DEPTH):
+            if level.min() < 2 or level.max() > self.count:
+                raise Unusual("page numbers")
+            if seen[level].any() or len(np.unique(level)) < len(level):
+                raise Damaged("some of its pages are used twice")
+            seen[level] = True
+            # All leaves are equally deep: the first page tells what the others are.
+            kind = self.read(level[:1], 0)[0]
+            if kind == _LEAF:
+                return level
+            if kind != _INTERIOR:
+                raise Unusual("no table")
+            level = self._children(level)
+        raise Unusual("too deep")
+
+    def read(
+        self, numbers: npt.NDArray[np.int64], padding: int = _PADDING
+    ) -> npt.NDArray[np.uint8]:
+        """Pages one behind the other, and some bytes more.
+
+        Args:
+            numbers: of the pages, from 1 to `count`.
+            padding: how many bytes more.
+
+        Raises:
+            Unusual: the file has become shorter.
+            OSError: it cannot be read.
+        """
+        data = np.zeros(len(numbers) * self.size + padding, np.uint8)
+        view = data.data
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1) != 1)
+        ends = np.append(starts[1:], len(numbers))
+        with self.path.open("rb", buffering=0) as stream:
+            for number, start, end in zip(
+                numbers[starts].tolist(), starts.tolist(), ends.tolist(), strict=True
+            ):
+                stream.seek((number - 1) * self.size)
+                part = view[start * self.size : end * self.size]
+                while part:
+                    got = stream.readinto(part)
+                    if not got:
+                        raise Unusual("end of file")
+                    part = part[got:]
+        return data
+
+    def leaf_pages(self, numbers: npt.NDArray[np.int64]) -> Pages:
+        """Leaf pages with the places of their cells.
+
+        Raises:
+            Unusual: one of them is no leaf, or its cells lie outside it.
+            OSError: they cannot be read.
+        """
+        data = self.read(numbers)
+        return Pages(data, self.size, self.usable, self._cells(data, len(numbers), _LEAF))
+
+    def _children(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Pages below interior pages: one in each cell, and the last in the page's header."""
+        data = self.read(numbers)
+        cells = self._cells(data, len(numbers), _INTERIOR)
+        pages = data[: len(numbers) * self.size].reshape(len(numbers), self.size)
+        counts = _uint16(pages, 3)
+        ends = np.cumsum(counts + 1) - 1
+        children = np.zeros(len(cells) + len(numbers), np.int64)
+        is_last = np.zeros(len(children), np.bool_)
+        is_last[ends] = True
+        number = np.ndarray(len(data) - 3, ">u4", data, strides=(1,))
+        children[~is_last] = number[cells]
+        children[is_last] = number[np.arange(len(numbers)) * self.size + 8]
+        return children
+
+    def _cells(self, data: npt.NDArray[np.uint8], pages: int, kind: int) -> npt.NDArray[np.int64]:
+        header = _LEAF_HEADER if kind == _LEAF else _INTERIOR_HEADER
+        table = data[: pages * self.size].reshape(pages, self.size)
+        counts = _uint16(table, 3)
+        most = int(counts.max(initial=0))
+        if (table[:, 0] != kind).any() or header + 2 * most > self.usable:
+            raise Unusual("page header")
+        offsets = table[:, header : header + 2 * most].view(">u2").astype(np.int64)
+        there = np.arange(most) < counts[:, None]
+        # The content begins behind the offsets; the smallest cell of either kind has four bytes.
+        low, high = header + 2 * counts[:, None], self.usable - 4
+        if (((offsets < low) | (offsets > high)) & there).any():
+            raise Unusual("cell offsets")
+        offsets += (np.arange(pages) * self.size)[:, None]
+        cells: npt.NDArray[np.int64] = offsets[there]
+        return cells
+
+
+def _uint16(pages: npt.NDArray[np.uint8], at: int) -> npt.NDArray[Any]:
+    return pages[:, at].astype(np.int64) << 8 | pages[:, at + 1]
+
+
+_NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
+
+
+_INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
+
+
+"""Bytes of a value by its type, where that is null or an integer."""
+
+
+_CONTINUED = np.uint64(0x8080808080808080)  # the bit of each byte that says: more of this number
+
+
+_GATHER = np.uint64(0x0102040810204080)  # times bits 0, 8, ... 56: the same bits in bits 56 to 63
+
+
+_MAX_HEADER = 127  # bytes; a longer one has a size of two bytes
+
+
+_MAX_TYPE_BYTES = 3  # values of up to a megabyte
+
+
+def _varint_lengths() -> tuple[Int64, Int64]:
+    """By the continuation bits of eight bytes, first byte highest: bytes of a number, of two numbers.
+
+    0 where they do not end within the eight.
+    """
+    first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    for bits in range(256):
+        ends = [at for at in range(8) if not bits >> (7 - at) & 1]
+        first[bits] = ends[0] + 1 if ends else 0
+        both[bits] = ends[1] + 1 if len(ends) > 1 else 0
+    return first, both
+
+
+_FIRST_LENGTH, _BOTH_LENGTHS = _varint_lengths()
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """The different headers of some records.
+
+    Attributes:
+        of: number of the header of each record.
+        types: of each header and column; null where the record is too short to have the column.
+        offsets: where each value begins, from the begin of the record.
+    """
+
+    of: npt.NDArray[np.intp]
+    types: Int64
+    offsets: Int64
+
+
+class Records:
+    """The rows of some pages.
+
+    Args:
+        pages: leaf pages of a table.
+        columns: how many columns to decode, from the first.
+
+    Raises:
+        Unusual: a record is damaged, very long, or its row has a very large number.
+    """
+
+    def __init__(self, pages: Pages, columns: int) -> None:
+        self._data = pages.data
+        # Eight bytes at any place, first byte highest.
+        self._words = np.ndarray(len(pages.data) - 7, ">u8", pages.data, strides=(1,))
+        self._begin, self._local = self._records(pages)
+        self._shapes = self._parsed(columns)
+        # Of each shape, how much of its shortest record is in the page.
+        self._shortest = np.full(len(self._shapes.types), pages.size, np.int64)
+        np.minimum.at(self._shortest, self._shapes.of, self._local)
+
+    def __len__(self) -> int:
+        return len(self._begin)
+
+    def integers(self, column: int) -> tuple[Int64, npt.NDArray[np.bool_] | None]:
+        """Values of a column, and which of them are null (None: none).
+
+        Raises:
+            Unusual: a value is no integer, or does not lie in the page.
+        """
+        shapes = self._shapes
+        types, offsets = shapes.types[:, column], shapes.offsets[:, column]
+        if (types >= len(_INTEGER_BYTES)).any():
+            raise Unusual("type")
+        size = _INTEGER_BYTES[types]
+        if (size < 0).any():
+            raise Unusual("type")
+        null = types == _NULL
+        nulls = null[shapes.of] if null.any() else None
+        constant = (types == _ONE).astype(np.int64)
+        if not size.any():
+            return constant[shapes.of], nulls
+        self._check(offsets + size)
+        # The eight bytes that end with the value; before it lie at least the page's own header.
+        at = np.take(offsets + size - 8, shapes.of)
+        at += self._begin
+        values = self._words[at].astype(np.int64)
+        surplus = np.where(size > 0, 64 - 8 * size, 0)
+        if (surplus == surplus[0]).all():
+            shift = surplus[0]
+            values <<= shift
+            values >>= shift
+        else:
+            shifts = np.take(surplus, shapes.of)
+            values <<= shifts
+            values >>= shifts
+        if not size.all():
+            values &= np.take(np.where(size > 0, -1, 0), shapes.of)
+            values += np.take(constant, shapes.of)
+        return values, nulls
+
+    def nulls(self, column: int) -> npt.NDArray[np.bool_]:
+        """Which rows have no value in a column."""
+        null: npt.NDArray[np.bool_] = self._shapes.types[:, column] == _NULL
+        return null[self._shapes.of]
+
+    def texts(self, column: int) -> tuple[npt.NDArray[np.intp], list[bytes]]:
+        """Values of a column of texts: the number of each row's, -1 where it is null, and the texts.
+
+        A text may be there several times, but far fewer times than rows have it.
+
+        Raises:
+            Unusual: a value is no text, or does not lie in the page.
+        """
+        shapes = self._shapes
+        types, offsets = shapes.types[:, column], shapes.offsets[:, column]
+        if ((types != _NULL) & ((types < _TEXT) | (types % 2 == 0))).any():
+            raise Unusual("type")
+        size = _bytes_of(types)
+        self._check(offsets + size)
+        length = np.take(np.where(types == _NULL, -1, size), shapes.of)
+        at = np.take(offsets, shapes.of)
+        at += self._begin
+        numbers = np.full(len(self), -1, np.intp)
+        texts: list[bytes] = []
+        # Texts that take equally many words of eight bytes are compared together.
+        count = (length + 7) // 8
+        for words in np.unique(count[length >= 0]).tolist():
+            rows = np.flatnonzero((count == words) & (length >= 0))
+            first, of = self._distinct_texts(at[rows], length[rows], words)
+            numbers[rows] = of + len(texts)
+            texts += [
+                self._data[begin : begin + size].tobytes()
+                for begin, size in zip(
+                    at[rows[first]].tolist(), length[rows[first]].tolist(), strict=True
+                )
+            ]
+        return numbers, texts
+
+    def _check(self, ends: Int64) -> None:
+        """Values must lie in the page.
+
+        Args:
+            ends: where they end in the record, by shape.
+        """
+        if (ends > self._shortest).any():
+            raise Unusual("beyond the page")
+
+    def _distinct_texts(
+        self, at: Int64, length: Int64, words: int
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
+        parts = [length.view(np.uint64)]
+        if words:
+            size = 8 * words
+            windows = np.ndarray(len(self._data) - size + 1, f"V{size}", self._data, strides=(1,))
+            table = windows[at].view(">u8").reshape(-1, words)
+            parts += [table[:, place].astype(np.uint64) for place in range(words)]
+            parts[-1] &= np.take(_KEPT, length - 8 * (words - 1))
+        return distinct(parts)
+
+    def _records(self, pages: Pages) -> tuple[Int64, Int64]:
+        """Where each record begins, and how many bytes of it are in the page."""
+        head = self._words[pages.cells].astype(np.uint64)
+        bits = (((head & _CONTINUED) >> np.uint64(7)) * _GATHER) >> np.uint64(56)
+        length = np.take(_FIRST_LENGTH, bits.view(np.int64))
+        begin = np.take(_BOTH_LENGTHS, bits.view(np.int64))
+        if len(begin) and (not begin.all() or length.max() > _MAX_TYPE_BYTES):
+            raise Unusual("long numbers")
+        begin += pages.cells
+        size = (head >> np.uint64(56)).view(np.int64)
+        longer = np.flatnonzero(length > 1)
+        size[longer] = _short_varint(self._data, pages.cells[longer])[0]
+        local = _local_bytes(size, pages.usable)
+        end = (pages.cells | (pages.size - 1)) + (1 - pages.size + pages.usable)
+        if (begin + local > end).any():
+            raise Unusual("beyond the page")
+        return begin, local
+
+    def _parsed(self, columns: int) -> _Shapes:
+        if not len(self):
+            nothing = np.zeros((0, columns), np.int64)
+            return _Shapes(np.zeros(0, np.intp), nothing, nothing)
+        header = self._data[self._begin].astype(np.int64)
+        if header.max() > _MAX_HEADER or header.min() < 1 or (header > self._local).any():
+            raise Unusual("header size")
+        first, of = distinct(self._header_words(header))
+        begin = self._begin[first]
+        end = begin + header[first]
+        at = begin + 1
+        offset = header[first].copy()
+        types = np.zeros((len(first), columns), np.int64)
+        offsets = np.zeros((len(first), columns), np.int64)
+        for column in range(columns):
+            there = at < end
+            kind, after = _short_varint(self._data, at)
+            at = np.where(there, after, at)
+            types[:, column] = np.where(there, kind, _NULL)
+            offsets[:, column] = offset
+            offset = offset + _bytes_of(types[:, column])
+        if (at > end).any():
+            raise Unusual("header")
+        return _Shapes(of.astype(np.intp), types, offsets)
+
+    def _header_words(self, header: Int64) -> list[Uint64]:
+        """The headers as numbers of eight bytes, what is not of the header as 0."""
+        longest, shortest = int(header.max()), int(header.min())
+        words = []
+        for place in range(0, longest, 8):
+            at = np.minimum(self._begin + place, len(self._words) - 1)
+            word = self._words[at].astype(np.uint64)
+            if shortest == longest:
+                word &= _KEPT[min(longest - place, 8)]
+            elif shortest < place + 8:
+                word &= np.take(_KEPT, np.clip(header - place, 0, 8))
+            words.append(word)
+        return words
+
+
+_KEPT = np.array([(1 << 64) - (1 << (64 - 8 * kept)) for kept in range(9)], np.uint64)
+
+
+"""Masks of the first bytes of a number of eight."""
+
+
+def _short_varint(data: npt.NDArray[np.uint8], at: Int64) -> tuple[Int64, Int64]:
+    """Numbers of up to three bytes, and where each ends.
+
+    Raises:
+        Unusual: one is longer.
+    """
+    last = len(data) - 1
+    one, two, three = (data[np.minimum(at + n, last)].astype(np.int64) for n in range(3))
+    more, most = one >= 128, (one >= 128) & (two >= 128)
+    if (most & (three >= 128)).any():
+        raise Unusual("long number")
+    value = np.where(more, (one & 127) << 7 | (two & 127), one)
+    value = np.where(most, value << 7 | three, value)
+    return value, at + 1 + more + most
+
+
+def _bytes_of(types: Int64) -> Int64:
+    """Bytes of values of any type."""
+    long = (types - 12) // 2
+    plain = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
+    return np.where(types >= 12, long, plain[np.minimum(types, 11)])
+
+
+def _local_bytes(size: Int64, usable: int) -> Int64:
+    """How much of a record is in its leaf page; the rest is in overflow pages."""
+    most = usable - 35
+    if size.max(initial=0) <= most:
+        return size
+    least = (usable - 12) * 32 // 255 - 23
+    kept = least + (size - least) % (usable - 4)
+    return np.where(size <= most, size, np.where(kept <= most, kept, least))

@@ -1,0 +1,1 @@
+"""GPU time of a single function."""

@@ -1,0 +1,165 @@
+"""How long a JAX function takes on the GPU, by CUDA events on XLA's own stream.
+
+The function is compiled as a whole between two foreign-function calls (`thence.timing.xla_ffi`).
+The first takes every array that the function is given and hands it on, so that nothing of the function
+can run before it; the second takes every result. Each puts an event on the stream that XLA's work is
+on. CUPTI is not involved, so other profilers may be at work.
+
+What stands between the events is the function's operations and the gaps between them. Before the first
+event XLA copies the arguments, which nobody may overwrite, and the GPU is kept busy for a moment
+(`thence.timing.spin_kernel`): as long as launching a program takes, for a JAX program is launched as a
+whole, and the host is usually ahead by several.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thence.errors import UsageError
+from thence.recorder.cuda_events import Event, elapsed_ms, load_driver
+from thence.timing import xla_ffi
+from thence.timing.compiled_jax import Compiled, check_gpu, check_one_gpu
+from thence.timing.spin_kernel import HeadStart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["EventTimer"]
+
+_HEAD_START_NS = 1_000_000
+"""Launching some hundred kernels, or a few CUDA graphs of any size."""
+_PLATFORM = "CUDA"
+_START = "thence_event_before"
+_END = "thence_event_after"
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """The two foreign functions, as XLA knows them until the process ends, and their events."""
+
+    driver: Any
+    start: Event
+    end: Event
+    kept: tuple[Any, ...]  # the C functions
+    in_use: threading.Lock
+
+
+class EventTimer:
+    """Runs one JAX function between two CUDA events.
+
+    Raises:
+        UsageError: the function was compiled ahead of time, so that nothing can be put around it.
+    """
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
+
+        if isinstance(f, jax.stages.Compiled):
+            raise UsageError(
+                "mode='events' compiles the function together with its events, and this one is compiled "
+                "already: pass the jitted function, or use mode='cupti'"
+            )
+        self._compiled = Compiled(f, _before, _after)
+
+    def run(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], iterations: int
+    ) -> tuple[Any, list[float]]:
+        """Outputs of the last run, and the milliseconds of each; one more run goes before, untimed.
+
+        Raises:
+            UsageError: there is no array among the arguments or outputs, or on several devices.
+            MissingRequirement: no NVIDIA GPU.
+        """
+        import jax
+
+        arguments = self._compiled.arguments(args, kwargs)
+        if not arguments.arrays:
+            raise UsageError(
+                "mode='events' needs an array among the arguments of a JAX function, for the first event "
+                "to come before all that depends on it: pass one, or use mode='cupti'"
+            )
+        check_gpu(arguments.arrays)
+        check_one_gpu(arguments.arrays)
+        marks = _marks(_PLATFORM)
+        with marks.in_use:
+            outputs = jax.block_until_ready(self._compiled(arguments))
+            check_one_gpu(outputs)
+            times = []
+            for _ in range(iterations):
+                outputs = jax.block_until_ready(self._compiled(arguments))
+                times.append(elapsed_ms(marks.driver, marks.start, marks.end))
+        return outputs, times
+
+
+@functools.cache
+def _marks(platform: str) -> _Marks:
+    """Registers the foreign functions with XLA: once in a process, since XLA never forgets them."""
+    import jax
+
+    driver = load_driver()
+    start, end, head_start = Event(driver), Event(driver), HeadStart(driver)
+
+    def begin(stream: int) -> None:
+        head_start.hold(stream, _HEAD_START_NS)
+        start.record(stream)
+
+    functions = xla_ffi.handler(begin), xla_ffi.handler(end.record)
+    for name, function in zip((_START, _END), functions, strict=True):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform=platform)
+    return _Marks(driver, start, end, functions, threading.Lock())
+
+
+def _before(arrays: list[Any]) -> list[Any]:
+    return _through(_START, arrays)
+
+
+def _after(arrays: list[Any]) -> list[Any]:
+    if not arrays:
+        raise UsageError(
+            "mode='events' needs an array among the outputs of a JAX function: XLA leaves out what "
+            "nobody asks for, and the last event comes after the outputs. Return what it computes"
+        )
+    return _through(_END, arrays)
+
+
+def _through(target: str, arrays: list[Any]) -> list[Any]:
+    """The arrays, unchanged, as outputs of a foreign call that has them as inputs."""
+    import jax
+    import jax.numpy as jnp  # type: ignore[import-not-found,unused-ignore]  # likewise
+
+    # The same array twice in one aliasing call would make XLA copy it, and the copy would be timed.
+    places = {id(array): array for array in arrays}
+    plain = [_plain(jnp.asarray(array)) for array in places.values()]
+    call = jax.ffi.ffi_call(
+        target,
+        [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in plain],
+        has_side_effect=True,
+        input_output_aliases={i: i for i in range(len(plain))},
+    )
+    passed = dict(zip(places, call(*plain), strict=True))
+    return [_like(array, passed[id(array)]) for array in arrays]
+
+
+def _plain(array: Any) -> Any:
+    """Random keys as the integers that they are made of: no foreign function takes keys."""
+    import jax
+
+    return jax.random.key_data(array) if _is_key(array) else array
+
+
+def _like(array: Any, passed: Any) -> Any:
+    import jax
+
+    if not _is_key(array):
+        return passed
+    return jax.random.wrap_key_data(passed, impl=jax.random.key_impl(array))
+
+
+def _is_key(array: Any) -> bool:
+    import jax
+
+    dtype = getattr(array, "dtype", None)
+    return dtype is not None and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))

@@ -1,0 +1,1 @@
+"""Flame graphs as folded stacks and speedscope documents."""

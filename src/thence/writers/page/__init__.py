@@ -1,0 +1,1 @@
+"""Results as self-contained HTML pages and Plotly figures."""

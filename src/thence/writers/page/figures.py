@@ -1,0 +1,82 @@
+"""What all figures share: colours, axes, texts of a trace made safe.
+
+Plotly is imported when a figure is made. Plotly shows texts as simple HTML, so every text of a trace is
+escaped by `shown`; none is ever part of a template.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from thence.errors import MissingRequirement
+from thence.model.kernel_names import clip
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import plotly.graph_objects as go
+
+__all__ = ["PALETTE", "ROW_PX", "distinct", "new_figure", "shown", "stream_name"]
+
+PALETTE = (
+    "#4878a8", "#d9833f", "#58a08a", "#b0697f", "#8a7fb5", "#c2a545", "#7d8a97", "#6fa8c9",
+)  # fmt: skip
+"""Colours that keep their contrast on light and dark ground."""
+ROW_PX = 22
+"""Height of a horizontal bar with its gap."""
+
+_INK = "#6b7683"
+_GRID = "rgba(128, 138, 150, 0.22)"
+_NAME = 48
+_FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+
+
+def shown(text: str, width: int = _NAME) -> str:
+    """A text of a trace as Plotly may have it: clipped, without control characters, escaped."""
+    return escape(printable(clip(text, width)))
+
+
+def stream_name(rank: int, device: int, stream: int | None) -> str:
+    """A stream as text; None where the trace does not say which it is."""
+    return f"rank {rank} GPU {device}: " + ("all streams" if stream is None else f"stream {stream}")
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Escaped names that fit beside an axis, different where the names are: equal ones would share a bar."""
+    taken: dict[str, int] = {}
+    result = []
+    for name in names:
+        text = shown(name)
+        taken[text] = taken.get(text, 0) + 1
+        result.append(text if taken[text] == 1 else f"{text} ({taken[text]})")
+    return result
+
+
+def new_figure(**layout: Any) -> go.Figure:
+    """An empty figure in the style of all others.
+
+    Raises:
+        MissingRequirement: Plotly is not installed.
+    """
+    try:
+        import plotly.graph_objects as go
+    except ImportError:
+        raise MissingRequirement(
+            "figures and HTML reports need Plotly, which is not installed: pip install 'thence[report]'"
+        ) from None
+    axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "automargin": True}
+    return go.Figure(
+        layout={
+            "template": {"layout": {"xaxis": axis, "yaxis": axis}},
+            "font": {"color": _INK, "size": 12, "family": _FONT},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "margin": {"l": 8, "r": 16, "t": 34, "b": 40},
+            "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+            "hoverlabel": {"align": "left"},
+            "colorway": list(PALETTE),
+            **layout,
+        }
+    )  # fmt: skip

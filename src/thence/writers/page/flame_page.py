@@ -1,0 +1,85 @@
+"""A flame graph as one HTML page that needs nothing else: no server, no network, no other file.
+
+Names come from traces and may hold anything. They are in the page as JSON in which every character
+that could end the script element is escaped, and the page shows them as text alone.
+"""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from thence.model.places import KINDS
+from thence.units import format_count, format_ns, format_share
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from thence.analysis.flame import Flame
+
+__all__ = ["MOST_NODES", "flame_html"]
+
+MOST_NODES = 20_000
+"""Frames of a page; smaller ones are put together, which the page says."""
+
+_LONGEST_FULL_NAME = 2000
+_OF_FILES = ("source", "stack")
+_TITLES = {kind.name: kind.heading or kind.name for kind in KINDS} | {"source": "source stack"}
+_ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
+
+
+def flame_html(flame: Flame) -> str:
+    """The page of a flame graph.
+
+    Args:
+        flame: with any number of frames; the largest `MOST_NODES` are shown apart.
+    """
+    shown = flame.largest(MOST_NODES)
+    title = f"GPU time by {_TITLES[flame.by]}"
+    inputs = ", ".join(printable(name) for name in flame.meta.inputs)
+    text = json.dumps(_data(shown, title, inputs), separators=(",", ":"))  # ASCII: U+2028 escaped
+    template = resources.files("thence.writers.page") / "templates" / "flame.html"
+    before, _, rest = template.read_text("utf-8").partition("{{title}}")
+    middle, _, after = rest.partition("{{data}}")
+    heading = escape(f"{title} - {inputs}")
+    return "".join((before, heading, middle, text.translate(_ESCAPES), after))
+
+
+def _data(flame: Flame, title: str, inputs: str) -> dict[str, Any]:
+    nodes = flame.nodes
+    full_names = [name and name[:_LONGEST_FULL_NAME] for name in nodes["full_name"]]
+    texts = dict.fromkeys([*nodes["name"], *(name for name in full_names if name is not None)])
+    strings = {text: i for i, text in enumerate(texts)}
+    kinds = nodes["kind"].unique(maintain_order=True).to_list()
+    return {
+        "title": title,
+        "inputs": inputs,
+        "facts": _facts(flame),
+        "notes": [*flame.notes, *(f"warning: {printable(text)}" for text in flame.meta.warnings)],
+        "files": flame.by in _OF_FILES,
+        "strings": list(strings),
+        "kinds": kinds,
+        "parent": nodes["parent"].fill_null(-1).to_list(),
+        "name": [strings[name] for name in nodes["name"]],
+        "full": [-1 if name is None else strings[name] for name in full_names],
+        "kind": [kinds.index(kind) for kind in nodes["kind"]],
+        "total": nodes["total_ns"].to_list(),
+        "count": nodes["count"].to_list(),
+        "forward": nodes["forward_ns"].to_list(),
+        "backward": nodes["backward_ns"].to_list(),
+    }
+
+
+def _facts(flame: Flame) -> list[tuple[str, str]]:
+    ranks = ", ".join(map(str, flame.ranks)) if len(flame.ranks) == 1 else len(flame.ranks)
+    busy = f"{format_ns(flame.busy_ns)} ({format_share(flame.busy_ns, flame.span_ns)})"
+    return [
+        ("rank" if len(flame.ranks) == 1 else "ranks", str(ranks)),
+        ("GPUs", format_count(flame.devices)),
+        ("span", format_ns(flame.span_ns)),
+        ("busy", busy),
+        ("idle", format_ns(flame.span_ns - flame.busy_ns)),
+        ("sum of durations", format_ns(flame.sum_ns)),
+        ("frames", format_count(flame.nodes.height)),
+    ]

@@ -1,0 +1,166 @@
+"""Result frames as the tables of the HTML report: columns with kinds, rows of plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.units import format_count, format_ns, format_share
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.summary import Summary
+
+__all__ = [
+    "COMPILE_FIELDS",
+    "MOST_NAME",
+    "MOST_ROWS",
+    "PROGRAM_FIELDS",
+    "SIZE_FIELDS",
+    "SPREAD_FIELDS",
+    "STRAGGLER_FIELDS",
+    "STREAM_FIELDS",
+    "Field",
+    "frame_data",
+    "summary_data",
+]
+
+MOST_ROWS = 500
+"""Rows of one table; smaller ones are counted."""
+MOST_NAME = 400
+"""Characters of one text."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a table.
+
+    Attributes:
+        column: of the frame.
+        title: heading.
+        kind: text, count, ns, share, bytes, gbps or number: how a value is shown.
+        bar: whether a bar shows its size beside it.
+    """
+
+    column: str
+    title: str
+    kind: str
+    bar: bool = False
+
+
+# The columns of each table.
+STREAM_FIELDS = (
+    Field("rank", "rank", "count"),
+    Field("device", "GPU", "count"),
+    Field("stream", "stream", "count"),
+    Field("busy_ns", "busy", "ns", bar=True),
+    Field("concurrent_ns", "with another busy", "ns"),
+)
+SIZE_FIELDS = (
+    Field("collective", "collective", "text"),
+    Field("bytes", "size", "bytes"),
+    Field("group_size", "group", "count"),
+    Field("count", "count", "count"),
+    Field("bus_gbps_mean", "bus GB/s", "gbps", bar=True),
+    Field("bus_gbps_max", "best", "gbps"),
+    Field("algorithm_gbps_mean", "algorithm GB/s", "gbps"),
+    Field("exposed_ns", "exposed", "ns"),
+    Field("hidden_ns", "hidden", "ns"),
+    Field("wait_ns_mean", "mean wait", "ns"),
+    Field("wait_ns_max", "longest", "ns"),
+)
+STRAGGLER_FIELDS = (
+    Field("rank", "rank", "count"),
+    Field("instances", "collectives", "count"),
+    Field("last", "last to start", "count"),
+    Field("caused_ns", "wait caused", "ns", bar=True),
+    Field("late_ns_mean", "mean lateness", "ns"),
+    Field("late_ns_max", "largest", "ns"),
+)
+PROGRAM_FIELDS = (
+    Field("name", "program", "text"),
+    Field("executions", "runs", "count"),
+    Field("gpu_ns_total", "GPU total", "ns", bar=True),
+    Field("gpu_ns_mean", "mean", "ns"),
+    Field("gpu_ns_std", "std", "ns"),
+    Field("idle_inside_ns", "idle inside", "ns"),
+    Field("idle_before_ns", "idle before", "ns"),
+    Field("launch_latency_ns_mean", "launch latency", "ns"),
+)
+COMPILE_FIELDS = (
+    Field("name", "phase", "text"),
+    Field("count", "ranges", "count"),
+    Field("self_ns", "wall time", "ns", bar=True),
+    Field("share", "share", "share"),
+    Field("total_ns", "with phases inside", "ns"),
+)
+SPREAD_FIELDS = (
+    Field("operation", "computation", "text"),
+    Field("program", "program", "text"),
+    Field("count", "count", "count"),
+    Field("mean_ns", "mean", "ns"),
+    Field("std_ns", "std", "ns"),
+    Field("spread", "spread", "share", bar=True),
+)
+
+
+def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> dict[str, Any]:
+    """A table of the page as JSON values.
+
+    Args:
+        frame: in the order in which it is to be shown.
+        fields: its columns that are shown.
+        note: one sentence below it.
+    """
+    shown = frame.head(MOST_ROWS)
+    hidden = frame.height - shown.height
+    notes = [note] if note else []
+    if hidden:
+        notes.append(f"{format_count(hidden)} more rows are not in this page")
+    return {
+        "columns": [{"title": f.title, "kind": f.kind, "bar": f.bar} for f in fields],
+        "rows": [
+            list(row)
+            for row in zip(*(_values(shown[f.column], f.kind) for f in fields), strict=True)
+        ],
+        "note": "; ".join(notes),
+    }
+
+
+def summary_data(summary: Summary) -> dict[str, Any]:
+    """GPU time by something as a table; the full names of kernels beside their short ones."""
+    backward = bool(summary.rows["backward_ns"].max()) and summary.by != "phase"
+    fields = (
+        Field("short_name", summary.by, "text"),
+        Field("count", "count", "count"),
+        Field("total_ns", "total", "ns", bar=True),
+        Field("share", "share", "share"),
+        Field("mean_ns", "mean", "ns"),
+        *((Field("backward_ns", "backward", "ns"),) if backward else ()),
+    )
+    left = summary.rows.slice(MOST_ROWS)
+    rest = int(left["total_ns"].sum())
+    note = (
+        f"the rest takes {format_ns(rest)} ({format_share(rest, summary.sum_ns)})" if rest else ""
+    )
+    data = frame_data(summary.rows, fields, note)
+    full = summary.rows.head(MOST_ROWS)
+    if summary.by == "kernel":
+        data["full"] = _values(full["name"], "text")
+    data["muted"] = [not attributed for attributed in full["attributed"]]
+    return data
+
+
+def _values(column: pl.Series, kind: str) -> list[Any]:
+    if kind == "text":
+        texts = column.cast(pl.String).to_list()
+        return [None if text is None else printable(text[:MOST_NAME]) for text in texts]
+    if column.dtype.is_float():
+        column = column.round_sig_figs(6)
+        finite = column.is_finite().fill_null(value=False)
+        return [value if ok else None for value, ok in zip(column, finite, strict=True)]
+    return column.to_list()

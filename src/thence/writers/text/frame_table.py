@@ -1,0 +1,71 @@
+"""Any result frame as a table for people: the unit in a column's name decides how it is shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from thence.units import format_bytes, format_count, format_ns, format_share
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import polars as pl
+
+__all__ = ["frame_table"]
+
+_TEXT_WIDTH = 40
+"""Most columns that a text takes; longer ones continue on the next line."""
+
+_UNITS: dict[str, Callable[[float], str]] = {
+    "_ns": format_ns,
+    "duration": format_ns,
+    "_ms": lambda value: format_ns(value * 1e6),
+    "bytes": format_bytes,
+    "share": lambda value: format_share(value, 1),
+}
+"""How a number is shown, by what the name of its column contains."""
+
+
+def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) -> Table:
+    """One line per row; numbers to the right, times, sizes and shares in readable units.
+
+    Args:
+        frame: columns with ``_ns`` in the name or called ``duration`` are ns, ``_ms`` ms, ``bytes``
+            bytes, ``share`` a fraction.
+        headings: the columns that may be shown, the most important first, with their headings.
+        width: columns of the terminal; what does not fit is left out, from the end.
+    """
+    cells = {column: [_shown(column, value) for value in frame[column]] for column in headings}
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    shown, left = [], width
+    for column, heading in headings.items():
+        needed = max(map(len, [heading, *cells[column]]))
+        numeric = frame.schema[column].is_numeric()
+        if numeric and needed > left:
+            break
+        if numeric:
+            table.add_column(escape(heading), justify="right", no_wrap=True)
+        else:
+            needed = min(needed, max(_TEXT_WIDTH, len(heading)))
+            table.add_column(escape(heading), width=needed, overflow="fold")
+        shown.append(column)
+        left -= needed + 2
+    for row in zip(*(cells[column] for column in shown), strict=True):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _shown(column: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return printable(str(value))
+    for mark, show in _UNITS.items():
+        if mark in column:
+            return show(value)
+    return f"{value:,.2f}" if isinstance(value, float) else format_count(value)

@@ -1,0 +1,46 @@
+"""Summaries of in-kernel profiles as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thence.units import format_count, format_ns, format_share
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from thence.analysis.inside_summary import InsideSummary
+
+__all__ = ["HEADINGS", "inside_lines"]
+
+HEADINGS = {
+    "name": "range",
+    "count": "count",
+    "total_ns": "total",
+    "share": "share",
+    "mean_ns": "mean",
+    "p50_ns": "p50",
+    "p90_ns": "p90",
+    "p99_ns": "p99",
+    "sm_low_ns": "SM low",
+    "sm_high_ns": "SM high",
+    "unclosed": "unclosed",
+}
+"""Columns of `InsideSummary.rows` that are shown, the most important first."""
+
+
+def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
+    """What a launch was, for above the table of its ranges, and how it was spread, for below."""
+    kernel = f"{summary.kernel}: " if summary.kernel else ""
+    head = (
+        f"{path}: {kernel}{format_count(summary.traces)} traces of {format_count(summary.blocks)}"
+        f" blocks, {format_ns(summary.span_ns)} from the first start to the last end"
+    )
+    below = f"blocks began within {format_ns(summary.start_spread_ns)}, {summary.waves:.2f} waves"
+    if not summary.sms.is_empty():
+        idle = "" if summary.idle_sms is None else f", {summary.idle_sms} ran nothing"
+        below += (
+            f"; {summary.sms.height} SMs ran something{idle}; tail {format_ns(summary.tail_ns)},"
+            f" {format_share(summary.tail_idle, 1)} of it idle; busiest SM"
+            f" {summary.imbalance:.2f} times the mean"
+        )
+    return printable(head), below

@@ -1,0 +1,211 @@
+"""A summary as tables for a terminal of 80 columns or more."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from thence.model.kernel_names import clip
+from thence.model.places import KINDS
+from thence.units import format_bytes, format_count, format_ns, format_share
+from thence.writers.text.frame_table import frame_table
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from thence.analysis.summary import Summary
+    from thence.model.tables import Device
+
+__all__ = ["attribution_table", "details_table", "heading", "row_table", "summary_table"]
+
+_HEADINGS = {kind.name: kind.heading or kind.name for kind in KINDS}
+_OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
+_MOST_REASONS = 8
+_KINDS_WIDTH = 30
+_NAME_WIDTH = 96
+_BAR_WIDTH = 8
+_WIDE = 100
+_LONGEST_PATH = 48
+
+
+def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
+    """What ``thence report`` shows.
+
+    Args:
+        summary: to be shown.
+        top: how many rows at most.
+        width: columns of the terminal.
+    """
+    warnings = [Text(f"warning: {printable(text)}", "yellow") for text in summary.meta.warnings]
+    parts = (
+        heading(summary),
+        "",
+        row_table(summary, top, width),
+        "",
+        attribution_table(summary),
+        *(Text(printable(note), "dim") for note in summary.meta.notes),
+        *warnings,
+    )
+    return Group(*parts)
+
+
+def heading(summary: Summary) -> RenderableType:
+    """What was read, and its totals."""
+    inputs = summary.meta.inputs
+    first = inputs[0] if len(inputs[0]) <= _LONGEST_PATH else PurePath(inputs[0]).name
+    title = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
+    formats = ", ".join(dict.fromkeys(summary.meta.formats))
+    numbers = Table.grid(padding=(0, 3))
+    numbers.add_row(
+        *(
+            Text.assemble((f"{name} ", "dim"), (value, "bold"))
+            for name, value in (
+                ("span", format_ns(summary.span_ns)),
+                (
+                    "busy",
+                    f"{format_ns(summary.busy_ns)} ({format_share(summary.busy_ns, summary.span_ns)})",
+                ),
+                ("idle", format_ns(summary.idle_ns)),
+                ("sum", format_ns(summary.sum_ns)),
+            )
+        )
+    )
+    counts = ", ".join(
+        _counted(kind, n, summary.kind_ns[kind]) for kind, n in summary.counts.items() if n
+    )
+    where = f"{_plural(summary.ranks, 'rank')}, {_plural(summary.devices, 'GPU')}{_models(summary.meta.devices)}"
+    return Group(
+        Text.assemble((printable(title), "bold"), (f"   {formats}", "dim"), overflow="fold"),
+        *(
+            [Text(printable(f"selected: {summary.selection}"), "yellow")]
+            if summary.selection
+            else []
+        ),
+        Text(f"{where}, {_plural(summary.streams, 'stream')}"),
+        Text(counts),
+        numbers,
+    )
+
+
+def details_table(summary: Summary, width: int) -> RenderableType:
+    """Why single CUDA graphs could not be told, a line for each sentence."""
+    headings = {
+        "text": "CUDA graphs that could not be told",
+        "count": "activities",
+        "total_ns": "total",
+    }
+    return frame_table(summary.details, headings, width)
+
+
+def _models(devices: Iterable[Device]) -> str:
+    names = sorted({device.name for device in devices if device.name})
+    memory = {device.memory_bytes for device in devices}
+    if not names:
+        return ""
+    size = memory.pop() if len(memory) == 1 else None
+    return f" ({', '.join(names)}{', ' + format_bytes(size) if size else ''})"
+
+
+_WORDS = {
+    "kernel": ("kernel", "kernels"),
+    "memcpy": ("copy", "copies"),
+    "memset": ("set", "sets"),
+    "thunk": ("thunk", "thunks"),
+}
+
+
+def _counted(kind: str, count: int, total_ns: int) -> str:
+    word = _WORDS[kind][count != 1]
+    return f"{format_count(count)} {word} {format_ns(total_ns)}"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{format_count(count)} {word}{'' if count == 1 else 's'}"
+
+
+def row_table(summary: Summary, top: int, width: int) -> RenderableType:
+    """GPU time by kernel, label or whatever the summary is by, and a line for what is not shown."""
+    shown = _shown_columns(summary, width)
+    used = sum(columns + 2 for columns in shown.values())
+    name_width = max(16, min(width - used - 2, _NAME_WIDTH))
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
+    table.add_column(f"GPU time by {_HEADINGS[summary.by]}", width=name_width, overflow="fold")
+    for column, columns in shown.items():
+        justify = "left" if column == "" else "right"
+        table.add_column(column, justify=justify, min_width=columns, no_wrap=True)  # type: ignore[arg-type]
+    largest = max([*summary.rows["share"].head(1), 1e-12])
+    for row in summary.rows.head(top).iter_rows(named=True):
+        values: dict[str, RenderableType] = {
+            "count": format_count(row["count"]),
+            "total": format_ns(row["total_ns"]),
+            "mean": format_ns(row["mean_ns"]),
+            "backward": format_ns(row["backward_ns"]) if row["backward_ns"] else "-",
+            "share": format_share(row["total_ns"], summary.sum_ns),
+            "": Text(_bar(row["share"] / largest), "cyan"),
+        }
+        name = Text(
+            printable(clip(row["short_name"], 2 * name_width)),
+            "dim italic" if row["reason"] else "",
+        )
+        table.add_row(name, *(values[column] for column in shown))
+    hidden = summary.rows.height - top
+    if hidden <= 0:
+        return table
+    rest = int(summary.rows["total_ns"].slice(top).sum())
+    share = format_share(rest, summary.sum_ns)
+    more = f"... {format_count(hidden)} more, {format_ns(rest)} ({share}); --top {summary.rows.height} shows all"
+    return Group(table, Text(more, "dim"))
+
+
+def _shown_columns(summary: Summary, width: int) -> dict[str, int]:
+    """Columns beside the name, with their widths: as many as leave room for the name."""
+    by_place = summary.by not in (*_OF_ACTIVITIES, "phase")
+    backward = by_place and bool(summary.rows["backward_ns"].max())
+    wide = width >= _WIDE
+    return {
+        "count": max(5, len(format_count(sum(summary.counts.values())))),
+        "total": 8,
+        **({"mean": 8} if wide or not backward else {}),
+        **({"backward": 8} if backward else {}),
+        "share": 7,
+        **({"": _BAR_WIDTH} if wide else {}),
+    }
+
+
+def _bar(fraction: float) -> str:
+    eighths = round(fraction * _BAR_WIDTH * 8)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def attribution_table(summary: Summary) -> RenderableType:
+    """What share of the GPU time could be attributed, and why the rest could not: each reason once."""
+    shares = Table.grid(padding=(0, 2, 0, 0))
+    shares.add_column(no_wrap=True)
+    shares.add_column(justify="right", no_wrap=True)
+    for kind, attributed in summary.attributed_ns.items():
+        shares.add_row(kind, format_share(attributed, summary.sum_ns))
+    parts: list[RenderableType] = [Text("attributed GPU time", "bold"), shares]
+    reasons = summary.reasons()
+    if reasons:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(max_width=_KINDS_WIDTH)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(style="dim")
+        for kinds, least_ns, reason in reasons[:_MOST_REASONS]:
+            share = format_share(reason.total_ns, summary.sum_ns)
+            if least_ns != reason.total_ns:
+                share = f"up to {share}"
+            table.add_row(", ".join(kinds), share, escape(printable(str(reason))))
+        parts += [Text("the rest, and why", "bold"), table]
+    hidden = len(reasons) - _MOST_REASONS
+    if hidden > 0:
+        parts.append(Text(f"... {_plural(hidden, 'more reason')}; --format json holds all", "dim"))
+    return Group(*parts)

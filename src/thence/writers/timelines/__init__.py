@@ -1,0 +1,1 @@
+"""Timelines as files for viewers: Perfetto, Chrome JSON, Parquet."""

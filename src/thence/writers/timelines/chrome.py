@@ -1,0 +1,362 @@
+"""A timeline as Chrome JSON, laid out as torch.profiler (Kineto) writes it.
+
+HTA, TensorBoard, chrome://tracing and thence itself read it. Reading it back gives equal tables for
+what came in as Kineto: categories and argument names are those of pytorch/kineto
+(libkineto/src/output_json.cpp), times are microseconds with three decimals, made without a float.
+Several ranks go into one file with a tag before each process id, ``[rank 01] 5176``, as merged
+traces have it.
+"""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from thence.model.places import GRAPH_LABELS, STATED
+from thence.writers.timelines.chrome_inside import inside_lines
+from thence.writers.timelines.label_arguments import (
+    annotations_of,
+    collective_arguments,
+    graph_arguments,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from thence.model.timeline import Timeline
+
+__all__ = ["write_chrome"]
+
+_CHUNK_ROWS = 100_000
+_GPU_CATEGORIES = {
+    "kernel": "kernel",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "thunk": "kernel",
+}
+_HOST_CATEGORIES = {
+    "step": "user_annotation",
+    "module": "python_function",
+    "python": "python_function",
+    "range": "user_annotation",
+    "framework": "user_annotation",
+    "op": "cpu_op",
+    "compile": "user_annotation",
+    "runtime": "cuda_runtime",
+    "driver": "cuda_driver",
+    "overhead": "overhead",
+}
+_GPU_NUMBERS = {
+    "device": "device",
+    "stream": "stream",
+    "correlation": "correlation",
+    "external": "External id",
+    "bytes": "bytes",
+    "registers": "registers per thread",
+    "shared_memory": "shared memory",
+    "graph": "graph id",
+    "node": "graph node id",
+}
+_HOST_NUMBERS = {
+    "external": "External id",
+    "correlation": "correlation",
+    "sequence": "Sequence number",
+}
+_PLACES = (*(kind for kind in STATED if kind in GRAPH_LABELS), "lane")
+_FIRST_DEVICE_SORT_INDEX = 5_000_000  # Kineto's, so that devices come after processes
+_IN_GROUPS = ("backend", "world_size", "nccl_version")
+
+
+def write_chrome(
+    timeline: Timeline,
+    stream: IO[bytes],
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> None:
+    """Writes a timeline as Chrome JSON.
+
+    Args:
+        timeline: to be written; counters and lanes have no place in this format.
+        stream: binary; not closed.
+        progress: called with how many rows are written, and how many there are.
+    """
+    trace = timeline.trace
+    total = sum([trace.host.height, trace.gpu.height, *(p.ranges.height for p in timeline.inside)])
+    head = msgspec.json.encode(_metadata(timeline))
+    stream.write(head[:-1] + b',\n"traceEvents": [')
+    before = b"\n"
+    done = 0
+    for rows, lines in _events(timeline):
+        if len(lines):
+            stream.write(before + lines.str.join(",\n")[0].encode())
+            before = b",\n"
+        done += rows
+        progress(done, total)
+    stream.write(b"\n]}\n")
+
+
+def _metadata(timeline: Timeline) -> dict[str, Any]:
+    """The top-level keys that Kineto writes, as far as they are known; ours under ``thence``."""
+    meta = timeline.trace.meta
+    facts: dict[str, Any] = {}
+    for of_input in reversed(meta.facts):
+        facts |= of_input
+    found: dict[str, Any] = {"schemaVersion": 1}
+    found |= {key: value for key, value in facts.items() if key not in _IN_GROUPS}
+    found["deviceProperties"] = _devices(timeline)
+    group: dict[str, Any] = {key: facts[key] for key in _IN_GROUPS if key in facts}
+    ranks = timeline.trace.ranks
+    if len(ranks) == 1 and (group or ranks[0]):
+        group["rank"] = ranks[0]
+    if meta.process_groups:
+        names = {"name": "pg_name", "description": "pg_desc", "size": "pg_size", "ranks": "ranks"}
+        # Every rank describes the groups that it is in; equal descriptions are written once.
+        distinct = {repr(g): g for g in meta.process_groups}.values()
+        group["pg_config"] = [{names.get(k, k): v for k, v in g.items()} for g in distinct]
+    if group:
+        found["distributedInfo"] = group
+    found["displayTimeUnit"] = "ms"
+    if meta.epoch_ns is not None:
+        found["baseTimeNanoseconds"] = meta.epoch_ns
+    found["thence"] = {
+        "inputs": meta.inputs,
+        "clock_corrections_ns": {str(rank): ns for rank, ns in timeline.corrections.items()},
+        "clocks": list(timeline.notes),
+        "warnings": meta.warnings,
+    }
+    return found
+
+
+def _devices(timeline: Timeline) -> list[dict[str, Any]]:
+    described: dict[int, dict[str, Any]] = {}
+    for device in timeline.trace.meta.devices:
+        major, _, minor = (device.compute_capability or "").partition(".")
+        values = {
+            "id": device.device,
+            "name": device.name,
+            "totalGlobalMem": device.memory_bytes,
+            "computeMajor": int(major) if major.isdigit() else None,
+            "computeMinor": int(minor) if minor.isdigit() else None,
+            "numSms": device.multiprocessors,
+        }
+        known = {key: value for key, value in values.items() if value is not None}
+        described.setdefault(device.device, known)
+    return list(described.values())
+
+
+def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
+    """Rows done and lines of JSON, in the order of the tables: equal times keep theirs when read."""
+    yield 0, _named_lanes(timeline)
+    of_host = _described(timeline, "host")
+    for frame in timeline.trace.host.with_row_index("row").iter_slices(_CHUNK_ROWS):
+        yield frame.height, _host_lines(frame, timeline, of_host)
+    of_gpu = _described(timeline, "gpu")
+    numbered = timeline.trace.gpu.with_row_index("row").hstack(
+        timeline.trace.places.select(*_PLACES, "launch", "metadata")
+    )
+    numbered = _with_graph_labels(numbered, timeline)
+    for frame in numbered.iter_slices(_CHUNK_ROWS):
+        yield frame.height, _gpu_lines(frame, timeline, of_gpu)
+    yield 0, _arrows(timeline)
+    for number, phases in enumerate(timeline.inside):
+        yield from inside_lines(phases, number, _quoted, _microseconds)
+
+
+def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
+    """The rows with arguments of joined labels, which then tell the places alone."""
+    if timeline.trace.graph_places.is_empty():
+        return rows.with_columns(joined=pl.lit(None, pl.String))
+    arguments = graph_arguments(timeline.trace, collectives=False)
+    joined = rows.join(arguments, on="row", how="left", maintain_order="left")
+    return joined.rename({"text": "joined"}).with_columns(
+        pl.when(pl.col("joined").is_null()).then(pl.col(place)).alias(place)
+        for place in (*_PLACES, "metadata")
+    )
+
+
+def _described(timeline: Timeline, table: str) -> pl.DataFrame:
+    """Arguments of the collectives that rows of a table describe: row and JSON text."""
+    chosen = timeline.trace.host_collectives.filter(pl.col("host").is_not_null())
+    if table == "gpu":  # what a host op describes is written there
+        chosen = timeline.trace.collectives.filter(pl.col("host").is_null())
+    once = chosen.unique(table, keep="first", maintain_order=True)
+    return once.select(
+        pl.col(table).cast(pl.UInt32).alias("row"), collective_arguments(once).alias("described")
+    )
+
+
+def _quoted(values: pl.Series) -> pl.Series:
+    """Each text as JSON; every distinct one is encoded once."""
+    texts = values.cast(pl.String)
+    distinct = texts.drop_nulls().unique()
+    encoded = [msgspec.json.encode(text).decode() for text in distinct.to_list()]
+    return texts.replace_strict(
+        distinct, pl.Series(encoded, dtype=pl.String), default=None, return_dtype=pl.String
+    )
+
+
+def _json_text(column: pl.Expr, key: str) -> pl.Expr:
+    quoted = column.map_batches(_quoted, return_dtype=pl.String)
+    return pl.concat_str(pl.lit(f', "{key}": '), quoted)
+
+
+def _number(column: str, key: str) -> pl.Expr:
+    return pl.concat_str(pl.lit(f', "{key}": '), pl.col(column).cast(pl.String))
+
+
+def _triple(column: str) -> pl.Expr:
+    values = (pl.col(column).arr.get(i).cast(pl.String) for i in range(3))
+    return pl.concat_str(
+        pl.lit(f', "{column}": ['), pl.concat_str(*values, separator=", "), pl.lit("]")
+    )
+
+
+def _microseconds(ns: pl.Expr) -> pl.Expr:
+    """Decimal microseconds: exact, as no float is involved."""
+    size = ns.abs()
+    decimals = (size % 1000).cast(pl.String).str.zfill(3)
+    sign = pl.when(ns < 0).then(pl.lit("-")).otherwise(pl.lit(""))
+    return pl.concat_str(sign, (size // 1000).cast(pl.String), pl.lit("."), decimals)
+
+
+def _pid(timeline: Timeline, process: pl.Expr, rank: str = "rank") -> pl.Expr:
+    """The process id; in a file of several ranks with a tag before it whose text sorts as the ranks do."""
+    ranks = timeline.trace.ranks
+    if len(ranks) < 2:
+        return process.cast(pl.String)
+    digits = len(str(max(ranks)))
+    number = pl.col(rank).cast(pl.String).str.zfill(digits)
+    return pl.concat_str(
+        pl.lit('"[rank '), number, pl.lit("] "), process.cast(pl.String), pl.lit('"')
+    )
+
+
+def _complete(
+    category: pl.Expr, name: pl.Expr, pid: pl.Expr, tid: pl.Expr, args: list[pl.Expr]
+) -> pl.Expr:
+    """One complete event a row."""
+    duration = _microseconds(pl.col("duration"))
+    arguments = pl.concat_str(*args, ignore_nulls=True).str.slice(2)
+    return pl.concat_str(
+        pl.lit('{"ph": "X", "cat": "'), category, pl.lit('", "name": '), name,
+        pl.lit(', "pid": '), pid, pl.lit(', "tid": '), tid,
+        pl.lit(', "ts": '), _microseconds(pl.col("start")), pl.lit(', "dur": '), duration,
+        pl.lit(', "args": {'), arguments, pl.lit("}}"),
+    )  # fmt: skip
+
+
+def _host_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame) -> pl.Series:
+    category = pl.col("category").cast(pl.String)
+    prefix = pl.when(category == "module").then(pl.lit("nn.Module: ")).otherwise(pl.lit(""))
+    name = pl.concat_str(prefix, pl.col("name").cast(pl.String)).fill_null("")
+    line = _complete(
+        category.replace_strict(_HOST_CATEGORIES),
+        name.map_batches(_quoted, return_dtype=pl.String),
+        _pid(timeline, pl.col("process")),
+        pl.col("thread").cast(pl.String),
+        [*(_number(column, key) for column, key in _HOST_NUMBERS.items()), pl.col("described")],
+    )
+    joined = frame.join(described, on="row", how="left", maintain_order="left")
+    return joined.select(line).to_series()
+
+
+def _gpu_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame) -> pl.Series:
+    places = [_json_text(pl.col(place), place) for place in _PLACES]
+    args = [
+        *(_number(column, key) for column, key in _GPU_NUMBERS.items()),
+        *(_triple(column) for column in ("grid", "block")),
+        pl.col("described"),
+        pl.col("joined"),
+        *places,
+        pl.col("metadata").map_batches(annotations_of, return_dtype=pl.String),
+    ]
+    line = _complete(
+        pl.col("kind").cast(pl.String).replace_strict(_GPU_CATEGORIES),
+        pl.col("name").fill_null("").map_batches(_quoted, return_dtype=pl.String),
+        _pid(timeline, pl.col("device")),
+        pl.col("stream").fill_null(0).cast(pl.String),
+        args,
+    )
+    joined = frame.join(described, on="row", how="left", maintain_order="left")
+    return joined.select(line).to_series()
+
+
+def _arrows(timeline: Timeline) -> pl.Series:
+    """Flows: from launch to activity, with one beginning for all of a graph, and from forward to backward."""
+    host, gpu = timeline.trace.host, timeline.trace.gpu
+    launch = timeline.trace.places["launch"]
+    rows = np.flatnonzero(launch.is_not_null().to_numpy())
+    calls = launch.drop_nulls().cast(pl.Int64).to_numpy()
+    begun = np.unique(calls)
+    on_thread = (_pid(timeline, pl.col("process")), pl.col("thread"))
+    on_stream = (_pid(timeline, pl.col("device")), pl.col("stream").fill_null(0))
+    backward = np.flatnonzero(
+        (host["forward"].is_not_null() & host["sequence"].is_not_null()).to_numpy()
+    )
+    forward = host["forward"][backward].cast(pl.Int64).to_numpy()
+    after = host.height  # launches have the number of their row, ops one behind all of these
+    parts = (
+        _flow("s", "ac2g", host[begun].with_columns(id=begun), on_thread),
+        _flow("f", "ac2g", gpu[rows].with_columns(id=calls), on_stream),
+        _flow("s", "fwdbwd", host[forward].with_columns(id=after + backward), on_thread),
+        _flow("f", "fwdbwd", host[backward].with_columns(id=after + backward), on_thread),
+    )
+    return pl.concat(parts)
+
+
+def _flow(
+    phase: str, category: str, frame: pl.DataFrame, lane: tuple[pl.Expr, pl.Expr]
+) -> pl.Series:
+    pid, tid = lane
+    fixed = f'{{"ph": "{phase}", "cat": "{category}", "name": "{category}", "bp": "e", "id": '
+    line = pl.concat_str(
+        pl.lit(fixed), pl.col("id").cast(pl.String), pl.lit(', "pid": '), pid,
+        pl.lit(', "tid": '), tid.cast(pl.String), pl.lit(', "ts": '), _microseconds(pl.col("start")), pl.lit("}"),
+    )  # fmt: skip
+    return frame.select(line).to_series().alias("line")
+
+
+def _named_lanes(timeline: Timeline) -> pl.Series:
+    """Metadata events: names and order of processes, threads, devices and streams."""
+    trace = timeline.trace
+    several = len(trace.ranks) > 1
+    pids = {}
+    for what, frame in (("process", trace.host), ("device", trace.gpu)):
+        lanes = frame.select("rank", what).unique().sort("rank", what)
+        texts = lanes.select(_pid(timeline, pl.col(what))).to_series().to_list()
+        pids[what] = dict(zip(lanes.rows(), texts, strict=True))
+    events = []
+    for (rank, process), pid in pids["process"].items():
+        label = f"rank {rank}: CPU" if several else "CPU"
+        events += _named_process(pid, f"process {process}", label, process)
+    for (rank, device), pid in pids["device"].items():
+        label = f"rank {rank}: GPU {device}" if several else f"GPU {device}"
+        events += _named_process(pid, label, label, _FIRST_DEVICE_SORT_INDEX + device)
+    for rank, process, thread, name in trace.threads.rows():
+        if (rank, process) in pids["process"]:
+            events.append(
+                _named("thread_name", pids["process"][rank, process], thread, {"name": name})
+            )
+    streams = trace.gpu.select("rank", "device", pl.col("stream").fill_null(0)).unique()
+    for rank, device, stream in streams.sort(pl.all()).rows():
+        pid = pids["device"][rank, device]
+        events.append(_named("thread_name", pid, stream, {"name": f"stream {stream}"}))
+        events.append(_named("thread_sort_index", pid, stream, {"sort_index": stream}))
+    return pl.Series(events, dtype=pl.String)
+
+
+def _named_process(pid: str, name: str, label: str, place: int) -> list[str]:
+    return [
+        _named("process_name", pid, 0, {"name": name}),
+        _named("process_labels", pid, 0, {"labels": label}),
+        _named("process_sort_index", pid, 0, {"sort_index": place}),
+    ]
+
+
+def _named(what: str, pid: str, tid: int, args: Mapping[str, Any]) -> str:
+    text = msgspec.json.encode(args).decode()
+    return (
+        f'{{"ph": "M", "name": "{what}", "ts": 0.000, "pid": {pid}, "tid": {tid}, "args": {text}}}'
+    )

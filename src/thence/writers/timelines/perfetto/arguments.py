@@ -1,0 +1,110 @@
+"""Which columns of a trace become arguments of slices, under which names and types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.places import PLACES
+from thence.writers.timelines.perfetto.packets import Argument
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.model.timeline import Timeline
+    from thence.writers.timelines.perfetto.interning import Interned
+
+__all__ = ["gpu_arguments", "host_arguments", "inside_arguments"]
+
+_GPU = {
+    "stream": "stream",
+    "correlation": "correlation",
+    "external": "external id",
+    "graph": "graph id",
+    "node": "graph node id",
+    "grid": "grid",
+    "block": "block",
+    "registers": "registers per thread",
+    "shared_memory": "shared memory bytes",
+    "bytes": "bytes",
+    "iteration": "iteration",
+}
+_COLLECTIVE = {
+    "collective": "collective",
+    "bytes": "message bytes",
+    "in_elements": "elements in",
+    "out_elements": "elements out",
+    "element_type": "element type",
+    "group_size": "group size",
+    "group_name": "process group",
+    "group_description": "process group description",
+    "group_ranks": "process group ranks",
+    "sequence": "sequence in group",
+    "source_rank": "source rank",
+    "destination_rank": "destination rank",
+}
+_HOST = {
+    "correlation": "correlation",
+    "external": "external id",
+    "sequence": "sequence number",
+}
+_INSIDE = {
+    "net_ns": "net ns",
+    "block": "block",
+    "index": "index in block",
+    "sm": "SM",
+}
+
+
+def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
+    """Launch parameters, places, what marks said and collectives of each device activity, in order."""
+    gpu = timeline.trace.gpu
+    rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
+    described = timeline.trace.collectives.unique("gpu", keep="first", maintain_order=True)
+    found = (*_columns(gpu, _GPU, interned),)
+    named = {place: place for place in PLACES} | {"metadata": "annotations"}
+    found += _columns(timeline.trace.places, named, interned)
+    if described.height:
+        of_gpu = rows.join(described, on="gpu", how="left", maintain_order="left")
+        found += _columns(of_gpu, _COLLECTIVE, interned)
+    return found
+
+
+def host_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
+    """Ids of each host range, in the order of the table."""
+    return _columns(timeline.trace.host, _HOST, interned)
+
+
+def inside_arguments(ranges: pl.DataFrame, interned: Interned) -> tuple[Argument, ...]:
+    """Net time and place of each in-kernel range, in the order of the table."""
+    unclosed = pl.when(~pl.col("closed")).then(pl.lit("entered, never left"))
+    marked = ranges.with_columns(state=unclosed)
+    return _columns(marked, {**_INSIDE, "state": "state"}, interned)
+
+
+def _columns(
+    frame: pl.DataFrame, names: Mapping[str, str], interned: Interned
+) -> tuple[Argument, ...]:
+    return tuple(
+        _argument(frame[column], name, interned)
+        for column, name in names.items()
+        if column in frame.columns and frame[column].null_count() < frame.height
+    )
+
+
+def _argument(values: pl.Series, name: str, interned: Interned) -> Argument:
+    key = interned.keys.of(name)
+    present = values.is_not_null().to_numpy()
+    if isinstance(values.dtype, pl.Array):
+        places = (values.arr.get(i).fill_null(0).to_numpy() for i in range(values.dtype.size))
+        numbers = np.stack([*places], axis=1)
+        return Argument(key, "uint", numbers, present)
+    if values.dtype.is_unsigned_integer():
+        return Argument(key, "uint", values.fill_null(0).to_numpy(), present)
+    if values.dtype.is_integer():
+        return Argument(key, "int", values.fill_null(0).to_numpy(), present)
+    if values.dtype.is_float():
+        return Argument(key, "double", np.asarray(values.fill_null(0.0).to_numpy()), present)
+    return Argument(key, "text", interned.texts.column(values), present)

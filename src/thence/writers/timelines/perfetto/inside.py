@@ -1,0 +1,113 @@
+"""In-kernel ranges on tracks: a group for each launch, in it SMs, in these blocks, in these warps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.track_packing import nested_sequence, split_lanes
+from thence.writers.timelines.perfetto.arguments import inside_arguments
+from thence.writers.timelines.perfetto.packets import Slices
+from thence.writers.timelines.perfetto.tracks import Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from thence.model.timeline import Phases
+    from thence.writers.timelines.perfetto.interning import Interned
+    from thence.writers.timelines.perfetto.tracks import Tracks
+
+    Int64 = npt.NDArray[np.int64]
+    GroupOf = Callable[[Phases], int]
+
+__all__ = ["add_inside", "device_groups"]
+
+_CATEGORY = "in kernel"
+
+
+def device_groups(tracks: Tracks, devices: dict[tuple[int, int], int]) -> GroupOf:
+    """Finds the track of a launch's device, and adds it where the trace has no such device."""
+
+    def group(phases: Phases) -> int:
+        key = phases.rank, phases.device
+        if key not in devices:
+            name = f"GPU {phases.device}"
+            devices[key] = tracks.add(name, of=Process(tracks.free_pid(), name))
+        return devices[key]
+
+    return group
+
+
+def add_inside(
+    tracks: Tracks,
+    interned: Interned,
+    inside: Sequence[Phases],
+    group_of: GroupOf,
+    origin_ns: int,
+) -> list[Slices]:
+    """Adds the tracks of all launches.
+
+    Args:
+        tracks: of the file.
+        interned: of the file.
+        inside: launches.
+        group_of: the track under which a launch stands.
+        origin_ns: what is taken off every time.
+
+    Returns:
+        The slices of each launch.
+    """
+    return [_launch(tracks, interned, phases, group_of(phases), origin_ns) for phases in inside]
+
+
+def _launch(
+    tracks: Tracks, interned: Interned, phases: Phases, device: int, origin_ns: int
+) -> Slices:
+    ranges = phases.ranges
+    keys = ranges.select("sm", "block", "index")
+    distinct = keys.unique().sort("sm", "block", "index", nulls_last=True)
+    numbers = keys.join(
+        distinct.with_row_index("number"),
+        on=["sm", "block", "index"], how="left", nulls_equal=True, maintain_order="left",
+    )["number"].cast(pl.Int64).to_numpy()  # fmt: skip
+    start = ranges["start_ns"].to_numpy() - origin_ns
+    end = start + ranges["duration_ns"].to_numpy()
+    lane = split_lanes(numbers, start, end)
+    most = np.zeros(distinct.height, np.int64)
+    np.maximum.at(most, numbers, lane + 1)
+    uuids = _tracks(tracks, phases, device, distinct.rows(), most)
+    first = np.cumsum(most) - most
+    track = uuids[first[numbers] + lane] if len(numbers) else numbers
+    return Slices(
+        track,
+        start,
+        end,
+        interned.names.column(ranges["name"]),
+        np.full(len(track), interned.categories.of(_CATEGORY)),
+        nested_sequence(track, start, end),
+        inside_arguments(ranges, interned),
+    )
+
+
+def _tracks(
+    tracks: Tracks, phases: Phases, device: int, keys: Sequence[tuple[Any, ...]], lanes: Int64
+) -> Int64:
+    """Tracks of the traces, lane after lane, under those of their SMs and blocks."""
+    root = tracks.add(f"inside {phases.title}", device)
+    uuids: list[int] = []
+    last_sm: object = tracks  # nothing that a key holds
+    last_block: object = tracks
+    of_sm = of_block = root
+    for (sm, block, index), count in zip(keys, lanes.tolist(), strict=True):
+        if sm != last_sm:
+            of_sm = tracks.add("SM unknown" if sm is None else f"SM {sm}", root)
+            last_sm, last_block = sm, tracks
+        if block != last_block:
+            of_block = tracks.add(f"block {block}", of_sm)
+            last_block = block
+        uuids += tracks.lanes(f"{phases.scope} {index}", of_block, count)
+    return np.array(uuids, np.int64)

@@ -1,0 +1,312 @@
+"""Where everything is drawn: a timeline's rows on tracks, and the tracks that this takes.
+
+Each process of each rank is a group of threads, each device a group of its own with its streams,
+counters and lanes. Times are those of the timeline, less `Layout.origin_ns`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.timeline import COUNTERS
+from thence.analysis.track_packing import nested_sequence, split_lanes
+from thence.writers.timelines.perfetto.arguments import gpu_arguments, host_arguments
+from thence.writers.timelines.perfetto.inside import add_inside, device_groups
+from thence.writers.timelines.perfetto.interning import Interned
+from thence.writers.timelines.perfetto.packets import Arrows, Slices
+from thence.writers.timelines.perfetto.tracks import Process, Thread, Tracks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from thence.model.timeline import Timeline
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["Counter", "Layout", "layout"]
+
+_GROUPS = {
+    "label": "labels",
+    "module": "modules",
+    "collective": "collectives",
+    "process-group": "process groups",
+    "lane": "lanes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Values of counters: track, time (ns) and value of each."""
+
+    track: Int64
+    time: Int64
+    value: npt.NDArray[Any]
+
+
+@dataclass
+class Layout:
+    """What is written, worked out but not yet encoded.
+
+    Attributes:
+        origin_ns: what was taken off every time so that none is negative; 0 unless some were.
+        tracks, interned: of the file.
+        slices: host ranges, device activities, programs, extra lanes, what happened inside kernels.
+        counters: of all devices.
+    """
+
+    origin_ns: int
+    tracks: Tracks = field(default_factory=Tracks)
+    interned: Interned = field(default_factory=Interned)
+    slices: list[Slices] = field(default_factory=list)
+    counters: list[Counter] = field(default_factory=list)
+
+
+def layout(timeline: Timeline) -> Layout:
+    """Rows on tracks."""
+    trace = timeline.trace
+    of_tables = (trace.gpu["start"], trace.host["start"], trace.programs["start"])
+    times = (*of_tables, *(phases.ranges["start_ns"] for phases in timeline.inside))
+    first = [start for column in times if isinstance(start := column.min(), int)]
+    made = Layout(min([0, *first]))
+    flows = _Flows.of(timeline)
+    devices: dict[tuple[int, int], int] = {}
+    host_track = np.zeros(trace.host.height, np.int64)
+    gpu_track = np.zeros(trace.gpu.height, np.int64)
+    for rank in trace.ranks:
+        _add_threads(made, timeline, rank, host_track)
+        _add_devices(made, timeline, rank, gpu_track, devices)
+    made.slices.append(_host_slices(made, timeline, host_track, flows))
+    gpu = _gpu_slices(made, timeline, gpu_track, flows)
+    made.slices.append(gpu)
+    _add_programs(made, timeline, devices)
+    for kind, names in timeline.lanes.items():
+        _add_lanes(made, timeline, gpu, (kind, names), devices)
+    _add_counters(made, timeline, devices)
+    group_of = device_groups(made.tracks, devices)
+    made.slices += add_inside(made.tracks, made.interned, timeline.inside, group_of, made.origin_ns)
+    return made
+
+
+def _numbered(frame: pl.DataFrame, columns: Sequence[str]) -> tuple[Int64, list[tuple[Any, ...]]]:
+    """Number of each row's combination of values, and the combinations in ascending order."""
+    distinct = frame.select(columns).unique().sort(columns)
+    numbers = frame.select(columns).join(
+        distinct.with_row_index("number"),
+        on=columns, how="left", nulls_equal=True, maintain_order="left",
+    )  # fmt: skip
+    return numbers["number"].cast(pl.Int64).to_numpy(), distinct.rows()
+
+
+def _ends(frame: pl.DataFrame) -> Int64:
+    return (frame["start"] + frame["duration"]).to_numpy()
+
+
+def _prefix(timeline: Timeline, rank: int) -> str:
+    return f"rank {rank}: " if len(timeline.trace.ranks) > 1 else ""
+
+
+def _clock(timeline: Timeline, rank: int) -> tuple[str, ...]:
+    """What to say of the clock of a rank."""
+    moved = timeline.corrections.get(rank)
+    return () if moved is None else (f"clock moved by {-moved:+,} ns",)
+
+
+def _add_threads(made: Layout, timeline: Timeline, rank: int, track: Int64) -> None:
+    """Tracks for the host threads of a rank; fills in the track of each of its ranges."""
+    rows = np.flatnonzero((timeline.trace.host["rank"] == rank).to_numpy())
+    host = timeline.trace.host[rows].select("process", "thread", "start", "duration")
+    number, threads = _numbered(host, ["process", "thread"])
+    lane = split_lanes(number, host["start"].to_numpy(), _ends(host))
+    named = timeline.trace.threads.filter(pl.col("rank") == rank)
+    names = {(process, thread): name for _, process, thread, name in named.rows()}
+    groups: dict[int, tuple[int, int]] = {}
+    uuids = []
+    lanes = _lanes_of(number, lane, len(threads))
+    for (process, thread), count in zip(threads, lanes, strict=True):
+        if process not in groups:
+            pid = made.tracks.free_pid(process)
+            name = f"{_prefix(timeline, rank)}process {process}"
+            group = made.tracks.add(name, of=Process(pid, name, _clock(timeline, rank)))
+            groups[process] = (pid, group)
+        pid, group = groups[process]
+        name = names.get((process, thread)) or f"thread {thread}"
+        of = Thread(pid, made.tracks.thread_id(thread), name)
+        own = made.tracks.add(name, group, of=of)
+        # A thread has one track; what crosses its slices is shown in a row below it.
+        uuids.append([own, *made.tracks.lanes(f"{name}, overlapping", own, count - 1)])
+    track[rows] = _flat(uuids)[_first(lanes)[number] + lane]
+
+
+def _lanes_of(number: Int64, lane: Int64, count: int) -> list[int]:
+    """How many lanes each of the numbered tracks has."""
+    most = np.zeros(count, np.int64)
+    np.maximum.at(most, number, lane + 1)
+    return [int(n) for n in most]
+
+
+def _first(lanes: Iterable[int]) -> Int64:
+    """Where each track's lanes begin in a list of all lanes."""
+    counts = np.array([*lanes], np.int64)
+    return np.cumsum(counts) - counts
+
+
+def _flat(uuids: Iterable[Iterable[int]]) -> Int64:
+    return np.array([uuid for row in uuids for uuid in row], np.int64)
+
+
+def _add_devices(
+    made: Layout,
+    timeline: Timeline,
+    rank: int,
+    track: Int64,
+    devices: dict[tuple[int, int], int],
+) -> None:
+    """Groups and streams of the devices of a rank; fills in the track of each activity."""
+    rows = np.flatnonzero((timeline.trace.gpu["rank"] == rank).to_numpy())
+    gpu = timeline.trace.gpu[rows].select("device", "stream", "start", "duration")
+    number, streams = _numbered(gpu, ["device", "stream"])
+    lane = split_lanes(number, gpu["start"].to_numpy(), _ends(gpu))
+    models = {d.device: d.name for d in timeline.trace.meta.devices if d.rank == rank and d.name}
+    uuids = []
+    lanes = _lanes_of(number, lane, len(streams))
+    for (device, stream), count in zip(streams, lanes, strict=True):
+        if (rank, device) not in devices:
+            model = f" ({models[device]})" if device in models else ""
+            name = f"{_prefix(timeline, rank)}GPU {device}{model}"
+            of = Process(made.tracks.free_pid(), name, _clock(timeline, rank))
+            devices[rank, device] = made.tracks.add(name, of=of)
+        name = "no stream" if stream is None else f"stream {stream}"
+        uuids.append(made.tracks.lanes(name, devices[rank, device], count))
+    track[rows] = _flat(uuids)[_first(lanes)[number] + lane]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flows:
+    """Arrows into and out of host ranges, and into device activities."""
+
+    host: Arrows
+    gpu: Arrows
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> _Flows:
+        """From launch to activity and from forward to backward op.
+
+        Ids: number of the activity, then numbers of the backward ops; each id ties two slices.
+        """
+        host, gpu = timeline.trace.host, timeline.trace.gpu
+        launch = timeline.trace.places["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
+        forward = host["forward"].cast(pl.Int64).fill_null(-1).to_numpy()
+        to_gpu = np.where(launch >= 0, np.arange(1, gpu.height + 1), 0)
+        to_host = np.where(forward >= 0, np.arange(gpu.height + 1, gpu.height + host.height + 1), 0)
+        sources = np.concatenate([launch[launch >= 0], forward[forward >= 0]])
+        ids = np.concatenate([to_gpu[launch >= 0], to_host[forward >= 0]])
+        order = np.argsort(sources, kind="stable")
+        first = np.searchsorted(sources[order], np.arange(host.height + 1))
+        start = host["start"].to_numpy()
+        begun = np.append(start, 0)  # the last for -1
+        backward = Arrows(to_host, begun[forward] < start, ids[order], first)
+        none = np.zeros(gpu.height + 1, np.int64)
+        # Of equal times the host range comes first, as it is written first.
+        launched = begun[launch] <= gpu["start"].to_numpy()
+        return cls(backward, Arrows(to_gpu, launched, ids[:0], none))
+
+
+def _host_slices(made: Layout, timeline: Timeline, track: Int64, flows: _Flows) -> Slices:
+    host = timeline.trace.host
+    start, end = host["start"].to_numpy() - made.origin_ns, _ends(host) - made.origin_ns
+    return Slices(
+        track,
+        start,
+        end,
+        made.interned.names.column(host["name"]),
+        made.interned.categories.column(host["category"]),
+        nested_sequence(track, start, end),
+        host_arguments(timeline, made.interned),
+        flows.host,
+    )
+
+
+def _gpu_slices(made: Layout, timeline: Timeline, track: Int64, flows: _Flows) -> Slices:
+    gpu = timeline.trace.gpu
+    start, end = gpu["start"].to_numpy() - made.origin_ns, _ends(gpu) - made.origin_ns
+    return Slices(
+        track,
+        start,
+        end,
+        made.interned.names.column(gpu["name"]),
+        made.interned.categories.column(gpu["kind"]),
+        nested_sequence(track, start, end),
+        gpu_arguments(timeline, made.interned),
+        flows.gpu,
+    )
+
+
+def _add_programs(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:
+    """A row with the executions of XLA programs for each device that has any."""
+    programs = timeline.trace.programs
+    if programs.is_empty():
+        return
+    number, keys = _numbered(programs, ["rank", "device"])
+    lane = split_lanes(number, programs["start"].to_numpy(), _ends(programs))
+    lanes = _lanes_of(number, lane, len(keys))
+    uuids = [
+        made.tracks.lanes("XLA programs", devices.get(key, 0), count)
+        for key, count in zip(keys, lanes, strict=True)
+    ]
+    track = _flat(uuids)[_first(lanes)[number] + lane]
+    start, end = programs["start"].to_numpy() - made.origin_ns, _ends(programs) - made.origin_ns
+    names = made.interned.names.column(programs["name"])
+    category = np.full(len(track), made.interned.categories.of("program"))
+    steps = nested_sequence(track, start, end)
+    made.slices.append(Slices(track, start, end, names, category, steps))
+
+
+def _add_lanes(
+    made: Layout,
+    timeline: Timeline,
+    gpu: Slices,
+    by: tuple[str, pl.Series],
+    devices: dict[tuple[int, int], int],
+) -> None:
+    """A group on each device with a row for each lane, and the activities again on these."""
+    kind, names = by
+    rows = np.flatnonzero(names.is_not_null().to_numpy())
+    shown = timeline.trace.gpu.select("rank", "device", name=names.cast(pl.String))[rows]
+    number, keys = _numbered(shown, ["rank", "device", "name"])
+    if not len(rows):
+        return
+    lane = split_lanes(number, gpu.start[rows], gpu.end[rows])
+    lanes = _lanes_of(number, lane, len(keys))
+    groups: dict[tuple[int, int], int] = {}
+    uuids = []
+    for (rank, device, name), count in zip(keys, lanes, strict=True):
+        if (rank, device) not in groups:
+            groups[rank, device] = made.tracks.add(_GROUPS[kind], devices[rank, device])
+        uuids.append(made.tracks.lanes(name, groups[rank, device], count))
+    on = np.zeros(len(gpu.track), np.int64)
+    on[rows] = _flat(uuids)[_first(lanes)[number] + lane]
+    steps = nested_sequence(on[rows], gpu.start[rows], gpu.end[rows])
+    again = type(steps)(*(np.where(s >= 0, rows[s], -1) for s in (steps.begins, steps.ends)))
+    made.slices.append(Slices(on, gpu.start, gpu.end, gpu.name, gpu.category, again, gpu.arguments))
+
+
+def _add_counters(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:
+    frame = timeline.counters
+    if frame.is_empty():
+        return
+    number, keys = _numbered(frame, ["rank", "device", "counter"])
+    uuids = np.array(
+        [
+            made.tracks.add(counter, devices[rank, device], unit=COUNTERS[counter])
+            for rank, device, counter in keys
+        ],
+        np.int64,
+    )
+    time = frame["time"].to_numpy() - made.origin_ns
+    made.counters.append(Counter(uuids[number], time, frame["value"].to_numpy()))

@@ -1,0 +1,153 @@
+"""A Kineto file once more, as it is, with labels in the arguments of what ran in CUDA graphs.
+
+The file is copied event by event: those that got a label get further arguments, every other byte of an
+event stays, with all that thence itself does not read. Nothing moves: streams, times and flows stay.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from thence.atomic_files import atomic_open
+from thence.errors import ThenceError
+from thence.readers.kineto.envelope import Envelope
+from thence.readers.kineto.events import DeviceEvent
+from thence.readers.kineto.read import NAME as KINETO
+from thence.readers.kineto.times import nanoseconds
+from thence.readers.label_files import NAME as LABELS
+from thence.readers.source import Source
+from thence.writers.timelines.label_arguments import graph_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from thence.model.attributed import Attributed
+    from thence.readers.kineto.envelope import Piece
+
+__all__ = ["Unmatched", "can_relabel", "write_relabelled"]
+
+_GZIP_LEVEL = 2
+_KEY = ("device", "stream", "start", "duration", "correlation")
+_Waiting = defaultdict[tuple[int, ...], deque[bytes]]
+
+_raw_events = msgspec.json.Decoder(list[msgspec.Raw])
+_device_event = msgspec.json.Decoder(DeviceEvent)
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Unmatched(ThenceError):
+    """Some labelled activities were not found in the file: its events had to be repaired to be read."""
+
+
+def can_relabel(trace: Attributed, inputs: Sequence[str]) -> bool:
+    """Whether a trace is one Kineto file, perhaps with labels beside."""
+    formats = [name for name in trace.meta.formats if name != LABELS]
+    return formats == [KINETO] and len(inputs) == 1 and Path(inputs[0]).is_file()
+
+
+def write_relabelled(trace: Attributed, source: str, target: str) -> None:
+    """Copies a Kineto file with the joined labels.
+
+    Args:
+        trace: of the file, attributed, with labels joined.
+        source: the file.
+        target: ending in .json or .json.gz; replaced when the copy is complete.
+
+    Raises:
+        Unmatched: not every labelled activity was found; nothing is written.
+        ThenceError: it cannot be written there.
+    """
+    waiting = _waiting(trace)
+    try:
+        with Source.open(source) as opened, atomic_open(Path(target)) as stream:
+            if target.lower().endswith(".gz"):
+                from isal import igzip
+
+                compressed: Any = igzip.IGzipFile  # isal comes without types
+                with compressed(fileobj=stream, mode="wb", compresslevel=_GZIP_LEVEL) as zipped:
+                    _copy(opened, zipped, waiting)
+            else:
+                _copy(opened, stream, waiting)
+            left = sum(map(len, waiting.values()))
+            if left:
+                raise Unmatched(f"{source}: {left:,} labelled activities were not found again")
+    except OSError as error:
+        raise ThenceError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
+def _waiting(trace: Attributed) -> _Waiting:
+    """Arguments for each labelled activity, by what tells its event from others, in their order."""
+    arguments = graph_arguments(trace, collectives=True)
+    keys = trace.gpu.select(pl.col(_KEY).fill_null(-1))[arguments["row"]]
+    waiting: _Waiting = defaultdict(deque)
+    for key, text in zip(keys.iter_rows(), arguments["text"].to_list(), strict=True):
+        waiting[key].append(text.encode())
+    return waiting
+
+
+def _copy(source: Source, stream: IO[bytes], waiting: _Waiting) -> None:
+    envelope = Envelope(source)
+    between = b""
+    before: set[str] | None = None
+    for piece in envelope.pieces():
+        if before is None:  # what stands before the events is known now
+            before = set(envelope.metadata)
+            _write_head(stream, envelope.metadata)
+        for event in _edited(_bytes(piece, source), waiting):
+            stream.write(between + event)
+            between = b",\n"
+    if before is None:
+        before = set(envelope.metadata)
+        _write_head(stream, envelope.metadata)
+    after = {key: value for key, value in envelope.metadata.items() if key not in before}
+    stream.write(b"\n]" + (b",\n" + msgspec.json.encode(after)[1:] if after else b"}") + b"\n")
+
+
+def _write_head(stream: IO[bytes], metadata: Mapping[str, Any]) -> None:
+    head = msgspec.json.encode(metadata)[:-1]
+    stream.write(head + (b",\n" if metadata else b"") + b'"traceEvents": [\n')
+
+
+def _bytes(piece: Piece, source: Source) -> bytes:
+    if piece.events is not None:
+        return piece.events
+    with Path(source.name).open("rb") as file:
+        file.seek(piece.offset)
+        return file.read(piece.size)
+
+
+def _edited(piece: bytes, waiting: _Waiting) -> Iterator[bytes]:
+    """The events of a piece, those with a label with more arguments."""
+    try:
+        raw = [bytes(event) for event in _raw_events.decode(b"[" + piece + b"]")]
+    except (msgspec.MsgspecError, RecursionError):
+        yield piece  # as broken as it was; the count of labels will show it
+        return
+    rows = [i for i, event in enumerate(raw) if b'"kernel"' in event or b'"gpu_mem' in event]
+    found: list[DeviceEvent | None] = [None] * len(raw)
+    for i in rows:
+        try:
+            found[i] = _device_event.decode(raw[i])
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+    known = [i for i in rows if found[i] is not None]
+    starts = nanoseconds([event.ts for i in known if (event := found[i])]).tolist()
+    durations = nanoseconds([event.dur for i in known if (event := found[i])]).tolist()
+    for i, start, duration in zip(known, starts, durations, strict=True):
+        event = found[i]
+        if event is not None and (texts := waiting.get(event.key(start, duration))):
+            raw[i] = _with_arguments(raw[i], texts.popleft())
+    yield from raw
+
+
+def _with_arguments(event: bytes, text: bytes) -> bytes:
+    members = _members.decode(event)
+    arguments = _members.decode(members["args"]) if "args" in members else {}
+    arguments |= _members.decode(b"{" + text[2:] + b"}")
+    members["args"] = msgspec.Raw(msgspec.json.encode(arguments))
+    return msgspec.json.encode(members)
