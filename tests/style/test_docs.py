@@ -1,0 +1,39 @@
+"""Documents name files that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import thence
+
+ROOT = Path(thence.__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+OF_EXAMPLES = {
+    *("readers/kernel_list.py", "analysis/longest.py", "cli/longest.py"),
+    *("writers/timelines/lines.py",),
+}
+"""Files that the worked examples of docs/architecture.md make."""
+_PATH = re.compile(r"`((?:\w+/)+\w*(?:\.\w+)?|\w+\.py)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_in_documents_exist(page: Path) -> None:
+    for name in set(_PATH.findall(page.read_text(encoding="utf-8"))) - OF_EXAMPLES:
+        here = (page.parent / name, ROOT / name, ROOT / "src" / "thence" / name)
+        anywhere = (ROOT / "src" / "thence").rglob(name)
+        assert any(path.exists() for path in here) or any(True for _ in anywhere), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_index_of_benchmarks_is_complete() -> None:
+    index = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    for script in sorted((ROOT / "benchmarks").glob("*.py")):
+        assert f"`{script.name}`" in index
