@@ -173,7 +173,7 @@ def test_a_page_holds_any_name_as_data_alone() -> None:
 
 def test_a_page_needs_nothing_from_outside() -> None:
     page = _Page(flame_html(made([(("a",), 1)])))
-    template = (resources.files("thence.writers") / "templates" / "flame.html").read_text("utf-8")
+    template = (resources.files("thence.writers.page") / "templates" / "flame.html").read_text("utf-8")
     assert page.outside == []
     assert page.policy == (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
