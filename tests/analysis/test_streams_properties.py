@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,6 +90,7 @@ def measured(rows: list[tuple[int, int, int, int, str]]) -> Streams:
     return streams(attribute(Tables(gpu=frame)))
 
 
+@pytest.mark.slow_oracle
 @given(activities)
 def test_every_number_is_a_count_of_nanoseconds(
     rows: list[tuple[int, int, int, int, str]],
@@ -128,6 +130,7 @@ def test_every_number_is_a_count_of_nanoseconds(
             assert lane["concurrent_ns"] == sum(len({s for s, _ in now}) > 1 for now in mine)
 
 
+@pytest.mark.slow_oracle
 @given(activities)
 def test_rows_count_every_activity_once(rows: list[tuple[int, int, int, int, str]]) -> None:
     counts: Counter[tuple[int, int, str]] = Counter()

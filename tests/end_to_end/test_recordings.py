@@ -113,6 +113,7 @@ def test_label_totals_of_the_eager_recording() -> None:
     }
 
 
+@pytest.mark.slow_oracle
 def test_backward_kernels_stand_under_the_label_of_their_forward_op() -> None:
     trace, expected = fast(EAGER), slow(EAGER)
     backward = [a for a in expected.activities if expected.phase(a) == "backward"]
@@ -124,6 +125,7 @@ def test_backward_kernels_stand_under_the_label_of_their_forward_op() -> None:
     assert rows.filter(pl.col("name") == "forward/mlp")["backward_ns"].item() == total > 0
 
 
+@pytest.mark.slow_oracle
 @pytest.mark.parametrize("path", [EAGER, STACK, FSDP[1]], ids=lambda p: p.name)
 def test_phase_is_what_autograd_says(path: Path) -> None:
     expected = {key(a): slow(path).phase(a) for a in slow(path).activities}

@@ -8,6 +8,7 @@ import random
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,6 @@ from thence.attribution.cuda_graphs.join_labels import join_labels
 from thence.readers.label_files import read_labels
 
 if TYPE_CHECKING:
-    import pytest
-
     from thence.model.tables import Tables
 
 
@@ -38,6 +37,7 @@ def graphs(draw: st.DrawFn) -> Made:
     return made
 
 
+@pytest.mark.slow_oracle
 @settings(max_examples=300, deadline=None)
 @given(
     made=graphs(), streams=st.integers(1, 4), seed=st.integers(0, 1 << 32), times=st.integers(1, 3)
@@ -74,6 +74,7 @@ def test_identical_layers_are_all_labelled_whatever_the_streams(
     assert joined.places["label"].to_list() == [made.labels[node] for node in nodes]
 
 
+@pytest.mark.slow_oracle
 @settings(max_examples=150, deadline=None)
 @given(
     kernels=st.lists(
