@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-fast check format clean
 
 demo: $(VENV)/installed  ## the main job on a real recording that ships with the package
 	$(BIN)/thence demo
 
 test: $(VENV)/installed-dev  ## the tests
 	$(BIN)/python -m pytest -n auto --maxprocesses 8
+
+test-fast: $(VENV)/installed-dev  ## without those that run a slow, obvious implementation
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m 'not gpu and not slow_oracle'
 
 check: $(VENV)/installed-dev  ## linter, formatter and type checker
 	$(BIN)/ruff check .

@@ -340,10 +340,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--program"]:
         program(sys.argv[2], int(sys.argv[3]), *sys.argv[4:6])
     else:
-        sys.path.append(str(Path(__file__).parents[1] / "tests" / "unit"))
+        sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
         import polars as pl
-        from protowire import every, first
 
         import thence
+        from protowire import every, first
 
         main()

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-DATA = Path(__file__).parent / "data" / "torch"
+DATA = Path(__file__).parent / "data"
+TORCH = DATA / "torch"
 STACK = Path(str(resources.files("thence") / "data" / "torch_eager_stack_rank0.json.gz"))
-FSDP = tuple(DATA / f"torch_fsdp_rank{rank}.json.gz" for rank in range(4))
-RECORDINGS = (*sorted(DATA.glob("*.json.gz")), STACK)
+FSDP = tuple(TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in range(4))
+RECORDINGS = (*sorted(TORCH.glob("*.json.gz")), STACK)
 TABLES = ("gpu", "host", "collectives", "threads")
 
 
 def recording(name: str) -> Path:
     """A recording by its name without the ending."""
-    return DATA / f"{name}.json.gz"
+    return TORCH / f"{name}.json.gz"
 
 
 def unzipped(path: Path) -> bytes:

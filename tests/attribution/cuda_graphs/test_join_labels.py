@@ -1,0 +1,320 @@
+"""Labels joined to replays of CUDA graphs in recordings: by node id, by alignment, from an eager run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+import thence
+from graph_data import PID, Made, layers, replay, tables_of, truth_document
+from helpers import DATA, TORCH, recording, unzipped
+from thence.errors import InputError
+from thence.readers.label_files import read_labels
+from thence.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+GRAPHS = TORCH / "graphs"
+TRUTH = GRAPHS / "graph_truth_rank0.json"
+WITH_IDS, WITHOUT_IDS = recording("torch-2.12_graph_replay_rank0"), recording("graph_replay_rank0")
+EAGER = {
+    WITH_IDS: GRAPHS / "torch-2.12_graph_eager_rank0.json.gz",
+    WITHOUT_IDS: GRAPHS / "torch-2.11_graph_eager_rank0.json.gz",
+}
+SIDE, APART = "side_norm", "out_proj"
+
+
+@cache
+def truth() -> list[str]:
+    """Label of each node, in the order of their creation."""
+    nodes = json.loads(TRUTH.read_text())["nodes"]
+    assert [node["id"] & 0xFFFFFFFF for node in nodes] == list(range(48))
+    return [node["label"] for node in nodes]
+
+
+def expected(gpu: pl.DataFrame) -> list[str]:
+    """The true label of each kernel, worked out without alignment.
+
+    With ids the low half says the node. Without: by its duration and kernel, each layer's out_proj alone
+    ran on another stream (the driver chose so), and stream 7 ran all other nodes one after the other. In
+    the order of their creation the layer norm is where the captured side stream had it.
+    """
+    if gpu["node"].null_count() == 0:
+        return [truth()[number] for number in (gpu["node"] & 0xFFFFFFFF).to_list()]
+    main = [label for label in truth() if label != APART]
+    result = [""] * gpu.height
+    for launch in gpu.with_row_index("row").sort("start").partition_by("correlation"):
+        on_main = launch.filter(pl.col("stream") == 7)
+        assert on_main.height == len(main) == 45
+        for row, name, label in zip(on_main["row"], on_main["name"], main, strict=True):
+            assert ("layer_norm" in name) == (label == SIDE)
+            assert ("softmax" in name.lower()) <= (label == "attention")
+            assert ("GeluCUDA" in name) <= (label == "mlp")
+            result[row] = label
+        for row, name in launch.filter(pl.col("stream") != 7).select("row", "name").rows():
+            assert "gemm" in name
+            result[row] = APART
+    return result
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Callable[[Path], Path]:
+    def write(trace: Path) -> Path:
+        (pid,) = {
+            e["pid"]
+            for e in json.loads(unzipped(trace))["traceEvents"]
+            if e.get("cat") == "cuda_runtime"
+        }
+        folder = tmp_path / "elsewhere"
+        folder.mkdir(exist_ok=True)
+        path = folder / "labels.json"
+        path.write_text(json.dumps(truth_document(TRUTH, WITH_IDS, pid)))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("trace", "rule"),
+    [
+        (WITH_IDS, "graph_node"),
+        (WITHOUT_IDS, "graph_alignment"),
+    ],
+    ids=["2.12 by id", "2.11 by alignment"],
+)
+def test_every_replayed_kernel_has_the_label_of_its_node(
+    labels: Callable[[Path], Path], trace: Path, rule: str
+) -> None:
+    labelled = thence.open(trace).label(labels(trace))
+    labelled.self_check()
+    assert labelled.places["label"].to_list() == expected(labelled.gpu)
+    assert labelled.places["label_rule"].unique().to_list() == [rule]
+    assert labelled.gpu.height == labelled.graph_coverage.labelled == 240
+    assert labelled.graph_coverage.share == 1
+
+
+@pytest.mark.parametrize("trace", EAGER, ids=["2.12", "2.11"])
+def test_every_replayed_kernel_gets_label_and_op_of_the_eager_run(trace: Path) -> None:
+    eager = thence.open(EAGER[trace])
+    labelled = thence.open(trace).label(eager=eager)
+    labelled.self_check()
+    assert labelled.places["label"].to_list() == expected(labelled.gpu)
+    assert labelled.places["label_rule"].unique().to_list() == ["eager_alignment"]
+    assert labelled.tables.graph_places["confidence"].unique().to_list() == [1.0]
+    ops = {(SIDE, "aten::native_layer_norm"), ("qkv_proj", "aten::mm"), ("out_proj", "aten::mm")}
+    assert ops <= set(labelled.places.select(pl.col("label", "op").cast(pl.String)).rows())
+
+
+def test_nsight_systems_ids_join_as_well(tmp_path: Path) -> None:
+    trace = thence.open(DATA / "nsight" / "torch_graph.sqlite.gz")
+    document = truth_document(TRUTH, WITH_IDS, 0)
+    document["process"] = {}  # another run of the same program: only its node numbers are used
+    (tmp_path / "labels.json").write_text(json.dumps(document))
+    labelled = trace.label(tmp_path / "labels.json")
+    inside = labelled.activities.filter(pl.col("graph").is_not_null())
+    assert inside.height == 8 * 48  # three replays before the profiled five
+    numbers = (inside["node"] & 0xFFFFFFFF).to_list()
+    assert inside["label"].to_list() == [truth()[number] for number in numbers]
+
+
+def test_a_training_step_of_an_h200_is_labelled_and_two_sources_agree() -> None:
+    """Forward and backward on two streams, driver 13.0: marks at capture, and ranges of an eager run."""
+    recorded = json.loads((GRAPHS / "block_labels.json").read_text())
+    (graph,) = recorded["graphs"]
+    captured = Counter("/".join(recorded["labels"][i]["path"]) for i in graph["nodes"]["label"])
+    trace = thence.open(GRAPHS / "block_replay.json.gz")  # its labels lie beside
+    trace.self_check()
+    assert trace.graph_coverage.share == 1
+    assert trace.graph_coverage.rules == {"graph_alignment": trace.gpu.height}
+    assert Counter(trace.places["label"].to_list()) == {x: 5 * n for x, n in captured.items()}
+    plain = Trace(dataclasses.replace(trace.tables, graph_places=trace.tables.graph_places.clear()))
+    by_eager = plain.label(eager=thence.open(GRAPHS / "block_eager.json.gz"))
+    by_eager.self_check()
+    both = pl.DataFrame(
+        {
+            **{name: trace.places[name].cast(pl.String) for name in ("label", "phase")},
+            **{
+                f"eager_{name}": by_eager.places[name].cast(pl.String)
+                for name in ("label", "phase")
+            },
+        }
+    ).drop_nulls()
+    assert both.height > 0.8 * trace.gpu.height  # the eager run has no edges between streams
+    assert (both["label"] == both["eager_label"]).all()
+    assert (both["phase"] == both["eager_phase"]).all()
+    assert {"forward", "backward"} == set(both["phase"])
+
+
+@pytest.mark.parametrize("by", ["labels", "eager"])
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_may_be_shuffled(labels: Callable[[Path], Path], by: str, seed: int) -> None:
+    trace = thence.open(WITHOUT_IDS)
+    chance = random.Random(seed)
+    streams = [s if s == 7 else chance.choice((143, 144, 145, 146, 7)) for s in trace.gpu["stream"]]
+    gpu = trace.gpu.with_columns(stream=pl.Series(streams))
+    shuffled = Trace(dataclasses.replace(trace.tables, gpu=gpu))
+    labelled = (
+        shuffled.label(labels(WITHOUT_IDS))
+        if by == "labels"
+        else shuffled.label(eager=thence.open(EAGER[WITHOUT_IDS]))
+    )
+    assert labelled.places["label"].to_list() == expected(trace.gpu)
+
+
+@pytest.mark.parametrize("dropped", [0, 5, 47, 100, 150, 239])
+@pytest.mark.parametrize("by", ["labels", "eager"])
+def test_after_dropping_a_kernel_its_replay_is_refused_and_no_other(
+    labels: Callable[[Path], Path], by: str, dropped: int
+) -> None:
+    trace = thence.open(WITHOUT_IDS)
+    right = expected(trace.gpu)
+    kept = [row for row in range(240) if row != dropped]
+    fewer = Trace(dataclasses.replace(trace.tables, gpu=trace.gpu[kept]))
+    labelled = (
+        fewer.label(labels(WITHOUT_IDS))
+        if by == "labels"
+        else fewer.label(eager=thence.open(EAGER[WITHOUT_IDS]))
+    )
+    labelled.self_check()
+    of_launch = trace.gpu["correlation"][dropped]
+    for row, label in zip(kept, labelled.places["label"].to_list(), strict=True):
+        assert label == (None if trace.gpu["correlation"][row] == of_launch else right[row])
+    (note,) = [text for text in labelled.meta.warnings if str(of_launch) in text]
+    assert "differ" in note
+    absent = labelled.places.filter(pl.col("label").is_null())
+    assert absent["label_rule"].unique().to_list() == ["graph_not_joined"]
+    (detail,) = absent["detail"].unique().to_list()
+    assert detail in note  # the sentence about this replay
+    assert labelled.places["detail"].null_count() == labelled.places.height - absent.height
+
+
+# Labels of another process or program
+
+
+def test_labels_of_another_process_are_refused(labels: Callable[[Path], Path]) -> None:
+    path = labels(WITH_IDS)
+    document = json.loads(path.read_text())
+    document["process"]["pid"] += 1
+    path.write_text(json.dumps(document))
+    for trace in (WITH_IDS, WITHOUT_IDS):
+        with pytest.raises(
+            InputError, match=r"process \d+ captured these graphs, but the trace is of process"
+        ):
+            thence.open(trace).label(path)
+
+
+def test_a_trace_from_before_the_process_began_is_refused(tmp_path: Path) -> None:
+    made = layers(1)
+    process = {"pid": PID, "started_ns": 2 * 10**18}
+    tables, _ = tables_of(made, [replay(made, 1, random.Random(0))], ids=True)
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps(made.document(process=process)))
+    with pytest.raises(
+        InputError, match=r"began at 2033-05-18 03:33:20.*, but the trace at 2001-09-09"
+    ):
+        Trace(tables).label(labels)
+    process["started_ns"] = 10**18 - 1
+    labels.write_text(json.dumps(made.document(process=process)))
+    assert Trace(tables).label(labels).graph_coverage.share == 1
+
+
+def test_other_kernels_at_the_same_nodes_are_refused_with_the_first_of_them(tmp_path: Path) -> None:
+    made = layers(1)
+    tables, _ = tables_of(made, [replay(made, 1, random.Random(0))], ids=True)
+    other = layers(1)
+    other.kernels[3] = "cumsum"
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps(other.document()))
+    with pytest.raises(InputError, match="node 3 ran `softmax`, but `cumsum` was captured there"):
+        Trace(tables).label(labels)
+
+
+@pytest.mark.parametrize("pids", [(10, 11), (7, 7)], ids=["one machine", "containers"])
+def test_labels_of_each_rank_go_to_that_rank(tmp_path: Path, pids: tuple[int, int]) -> None:
+    made = layers(1)
+    parts, files, right = [], [], []
+    for rank in range(2):
+        one = Made(made.kernels, [f"rank{rank}/{label}" for label in made.labels], made.before)
+        tables, nodes = tables_of(
+            one, [replay(one, 2, random.Random(rank), 0, 1)], ids=True, pid=pids[rank]
+        )
+        gpu, host = (t.with_columns(rank=pl.lit(rank, pl.Int32)) for t in (tables.gpu, tables.host))
+        parts.append(dataclasses.replace(tables, gpu=gpu, host=host))
+        path = tmp_path / f"labels{rank}.json"
+        path.write_text(json.dumps(one.document(process={"pid": pids[rank], "rank": rank})))
+        files.append(path)
+        right += [one.labels[node] for node in nodes]
+    from thence.model.tables import concat
+
+    labelled = Trace(concat(parts)).label(files)
+    assert labelled.places["label"].to_list() == right
+    assert labelled.meta.warnings == ()
+
+
+def test_labels_stay_with_their_activities_when_traces_are_put_together(
+    labels: Callable[[Path], Path],
+) -> None:
+    from thence.model.tables import concat
+
+    parts = [thence.open(trace).label(labels(trace)) for trace in (WITH_IDS, WITHOUT_IDS)]
+    whole = Trace(concat([part.tables for part in parts]))
+    whole.self_check()
+    assert whole.places["label"].to_list() == [x for part in parts for x in expected(part.gpu)]
+    read_only = dataclasses.replace(parts[0].tables, graph_labels=(read_labels(labels(WITH_IDS)),))
+    both = concat([parts[1].tables, read_only])  # rank 0 is taken: the second becomes 1
+    assert [one.process.rank for one in both.graph_labels] == [1]
+
+
+# Automatically
+
+
+def test_labels_beside_the_trace_are_joined_and_said_so(
+    tmp_path: Path, labels: Callable[[Path], Path]
+) -> None:
+    (tmp_path / "trace.json.gz").write_bytes(WITHOUT_IDS.read_bytes())
+    (tmp_path / "my_labels.json").write_bytes(labels(WITHOUT_IDS).read_bytes())
+    for inputs in (
+        [tmp_path / "trace.json.gz"],
+        [tmp_path / "trace.json.gz", tmp_path / "my_labels.json"],
+    ):
+        trace = thence.open(*inputs)
+        assert trace.places["label"].to_list() == expected(trace.gpu)
+        assert any(
+            "240 of 240 activities" in text and "my_labels.json" in text
+            for text in trace.meta.notes
+        )
+        assert trace.meta.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"format": "thence.graph-labels", "ver'], ids=["no", "cut"]
+)
+def test_labels_beside_that_do_not_fit_are_a_warning_only(
+    tmp_path: Path, labels: Callable[[Path], Path], content: str
+) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "trace.json.gz").write_bytes(WITHOUT_IDS.read_bytes())
+    (folder / "labels.json").write_text(content)
+    for given in (folder, folder / "trace.json.gz"):
+        trace = thence.open(given)
+        assert trace.gpu.height == 240
+        assert trace.tables.graph_places.is_empty()
+        if "format" in content:
+            assert any("labels.json" in text for text in trace.meta.warnings)
+    document = json.loads(labels(WITHOUT_IDS).read_text())
+    document["process"]["pid"] += 1
+    (folder / "labels.json").write_text(json.dumps(document))
+    trace = thence.open(folder / "trace.json.gz")
+    assert trace.tables.graph_places.is_empty()
+    assert any("captured these graphs" in text for text in trace.meta.warnings)

@@ -1,0 +1,331 @@
+"""Labels of the nodes of captured graphs, with a driver made of Python: see fake_cuda."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import thence
+from fake_cuda import FakeCuda
+from thence.errors import MissingRequirement
+from thence.marks.captures import Captures, patch_torch
+from thence.marks.watching import watch
+from thence.recorder.graph_labels import LabelledGraphs, write_whole
+
+
+class Setting:
+    """Captures over a fake driver, and the CUDAGraph class of a fake torch."""
+
+    def __init__(self) -> None:
+        self.cuda = FakeCuda()
+        self.graphs = LabelledGraphs()
+        self.captures = Captures(
+            self.graphs, self.cuda, watch, lambda: self.cuda, lambda: self.cuda
+        )
+        setting = self
+
+        class CUDAGraph:
+            executable: int | None = None
+
+            def capture_begin(self) -> None:
+                setting.cuda.begin()
+
+            def capture_end(self) -> None:
+                graph = setting.cuda.capturing.pop(1)
+                if "fail" in [name for _, name in setting.cuda.graphs[graph].nodes]:
+                    raise RuntimeError("capture failed")
+                self.executable = 100 + graph
+
+            def instantiate(self) -> None:
+                assert self.executable is not None
+                self.executable += 100
+
+            def reset(self) -> None:
+                self.executable = None
+
+            def raw_cuda_graph_exec(self) -> int:
+                if self.executable is None:
+                    raise RuntimeError("not instantiated")
+                return self.executable
+
+        self.graph_class = CUDAGraph
+        cuda_module = type("cuda", (), {"CUDAGraph": CUDAGraph, "is_initialized": lambda: False})
+        self.torch = type("torch", (), {"cuda": cuda_module})
+        self.undo = patch_torch(self.torch, self.captures)
+
+    def labels(self, graph: int = -1) -> list[tuple[str, str, str] | None]:
+        """(type, path, phase) of a graph's nodes; None without a label."""
+        document = self.graphs.document()
+        nodes = document["graphs"][graph]["nodes"]
+        found = []
+        for kind, index in zip(nodes["type"], nodes["label"], strict=True):
+            label = document["labels"][index]
+            found.append(
+                (kind, "/".join(label["path"]), label["phase"]) if index >= 0 else (kind, "", "")
+            )
+        return found
+
+
+@pytest.fixture
+def setting():
+    one = Setting()
+    yield one
+    one.undo()
+    assert not watch.live, "a capture was left behind"
+
+
+def test_nodes_get_the_mark_that_was_open_when_they_were_made(setting) -> None:
+    graph = setting.graph_class()
+    with thence.mark("before"):
+        graph.capture_begin()
+        setting.cuda.launch("k0")
+        with thence.mark("a"):
+            setting.cuda.launch("k1")
+            setting.cuda.launch("copy", "memcpy")
+            with thence.mark("b"):
+                pass  # makes nothing
+            setting.cuda.launch("k2")
+        setting.cuda.launch("k3")
+    setting.cuda.launch("k4")
+    graph.capture_end()
+    assert [path for _, path, _ in setting.labels()] == [
+        *("before", "before/a", "before/a", "before/a", "before", ""),
+    ]
+    document = setting.graphs.document()
+    (captured,) = document["graphs"]
+    assert captured["id"] == 1
+    assert captured["device"] == 3
+    assert captured["executables"] == [101]
+    assert captured["nodes"]["number"] == [0, 1, 2, 3, 4, 5]
+    names = [
+        document["kernels"][k]["name"] if k >= 0 else None for k in captured["nodes"]["kernel"]
+    ]
+    assert names == ["k0", "k1", None, "k2", "k3", "k4"]
+    assert captured["nodes"]["grid"][2] is None
+    assert captured["nodes"]["grid"][3] == (3, 1, 1)
+    assert captured["edges"] == [(n, n + 1) for n in range(5)]
+
+
+def test_a_scope_holds_for_streams_that_join_later(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    setting.cuda.stream = 2  # not captured yet
+    with thence.mark("side"):
+        setting.cuda.capturing[2] = setting.cuda.capturing[1]
+        setting.cuda.launch("k0")
+    setting.cuda.stream = 1
+    setting.cuda.launch("k1")
+    del setting.cuda.capturing[2]
+    graph.capture_end()
+    assert setting.labels() == [("kernel", "side", "forward"), ("kernel", "", "")]
+
+
+def test_other_threads_have_no_say_unless_their_stream_is_captured(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+
+    def work(stream: int, name: str) -> None:
+        setting.cuda.stream = stream
+        with thence.mark(name):
+            setting.cuda.launch(name, stream=1)
+
+    with thence.mark("mine"):
+        for stream, name in ((7, "loader"), (1, "helper")):
+            thread = threading.Thread(target=work, args=(stream, name))
+            thread.start()
+            thread.join()
+        setting.cuda.stream = 1
+    graph.capture_end()
+    assert [path for _, path, _ in setting.labels()] == ["mine", "helper"]
+
+
+def test_several_graphs_and_several_executables(setting) -> None:
+    first, second = setting.graph_class(), setting.graph_class()
+    for graph, name in ((first, "one"), (second, "two")):
+        graph.capture_begin()
+        with thence.mark(name):
+            setting.cuda.launch("same")
+        graph.capture_end()
+    first.instantiate()
+    first.instantiate()
+    document = setting.graphs.document()
+    assert [g["executables"] for g in document["graphs"]] == [[101, 201, 301], [102]]
+    assert [setting.labels(i)[0][1] for i in (0, 1)] == ["one", "two"]
+    assert len(document["kernels"]) == 1
+
+
+def test_a_graph_made_executable_unseen_is_asked_for_when_saving(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    setting.cuda.launch("k")
+    graph.capture_end()
+    graph.executable = 777  # a first replay() does that in C++
+    setting.captures.complete()
+    assert setting.graphs.document()["graphs"][0]["executables"] == [101, 777]
+    graph.reset()
+    graph.executable = 888  # another capture's
+    setting.captures.complete()
+    assert setting.graphs.document()["graphs"][0]["executables"] == [101, 777]
+
+
+def test_a_capture_that_fails_at_its_end_leaves_nothing_and_raises_its_own_error(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    setting.cuda.launch("fail")
+    with pytest.raises(RuntimeError, match="capture failed"):
+        graph.capture_end()
+    with pytest.raises(thence.MissingData, match="failed at its end"):
+        setting.graphs.document()
+
+
+def test_a_capture_that_is_over_unexpectedly_is_not_touched_again(setting) -> None:
+    graph = setting.graph_class()
+    with thence.mark("a"):
+        graph.capture_begin()
+        lost = setting.cuda.capturing.pop(1)  # invalidated: its handle may dangle
+        del setting.cuda.graphs[lost]
+        with thence.mark("b"):
+            pass
+    setting.captures.ending()
+    with pytest.raises(thence.MissingData, match="A capture failed"):
+        setting.graphs.document()
+
+
+def test_a_capture_that_ended_unseen_does_not_hide_the_next_on_its_stream(setting) -> None:
+    first, second = setting.graph_class(), setting.graph_class()
+    first.capture_begin()
+    setting.cuda.launch("lost")
+    setting.cuda.capturing.clear()  # somebody called cudaStreamEndCapture
+    second.capture_begin()
+    with thence.mark("a"):
+        setting.cuda.launch("k")
+    second.capture_end()
+    assert setting.labels() == [("kernel", "a", "forward")]
+    assert any("ended without" in note for note in setting.graphs.notes)
+
+
+def test_a_capture_that_began_unseen_is_seen_from_the_first_mark_on(setting) -> None:
+    setting.cuda.begin()
+    setting.cuda.launch("k0")
+    setting.captures.begun()
+    with thence.mark("a"):
+        setting.cuda.launch("k1")
+    graph = setting.graph_class()
+    graph.capture_end()
+    assert [path for _, path, _ in setting.labels()] == ["", "a"]
+
+
+def test_an_empty_graph_is_left_out(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    graph.capture_end()
+    assert len(setting.graphs) == 0
+
+
+def test_nodes_of_child_graphs_are_numbered_after_all_others(setting) -> None:
+    # As instantiation numbers them (measured with driver 580): level by level inside each child.
+    cuda = setting.cuda
+    deepest = cuda.begin(50)
+    deepest.nodes = [("kernel", "deep")]
+    child = cuda.begin(51)
+    child.nodes = [("kernel", "c0"), ("graph", deepest.id), ("kernel", "c1")]
+    child.edges = [(0, 1), (1, 2)]
+    cuda.capturing.clear()
+    graph = setting.graph_class()
+    graph.capture_begin()
+    cuda.launch("k0")
+    with thence.mark("library"):
+        cuda.add_child(child)
+    cuda.launch("k1")
+    cuda.add_child(child)
+    graph.capture_end()
+    document = setting.graphs.document()
+    nodes = document["graphs"][0]["nodes"]
+    names = [document["kernels"][k]["name"] if k >= 0 else "graph" for k in nodes["kernel"]]
+    assert list(zip(nodes["number"], names, nodes["parent"], strict=True)) == [
+        *((0, "k0", -1), (1, "graph", -1), (2, "k1", -1), (3, "graph", -1)),
+        *((4, "c0", 1), (5, "graph", 1), (6, "c1", 1), (7, "deep", 5)),
+        *((8, "c0", 3), (9, "graph", 3), (10, "c1", 3), (11, "deep", 9)),
+    ]
+    paths = [path for _, path, _ in setting.labels()]
+    assert paths == ["", "library", "", "", *("library",) * 4, "", "", "", ""]
+    assert (4, 5) in document["graphs"][0]["edges"]
+
+
+def test_a_kernel_without_a_name_and_conditional_nodes_are_told(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    setting.cuda.launch("?")
+    setting.cuda.launch("while", "conditional")
+    graph.capture_end()
+    document = setting.graphs.document()
+    assert document["graphs"][0]["nodes"]["kernel"] == [-1, -1]
+    assert any("conditional" in note for note in document["notes"])
+
+
+def test_without_a_driver_the_program_runs_and_the_reason_is_kept() -> None:
+    def missing():
+        raise MissingRequirement("there is no NVIDIA driver here")
+
+    graphs = LabelledGraphs()
+    captures = Captures(graphs, FakeCuda(), watch, missing, missing)
+    captures.begun()
+    assert captures.ending() is None
+    with pytest.raises(thence.MissingData, match="there is no NVIDIA driver here"):
+        graphs.document()
+
+
+def test_undoing_leaves_the_class_as_it_was(setting) -> None:
+    patched = setting.graph_class.capture_begin
+    setting.undo()
+    assert setting.graph_class.capture_begin is not patched
+    assert not hasattr(setting.graph_class.capture_begin, "__wrapped__")
+
+
+def test_the_file_is_whole_and_says_whose_it_is(setting, tmp_path) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    with thence.mark("ä", lane="side", x=1.5, y=["z"], odd=object):
+        setting.cuda.launch("_Z3fooi")
+    graph.capture_end()
+    target = tmp_path / "labels.json"
+    target.write_text("old")
+    write_whole(target, setting.graphs.document())
+    document = json.loads(target.read_text())
+    assert (document["format"], document["version"]) == ("thence.graph-labels", 1)
+    process = document["process"]
+    assert process["pid"] == os.getpid()
+    assert process["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert 0 < process["started_ns"] < process["saved_ns"] <= time.time_ns()
+    assert document["kernels"] == [{"name": "_Z3fooi", "demangled": "foo(int)"}]
+    (label,) = document["labels"]
+    assert label["path"] == ["ä"]
+    assert label["lane"] == "side"
+    assert label["metadata"]["x"] == 1.5
+    assert isinstance(label["metadata"]["odd"], str)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path) -> None:
+    with pytest.raises(thence.UsageError, match="cannot be written"):
+        write_whole(tmp_path / "missing" / "labels.json", {})
+    with pytest.raises(TypeError):
+        write_whole(tmp_path / "labels.json", {"x": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_thousand_marks_in_a_capture_ask_the_driver_once_each(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    before = setting.cuda.asked
+    for i in range(1000):
+        with thence.mark(f"m{i}"):
+            setting.cuda.launch("k")
+    assert setting.cuda.asked - before == 2000
+    graph.capture_end()
+    assert [path for _, path, _ in setting.labels()] == [f"m{i}" for i in range(1000)]

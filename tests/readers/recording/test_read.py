@@ -1,0 +1,240 @@
+"""Recordings on disk: finished, cut, damaged, hostile."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import thence
+from recording_data import BEGAN, kernel, written
+from thence.model.collectives import CallFacts
+from thence.readers.recording.parts import SCHEMAS
+from thence.readers.registry import read
+from thence.recorder.layouts import LAYOUTS
+from thence.recorder.names import Names
+from thence.recording.mark_log import MarkLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAMES = [
+    {"number": 1, "name": "_Z1fv", "demangled": "f()"},
+    {"number": 2, "name": "g", "demangled": None},
+]
+
+
+def test_parts_are_put_together_in_their_order(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "a",
+        {
+            "names": [NAMES[:1], NAMES[1:]],
+            "kernels": [[kernel(start=BEGAN + 50, end=BEGAN + 60)], [kernel(name=2)]],
+        },
+    )
+    tables = read([folder])
+    assert tables.gpu["start"].to_list() == [10, 50]
+    assert tables.gpu["name"].cast(pl.String).to_list() == ["g", "f()"]
+    assert tables.gpu["rank"].to_list() == [3, 3]
+    assert (tables.meta.epoch_ns, tables.meta.warnings) == (BEGAN, ())
+
+
+def test_unfinished_activities_and_missing_names(tmp_path: Path) -> None:
+    rows = [kernel(end=0), kernel(start=0, end=0), kernel(name=99), kernel(name=None)]
+    tables = read([written(tmp_path / "a", {"names": [NAMES], "kernels": [rows]})])
+    assert tables.gpu["name"].cast(pl.String).to_list() == ["(unnamed)", "(unnamed)"]
+    assert any("2 activities have no end" in warning for warning in tables.meta.warnings)
+
+
+def test_a_damaged_part_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()], [kernel()], [kernel()]]}
+    )
+    part = folder / "kernels-000002.arrow"
+    part.write_bytes(part.read_bytes()[:100])
+    (folder / ".kernels-000004.arrow.unfinished").write_bytes(b"half")
+    tables = read([folder])
+    assert tables.gpu.height == 2
+    assert any("1 of 3 parts of the kernels are damaged" in w for w in tables.meta.warnings)
+
+
+def test_what_the_recorder_had_to_say_is_passed_on(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "a", {"kernels": [[kernel()]]}, finished=False, dropped=12, lost={"calls": 5},
+        unknown_kinds={"55": 2}, warnings=["the device was still busy"],
+    )  # fmt: skip
+    text = "\n".join(read([folder]).meta.warnings)
+    for expected in (
+        "was cut",
+        "12 records were dropped",
+        "5 rows of the calls",
+        "CUPTI's 55",
+        "still busy",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"rank": "x"}', '{"format": "other"}', '{"rank": -5}', "\x00" * 50]
+)
+def test_a_description_that_cannot_be_read_costs_only_the_facts(
+    tmp_path: Path, content: str
+) -> None:
+    folder = written(tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()]]})
+    (folder / "recording.json").write_text(content)
+    tables = read([folder])
+    assert tables.gpu.height == 1
+    assert tables.gpu["rank"].to_list() == [0]
+
+
+def test_a_recording_without_anything_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(thence.DamagedInput, match="nothing of the recording can be read"):
+        read([written(tmp_path / "a", {})])
+
+
+def test_columns_of_other_types_do_no_harm(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()]]})
+    text = pl.DataFrame({name: ["a", "18446744073709551615", None] for name in SCHEMAS["kernels"]})
+    text.write_ipc(folder / "kernels-000002.arrow")
+    lists = pl.DataFrame({name: [[1], [2]] for name in SCHEMAS["kernels"]})
+    lists.write_ipc(folder / "kernels-000003.arrow")
+    pl.DataFrame({"start": [5]}).write_ipc(folder / "kernels-000004.arrow")
+    unsigned = dict.fromkeys(SCHEMAS["kernels"], pl.UInt64)
+    huge = pl.DataFrame(
+        {name: [2**64 - 1] for name in SCHEMAS["kernels"]},
+        schema=unsigned,
+    )
+    huge.write_ipc(folder / "kernels-000005.arrow")
+    tables = read([folder])
+    assert tables.gpu.height == 1
+    assert tables.meta.warnings
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_damage_raises_nothing_but_our_errors(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    marks = [
+        {"what": what, "serial": i // 2, "forward": -1, "time": BEGAN + i,
+         "thread": 1, "name": 1, "lane": 0, "metadata": 0}
+        for i, what in enumerate([0, 1] * 20)
+    ]  # fmt: skip
+    folder = written(
+        tmp_path / "a",
+        {"names": [NAMES], "kernels": [[kernel()] * 50], "marks": [marks],
+         "ranges": [[dict.fromkeys(SCHEMAS["ranges"], 2)]]},
+    )  # fmt: skip
+    (folder / "labels.json").write_text('{"format": "thence.graph-labels", "version": 1}')
+    for _ in range(15):
+        file = chance.choice(sorted(folder.iterdir()))
+        content = bytearray(file.read_bytes())
+        for _ in range(chance.choice([1, 1, 4, 40])):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+        before = file.read_bytes()
+        file.write_bytes(content)
+        try:
+            thence.open(folder).activities  # noqa: B018 - reading is the point
+        except thence.ThenceError:
+            pass
+        finally:
+            file.write_bytes(before)
+
+
+def test_marks_around_collectives_describe_their_kernels(tmp_path: Path) -> None:
+    facts = {
+        "Collective name": "_allgather_base", "In msg nelems": 1000, "Out msg nelems": 4000,
+        "Group size": 4, "dtype": "BFloat16", "Process Group Name": "7", "Seq": 12,
+    }  # fmt: skip
+    names = [
+        {"number": 1, "name": "ncclDevKernel_AllGather_RING_LL(x)", "demangled": None},
+        {"number": 2, "name": "cudaLaunchKernelExC", "demangled": None},
+        {"number": 3, "name": "nccl:_allgather_base", "demangled": None},
+        {"number": 4, "name": json.dumps(facts), "demangled": None},
+        {"number": 5, "name": "step", "demangled": None},
+        {"number": 6, "name": '["Collective name"]', "demangled": None},
+        {"number": 7, "name": '{"Collective name"', "demangled": None},
+    ]
+
+    def mark(serial: int, opens: int, closes: int, name: int, text: int) -> list[dict[str, Any]]:
+        common = {"serial": serial, "forward": -1, "thread": 9, "lane": 0}
+        return [
+            {**common, "what": 0, "time": BEGAN + opens, "name": name, "metadata": text},
+            {**common, "what": 1, "time": BEGAN + closes, "name": 0, "metadata": 0},
+        ]
+
+    call = dict.fromkeys(SCHEMAS["calls"], 1) | {
+        "api": 5, "function": 2, "start": BEGAN + 30, "end": BEGAN + 35, "thread": 9, "correlation": 70,
+    }  # fmt: skip
+    folder = written(
+        tmp_path / "a",
+        {
+            "names": [names],
+            "kernels": [[kernel(name=1, start=BEGAN + 40, end=BEGAN + 90, correlation=70)]],
+            "calls": [[call]],
+            "marks": [
+                [*mark(1, 5, 200, 5, 0), *mark(2, 20, 60, 3, 4),
+                 *mark(3, 100, 110, 5, 6), *mark(4, 120, 130, 5, 7)]
+            ],
+        },
+    )  # fmt: skip
+    trace = thence.open(folder)
+    trace.self_check()
+    [row] = trace.collectives.to_dicts()
+    assert (row["gpu"], row["collective"], row["group_size"], row["sequence"]) == (
+        0, "_allgather_base", 4, 12,
+    )  # fmt: skip
+    assert (row["in_elements"], row["out_elements"], row["element_type"]) == (
+        1000,
+        4000,
+        "BFloat16",
+    )
+    assert row["bytes"] == 1000 * 2  # what one rank puts in; a bfloat16 has two bytes
+    # The user's own mark is the label, that of the library an operator.
+    assert trace.places["label"].cast(str).to_list() == ["step"]
+    assert trace.places["ops"].cast(str).to_list() == ["nccl:_allgather_base"]
+
+
+def test_collectives_are_described_by_columns(tmp_path: Path) -> None:
+    """What the log of marks hands to the writer, read again: two calls alike but for their number, one mark."""
+    names, log = Names(), MarkLog()
+    shared: dict[str, object] = {
+        "Collective name": "_reduce_scatter_base", "In msg nelems": 4000, "Out msg nelems": 1000,
+        "Group size": 4, "dtype": "Float", "Process Group Name": "7", "Dst Rank": True,
+    }  # fmt: skip
+    for number in (1, 2):
+        facts = CallFacts(shared)
+        facts["Seq"] = 30 + number
+        log.opened(number, "nccl:reduce_scatter", "lane", facts)
+        log.closed(number)
+    log.opened(3, "of the program", None, {**shared, "bucket": 1})
+    log.closed(3)
+    tables = log.take(names)
+    known = names.new()
+    assert set(tables["collectives"]) == set(SCHEMAS["collectives"])
+    assert sum("Collective name" in text for text in known["name"]) == 1  # the program's own mark
+    folder = written(tmp_path / "a", {"kernels": [[kernel()]]}, version=2, began_ns=1)
+    for table, columns in {**tables, "names": known}.items():
+        pl.DataFrame(columns, schema_overrides={"demangled": pl.String}).write_ipc(
+            folder / f"{table}-000001.arrow"
+        )
+    read_again = read([folder])
+    assert read_again.meta.warnings == ()
+    rows = read_again.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String))
+    assert rows["sequence"].to_list() == [31, 32, None]
+    # A reduce-scatter is as large as what one rank gets, in float32; a truth value is no rank.
+    expected = ("_reduce_scatter_base", 4000, 1000, 4000, 4, "Float", "7", None)
+    columns = ("collective", "bytes", "out_elements", "in_elements", "group_size", "element_type", "group_name",
+               "destination_rank")  # fmt: skip
+    assert rows.select(columns).rows() == [expected] * 3
+    said = read_again.host[rows["host"]].select(pl.col("name", "metadata").cast(pl.String))
+    assert said.rows() == [("nccl:reduce_scatter", None)] * 2 + [("of the program", '{"bucket":1}')]
+
+
+def test_what_is_recorded_is_what_is_read() -> None:
+    """Columns of CUPTI's records, and those that are added to them, are the columns of the format."""
+    added = {"calls": {"api"}}
+    for layout in LAYOUTS.values():
+        columns = {*layout.fields, *added.get(layout.table, ())}
+        assert columns == set(SCHEMAS[layout.table]), layout.table

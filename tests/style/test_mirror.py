@@ -1,0 +1,210 @@
+"""The tests of a module are found by its path: the folders of tests are those of the package."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import thence
+
+PACKAGE = Path(thence.__file__).parent
+TESTS = Path(__file__).parents[1]
+NO_ROOMS = {"browser", "data", "end_to_end", "style", "support"}
+LARGE = 150
+"""Lines above which a module has a test file, or a row in `ELSEWHERE`."""
+
+FIGURES = "writers/page/test_report_page.py::test_figures_for_notebooks[plot_by]"
+GRAPHS = "attribution/cuda_graphs/test_alignment.py"
+CONSTITUENTS = "attribution/xla/test_constituents.py"
+COMMAND_BUFFERS = "attribution/xla/test_command_buffers.py"
+LABEL = "cli/test_label.py"
+NSIGHT = "readers/nsight/test_read.py"
+PERFETTO = "writers/timelines/perfetto/test_write.py"
+
+ELSEWHERE = {
+    "analysis/expectations.py": "analysis/test_streams.py",
+    "analysis/flame_tree.py": "analysis/test_flame.py",
+    "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
+    "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
+    "analysis/timeline.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
+    "analysis/warmup.py": "analysis/test_programs.py",
+    "attribution/cuda_graphs/by_eager.py": "attribution/cuda_graphs/test_alignment_properties.py",
+    "attribution/cuda_graphs/by_order.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
+    "attribution/cuda_graphs/signatures.py": f"{GRAPHS}::test_edges_in_a_circle_are_refused",
+    "attribution/stacks.py": "analysis/test_flame.py::test_the_innermost_line_is_the_source_of_the_report",
+    "attribution/xla/op_names.py": "attribution/xla/test_hlo_places.py",
+    "attribution/xla/origins.py": "attribution/xla/test_hlo_places.py",
+    "attribution/xla/schedules.py": f"{COMMAND_BUFFERS}::test_an_hlo_without_a_schedule_is_refused",
+    "cli/inputs.py": "end_to_end/test_cli.py::test_several_ranks_count_as_such",
+    "cli/inside.py": "end_to_end/test_inside.py::test_command_line_prints_json_csv_and_tables",
+    "cli/output.py": "end_to_end/test_cli.py::test_csv_is_a_table_with_a_heading",
+    "doctor/probe.py": "doctor/test_examine.py",
+    "frameworks/torch.py": "frameworks/test_torch_collectives.py",
+    "inside/clocks.py": "inside/test_formats.py",
+    "inside/columns.py": "inside/test_formats.py::test_events_are_as_recorded",
+    "inside/description.py": "inside/test_defects.py::test_limits_are_checked_before_the_launch",
+    "inside/files.py": "inside/test_defects.py",
+    "inside/formats_mosaic.py": "inside/test_formats.py::test_mosaic_scopes",
+    "inside/formats_proton.py": "inside/test_formats.py::test_proton",
+    "inside/formats_thence.py": "inside/test_formats.py::test_events_are_as_recorded",
+    "inside/launches.py": "inside/test_cuda.py",
+    "inside/ranges.py": "inside/test_defects.py::test_ranges_that_cross_keep_their_own_ends",
+    "marks/backward.py": "marks/test_marking_torch.py",
+    "marks/compiling.py": "marks/test_marking_torch.py",
+    "marks/frames.py": "marks/test_marking.py",
+    "marks/watching.py": "marks/test_marking.py",
+    "model/places.py": "attribution/test_attribute.py",
+    "model/tables.py": "analysis/test_clock_sync.py",
+    "readers/jax/instruction_costs.py": f"{CONSTITUENTS}::test_cost_is_what_enters_and_leaves_the_kernel_and_flops",
+    "readers/jax/shapes.py": "readers/jax/test_hlo.py::test_width_of_every_element_type",
+    "readers/jax/stat_values.py": "readers/jax/test_xspace.py::test_stats_of_any_encoding",
+    "readers/jax/xspace_events.py": "readers/jax/test_xspace.py::test_picoseconds_round_down_at_both_ends",
+    "readers/kineto/decoding.py": "readers/kineto/test_events_properties.py",
+    "readers/kineto/envelope.py": "readers/kineto/test_events_properties.py",
+    "readers/kineto/read.py": "readers/kineto/test_quirks.py::test_metadata_after_the_events_counts",
+    "readers/nsight/activities.py": f"{NSIGHT}::test_copies_are_named_by_the_enums_or_without_them",
+    "readers/nsight/folder.py": f"{NSIGHT}::test_folders_of_tables[arrow]",
+    "readers/nsight/nccl.py": f"{NSIGHT}::test_payloads_of_nccl",
+    "readers/nsight/ranges.py": f"{NSIGHT}::test_ranges_of_every_style",
+    "readers/nsight/sqlite.py": "readers/nsight/test_sqlite_pages.py",
+    "readers/nsight/store.py": "readers/nsight/test_sqlite_pages.py",
+    "readers/nsight/xla.py": f"{NSIGHT}::test_compile_times_come_from_the_ranges_of_xla",
+    "readers/nsys_jax/archive.py": "readers/nsys_jax/test_read.py",
+    "readers/nsys_jax/programs.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
+    "readers/nsys_jax/projection.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
+    "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",
+    "readers/registry.py": "readers/kineto/test_damage.py::test_a_directory_without_traces_says_what_was_looked_for",
+    "readers/source.py": "readers/kineto/test_damage.py::test_gzip_with_a_wrong_checksum_is_read_with_a_warning",
+    "recorder/cupti.py": "recorder/test_libraries.py",
+    "recorder/graph_labels.py": "marks/test_captures.py",
+    "recorder/graph_nodes.py": "marks/test_captures.py::test_nodes_of_child_graphs_are_numbered_after_all_others",
+    "recorder/parts.py": "readers/recording/test_xla.py",
+    "recorder/walking.py": "recorder/test_layouts.py",
+    "recording/mark_log.py": "readers/recording/test_read.py",
+    "recording/record.py": "recorder/test_session.py::test_one_recording_at_a_time_and_another_one_afterwards",
+    "recording/xla_programs.py": "readers/recording/test_xla.py",
+    "timing/compiled_jax.py": "timing/test_measure_jax.py",
+    "timing/events_jax.py": "timing/test_measure_jax.py",
+    "trace.py": "attribution/test_attribute.py",
+    "writers/page/plots.py": FIGURES,
+    "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
+    "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",
+    "writers/timelines/perfetto/layout.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
+    "writers/timelines/perfetto/packets.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
+    "writers/timelines/relabelled.py": f"{LABEL}::test_every_event_stays_as_it_was_but_for_the_labels[.json-compact]",
+}  # fmt: skip
+"""Modules without a test file of their name: the test file that imports the module, or a test that runs it."""
+
+# Runs in every process of the tests below: which test called functions of which modules. What runs while a
+# module is imported does not count, so that only a call from elsewhere does.
+TRACER = """
+import atexit, json, os, sys, threading
+
+package, folder, seen = os.environ["TRACED_PACKAGE"], os.environ["TRACED_FOLDER"], set()
+
+def called(frame, event, argument):
+    code = frame.f_code
+    if code.co_flags & 1 and not code.co_name.startswith("<") and code.co_filename.startswith(package):
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        seen.add((test.partition(" ")[0].partition("[")[0], code.co_filename[len(package):]))
+
+def write():
+    sys.settrace(None)
+    with open(os.path.join(folder, f"{os.getpid()}.json"), "w") as file:
+        json.dump(sorted(seen), file)
+
+atexit.register(write)
+threading.settrace(called)
+sys.settrace(called)
+"""
+
+
+def large_modules() -> list[str]:
+    paths = [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+    large = [path for path in paths if len(path.read_text().splitlines()) > LARGE]
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in large)
+
+
+def own_tests(module: str) -> list[Path]:
+    """Test files of the module's name in the mirrored folder."""
+    path = Path(module)
+    names = (f"test_{path.stem}.py", f"test_{path.stem}_properties.py")
+    return [file for name in names if (file := TESTS / path.parent / name).exists()]
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names that a test file imports anywhere."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def test_tests_mirror_the_tree() -> None:
+    folders = {
+        path.relative_to(TESTS).parent for path in TESTS.rglob("test_*.py")
+    } - {Path(name) for name in NO_ROOMS}  # fmt: skip
+    assert [folder for folder in sorted(folders) if not (PACKAGE / folder).is_dir()] == []
+    assert not list(TESTS.glob("test_*.py")), "a test file belongs to a folder"
+
+
+@pytest.mark.parametrize("module", large_modules())
+def test_a_large_module_has_tests_of_its_name_or_a_row_in_the_table(module: str) -> None:
+    assert bool(own_tests(module)) != (module in ELSEWHERE)
+
+
+def test_the_table_names_large_modules_only() -> None:
+    assert sorted(ELSEWHERE.keys() - set(large_modules())) == []
+
+
+@pytest.mark.parametrize("module", [m for m, test in ELSEWHERE.items() if "::" not in test])
+def test_the_file_that_the_table_names_imports_the_module(module: str) -> None:
+    """By its name, or with a package whose ``__init__`` imports it."""
+    *package, name = ("thence", *Path(module).with_suffix("").parts)
+    names = imported(TESTS / ELSEWHERE[module])
+    if ".".join(package) in names:
+        names |= imported((PACKAGE / module).with_name("__init__.py"))
+    assert ".".join((*package, name)) in names
+
+
+def test_the_tests_that_the_table_names_run_the_modules(tmp_path: Path) -> None:
+    rows = {(test, module) for module, test in ELSEWHERE.items() if "::" in test}
+    (tmp_path / "traced").mkdir()
+    (tmp_path / "sitecustomize.py").write_text(TRACER)
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TRACED_PACKAGE": f"{PACKAGE}{os.sep}",
+        "TRACED_FOLDER": str(tmp_path / "traced"),
+    }
+    options = [
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-o",
+        "console_output_style=classic",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *sorted({f"tests/{test}" for test, _ in rows})],
+        cwd=TESTS.parent, env=environment, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    skipped = {line.partition("[")[0].partition(" ")[0] for line in lines if " SKIPPED" in line}
+    pairs = [
+        pair for file in (tmp_path / "traced").iterdir() for pair in json.loads(file.read_text())
+    ]
+    seen = {(test.removeprefix("tests/"), module.replace(os.sep, "/")) for test, module in pairs}
+    expected = {(test.partition("[")[0], module) for test, module in rows}
+    assert {row for row in expected - seen if f"tests/{row[0]}" not in skipped} == set()

@@ -1,0 +1,74 @@
+"""Programs with a libcupti that calls the recorder as the real one does, each in a process of its own.
+
+A recorder takes CUPTI for the whole process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import thence
+from fake_cupti import library_path
+
+HERE = Path(__file__).parent
+PREAMBLE = f"""
+import os, sys, time, threading
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+import fake_cupti
+fake = fake_cupti.Fake(os.environ["THENCE_LIBCUPTI"])
+import thence
+OUT = Path(sys.argv[1])
+
+def kernel(name="_Z3addPfi", start=1000, end=1500, **more):
+    return fake.record("CONCURRENT_KERNEL", start=start, end=end, name=fake.text(name), **more)
+
+def launch(name, correlation, thread=None):
+    now = time.time_ns()
+    call = fake.record("RUNTIME", start=now, end=now + 1, cbid=2, correlationId=correlation,
+                       threadId=thread or threading.get_native_id())
+    fake.emit(call, kernel(name, now, now + 5, correlationId=correlation))
+"""
+
+
+def program(
+    body: str, out: Path, *, code: int = 0, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with the fake libcupti; it must end with `code`."""
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), str(out)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "THENCE_LIBCUPTI": library_path(), **(env or {})},
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def only_folder(directory: Path) -> Path:
+    """The one process's folder."""
+    (folder,) = [path for path in directory.iterdir() if path.is_dir()]
+    return folder
+
+
+def description(directory: Path) -> dict[str, Any]:
+    """recording.json of the one process."""
+    found: dict[str, Any] = json.loads((only_folder(directory) / "recording.json").read_text())
+    return found
+
+
+def rows(directory: Path) -> pl.DataFrame:
+    """Activities of a recording with text columns."""
+    return thence.open(directory).activities.with_columns(
+        pl.col("name", "label", "phase").cast(pl.String)
+    )

@@ -1,0 +1,180 @@
+"""The HTML report: what is in it, what is said to be absent, and that no name becomes markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import thence
+from helpers import DATA, FSDP, STACK, kernel, launch, opened, run_thence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("plotly", reason="Plotly is not installed")
+
+JAX = DATA / "jax"
+SECTIONS = [
+    "timeline",
+    "time",
+    "flame",
+    "streams",
+    "collectives",
+    "programs",
+    "compile",
+    "spread",
+    "attribution",
+]
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Outline(HTMLParser):
+    """Sections and elements of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.sections: list[str] = []
+        self.elements: list[str] = []
+        self.places: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.elements.append(tag)
+        if tag == "section":
+            self.sections.append(given["id"] or "")
+        for name in ("data-figure", "data-table"):
+            if given.get(name):
+                self.places.append(given[name] or "")
+
+
+def data(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def absent(page: str) -> list[str]:
+    return [html.unescape(text) for text in re.findall(r'<p class="absent">(.*?)</p>', page)]
+
+
+def test_every_section_of_four_ranks() -> None:
+    page = thence.open(*FSDP).report_html()
+    content, outline = data(page), Outline(page)
+    assert outline.sections == SECTIONS
+    assert set(outline.places) == {*content["figures"], *content["tables"]}
+    assert {"timeline", "bandwidth", "waits", "stragglers", "groups", "concurrency"} <= set(
+        content["figures"]
+    )
+    assert {"by-kernel", "by-label", "by-rank", "sizes", "stragglers"} <= set(content["tables"])
+    assert len(page.encode()) < 6_000_000
+    assert absent(page) == [
+        "The trace holds no XLA programs; jax.profiler, nsys-jax and thence record do.",
+        "The trace holds no compilation; nsys-jax and thence record hold XLA's compile phases.",
+        "No warnings.",
+    ]
+
+
+def test_every_section_of_a_jax_program() -> None:
+    page = thence.open(JAX / "jax_fsdp2.xplane.pb.gz").report_html()
+    content = data(page)
+    assert Outline(page).sections == SECTIONS
+    assert {"programs", "bandwidth"} <= set(content["figures"])
+    assert content["tables"]["programs"]["rows"][0][0]
+
+
+def test_one_gpu_has_no_collectives_and_says_so() -> None:
+    page = thence.open(STACK).report_html()
+    assert "The trace describes no collectives; one GPU has none." in absent(page)
+    assert {"by-module", "by-source"} <= set(data(page)["tables"])
+
+
+def test_the_numbers_are_those_of_the_summary() -> None:
+    trace = thence.open(STACK)
+    table = data(trace.report_html())["tables"]["by-kernel"]
+    columns = [column["title"] for column in table["columns"]]
+    assert columns == ["kernel", "count", "total", "share", "mean", "backward"]
+    rows = trace.summary().rows
+    assert [row[2] for row in table["rows"]] == rows["total_ns"].to_list()
+    assert table["full"][0] == rows["name"][0][:400]
+
+
+def test_a_long_table_is_cut_and_says_by_how_much(tmp_path: Path) -> None:
+    events = [launch(i, i) for i in range(1, 504)]
+    events += [kernel(i, 1000 + 10 * i, name=f"kernel_{'x' * i}") for i in range(1, 504)]
+    table = data(opened(tmp_path, events).report_html())["tables"]["by-kernel"]
+    assert len(table["rows"]) == 500
+    assert table["note"] == "the rest takes 15.00 us (0.6 %); 3 more rows are not in this page"
+
+
+def test_no_name_becomes_markup(tmp_path: Path) -> None:
+    harmless = opened(
+        tmp_path, [launch(1, 1), kernel(1, 10, name="k"), launch(2, 2), kernel(2, 20, name="m")]
+    )
+    expected = Outline(harmless.report_html()).elements
+    hostile = opened(
+        tmp_path, [launch(1, 1), kernel(1, 10, name=HOSTILE), launch(2, 2), kernel(2, 20, name="m")]
+    )
+    page = hostile.report_html()
+    assert Outline(page).elements == expected
+    assert HOSTILE not in page
+    assert HOSTILE in data(page)["tables"]["by-kernel"]["full"]
+
+
+@pytest.mark.parametrize("name", ["plot_timeline", "plot_by", "plot_flame", "plot_streams", "plot_concurrency",
+                                  "plot_bandwidth", "plot_waits", "plot_stragglers", "plot_spread"])  # fmt: skip
+def test_figures_for_notebooks(name: str) -> None:
+    figure = getattr(thence.open(*FSDP), f"{name}")()
+    assert figure.data
+
+
+def test_figures_escape_names(tmp_path: Path) -> None:
+    trace = opened(tmp_path, [launch(1, 1), kernel(1, 10, name="<a href='x'>k</a>")])
+    for figure in (trace.plot_by(), trace.plot_timeline()):
+        assert "<a " not in json.dumps(figure.to_plotly_json(), default=str)
+
+
+def test_figures_of_programs() -> None:
+    trace = thence.open(JAX / "jax_single_nocb.xplane.pb.gz")
+    assert [bar.name for bar in trace.plot_programs().data] == [
+        "active",
+        "idle inside",
+        "idle before",
+    ]
+    with pytest.raises(thence.MissingData):
+        trace.plot_compile()
+
+
+def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(thence.MissingRequirement, match=r"pip install 'thence\[report\]'"):
+        thence.open(STACK).plot_by()
+
+
+def test_the_command_writes_a_page_once(tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    assert run_thence("report", STACK, "-o", target).returncode == 0
+    assert target.stat().st_size < 6_000_000
+    again = run_thence("report", STACK, "-o", target)
+    assert again.returncode == 2
+    assert "exists already; --force replaces it" in again.stderr.decode()
+    target.write_text("old")
+    assert run_thence("report", STACK, "-o", target, "--force").returncode == 0
+    assert Outline(target.read_text()).sections == SECTIONS
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_command_writes_json_and_csv(tmp_path: Path) -> None:
+    assert run_thence("report", STACK, "--by", "module", "-o", tmp_path / "a.json").returncode == 0
+    assert json.loads((tmp_path / "a.json").read_text())["by"] == "module"
+    assert run_thence("report", STACK, "-o", tmp_path / "a.csv").returncode == 0
+    assert (tmp_path / "a.csv").read_text().startswith("name,")
+    wrong = run_thence("report", STACK, "-o", tmp_path / "a.pdf")
+    assert wrong.returncode == 2
+    assert ".html, .htm, .json, .csv" in wrong.stderr.decode()
