@@ -29,129 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-
 __all__ = ["NAME", "PATTERNS", "read", "read_labels", "sniff", "with_labels_beside"]
 
 _MOST_FILES = 1000  # of labels in one folder
-
-
-def with_labels_beside(tables: Tables) -> Tables:
-    """The tables with the labels in the folders of their inputs, after those that are among the inputs.
-
-    What cannot be read there is a warning, never an error.
-    """
-    known = {Path(name).resolve() for name in tables.meta.inputs}
-    known |= {Path(one.source).resolve() for one in tables.graph_labels}
-    folders = {
-        Path(name).parent
-        for name in tables.meta.inputs
-        if name != STANDARD_INPUT and Path(name).is_file()
-    }
-    found, warnings = [], []
-    paths = sorted(
-        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
-    )
-    for path in paths[:_MOST_FILES]:
-        if path.resolve() in known:
-            continue
-        try:
-            with Source.open(str(path)) as source:
-                is_labels = sniff(source.head())
-            if is_labels:
-                found.append(read_labels(path))
-        except InputError as error:
-            warnings.append(f"{error}; not joined")
-    if not found and not warnings:
-        return tables
-    labels = (*tables.graph_labels, *found)
-    return dataclasses.replace(tables, graph_labels=labels).with_warnings(warnings)
-
-
 NAME = "labels of CUDA graphs (thence.save_labels)"
-
-
 PATTERNS = ("*labels*.json", "*labels*.json.gz")
-
-
 """Files of a directory that may be labels."""
-
-
 _FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
-
-
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
-
-
 _MOST_BYTES = 1 << 30
-
-
 _MOST_NODES = 20_000_000
-
-
 _LOW, _HIGH = (1 << 32) - 1, 32
-
-
 _HOW = "thence.save_labels() at the end of the program writes it anew"
-
-
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-
-
 _Triple = tuple[_Size, _Size, _Size]
-
-
-class _Process(msgspec.Struct):
-    pid: int | None = None
-    rank: int | None = None
-    boot: str | None = None
-    started_ns: int | None = None
-
-
-class _Label(msgspec.Struct):
-    path: tuple[str, ...]
-    phase: str | None = None
-    lane: str | None = None
-    metadata: dict[str, Any] = {}
-
-
-class _Kernel(msgspec.Struct):
-    name: str
-    demangled: str | None = None
-
-
-class _Nodes(msgspec.Struct):
-    number: list[int]
-    type: list[str]
-    label: list[int]
-    kernel: list[int] | None = None
-    grid: list[_Triple | None] | None = None
-    block: list[_Triple | None] | None = None
-    shared_memory: list[_Size | None] | None = None
-    parent: list[int] | None = None
-
-
-class _Graph(msgspec.Struct):
-    id: int
-    nodes: _Nodes
-    executables: tuple[int, ...] = ()
-    device: int | None = None
-    edges: list[tuple[int, int]] | None = None
-
-
-class _File(msgspec.Struct):
-    format: str
-    version: int
-    process: _Process = msgspec.field(default_factory=_Process)
-    labels: tuple[_Label, ...] = ()
-    kernels: tuple[_Kernel, ...] = ()
-    graphs: tuple[_Graph, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-class _Head(msgspec.Struct):
-    format: str = ""
-    version: int = 0
 
 
 def sniff(head: bytes) -> bool:
@@ -174,34 +65,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     progress(source.consumed)
     meta = Meta(inputs=(source.name,), formats=(NAME,))
     return Tables(graph_labels=(labels,), meta=meta)
-
-
-def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
-    """The labels in a file, JSON (plain or gzipped) or a pickled annotation file of PyTorch.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        InputError: it cannot be opened.
-        UnknownFormat: it holds no labels, or in a version that is not known.
-        DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
-    """
-    with Source.open(str(path)) as source:
-        if _PICKLE.match(source.head()):
-            return _of_torch(_content(source), source.name)
-        return _parsed(_content(source), source)
-
-
-def _content(source: Source) -> bytes:
-    content = source.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise DamagedInput(source.name, "over 1 GB, which labels of graphs never are")
-    if not content.strip():
-        raise UnknownFormat(
-            source.name, source.damage or "is empty; expected labels of CUDA graphs"
-        )
-    return content
 
 
 def _parsed(content: bytes, source: Source) -> GraphLabels:
@@ -239,16 +102,69 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         raise DamagedInput(name, f"holds a number out of range: {error}; {_HOW}") from error
 
 
+class _Head(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+def _no_labels(what: str) -> str:
+    return f"{what}; expected labels of CUDA graphs, which thence.save_labels() or PyTorch 2.12 to 2.14 wrote"
+
+
+class _Process(msgspec.Struct):
+    pid: int | None = None
+    rank: int | None = None
+    boot: str | None = None
+    started_ns: int | None = None
+
+
+class _File(msgspec.Struct):
+    format: str
+    version: int
+    process: _Process = msgspec.field(default_factory=_Process)
+    labels: tuple[_Label, ...] = ()
+    kernels: tuple[_Kernel, ...] = ()
+    graphs: tuple[_Graph, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class _Label(msgspec.Struct):
+    path: tuple[str, ...]
+    phase: str | None = None
+    lane: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class _Kernel(msgspec.Struct):
+    name: str
+    demangled: str | None = None
+
+
+class _Graph(msgspec.Struct):
+    id: int
+    nodes: _Nodes
+    executables: tuple[int, ...] = ()
+    device: int | None = None
+    edges: list[tuple[int, int]] | None = None
+
+
+class _Nodes(msgspec.Struct):
+    number: list[int]
+    type: list[str]
+    label: list[int]
+    kernel: list[int] | None = None
+    grid: list[_Triple | None] | None = None
+    block: list[_Triple | None] | None = None
+    shared_memory: list[_Size | None] | None = None
+    parent: list[int] | None = None
+
+
 def _label(
     path: tuple[str, ...], phase: str | None, lane: str | None, metadata: Mapping[str, Any]
 ) -> Label:
     """A label whose metadata may describe a collective, under Kineto's names."""
     collective, rest = split(metadata)
     return Label(path, phase, lane, rest, collective)
-
-
-def _no_labels(what: str) -> str:
-    return f"{what}; expected labels of CUDA graphs, which thence.save_labels() or PyTorch 2.12 to 2.14 wrote"
 
 
 def _graph(graph: _Graph, file: _File) -> CapturedGraph:
@@ -304,6 +220,34 @@ def _frame(columns: Mapping[str, Sequence[Any] | None], count: int) -> pl.DataFr
     )
 
 
+def _content(source: Source) -> bytes:
+    content = source.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise DamagedInput(source.name, "over 1 GB, which labels of graphs never are")
+    if not content.strip():
+        raise UnknownFormat(
+            source.name, source.damage or "is empty; expected labels of CUDA graphs"
+        )
+    return content
+
+
+def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
+    """The labels in a file, JSON (plain or gzipped) or a pickled annotation file of PyTorch.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        InputError: it cannot be opened.
+        UnknownFormat: it holds no labels, or in a version that is not known.
+        DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
+    """
+    with Source.open(str(path)) as source:
+        if _PICKLE.match(source.head()):
+            return _of_torch(_content(source), source.name)
+        return _parsed(_content(source), source)
+
+
 def _of_torch(content: bytes, name: str) -> GraphLabels:
     """PyTorch's annotations: node id (graph << 32 | number) to a list of dicts, the innermost last.
 
@@ -334,18 +278,6 @@ def _of_torch(content: bytes, name: str) -> GraphLabels:
     return GraphLabels(name, labels=tuple(labels), graphs=graphs, notes=(note,))
 
 
-def _torch_graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
-    own = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
-    number = (ids[own] & np.uint64(_LOW)).astype(np.int64)
-    order = np.argsort(number)
-    columns = {
-        "number": number[order].tolist(),
-        "type": ["unknown"] * len(own),  # the file does not say
-        "label": labels[own][order].tolist(),
-    }
-    return CapturedGraph(graph, (graph,), None, _frame(columns, len(own)), None)
-
-
 def _torch_label(annotations: object, name: str) -> Label:
     """One label of the annotations of a node: dicts (key-wise, later ones win), or texts."""
     merged: dict[str, Any] = {}
@@ -365,3 +297,47 @@ def _torch_label(annotations: object, name: str) -> Label:
     return _label(
         path, None if phase is None else str(phase), None if lane is None else str(lane), merged
     )
+
+
+def _torch_graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
+    own = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
+    number = (ids[own] & np.uint64(_LOW)).astype(np.int64)
+    order = np.argsort(number)
+    columns = {
+        "number": number[order].tolist(),
+        "type": ["unknown"] * len(own),  # the file does not say
+        "label": labels[own][order].tolist(),
+    }
+    return CapturedGraph(graph, (graph,), None, _frame(columns, len(own)), None)
+
+
+def with_labels_beside(tables: Tables) -> Tables:
+    """The tables with the labels in the folders of their inputs, after those that are among the inputs.
+
+    What cannot be read there is a warning, never an error.
+    """
+    known = {Path(name).resolve() for name in tables.meta.inputs}
+    known |= {Path(one.source).resolve() for one in tables.graph_labels}
+    folders = {
+        Path(name).parent
+        for name in tables.meta.inputs
+        if name != STANDARD_INPUT and Path(name).is_file()
+    }
+    found, warnings = [], []
+    paths = sorted(
+        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
+    )
+    for path in paths[:_MOST_FILES]:
+        if path.resolve() in known:
+            continue
+        try:
+            with Source.open(str(path)) as source:
+                is_labels = sniff(source.head())
+            if is_labels:
+                found.append(read_labels(path))
+        except InputError as error:
+            warnings.append(f"{error}; not joined")
+    if not found and not warnings:
+        return tables
+    labels = (*tables.graph_labels, *found)
+    return dataclasses.replace(tables, graph_labels=labels).with_warnings(warnings)

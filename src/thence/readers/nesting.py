@@ -24,8 +24,53 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
-
 __all__ = ["IS_API_CALL", "host_order", "host_parents", "in_order", "parent_column"]
+
+IS_API_CALL = np.array([category in API_CALLS for category in HOST_CATEGORIES])
+"""Whether a category is one of `API_CALLS`, by its index in HOST_CATEGORIES."""
+
+
+def host_order(
+    track: Column, category: Column, start: Int64, duration: Int64
+) -> npt.NDArray[np.intp]:
+    """Row numbers by thread, then start; what contains another comes first, equal rows stay in order.
+
+    Args:
+        track: number of each row's thread, in the order that is wanted, shape (n,).
+        category: index in HOST_CATEGORIES, shape (n,).
+        start: ns, shape (n,).
+        duration: ns, shape (n,).
+    """
+
+    def ties(rows: npt.NDArray[np.intp]) -> list[Column]:
+        return [-_lengths(category[rows], duration[rows]), category[rows]]
+
+    return in_order(track, start, ties)
+
+
+def _lengths(category: Column, duration: Int64) -> Int64:
+    """How long each row counts when rows are nested, in ns."""
+    lengths = np.maximum(duration, 1)
+    lengths[IS_API_CALL[category]] = 1
+    return lengths
+
+
+def host_parents(track: Column, category: Column, start: Int64, duration: Int64) -> Int64:
+    """The row of the innermost range around each, `NO_ROW` for the outermost, shape (n,).
+
+    Args:
+        track: number of each row's thread, shape (n,). Rows must be in the order of `host_order`.
+        category: index in HOST_CATEGORIES, shape (n,).
+        start: ns, shape (n,).
+        duration: ns, shape (n,).
+    """
+    return enclosing(track, start, start + _lengths(category, duration))
+
+
+def parent_column(parent: Int64) -> pl.Series:
+    """Parents as `HOST` holds them: Int32, null for the outermost."""
+    column = pl.Series("parent", parent.astype(np.int32))
+    return column.set(column == NO_ROW, None)
 
 
 def in_order(
@@ -52,52 +97,3 @@ def in_order(
     rows = order[at]
     order[at] = rows[np.lexsort((*reversed(ties(rows)), start[rows], track[rows]))]
     return order
-
-
-IS_API_CALL = np.array([category in API_CALLS for category in HOST_CATEGORIES])
-
-
-"""Whether a category is one of `API_CALLS`, by its index in HOST_CATEGORIES."""
-
-
-def host_order(
-    track: Column, category: Column, start: Int64, duration: Int64
-) -> npt.NDArray[np.intp]:
-    """Row numbers by thread, then start; what contains another comes first, equal rows stay in order.
-
-    Args:
-        track: number of each row's thread, in the order that is wanted, shape (n,).
-        category: index in HOST_CATEGORIES, shape (n,).
-        start: ns, shape (n,).
-        duration: ns, shape (n,).
-    """
-
-    def ties(rows: npt.NDArray[np.intp]) -> list[Column]:
-        return [-_lengths(category[rows], duration[rows]), category[rows]]
-
-    return in_order(track, start, ties)
-
-
-def host_parents(track: Column, category: Column, start: Int64, duration: Int64) -> Int64:
-    """The row of the innermost range around each, `NO_ROW` for the outermost, shape (n,).
-
-    Args:
-        track: number of each row's thread, shape (n,). Rows must be in the order of `host_order`.
-        category: index in HOST_CATEGORIES, shape (n,).
-        start: ns, shape (n,).
-        duration: ns, shape (n,).
-    """
-    return enclosing(track, start, start + _lengths(category, duration))
-
-
-def parent_column(parent: Int64) -> pl.Series:
-    """Parents as `HOST` holds them: Int32, null for the outermost."""
-    column = pl.Series("parent", parent.astype(np.int32))
-    return column.set(column == NO_ROW, None)
-
-
-def _lengths(category: Column, duration: Int64) -> Int64:
-    """How long each row counts when rows are nested, in ns."""
-    lengths = np.maximum(duration, 1)
-    lengths[IS_API_CALL[category]] = 1
-    return lengths

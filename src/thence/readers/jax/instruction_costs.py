@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thence.readers.jax.protos.hlo_pb2 import HloInstructionProto
-
 __all__ = ["COUNTED", "NO_FLOPS", "flops", "json_config", "result_elements", "work_columns"]
 
 _MOVING = """
@@ -35,131 +34,19 @@ fusion gather get-dimension-size get-tuple-element infeed iota opt-barrier outfe
 partition-id ragged-all-to-all recv recv-done replica-id reshape reverse send send-done
 set-dimension-size slice topk transpose tuple while
 """
-
-
 NO_FLOPS = frozenset(_MOVING.split())
-
-
 """Opcodes that compute nothing themselves: they name, move, call or communicate."""
-
-
 _GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
-
-
 _MAX_CONFIG = 1 << 20
-
-
 COUNTED = frozenset(
     (
         *("convolution", "custom-call", "dot", "ragged-dot", "reduce", "reduce-window", "scatter"),
         *("select-and-scatter", "sort"),
     )
 )
-
-
 """Opcodes that compute something else than one operation for each element of the result."""
-
-
-def flops(
-    instruction: HloInstructionProto,
-    result: ShapeProto,
-    operands: Sequence[ShapeProto],
-    config: bytes,
-) -> int:
-    """Floating-point operations of one instruction, without those of computations that it calls.
-
-    Args:
-        instruction: one of `COUNTED`; its dimension numbers are used.
-        result: its shape.
-        operands: shapes of its operands.
-        config: its backend config; cuBLAS calls keep their dimension numbers there.
-    """
-    opcode = instruction.opcode
-    count = 0
-    if opcode == "dot":
-        numbers = instruction.dot_dimension_numbers.lhs_contracting_dimensions
-        count = _dot(result, operands, numbers)
-    elif opcode == "ragged-dot":
-        ragged = instruction.ragged_dot_dimension_numbers.dot_dimension_numbers
-        count = _dot(result, operands, ragged.lhs_contracting_dimensions)
-    elif opcode == "convolution":
-        count = _convolution(instruction, result, operands)
-    elif opcode == "custom-call":
-        count = _custom_call(instruction, result, operands, config)
-    elif opcode in ("reduce-window", "select-and-scatter"):
-        window = instruction.window.dimensions[:MAX_RANK]
-        count = result_elements(result) * prod(dimension.size for dimension in window)
-    elif operands:
-        count = elements(operands[-1] if opcode == "scatter" else operands[0])
-        if opcode == "sort":
-            count *= count.bit_length()
-    return max(0, min(count, MAX_INT64))
-
-
-def result_elements(shape: ShapeProto) -> int:
-    """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
-    return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
-
-
-def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterable[int]) -> int:
-    """2 * (result elements) * (length of the contraction)."""
-    if not operands:
-        return 0
-    left = operands[0].dimensions[:MAX_RANK]
-    return (
-        2 * result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
-    )
-
-
-def _convolution(
-    instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto]
-) -> int:
-    """2 * (result elements) * (kernel elements of one output feature)."""
-    if len(operands) < 2:
-        return 0
-    kernel = operands[1]
-    feature = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
-    outputs = kernel.dimensions[feature] if 0 <= feature < len(kernel.dimensions) else 0
-    return 2 * result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
-
-
-def _custom_call(
-    instruction: HloInstructionProto,
-    result: ShapeProto,
-    operands: Sequence[ShapeProto],
-    config: bytes,
-) -> int:
-    """Of library matrix products and convolutions; 0 for other targets, which could be anything."""
-    target = instruction.custom_call_target
-    if target.startswith("__cudnn$conv"):
-        return _convolution(instruction, result, operands)
-    if not target.startswith(_GEMM_TARGETS):
-        return 0
-    gemm = json_config(config).get("gemm_backend_config")
-    numbers = gemm.get("dot_dimension_numbers") if isinstance(gemm, dict) else None
-    listed = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
-    digits = [str(d) for d in listed] if isinstance(listed, list) else []
-    contracting = [int(d) for d in digits if d.isdecimal() and len(d) < 3]
-    return _dot(result, operands, contracting) if contracting else 0
-
-
-def json_config(config: bytes) -> dict[str, Any]:
-    """A backend config that is a JSON object; empty for other forms (it may be any bytes)."""
-    if not config.startswith(b"{") or len(config) > _MAX_CONFIG:
-        return {}
-    try:
-        parsed = json.loads(config)
-    except (ValueError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
-
-
 _NOWHERE = -1  # row of an operand that there is not
-
-
 _NO_SHAPE = ShapeProto()
-
-
 _SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
 
 
@@ -238,3 +125,97 @@ def _with_called(body: Body, own: list[int]) -> list[int]:
                 result[row] = min(own[row] + inner, MAX_INT64)
         work[computation.id] = min(sum(result[rows.start : rows.stop]), MAX_INT64)
     return result
+
+
+def flops(
+    instruction: HloInstructionProto,
+    result: ShapeProto,
+    operands: Sequence[ShapeProto],
+    config: bytes,
+) -> int:
+    """Floating-point operations of one instruction, without those of computations that it calls.
+
+    Args:
+        instruction: one of `COUNTED`; its dimension numbers are used.
+        result: its shape.
+        operands: shapes of its operands.
+        config: its backend config; cuBLAS calls keep their dimension numbers there.
+    """
+    opcode = instruction.opcode
+    count = 0
+    if opcode == "dot":
+        numbers = instruction.dot_dimension_numbers.lhs_contracting_dimensions
+        count = _dot(result, operands, numbers)
+    elif opcode == "ragged-dot":
+        ragged = instruction.ragged_dot_dimension_numbers.dot_dimension_numbers
+        count = _dot(result, operands, ragged.lhs_contracting_dimensions)
+    elif opcode == "convolution":
+        count = _convolution(instruction, result, operands)
+    elif opcode == "custom-call":
+        count = _custom_call(instruction, result, operands, config)
+    elif opcode in ("reduce-window", "select-and-scatter"):
+        window = instruction.window.dimensions[:MAX_RANK]
+        count = result_elements(result) * prod(dimension.size for dimension in window)
+    elif operands:
+        count = elements(operands[-1] if opcode == "scatter" else operands[0])
+        if opcode == "sort":
+            count *= count.bit_length()
+    return max(0, min(count, MAX_INT64))
+
+
+def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterable[int]) -> int:
+    """2 * (result elements) * (length of the contraction)."""
+    if not operands:
+        return 0
+    left = operands[0].dimensions[:MAX_RANK]
+    return (
+        2 * result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
+    )
+
+
+def _convolution(
+    instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto]
+) -> int:
+    """2 * (result elements) * (kernel elements of one output feature)."""
+    if len(operands) < 2:
+        return 0
+    kernel = operands[1]
+    feature = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
+    outputs = kernel.dimensions[feature] if 0 <= feature < len(kernel.dimensions) else 0
+    return 2 * result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
+
+
+def _custom_call(
+    instruction: HloInstructionProto,
+    result: ShapeProto,
+    operands: Sequence[ShapeProto],
+    config: bytes,
+) -> int:
+    """Of library matrix products and convolutions; 0 for other targets, which could be anything."""
+    target = instruction.custom_call_target
+    if target.startswith("__cudnn$conv"):
+        return _convolution(instruction, result, operands)
+    if not target.startswith(_GEMM_TARGETS):
+        return 0
+    gemm = json_config(config).get("gemm_backend_config")
+    numbers = gemm.get("dot_dimension_numbers") if isinstance(gemm, dict) else None
+    listed = numbers.get("lhs_contracting_dimensions") if isinstance(numbers, dict) else None
+    digits = [str(d) for d in listed] if isinstance(listed, list) else []
+    contracting = [int(d) for d in digits if d.isdecimal() and len(d) < 3]
+    return _dot(result, operands, contracting) if contracting else 0
+
+
+def result_elements(shape: ShapeProto) -> int:
+    """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
+    return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
+
+
+def json_config(config: bytes) -> dict[str, Any]:
+    """A backend config that is a JSON object; empty for other forms (it may be any bytes)."""
+    if not config.startswith(b"{") or len(config) > _MAX_CONFIG:
+        return {}
+    try:
+        parsed = json.loads(config)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

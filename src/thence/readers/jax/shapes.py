@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         ShapeProto,
     )
     from thence.units import Bytes
-
 __all__ = [
     "ELEMENT_BITS",
     "MAX_INT64",
@@ -35,14 +34,8 @@ __all__ = [
 ]
 
 MAX_INT64 = (1 << 63) - 1
-
-
 MAX_RANK = 64
-
-
 """More dimensions than any shape of XLA has: multiplying millions must not hang the reader."""
-
-
 # PrimitiveType of xla_data.proto: number to width in bits. TUPLE (13), OPAQUE_TYPE (14), TOKEN (17)
 # and BUFFER (34) have no elements of their own.
 ELEMENT_BITS = {
@@ -62,14 +55,19 @@ ELEMENT_BITS = {
     18: 128,  # C128
     **dict.fromkeys((13, 14, 17, 34), 0),
 }
-
-
 """Width of each PrimitiveType in bits; tuples, opaque values, tokens and buffers have none."""
 
 
 def elements(shape: ShapeProto) -> int:
     """Number of elements of an array shape; 0 for others, an upper bound for dynamic dimensions."""
     return _count(shape) if ELEMENT_BITS.get(shape.element_type) else 0
+
+
+def _count(shape: ShapeProto) -> int:
+    dimensions = shape.dimensions
+    if len(dimensions) > MAX_RANK:
+        return 0
+    return min(prod(d for d in dimensions if d >= 0), MAX_INT64)
 
 
 def shape_bytes(shape: ShapeProto) -> Bytes:
@@ -90,13 +88,6 @@ def shape_bytes(shape: ShapeProto) -> Bytes:
 def memory_space(shape: ShapeProto) -> int:
     """Memory space of an array shape: 0 device, 5 host, 1 that of collectives."""
     return shape.layout.memory_space
-
-
-def _count(shape: ShapeProto) -> int:
-    dimensions = shape.dimensions
-    if len(dimensions) > MAX_RANK:
-        return 0
-    return min(prod(d for d in dimensions if d >= 0), MAX_INT64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +129,6 @@ def replica_groups(
     return _from_lists(instruction.replica_groups) or _everyone(instruction, devices)
 
 
-def _from_lists(groups: Iterable[ReplicaGroup]) -> Groups | None:
-    sizes = [len(group.replica_ids) for group in groups]
-    largest = max(sizes, default=0)
-    return Groups(largest, len(sizes)) if largest else None
-
-
-def _from_iota(iota: IotaReplicaGroupListProto) -> Groups | None:
-    return _sane(iota.num_devices_per_group, iota.num_replica_groups)
-
-
 def _from_mesh(grouped: MeshAxesReplicaGroupListProto) -> Groups | None:
     """A group spans the named axes or parts of axes; the rest of the mesh counts the groups."""
     axes = [axis.size for axis in grouped.mesh.axes]
@@ -162,6 +143,20 @@ def _from_mesh(grouped: MeshAxesReplicaGroupListProto) -> Groups | None:
     return _sane(size, prod(axes) // size) if size > 0 else None
 
 
+def _sane(size: int, count: int) -> Groups | None:
+    return Groups(size, count) if 0 < size <= MAX_INT64 and 0 < count <= MAX_INT64 else None
+
+
+def _from_iota(iota: IotaReplicaGroupListProto) -> Groups | None:
+    return _sane(iota.num_devices_per_group, iota.num_replica_groups)
+
+
+def _from_lists(groups: Iterable[ReplicaGroup]) -> Groups | None:
+    sizes = [len(group.replica_ids) for group in groups]
+    largest = max(sizes, default=0)
+    return Groups(largest, len(sizes)) if largest else None
+
+
 def _everyone(instruction: HloInstructionProto, devices: DeviceAssignmentProto) -> Groups | None:
     """No groups at all: all replicas, and with a channel all partitions of them too."""
     replicas, partitions = devices.replica_count, devices.computation_count
@@ -169,7 +164,3 @@ def _everyone(instruction: HloInstructionProto, devices: DeviceAssignmentProto) 
         return None
     across = instruction.channel_id > 0
     return _sane(replicas * partitions if across else replicas, 1 if across else partitions)
-
-
-def _sane(size: int, count: int) -> Groups | None:
-    return Groups(size, count) if 0 < size <= MAX_INT64 and 0 < count <= MAX_INT64 else None

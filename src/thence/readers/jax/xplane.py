@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.readers.source import Source
-
 __all__ = [
     "NAME",
     "PATTERNS",
@@ -46,113 +45,15 @@ __all__ = [
 ]
 
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
-
-
 """Host ranges that launch everything of one execution on one device (gpu_executable.cc)."""
-
-
-def launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
-    """Host row of the range that executed the program each activity is part of.
-
-    It is around the API call with the same correlation id.
-
-    Args:
-        gpu: with the column correlation.
-        host: in the columns of `HOST`.
-
-    Returns:
-        Rows of ``host``, `NO_ROW` where the call or such a range was not recorded.
-    """
-    if host.is_empty():
-        return np.full(gpu.height, NO_ROW, np.int64)
-    calls = (
-        host.with_row_index("call")
-        .filter(pl.col("correlation").is_not_null())
-        .select("correlation", pl.col("call").cast(pl.Int64))
-        .unique("correlation", keep="first", maintain_order=True)
-    )
-    call = (
-        gpu.select("correlation")
-        .join(calls, on="correlation", how="left", maintain_order="left")["call"]
-        .fill_null(NO_ROW)
-        .to_numpy()
-    )
-    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    names = host["name"].cast(pl.String)
-    executes = names.str.contains(_EXECUTES).to_numpy() & (host["category"] == "op").to_numpy()
-    inner = chain_to(parent, call, executes)
-    # The two ranges nest; the outer one is the whole launch.
-    outer = chain_to(parent, np.where(inner == NO_ROW, NO_ROW, parent[inner]), executes)
-    return np.where(outer == NO_ROW, inner, outer)
-
-
-def by_repetition(gpu: pl.DataFrame) -> pl.Series:
-    """Number of the execution each activity is part of, for files that lack the host ranges.
-
-    A new one begins whenever the first activity of the program comes again, in a launch of its own.
-
-    Args:
-        gpu: columns device, program, hlo_op, name and correlation, sorted by start.
-    """
-    place = ["device", "program"]
-    same = (pl.col("name") == pl.col("name").first()) & pl.col("hlo_op").eq_missing(
-        pl.col("hlo_op").first()
-    )
-    marked = gpu.with_columns(first=same.over(place)).with_columns(
-        launch=pl.when("first").then(pl.col("correlation").fill_null(pl.int_range(pl.len())))
-    )
-    previous = pl.col("launch").forward_fill().shift(1).over(place)
-    begins = pl.col("first") & pl.col("launch").ne_missing(previous)
-    return marked.with_columns(begins=begins).select(pl.col("begins").cum_sum().over(place) - 1)[
-        "begins"
-    ]
-
-
-def iterations(gpu: pl.DataFrame) -> pl.Series:
-    """How often the same instruction ran before within the same execution.
-
-    XLA gives every run of an instruction a number of its own (scope_range_id), which all that it
-    launches shares. Older files lack it; there, a kernel of the same name is the next run.
-
-    Args:
-        gpu: columns execution, hlo, name and scope_range, sorted by start.
-
-    Returns:
-        Int32, null where the execution or the instruction is unknown.
-    """
-    instruction = ["execution", "hlo"]
-    scope = pl.col("scope_range")
-    numbered = scope.rank("dense").over(instruction) - 1
-    counted = pl.int_range(pl.len()).over([*instruction, "name"])
-    known = pl.col("execution").is_not_null() & pl.col("hlo").is_not_null()
-    number = pl.when(scope.is_not_null() & (scope > 0)).then(numbered).otherwise(counted)
-    return gpu.select(iteration=pl.when(known).then(number).cast(pl.Int32))["iteration"]
-
-
 NAME = "jax.profiler (XSpace)"
-
-
 PATTERNS = ("*.xplane.pb", "*.xplane.pb.gz")
-
-
 """Files of a directory that may be XSpaces."""
-
-
 COMMAND_BUFFER = r"^command_buffer_\d+$"
-
-
 """What XLA writes for the HLO op of everything that a CUDA graph of its own launches."""
-
-
 _MAX_BYTES = (1 << 31) - 1  # the most that a protobuf message can be
-
-
 _CHUNK = 1 << 24
-
-
 _PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment")
-
-
 _YEAR_2001_NS = 10**18
 
 
@@ -208,20 +109,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     )
 
 
-def _content(source: Source, progress: Callable[[int], None]) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while part := source.read(_CHUNK):
-        parts.append(part)
-        size += len(part)
-        progress(source.consumed)
-        if size > _MAX_BYTES:
-            raise DamagedInput(source.name, "has more than 2 GiB, which no XSpace message can have")
-    if source.damage:
-        raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
-    return b"".join(parts)
-
-
 def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
     """Without negative durations, and what that took."""
     negative = pl.col("duration") < 0
@@ -239,6 +126,20 @@ def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
     return fixed, [f"{n:,} {what} {sentence}" for what, n in counts.items() if n]
 
 
+def _content(source: Source, progress: Callable[[int], None]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while part := source.read(_CHUNK):
+        parts.append(part)
+        size += len(part)
+        progress(source.consumed)
+        if size > _MAX_BYTES:
+            raise DamagedInput(source.name, "has more than 2 GiB, which no XSpace message can have")
+    if source.damage:
+        raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
+    return b"".join(parts)
+
+
 def _rank(name: str) -> int:
     """Position among the files of a jax log directory; 0 for a file elsewhere."""
     path = Path(name)
@@ -246,18 +147,6 @@ def _rank(name: str) -> int:
         return 0
     beside = {p.name.removesuffix(".gz") for pattern in PATTERNS for p in path.parent.glob(pattern)}
     return sorted({*beside, path.name.removesuffix(".gz")}).index(path.name.removesuffix(".gz"))
-
-
-def _epoch(space: XSpace) -> int | None:
-    if space.start_ns is not None:
-        return space.start_ns
-    first = space.gpu["start"].min() if space.gpu.height else space.host["start"].min()
-    return 0 if isinstance(first, int) and first > _YEAR_2001_NS else None
-
-
-def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
-    columns = ("device", "name", "memory_bytes", "multiprocessors", "compute_capability")
-    return tuple(Device(rank, *row) for row in space.devices.select(columns).iter_rows())
 
 
 def _activities(space: XSpace) -> pl.DataFrame:
@@ -412,19 +301,6 @@ def _executions(
     )
 
 
-def _gpu_table(events: pl.DataFrame, rank: int) -> pl.DataFrame:
-    columns: dict[str, Any] = {
-        name: events[name]
-        for name in GPU.schema
-        if name in events.columns and name not in ("kind", "program")
-    }
-    columns["rank"] = np.full(events.height, rank, np.int32)
-    columns["kind"] = events["kind"].cast(pl.Enum(KINDS))
-    columns["name"] = events["name"].fill_null("")
-    columns["program"] = events["execution"]
-    return GPU.frame(columns)
-
-
 def _doubts(space: XSpace, events: pl.DataFrame) -> list[str]:
     """What a reader of the numbers must know about the file."""
     if space.devices.is_empty():
@@ -449,3 +325,106 @@ def _doubts(space: XSpace, events: pl.DataFrame) -> list[str]:
             "are told apart by the repetition of their first kernel"
         )
     return warnings
+
+
+def _gpu_table(events: pl.DataFrame, rank: int) -> pl.DataFrame:
+    columns: dict[str, Any] = {
+        name: events[name]
+        for name in GPU.schema
+        if name in events.columns and name not in ("kind", "program")
+    }
+    columns["rank"] = np.full(events.height, rank, np.int32)
+    columns["kind"] = events["kind"].cast(pl.Enum(KINDS))
+    columns["name"] = events["name"].fill_null("")
+    columns["program"] = events["execution"]
+    return GPU.frame(columns)
+
+
+def _epoch(space: XSpace) -> int | None:
+    if space.start_ns is not None:
+        return space.start_ns
+    first = space.gpu["start"].min() if space.gpu.height else space.host["start"].min()
+    return 0 if isinstance(first, int) and first > _YEAR_2001_NS else None
+
+
+def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
+    columns = ("device", "name", "memory_bytes", "multiprocessors", "compute_capability")
+    return tuple(Device(rank, *row) for row in space.devices.select(columns).iter_rows())
+
+
+def launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
+    """Host row of the range that executed the program each activity is part of.
+
+    It is around the API call with the same correlation id.
+
+    Args:
+        gpu: with the column correlation.
+        host: in the columns of `HOST`.
+
+    Returns:
+        Rows of ``host``, `NO_ROW` where the call or such a range was not recorded.
+    """
+    if host.is_empty():
+        return np.full(gpu.height, NO_ROW, np.int64)
+    calls = (
+        host.with_row_index("call")
+        .filter(pl.col("correlation").is_not_null())
+        .select("correlation", pl.col("call").cast(pl.Int64))
+        .unique("correlation", keep="first", maintain_order=True)
+    )
+    call = (
+        gpu.select("correlation")
+        .join(calls, on="correlation", how="left", maintain_order="left")["call"]
+        .fill_null(NO_ROW)
+        .to_numpy()
+    )
+    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    names = host["name"].cast(pl.String)
+    executes = names.str.contains(_EXECUTES).to_numpy() & (host["category"] == "op").to_numpy()
+    inner = chain_to(parent, call, executes)
+    # The two ranges nest; the outer one is the whole launch.
+    outer = chain_to(parent, np.where(inner == NO_ROW, NO_ROW, parent[inner]), executes)
+    return np.where(outer == NO_ROW, inner, outer)
+
+
+def by_repetition(gpu: pl.DataFrame) -> pl.Series:
+    """Number of the execution each activity is part of, for files that lack the host ranges.
+
+    A new one begins whenever the first activity of the program comes again, in a launch of its own.
+
+    Args:
+        gpu: columns device, program, hlo_op, name and correlation, sorted by start.
+    """
+    place = ["device", "program"]
+    same = (pl.col("name") == pl.col("name").first()) & pl.col("hlo_op").eq_missing(
+        pl.col("hlo_op").first()
+    )
+    marked = gpu.with_columns(first=same.over(place)).with_columns(
+        launch=pl.when("first").then(pl.col("correlation").fill_null(pl.int_range(pl.len())))
+    )
+    previous = pl.col("launch").forward_fill().shift(1).over(place)
+    begins = pl.col("first") & pl.col("launch").ne_missing(previous)
+    return marked.with_columns(begins=begins).select(pl.col("begins").cum_sum().over(place) - 1)[
+        "begins"
+    ]
+
+
+def iterations(gpu: pl.DataFrame) -> pl.Series:
+    """How often the same instruction ran before within the same execution.
+
+    XLA gives every run of an instruction a number of its own (scope_range_id), which all that it
+    launches shares. Older files lack it; there, a kernel of the same name is the next run.
+
+    Args:
+        gpu: columns execution, hlo, name and scope_range, sorted by start.
+
+    Returns:
+        Int32, null where the execution or the instruction is unknown.
+    """
+    instruction = ["execution", "hlo"]
+    scope = pl.col("scope_range")
+    numbered = scope.rank("dense").over(instruction) - 1
+    counted = pl.int_range(pl.len()).over([*instruction, "name"])
+    known = pl.col("execution").is_not_null() & pl.col("hlo").is_not_null()
+    number = pl.when(scope.is_not_null() & (scope > 0)).then(numbered).otherwise(counted)
+    return gpu.select(iteration=pl.when(known).then(number).cast(pl.Int32))["iteration"]

@@ -37,61 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from thence.readers.source import Source
-
 __all__ = ["NAME", "PATTERNS", "Growing", "read", "sniff"]
 
 _OF_GRAPHS = [code for code in REASONS if code.startswith("graph")]
 _FIRST_ROWS = 1 << 14
-
-
-class Growing:
-    """Rows appended piece by piece, without keeping the pieces.
-
-    Room that is not used yet is never touched, so the system does not have to provide memory for it.
-    """
-
-    def __init__(self) -> None:
-        self._room: np.ndarray[Any, Any] | None = None
-        self._used = 0
-
-    def extend(self, values: np.ndarray[Any, Any]) -> None:
-        """Adds rows of the same dtype and row shape as before."""
-        if self._room is None:
-            self._room = np.empty((_FIRST_ROWS, *values.shape[1:]), values.dtype)
-        needed = self._used + len(values)
-        if needed > len(self._room):
-            larger = np.empty((2 * needed, *values.shape[1:]), values.dtype)
-            larger[: self._used] = self._room[: self._used]
-            self._room = larger
-        self._room[self._used : needed] = values
-        self._used = needed
-
-    @property
-    def array(self) -> np.ndarray[Any, Any]:
-        """The rows so far, shape (rows, ...)."""
-        return np.empty(0) if self._room is None else self._room[: self._used]
-
-
 NAME = "torch.profiler (Kineto JSON)"
-
-
 PATTERNS = ("*.json", "*.json.gz")
-
-
 """Files of a directory that may be Kineto traces."""
-
-
 Array = np.ndarray[Any, Any]
-
-
 Arrays = dict[str, Any]
-
-
 _FIRST_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
 )
-
-
 # jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
 _OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
 
@@ -229,6 +186,27 @@ def _first_known(*choices: Array) -> Array:
     return result
 
 
+def _categories(recorded: Array, name: Array, names: list[str]) -> Array:
+    """Index in HOST_CATEGORIES of each host row, told by category and, where it takes that, name."""
+    numbers: Array = np.array([HOST_CATEGORIES.index(c) for c in RECORDED_CATEGORIES], np.uint8)
+    result: Array = numbers[recorded]
+    for category in ("range", "python"):
+        rows = recorded == RECORDED_CATEGORIES.index(category)
+        used = np.unique(name[rows])
+        finer = np.zeros(len(names), np.uint8)
+        finer[used] = [HOST_CATEGORIES.index(category_of(category, names[i])) for i in used]
+        result[rows] = finer[name[rows]]
+    return result
+
+
+def _launches(host: Arrays, gpu: Arrays) -> Arrays:
+    """Lane and correlation of the API calls that something on a device came from."""
+    calls: Array = IS_API_CALL[host["category"]]
+    correlation = host["correlation"][calls]
+    launched = np.isin(correlation, gpu["correlation"]) & (correlation != MISSING)
+    return {"lane": host["lane"][calls][launched], "correlation": correlation[launched]}
+
+
 def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[str]:
     """What had to be left out or assumed; replaces unusable durations by 0 on the way."""
     warnings = list(lanes.warnings)
@@ -254,27 +232,6 @@ def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[
     return warnings
 
 
-def _categories(recorded: Array, name: Array, names: list[str]) -> Array:
-    """Index in HOST_CATEGORIES of each host row, told by category and, where it takes that, name."""
-    numbers: Array = np.array([HOST_CATEGORIES.index(c) for c in RECORDED_CATEGORIES], np.uint8)
-    result: Array = numbers[recorded]
-    for category in ("range", "python"):
-        rows = recorded == RECORDED_CATEGORIES.index(category)
-        used = np.unique(name[rows])
-        finer = np.zeros(len(names), np.uint8)
-        finer[used] = [HOST_CATEGORIES.index(category_of(category, names[i])) for i in used]
-        result[rows] = finer[name[rows]]
-    return result
-
-
-def _launches(host: Arrays, gpu: Arrays) -> Arrays:
-    """Lane and correlation of the API calls that something on a device came from."""
-    calls: Array = IS_API_CALL[host["category"]]
-    correlation = host["correlation"][calls]
-    launched = np.isin(correlation, gpu["correlation"]) & (correlation != MISSING)
-    return {"lane": host["lane"][calls][launched], "correlation": correlation[launched]}
-
-
 def _gpu_order(gpu: Arrays) -> Array:
     order: Array = np.lexsort((gpu["stream"], gpu["start"], gpu["device"], gpu["rank"]))
     return order
@@ -286,25 +243,6 @@ def _host_order(host: Arrays, lanes: Lanes) -> Array:
     position = np.empty(len(track), np.uint16 if len(track) <= 1 << 16 else np.int64)
     position[track] = np.arange(len(track))
     return host_order(position[host["lane"]], host["category"], host["start"], host["duration"])
-
-
-def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
-    """With null for what is missing or cannot be true."""
-    return pl.select(
-        pl.when(pl.lit(pl.Series((values >= low) & (values <= high)))).then(
-            pl.lit(pl.Series(values))
-        )
-    ).to_series()
-
-
-def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
-    return pl.Series(values, dtype=pl.Enum(values)).gather(numbers)
-
-
-def _triples(values: Array) -> pl.Series:
-    known = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
-    array = pl.Series(np.where(known, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
-    return pl.select(pl.when(pl.lit(pl.Series(known[:, 0]))).then(pl.lit(array))).to_series()
 
 
 def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
@@ -333,6 +271,25 @@ def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
         "bytes": _integers(sorted_gpu["bytes"], 0),
     }
     return GPU.frame(columns)
+
+
+def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
+    """With null for what is missing or cannot be true."""
+    return pl.select(
+        pl.when(pl.lit(pl.Series((values >= low) & (values <= high)))).then(
+            pl.lit(pl.Series(values))
+        )
+    ).to_series()
+
+
+def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
+    return pl.Series(values, dtype=pl.Enum(values)).gather(numbers)
+
+
+def _triples(values: Array) -> pl.Series:
+    known = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
+    array = pl.Series(np.where(known, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
+    return pl.select(pl.when(pl.lit(pl.Series(known[:, 0]))).then(pl.lit(array))).to_series()
 
 
 def _host_frame(
@@ -380,20 +337,6 @@ def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arra
     return {**flows, "rank": rank[flows["lane"]], "track": track_of[flows["lane"]]}
 
 
-def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
-    """The last name given to each host thread: Kineto gives the process name first, the thread's own later."""
-    lane = threads["lane"][on_host]
-    frame = THREADS.frame(
-        {
-            "rank": np.maximum(lanes.rank[lane], 0),
-            "process": lanes.process[lane],
-            "thread": lanes.thread[lane],
-            "name": pl.Series(threads["name"], dtype=pl.String).filter(pl.Series(on_host)),
-        }
-    )
-    return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
-
-
 def _collectives(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
     """What kernels, or the host ops that started them, say of collectives."""
     rows = {
@@ -412,6 +355,20 @@ def _row_after(file_rows: Array, order: Array) -> pl.Series:
     return pl.Series(
         np.where(known, position[np.where(known, file_rows, 0)] if len(order) else 0, MISSING)
     ).replace(MISSING, None)
+
+
+def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
+    """The last name given to each host thread: Kineto gives the process name first, the thread's own later."""
+    lane = threads["lane"][on_host]
+    frame = THREADS.frame(
+        {
+            "rank": np.maximum(lanes.rank[lane], 0),
+            "process": lanes.process[lane],
+            "thread": lanes.thread[lane],
+            "name": pl.Series(threads["name"], dtype=pl.String).filter(pl.Series(on_host)),
+        }
+    )
+    return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
 
 
 def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
@@ -437,3 +394,31 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
 def _earliest(tables: Tables) -> int | None:
     starts = (table["start"].min() for table in (tables.gpu, tables.host))
     return min((start for start in starts if isinstance(start, int)), default=None)
+
+
+class Growing:
+    """Rows appended piece by piece, without keeping the pieces.
+
+    Room that is not used yet is never touched, so the system does not have to provide memory for it.
+    """
+
+    def __init__(self) -> None:
+        self._room: np.ndarray[Any, Any] | None = None
+        self._used = 0
+
+    def extend(self, values: np.ndarray[Any, Any]) -> None:
+        """Adds rows of the same dtype and row shape as before."""
+        if self._room is None:
+            self._room = np.empty((_FIRST_ROWS, *values.shape[1:]), values.dtype)
+        needed = self._used + len(values)
+        if needed > len(self._room):
+            larger = np.empty((2 * needed, *values.shape[1:]), values.dtype)
+            larger[: self._used] = self._room[: self._used]
+            self._room = larger
+        self._room[self._used : needed] = values
+        self._used = needed
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The rows so far, shape (rows, ...)."""
+        return np.empty(0) if self._room is None else self._room[: self._used]

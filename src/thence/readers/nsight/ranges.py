@@ -26,35 +26,171 @@ from thence.readers.nsight.store import (
 if TYPE_CHECKING:
     from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store, Timed
-
 __all__ = ["LIBRARIES", "NCCL", "XLA", "Nvtx", "host_ranges", "nvtx"]
 
 NCCL = "NCCL"
-
-
 XLA = "TSL"
-
-
 """Domains of ranges that NCCL and XLA open (nccl/src/include/nvtx.h, tsl/profiler/lib/nvtx_utils)."""
-
-
 LIBRARIES = r"(?i)^(?:NCCL|TSL|XLA|CCCL|NVSHMEM|cu(?:BLAS|DNN|SPARSE|SOLVER|FFT|RAND|TENSOR|DF|ML).*|libcu.*|RAPIDS.*)$"
-
-
 """Domains that libraries open for ranges of their own."""
-
-
 # ENUM_NSYS_EVENT_TYPE of the exporter schema reference.
 _THREAD_NAME, _PUSH_POP, _START_END, _DOMAIN = 39, 59, 60, 75
-
-
 _OPERATOR = r"^(?:aten|c10d|prims|torchvision|autograd)::"  # torch.autograd.profiler.emit_nvtx
-
-
 _COLUMNS = (
     *("start", "end", "eventType", "globalTid", "endGlobalTid"),
     *("textId", "domainId", "rangeId"),
 )
+_DRIVER = 1  # ENUM_NSYS_EVENT_CLASS: 0 is the CUDA runtime, 1 the driver
+_CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: the version of the call's shape
+_CATEGORY = pl.Enum(HOST_CATEGORIES)
+_THREAD_BITS = 24
+_PLACE = (1 << 48) - 1  # process and thread in a serialised GlobalId, see `store.process_of`
+_RANGE = {
+    "kind": pl.UInt32(), "start": pl.Int64(), "duration": pl.Int64(), "correlation": pl.Int64(),
+    "nvtx": pl.Int32(),
+}  # fmt: skip
+_KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
+
+
+def host_ranges(
+    store: Store, of_nvtx: pl.DataFrame, ranks: Ranks
+) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    """Every host range of an export in the order of `HOST`, the threads, and warnings.
+
+    Args:
+        store: the export.
+        of_nvtx: `Nvtx.ranges`.
+        ranks: rank of each process that used a device. Of others no call launched anything, and
+            their correlation ids would only collide.
+
+    Returns:
+        columns of `HOST` as far as the export tells them, and nvtx, the row in of_nvtx; rank, process
+        and thread of every thread that has some, in order.
+
+    Raises:
+        DamagedInput: a table cannot be read.
+    """
+    calls, warnings = _calls(store, list(ranks.of_process))
+    overhead, more = lasting(_overhead(store), "overhead ranges")
+    place = pl.col("process") * (1 << _THREAD_BITS) + pl.col("thread")
+    told = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
+    return *_nested(_joined([_Ranges.of(told), *calls, _Ranges.of(overhead)]), ranks), [
+        *warnings,
+        *more,
+    ]
+
+
+def _calls(store: Store, with_device: list[int]) -> tuple[list[_Ranges], list[str]]:
+    columns = ("start", "end", "globalTid", "correlationId", "nameId", "eventClass")
+    launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
+
+    def some(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
+        """Calls with the number of their kind; and place, nameId and eventClass of the kinds."""
+        part = part.with_columns(_place("globalTid"))
+        first, of = distinct_values(part["place"], part["nameId"], part["eventClass"])
+        kinds = part.select("place", "nameId", "eventClass")[first]
+        launches = kinds.select(launching).to_series().gather(of)
+        calls = part.select(
+            pl.Series("kind", of), "start", "end",
+            pl.when(launches).then("correlationId").alias("correlation"),
+            pl.lit(None, pl.Int32).alias("nvtx"),
+        )  # fmt: skip
+        return with_durations(calls), kinds
+
+    parts = store.parts("CUPTI_ACTIVITY_KIND_RUNTIME", columns, some)
+    kinds = _kinds_of_calls(store, pl.concat([few for _, few in parts]))
+    before = 0
+    calls = []
+    for timed, few in parts:
+        calls.append(_Ranges(timed.frame.select(list(_RANGE)), kinds[before : before + few.height]))
+        before += few.height
+    return calls, left_out([timed for timed, _ in parts], "API calls")
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """Some ranges. Ranges are many, and mostly of few kinds: those are kept once.
+
+    Attributes:
+        frame: columns of `_RANGE`: kind is a row of kinds, nvtx one of `Nvtx.ranges`; times in ns.
+        kinds: columns of `_KIND`: place is process and thread, of 24 bits each.
+    """
+
+    frame: pl.DataFrame
+    kinds: pl.DataFrame
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame) -> _Ranges:
+        """Ranges with the columns of both; correlation and nvtx may be absent."""
+        kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _KIND.items())
+        first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
+        return cls(
+            frame.with_columns(pl.Series("kind", of)).select(
+                pl.col(c).cast(dtype)
+                if c in ("kind", *frame.columns)
+                else pl.lit(None, dtype).alias(c)
+                for c, dtype in _RANGE.items()
+            ),
+            kinds[first],
+        )
+
+
+def _place(column: str) -> pl.Expr:
+    return (pl.col(column).fill_null(0) & _PLACE).alias("place")
+
+
+def _kinds_of_calls(store: Store, few: pl.DataFrame) -> pl.DataFrame:
+    """Kinds of calls by place, nameId and eventClass."""
+    text = pl.col("value").cast(pl.String)
+    by_name = pl.col("eventClass").is_null() & ~text.str.starts_with("cuda") & (text != UNNAMED)
+    is_driver = (pl.col("eventClass") == _DRIVER).fill_null(value=False) | by_name
+    category = pl.when(is_driver).then(pl.lit("driver")).otherwise(pl.lit("runtime"))
+    return few.with_columns(names(store, few["nameId"]).alias("value")).select(
+        "place",
+        category.cast(_CATEGORY).alias("category"),
+        text.str.replace(_CALL_VERSION, "$1").cast(pl.Categorical()).alias("name"),
+    )
+
+
+def _overhead(store: Store) -> pl.DataFrame:
+    frame = store.frame("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
+    return frame.select(
+        "start", "end", _place("globalTid"), names(store, frame["nameId"]),
+        pl.lit("overhead", _CATEGORY).alias("category"),
+    )  # fmt: skip
+
+
+def _nested(ranges: _Ranges, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The ranges in order, with the columns of `HOST` that are known; and the threads."""
+    kinds = ranges.kinds.select(
+        "category", "name",
+        process=pl.col("place") // (1 << _THREAD_BITS), thread=pl.col("place") % (1 << _THREAD_BITS),
+    )  # fmt: skip
+    kinds = kinds.with_columns(ranks.column(kinds["process"]))
+    of_thread = kinds.select("rank", "process", "thread")
+    columns = {name: ranges.frame.drop_in_place(name).rechunk() for name in _RANGE}
+    track = numbered(*of_thread.cast(pl.Int64))[columns["kind"].to_numpy()]
+    category = kinds["category"].to_physical().to_numpy()[columns["kind"].to_numpy()]
+    start, duration = columns["start"].to_numpy(), columns["duration"].to_numpy()
+    order = host_order(track, category, start, duration)
+    track, category = track[order], category[order]
+    del start, duration
+    gathered(columns, order)
+    del order
+    times = (columns[name].to_numpy() for name in ("start", "duration"))
+    columns["parent"] = parent_column(host_parents(track, category, *times))
+    kind_of = columns.pop("kind")
+    columns |= {column.name: column.gather(kind_of) for column in kinds}
+    return pl.DataFrame(columns), of_thread.unique().sort(of_thread.columns)
+
+
+def _joined(parts: list[_Ranges]) -> _Ranges:
+    before = 0
+    frames = []
+    for part in parts:
+        frames.append(part.frame.with_columns(pl.col("kind") + before))
+        before += part.kinds.height
+    return _Ranges(pl.concat(frames), pl.concat([part.kinds for part in parts], rechunk=True))
 
 
 @dataclass(frozen=True)
@@ -147,168 +283,3 @@ def _categories(ranges: pl.DataFrame) -> pl.Expr:
         .otherwise(pl.lit(by_name))
         .alias("category")
     )
-
-
-_DRIVER = 1  # ENUM_NSYS_EVENT_CLASS: 0 is the CUDA runtime, 1 the driver
-
-
-_CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: the version of the call's shape
-
-
-_CATEGORY = pl.Enum(HOST_CATEGORIES)
-
-
-_THREAD_BITS = 24
-
-
-_PLACE = (1 << 48) - 1  # process and thread in a serialised GlobalId, see `store.process_of`
-
-
-_RANGE = {
-    "kind": pl.UInt32(), "start": pl.Int64(), "duration": pl.Int64(), "correlation": pl.Int64(),
-    "nvtx": pl.Int32(),
-}  # fmt: skip
-
-
-_KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
-
-
-@dataclass(frozen=True)
-class _Ranges:
-    """Some ranges. Ranges are many, and mostly of few kinds: those are kept once.
-
-    Attributes:
-        frame: columns of `_RANGE`: kind is a row of kinds, nvtx one of `Nvtx.ranges`; times in ns.
-        kinds: columns of `_KIND`: place is process and thread, of 24 bits each.
-    """
-
-    frame: pl.DataFrame
-    kinds: pl.DataFrame
-
-    @classmethod
-    def of(cls, frame: pl.DataFrame) -> _Ranges:
-        """Ranges with the columns of both; correlation and nvtx may be absent."""
-        kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _KIND.items())
-        first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
-        return cls(
-            frame.with_columns(pl.Series("kind", of)).select(
-                pl.col(c).cast(dtype)
-                if c in ("kind", *frame.columns)
-                else pl.lit(None, dtype).alias(c)
-                for c, dtype in _RANGE.items()
-            ),
-            kinds[first],
-        )
-
-
-def host_ranges(
-    store: Store, of_nvtx: pl.DataFrame, ranks: Ranks
-) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    """Every host range of an export in the order of `HOST`, the threads, and warnings.
-
-    Args:
-        store: the export.
-        of_nvtx: `Nvtx.ranges`.
-        ranks: rank of each process that used a device. Of others no call launched anything, and
-            their correlation ids would only collide.
-
-    Returns:
-        columns of `HOST` as far as the export tells them, and nvtx, the row in of_nvtx; rank, process
-        and thread of every thread that has some, in order.
-
-    Raises:
-        DamagedInput: a table cannot be read.
-    """
-    calls, warnings = _calls(store, list(ranks.of_process))
-    overhead, more = lasting(_overhead(store), "overhead ranges")
-    place = pl.col("process") * (1 << _THREAD_BITS) + pl.col("thread")
-    told = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
-    return *_nested(_joined([_Ranges.of(told), *calls, _Ranges.of(overhead)]), ranks), [
-        *warnings,
-        *more,
-    ]
-
-
-def _joined(parts: list[_Ranges]) -> _Ranges:
-    before = 0
-    frames = []
-    for part in parts:
-        frames.append(part.frame.with_columns(pl.col("kind") + before))
-        before += part.kinds.height
-    return _Ranges(pl.concat(frames), pl.concat([part.kinds for part in parts], rechunk=True))
-
-
-def _calls(store: Store, with_device: list[int]) -> tuple[list[_Ranges], list[str]]:
-    columns = ("start", "end", "globalTid", "correlationId", "nameId", "eventClass")
-    launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
-
-    def some(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
-        """Calls with the number of their kind; and place, nameId and eventClass of the kinds."""
-        part = part.with_columns(_place("globalTid"))
-        first, of = distinct_values(part["place"], part["nameId"], part["eventClass"])
-        kinds = part.select("place", "nameId", "eventClass")[first]
-        launches = kinds.select(launching).to_series().gather(of)
-        calls = part.select(
-            pl.Series("kind", of), "start", "end",
-            pl.when(launches).then("correlationId").alias("correlation"),
-            pl.lit(None, pl.Int32).alias("nvtx"),
-        )  # fmt: skip
-        return with_durations(calls), kinds
-
-    parts = store.parts("CUPTI_ACTIVITY_KIND_RUNTIME", columns, some)
-    kinds = _kinds_of_calls(store, pl.concat([few for _, few in parts]))
-    before = 0
-    calls = []
-    for timed, few in parts:
-        calls.append(_Ranges(timed.frame.select(list(_RANGE)), kinds[before : before + few.height]))
-        before += few.height
-    return calls, left_out([timed for timed, _ in parts], "API calls")
-
-
-def _kinds_of_calls(store: Store, few: pl.DataFrame) -> pl.DataFrame:
-    """Kinds of calls by place, nameId and eventClass."""
-    text = pl.col("value").cast(pl.String)
-    by_name = pl.col("eventClass").is_null() & ~text.str.starts_with("cuda") & (text != UNNAMED)
-    is_driver = (pl.col("eventClass") == _DRIVER).fill_null(value=False) | by_name
-    category = pl.when(is_driver).then(pl.lit("driver")).otherwise(pl.lit("runtime"))
-    return few.with_columns(names(store, few["nameId"]).alias("value")).select(
-        "place",
-        category.cast(_CATEGORY).alias("category"),
-        text.str.replace(_CALL_VERSION, "$1").cast(pl.Categorical()).alias("name"),
-    )
-
-
-def _overhead(store: Store) -> pl.DataFrame:
-    frame = store.frame("PROFILER_OVERHEAD", ("start", "end", "globalTid", "nameId"))
-    return frame.select(
-        "start", "end", _place("globalTid"), names(store, frame["nameId"]),
-        pl.lit("overhead", _CATEGORY).alias("category"),
-    )  # fmt: skip
-
-
-def _place(column: str) -> pl.Expr:
-    return (pl.col(column).fill_null(0) & _PLACE).alias("place")
-
-
-def _nested(ranges: _Ranges, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The ranges in order, with the columns of `HOST` that are known; and the threads."""
-    kinds = ranges.kinds.select(
-        "category", "name",
-        process=pl.col("place") // (1 << _THREAD_BITS), thread=pl.col("place") % (1 << _THREAD_BITS),
-    )  # fmt: skip
-    kinds = kinds.with_columns(ranks.column(kinds["process"]))
-    of_thread = kinds.select("rank", "process", "thread")
-    columns = {name: ranges.frame.drop_in_place(name).rechunk() for name in _RANGE}
-    track = numbered(*of_thread.cast(pl.Int64))[columns["kind"].to_numpy()]
-    category = kinds["category"].to_physical().to_numpy()[columns["kind"].to_numpy()]
-    start, duration = columns["start"].to_numpy(), columns["duration"].to_numpy()
-    order = host_order(track, category, start, duration)
-    track, category = track[order], category[order]
-    del start, duration
-    gathered(columns, order)
-    del order
-    times = (columns[name].to_numpy() for name in ("start", "duration"))
-    columns["parent"] = parent_column(host_parents(track, category, *times))
-    kind_of = columns.pop("kind")
-    columns |= {column.name: column.gather(kind_of) for column in kinds}
-    return pl.DataFrame(columns), of_thread.unique().sort(of_thread.columns)

@@ -31,25 +31,30 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
     from thence.readers.source import Source
-
 __all__ = ["MAGIC", "MAX_UNPACKED", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
 
 NAME = f"{EXPORT} (SQLite)"
-
-
 PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
-
-
 """Files of a directory that may be exports."""
-
-
 MAX_UNPACKED = 64 << 30
-
-
 """Most bytes that a gzipped export may have, unpacked."""
-
-
 _CHUNK = 1 << 22
+_CHUNK_ROWS = 1 << 18
+_CHUNK_BYTES = 1 << 22
+_THREADS = 4
+_IDS_AT_ONCE = 500  # SQLite allows 999 parameters in versions before 3.32
+_ABSENT = -(1 << 63) + 1  # no time, id or size has this value
+_STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
+_STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
+_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
+_MARKS = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "NVTX_EVENTS",
+    "StringIds",
+    "TARGET_INFO_SESSION_START_TIME",
+)
+"""Tables that tell an export of Nsight Systems from any other database."""
 
 
 def sniff(head: bytes) -> bool:
@@ -107,42 +112,6 @@ def _unpack(source: Source, path: Path, progress: Callable[[int], None]) -> None
         raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
 
 
-_CHUNK_ROWS = 1 << 18
-
-
-_CHUNK_BYTES = 1 << 22
-
-
-_THREADS = 4
-
-
-_IDS_AT_ONCE = 500  # SQLite allows 999 parameters in versions before 3.32
-
-
-_ABSENT = -(1 << 63) + 1  # no time, id or size has this value
-
-
-_STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
-
-
-_STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
-
-
-_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
-
-
-_MARKS = (
-    "CUPTI_ACTIVITY_KIND_KERNEL",
-    "CUPTI_ACTIVITY_KIND_RUNTIME",
-    "NVTX_EVENTS",
-    "StringIds",
-    "TARGET_INFO_SESSION_START_TIME",
-)
-
-
-"""Tables that tell an export of Nsight Systems from any other database."""
-
-
 @contextmanager
 def opened(path: str, name: str) -> Iterator[Database]:
     """A database, read only and without locks: another program may have it open.
@@ -170,12 +139,6 @@ def opened(path: str, name: str) -> Iterator[Database]:
         raise DamagedInput(name, f"the database cannot be read ({error})") from error
 
 
-def _limit(connection: sqlite3.Connection, size: int) -> None:
-    """Stops what goes on for longer than a file of that size can give cause to."""
-    left = itertools.count(_STEPS // _STEPS_AT_ONCE + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
-    connection.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
-
-
 def _pages(path: str) -> PageFile | None:
     try:
         return PageFile.of(path)
@@ -183,17 +146,10 @@ def _pages(path: str) -> PageFile | None:
         return None
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """One table.
-
-    Attributes:
-        columns: names, in the order of a record's values.
-        root: number of its first page; 0 where only SQLite knows what its records mean.
-    """
-
-    columns: tuple[str, ...]
-    root: int
+def _limit(connection: sqlite3.Connection, size: int) -> None:
+    """Stops what goes on for longer than a file of that size can give cause to."""
+    left = itertools.count(_STEPS // _STEPS_AT_ONCE + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
+    connection.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
 
 
 def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
@@ -208,6 +164,19 @@ def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
         table: _layout(connection, table, roots[table])
         for table in sorted(READABLE.intersection(roots))
     }
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """One table.
+
+    Attributes:
+        columns: names, in the order of a record's values.
+        root: number of its first page; 0 where only SQLite knows what its records mean.
+    """
+
+    columns: tuple[str, ...]
+    root: int
 
 
 def _layout(connection: sqlite3.Connection, table: str, root: object) -> _Layout:

@@ -22,31 +22,41 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Uint64 = npt.NDArray[np.uint64]
     import numpy.typing as npt
-
 __all__ = ["MAGIC", "Damaged", "PageFile", "Pages", "Records", "Unusual"]
 
 MAGIC = b"SQLite format 3\0"
-
-
 """How every database begins."""
-
-
 _HEADER_BYTES = 100
-
-
 _UTF8 = 1
-
-
 _INTERIOR, _LEAF = 5, 13  # table b-tree pages; index pages hold tables WITHOUT ROWID
-
-
 _INTERIOR_HEADER, _LEAF_HEADER = 12, 8
-
-
 _MAX_DEPTH = 20  # BTCURSOR_MAX_DEPTH of SQLite
-
-
 _PADDING = 8  # so that eight bytes can be read at any place
+_NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
+_INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
+"""Bytes of a value by its type, where that is null or an integer."""
+_CONTINUED = np.uint64(0x8080808080808080)  # the bit of each byte that says: more of this number
+_GATHER = np.uint64(0x0102040810204080)  # times bits 0, 8, ... 56: the same bits in bits 56 to 63
+_MAX_HEADER = 127  # bytes; a longer one has a size of two bytes
+_MAX_TYPE_BYTES = 3  # values of up to a megabyte
+
+
+def _varint_lengths() -> tuple[Int64, Int64]:
+    """By the continuation bits of eight bytes, first byte highest: bytes of a number, of two numbers.
+
+    0 where they do not end within the eight.
+    """
+    first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    for bits in range(256):
+        ends = [at for at in range(8) if not bits >> (7 - at) & 1]
+        first[bits] = ends[0] + 1 if ends else 0
+        both[bits] = ends[1] + 1 if len(ends) > 1 else 0
+    return first, both
+
+
+_FIRST_LENGTH, _BOTH_LENGTHS = _varint_lengths()
+_KEPT = np.array([(1 << 64) - (1 << (64 - 8 * kept)) for kept in range(9)], np.uint64)
+"""Masks of the first bytes of a number of eight."""
 
 
 class Unusual(Exception):
@@ -55,23 +65,6 @@ class Unusual(Exception):
 
 class Damaged(ValueError):
     """What no database can be."""
-
-
-@dataclass(frozen=True)
-class Pages:
-    """Some pages of one kind, one behind the other.
-
-    Attributes:
-        data: uint8 array: the pages, and a few bytes more.
-        size: bytes of one page.
-        usable: bytes of it that SQLite uses; the rest belongs to extensions.
-        cells: offset in data of every cell, page by page, in the order of the pages' keys.
-    """
-
-    data: npt.NDArray[np.uint8]
-    size: int
-    usable: int
-    cells: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -215,56 +208,21 @@ def _uint16(pages: npt.NDArray[np.uint8], at: int) -> npt.NDArray[Any]:
     return pages[:, at].astype(np.int64) << 8 | pages[:, at + 1]
 
 
-_NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
-
-
-_INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
-
-
-"""Bytes of a value by its type, where that is null or an integer."""
-
-
-_CONTINUED = np.uint64(0x8080808080808080)  # the bit of each byte that says: more of this number
-
-
-_GATHER = np.uint64(0x0102040810204080)  # times bits 0, 8, ... 56: the same bits in bits 56 to 63
-
-
-_MAX_HEADER = 127  # bytes; a longer one has a size of two bytes
-
-
-_MAX_TYPE_BYTES = 3  # values of up to a megabyte
-
-
-def _varint_lengths() -> tuple[Int64, Int64]:
-    """By the continuation bits of eight bytes, first byte highest: bytes of a number, of two numbers.
-
-    0 where they do not end within the eight.
-    """
-    first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
-    for bits in range(256):
-        ends = [at for at in range(8) if not bits >> (7 - at) & 1]
-        first[bits] = ends[0] + 1 if ends else 0
-        both[bits] = ends[1] + 1 if len(ends) > 1 else 0
-    return first, both
-
-
-_FIRST_LENGTH, _BOTH_LENGTHS = _varint_lengths()
-
-
 @dataclass(frozen=True)
-class _Shapes:
-    """The different headers of some records.
+class Pages:
+    """Some pages of one kind, one behind the other.
 
     Attributes:
-        of: number of the header of each record.
-        types: of each header and column; null where the record is too short to have the column.
-        offsets: where each value begins, from the begin of the record.
+        data: uint8 array: the pages, and a few bytes more.
+        size: bytes of one page.
+        usable: bytes of it that SQLite uses; the rest belongs to extensions.
+        cells: offset in data of every cell, page by page, in the order of the pages' keys.
     """
 
-    of: npt.NDArray[np.intp]
-    types: Int64
-    offsets: Int64
+    data: npt.NDArray[np.uint8]
+    size: int
+    usable: int
+    cells: npt.NDArray[np.int64]
 
 
 class Records:
@@ -445,10 +403,11 @@ class Records:
         return words
 
 
-_KEPT = np.array([(1 << 64) - (1 << (64 - 8 * kept)) for kept in range(9)], np.uint64)
-
-
-"""Masks of the first bytes of a number of eight."""
+def _bytes_of(types: Int64) -> Int64:
+    """Bytes of values of any type."""
+    long = (types - 12) // 2
+    plain = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
+    return np.where(types >= 12, long, plain[np.minimum(types, 11)])
 
 
 def _short_varint(data: npt.NDArray[np.uint8], at: Int64) -> tuple[Int64, Int64]:
@@ -467,13 +426,6 @@ def _short_varint(data: npt.NDArray[np.uint8], at: Int64) -> tuple[Int64, Int64]
     return value, at + 1 + more + most
 
 
-def _bytes_of(types: Int64) -> Int64:
-    """Bytes of values of any type."""
-    long = (types - 12) // 2
-    plain = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
-    return np.where(types >= 12, long, plain[np.minimum(types, 11)])
-
-
 def _local_bytes(size: Int64, usable: int) -> Int64:
     """How much of a record is in its leaf page; the rest is in overflow pages."""
     most = usable - 35
@@ -482,3 +434,18 @@ def _local_bytes(size: Int64, usable: int) -> Int64:
     least = (usable - 12) * 32 // 255 - 23
     kept = least + (size - least) % (usable - 4)
     return np.where(size <= most, size, np.where(kept <= most, kept, least))
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """The different headers of some records.
+
+    Attributes:
+        of: number of the header of each record.
+        types: of each header and column; null where the record is too short to have the column.
+        offsets: where each value begins, from the begin of the record.
+    """
+
+    of: npt.NDArray[np.intp]
+    types: Int64
+    offsets: Int64

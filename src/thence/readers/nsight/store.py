@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     Uint64 = npt.NDArray[np.uint64]
     Rows = npt.NDArray[np.intp]
     Numbers = npt.NDArray[np.uint32]
-
 __all__ = [
     "PAYLOADS",
     "READABLE",
@@ -45,15 +44,129 @@ __all__ = [
 ]
 
 _SLOTS_BITS = 14  # tables of this size stay in the processor's cache
-
-
 _ROUNDS = 8
-
-
 _AT_ONCE = 1 << 17
-
-
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+UNNAMED = "(unnamed)"
+"""What has no name is called."""
+_LATEST_NS = 1 << 62
+Part = TypeVar("Part")
+READABLE = frozenset(
+    {
+        "CUDA_GRAPH_NODE_EVENTS",
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "ENUM_CUDA_MEMCPY_OPER",
+        "ENUM_CUDA_MEM_KIND",
+        "NVTX_EVENTS",
+        "NVTX_PAYLOAD_SCHEMA_ENTRIES",
+        "PROCESSES",
+        "PROFILER_OVERHEAD",
+        "StringIds",
+        "TARGET_INFO_GPU",
+        "TARGET_INFO_SESSION_START_TIME",
+        "ThreadNames",
+    }
+)
+"""Every table that thence ever reads."""
+PAYLOADS = {"row": pl.Int64(), "binary": pl.Binary(), "json": pl.String()}
+"""Schema of payloads: row of NVTX_EVENTS, from 0, and its payload as bytes or as JSON, or both."""
+
+
+class Store(Protocol):
+    """Tables of one export."""
+
+    @property
+    def name(self) -> str:
+        """The input as the user named it."""
+
+    def columns(self, table: str) -> frozenset[str]:
+        """Names of the columns of a table; none where there is no such table."""
+
+    def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
+        """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
+
+        Raises:
+            DamagedInput: the table cannot be read.
+        """
+
+    def parts(
+        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
+    ) -> list[Part]:
+        """What the work makes of each part of a table, in order.
+
+        So that a large table need not be there whole. Parts may be worked on at the same time.
+
+        Args:
+            table: its name.
+            integers: columns, as for `frame`.
+            work: given the columns of some rows; a pure function.
+
+        Raises:
+            DamagedInput: the table cannot be read.
+        """
+
+    def payloads(self) -> pl.DataFrame:
+        """Payloads of the NVTX events that have one, in the columns of `PAYLOADS`.
+
+        Raises:
+            DamagedInput: the table cannot be read.
+        """
+
+    def strings(self, ids: pl.Series) -> pl.DataFrame:
+        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
+
+        Raises:
+            DamagedInput: the table cannot be read.
+        """
+
+
+def process_of(global_id: pl.Expr) -> pl.Expr:
+    """Process id in a serialised GlobalId: bits 24 to 47 (user guide, "Common SQLite Examples")."""
+    return (global_id // (1 << 24)) % (1 << 24)
+
+
+def thread_of(global_id: pl.Expr) -> pl.Expr:
+    """Thread id in a serialised GlobalId: the low 24 bits."""
+    return global_id % (1 << 24)
+
+
+def names(store: Store, *ids: pl.Series) -> pl.Series:
+    """Name of each row (Categorical): the text of the first of its ids that has one, or `UNNAMED`.
+
+    Args:
+        store: the export.
+        ids: rows of StringIds, Int64, at least one column.
+
+    Raises:
+        DamagedInput: the texts cannot be read.
+    """
+    first, of = distinct_values(*ids)
+    few = [column.gather(first) for column in ids]
+    texts = store.strings(pl.concat(few))
+    found = [
+        column.to_frame("id").join(texts, on="id", how="left", maintain_order="left")["value"]
+        for column in few
+    ]
+    unnamed = pl.lit(UNNAMED).cast(pl.Categorical())
+    return pl.select(pl.coalesce(*found, unnamed)).to_series().gather(of).alias("name")
+
+
+def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
+    """The same for columns of whole numbers; null is a value like any.
+
+    Args:
+        columns: Int64, at least one.
+    """
+    words = []
+    for column in columns:
+        words.append(column.fill_null(0).to_numpy().view(np.uint64))
+        if column.null_count():
+            words.append(column.is_null().to_numpy().astype(np.uint64))
+    return distinct(words)
 
 
 def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
@@ -121,20 +234,6 @@ def _distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
     return np.concatenate(firsts), of
 
 
-def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
-    """The same for columns of whole numbers; null is a value like any.
-
-    Args:
-        columns: Int64, at least one.
-    """
-    words = []
-    for column in columns:
-        words.append(column.fill_null(0).to_numpy().view(np.uint64))
-        if column.null_count():
-            words.append(column.is_null().to_numpy().astype(np.uint64))
-    return distinct(words)
-
-
 def _slots(words: Sequence[Uint64], number: int) -> Rows:
     mixed = words[0] * np.uint64(_MIX[number % len(_MIX)] + 2 * number)
     for word in words[1:]:
@@ -143,92 +242,6 @@ def _slots(words: Sequence[Uint64], number: int) -> Rows:
         mixed *= np.uint64(_MIX[(number + 1) % len(_MIX)] + 2 * number)
     mixed >>= np.uint64(64 - _SLOTS_BITS)
     return mixed.view(np.int64)
-
-
-UNNAMED = "(unnamed)"
-
-
-"""What has no name is called."""
-
-
-def names(store: Store, *ids: pl.Series) -> pl.Series:
-    """Name of each row (Categorical): the text of the first of its ids that has one, or `UNNAMED`.
-
-    Args:
-        store: the export.
-        ids: rows of StringIds, Int64, at least one column.
-
-    Raises:
-        DamagedInput: the texts cannot be read.
-    """
-    first, of = distinct_values(*ids)
-    few = [column.gather(first) for column in ids]
-    texts = store.strings(pl.concat(few))
-    found = [
-        column.to_frame("id").join(texts, on="id", how="left", maintain_order="left")["value"]
-        for column in few
-    ]
-    unnamed = pl.lit(UNNAMED).cast(pl.Categorical())
-    return pl.select(pl.coalesce(*found, unnamed)).to_series().gather(of).alias("name")
-
-
-_LATEST_NS = 1 << 62
-
-
-def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
-    """The rows with a start, with a duration (ns) instead of an end, and what that took.
-
-    Args:
-        frame: columns start and end, ns.
-        what: plural, for the warnings.
-    """
-    timed = with_durations(frame)
-    return timed.frame, left_out([timed], what)
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Rows with a duration.
-
-    Attributes:
-        frame: the rows with a start; duration (ns) instead of an end.
-        lost: how many had no start.
-        unusable: how many had no end, or one before their start: they have the duration 0.
-    """
-
-    frame: pl.DataFrame
-    lost: int
-    unusable: int
-
-
-def with_durations(frame: pl.DataFrame) -> Timed:
-    """See `lasting`."""
-    begins = frame.select(pl.col("start").is_between(-_LATEST_NS, _LATEST_NS)).to_series()
-    timed = frame if begins.all(ignore_nulls=False) else frame.filter(begins)
-    ended = pl.col("end").is_between(pl.col("start"), _LATEST_NS)
-    unusable = timed.height - int(timed.select(ended.sum()).item() or 0)
-    length = pl.col("end") - pl.col("start")
-    duration = pl.when(ended).then(length).otherwise(0) if unusable else length
-    return Timed(
-        timed.with_columns(duration.alias("duration")).drop("end"),
-        frame.height - timed.height,
-        unusable,
-    )
-
-
-def left_out(parts: Sequence[Timed], what: str) -> list[str]:
-    """Warnings of what `with_durations` left out or assumed."""
-    warnings = []
-    if lost := sum(part.lost for part in parts):
-        warnings.append(f"{lost:,} {what} do not say when they began and are left out")
-    if unusable := sum(part.unusable for part in parts):
-        warnings.append(f"{unusable:,} {what} have no end, or one before they began; counted as 0")
-    return warnings
-
-
-def bounded(column: str, bits: int) -> pl.Expr:
-    """The column, null where it is negative or does not fit the bits."""
-    return pl.when(pl.col(column).is_between(0, (1 << bits) - 1)).then(pl.col(column)).alias(column)
 
 
 def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
@@ -260,93 +273,57 @@ def gathered(columns: dict[str, pl.Series], order: npt.NDArray[np.intp]) -> None
         columns[name] = columns[name].rechunk().gather(rows)
 
 
-Part = TypeVar("Part")
+@dataclass(frozen=True)
+class Timed:
+    """Rows with a duration.
+
+    Attributes:
+        frame: the rows with a start; duration (ns) instead of an end.
+        lost: how many had no start.
+        unusable: how many had no end, or one before their start: they have the duration 0.
+    """
+
+    frame: pl.DataFrame
+    lost: int
+    unusable: int
 
 
-READABLE = frozenset(
-    {
-        "CUDA_GRAPH_NODE_EVENTS",
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-        "CUPTI_ACTIVITY_KIND_KERNEL",
-        "CUPTI_ACTIVITY_KIND_MEMCPY",
-        "CUPTI_ACTIVITY_KIND_MEMSET",
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        "ENUM_CUDA_MEMCPY_OPER",
-        "ENUM_CUDA_MEM_KIND",
-        "NVTX_EVENTS",
-        "NVTX_PAYLOAD_SCHEMA_ENTRIES",
-        "PROCESSES",
-        "PROFILER_OVERHEAD",
-        "StringIds",
-        "TARGET_INFO_GPU",
-        "TARGET_INFO_SESSION_START_TIME",
-        "ThreadNames",
-    }
-)
+def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
+    """The rows with a start, with a duration (ns) instead of an end, and what that took.
+
+    Args:
+        frame: columns start and end, ns.
+        what: plural, for the warnings.
+    """
+    timed = with_durations(frame)
+    return timed.frame, left_out([timed], what)
 
 
-"""Every table that thence ever reads."""
+def with_durations(frame: pl.DataFrame) -> Timed:
+    """See `lasting`."""
+    begins = frame.select(pl.col("start").is_between(-_LATEST_NS, _LATEST_NS)).to_series()
+    timed = frame if begins.all(ignore_nulls=False) else frame.filter(begins)
+    ended = pl.col("end").is_between(pl.col("start"), _LATEST_NS)
+    unusable = timed.height - int(timed.select(ended.sum()).item() or 0)
+    length = pl.col("end") - pl.col("start")
+    duration = pl.when(ended).then(length).otherwise(0) if unusable else length
+    return Timed(
+        timed.with_columns(duration.alias("duration")).drop("end"),
+        frame.height - timed.height,
+        unusable,
+    )
 
 
-PAYLOADS = {"row": pl.Int64(), "binary": pl.Binary(), "json": pl.String()}
+def left_out(parts: Sequence[Timed], what: str) -> list[str]:
+    """Warnings of what `with_durations` left out or assumed."""
+    warnings = []
+    if lost := sum(part.lost for part in parts):
+        warnings.append(f"{lost:,} {what} do not say when they began and are left out")
+    if unusable := sum(part.unusable for part in parts):
+        warnings.append(f"{unusable:,} {what} have no end, or one before they began; counted as 0")
+    return warnings
 
 
-"""Schema of payloads: row of NVTX_EVENTS, from 0, and its payload as bytes or as JSON, or both."""
-
-
-class Store(Protocol):
-    """Tables of one export."""
-
-    @property
-    def name(self) -> str:
-        """The input as the user named it."""
-
-    def columns(self, table: str) -> frozenset[str]:
-        """Names of the columns of a table; none where there is no such table."""
-
-    def frame(self, table: str, integers: Sequence[str], texts: Sequence[str] = ()) -> pl.DataFrame:
-        """Columns of a table: integers as Int64, texts as Categorical; absent ones are null.
-
-        Raises:
-            DamagedInput: the table cannot be read.
-        """
-
-    def parts(
-        self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
-    ) -> list[Part]:
-        """What the work makes of each part of a table, in order.
-
-        So that a large table need not be there whole. Parts may be worked on at the same time.
-
-        Args:
-            table: its name.
-            integers: columns, as for `frame`.
-            work: given the columns of some rows; a pure function.
-
-        Raises:
-            DamagedInput: the table cannot be read.
-        """
-
-    def payloads(self) -> pl.DataFrame:
-        """Payloads of the NVTX events that have one, in the columns of `PAYLOADS`.
-
-        Raises:
-            DamagedInput: the table cannot be read.
-        """
-
-    def strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
-
-        Raises:
-            DamagedInput: the table cannot be read.
-        """
-
-
-def process_of(global_id: pl.Expr) -> pl.Expr:
-    """Process id in a serialised GlobalId: bits 24 to 47 (user guide, "Common SQLite Examples")."""
-    return (global_id // (1 << 24)) % (1 << 24)
-
-
-def thread_of(global_id: pl.Expr) -> pl.Expr:
-    """Thread id in a serialised GlobalId: the low 24 bits."""
-    return global_id % (1 << 24)
+def bounded(column: str, bits: int) -> pl.Expr:
+    """The column, null where it is negative or does not fit the bits."""
+    return pl.when(pl.col(column).is_between(0, (1 << bits) - 1)).then(pl.col(column)).alias(column)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from thence.units import Bytes
-
 __all__ = [
     "MAX_MEMBER",
     "MAX_MEMBERS",
@@ -40,113 +39,17 @@ __all__ = [
 ]
 
 _DAMAGED_PARQUET = (PolarsError, PanicException, OSError, ValueError, UnicodeError, MemoryError)
-
-
-def parquet_frame(data: bytes, path: str) -> pl.DataFrame:
-    """The frame in a Parquet file.
-
-    Raises:
-        DamagedInput: it is none, is damaged, or claims more than `MAX_ROWS` rows.
-    """
-    try:
-        rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
-        if rows > MAX_ROWS:
-            raise DamagedInput(path, f"claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
-        return pl.read_parquet(io.BytesIO(data))
-    except _DAMAGED_PARQUET as error:
-        raise DamagedInput(
-            path, f"is no Parquet file that can be read ({_first_line(error)})"
-        ) from error
-
-
-def csv_frame(data: bytes, path: str) -> pl.DataFrame:
-    """The frame in a CSV file with a header.
-
-    Raises:
-        DamagedInput: it is none.
-    """
-    try:
-        return pl.read_csv(data, infer_schema_length=10_000, truncate_ragged_lines=False)
-    except _DAMAGED_PARQUET as error:
-        raise DamagedInput(
-            path, f"is no CSV table that can be read ({_first_line(error)})"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) -> pl.DataFrame:
-    """The wanted columns under the names used here; the first spelling that exists is taken.
-
-    Args:
-        frame: as the producer wrote it.
-        names: name here to its possible spellings there; an empty spelling makes it optional.
-        path: for messages.
-
-    Raises:
-        DamagedInput: a column that is needed is missing.
-    """
-    chosen = []
-    for name, spellings in names.items():
-        there = next((s for s in spellings if s in frame.columns), None)
-        if there is None and "" not in spellings:
-            raise DamagedInput(
-                path, f"has no column {spellings[0]!r}; its columns: {frame.columns}"
-            )
-        chosen.append(pl.lit(None).alias(name) if there is None else pl.col(there).alias(name))
-    return frame.select(chosen)
-
-
-def as_int64(frame: pl.DataFrame, columns: Sequence[str], path: str) -> pl.DataFrame:
-    """The columns as int64, whatever number type pandas gave them; NaN becomes null.
-
-    Raises:
-        DamagedInput: a column holds no whole numbers.
-    """
-    try:
-        floats = [c for c in columns if frame.schema[c].is_float()]
-        return frame.with_columns(pl.col(floats).fill_nan(None)).with_columns(
-            pl.col(*columns).cast(pl.Int64)
-        )
-    except PolarsError as error:
-        raise DamagedInput(path, f"holds no whole numbers ({_first_line(error)})") from error
-
-
 TRACE = "nvtx_gpu_proj_trace/trace.parquet"
-
-
 """The member that makes an archive one of nsys-jax; a folder of one file per rank when combined."""
-
-
 MAX_MEMBER: Bytes = 2 << 30
-
-
 """Largest member that is read, unpacked; a trace.parquet of 10 million rows has some 400 MB."""
-
-
 MAX_TOTAL: Bytes = 8 << 30
-
-
 """Most bytes that are read from one archive, unpacked."""
-
-
 MAX_MEMBERS = 1_000_000
-
-
 """Most members an archive may list."""
-
-
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-
-
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack without a bound
-
-
 _ENCRYPTED = 1
-
-
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError)
 
 
@@ -258,33 +161,6 @@ class Archive:
         return member if member in self.sizes else None
 
 
-def _zip_members(name: str) -> dict[str, Bytes]:
-    try:
-        with zipfile.ZipFile(name) as archive:
-            infos = [info for info in archive.infolist() if not info.is_dir()]
-    except OSError as error:
-        raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
-    except _DAMAGE as error:
-        raise DamagedInput(name, f"is no complete zip file ({error})") from error
-    if len(infos) > MAX_MEMBERS:
-        raise DamagedInput(name, f"lists {len(infos):,} members; expected an nsys-jax archive")
-    for info in infos:
-        _check_name(name, info.filename)
-        if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-            raise DamagedInput(
-                name, f"{info.filename} is encrypted or packed in a way zip rarely is"
-            )
-    return {info.filename: info.file_size for info in infos}
-
-
-def _check_name(archive: str, member: str) -> None:
-    """Refuses names that would lead out of the archive's folder."""
-    path = PurePosixPath(member.replace("\\", "/"))
-    drive = len(member) > 1 and member[1] == ":"
-    if path.is_absolute() or drive or ".." in path.parts:
-        raise DamagedInput(archive, f"names a member outside its folder: {member!r}")
-
-
 def _directory_members(name: str) -> tuple[dict[str, Bytes], list[str]]:
     sizes: dict[str, Bytes] = {}
     skipped: list[str] = []
@@ -314,3 +190,102 @@ def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
                 waiting.append(f"{member}/")
             else:
                 yield member, entry
+
+
+def _zip_members(name: str) -> dict[str, Bytes]:
+    try:
+        with zipfile.ZipFile(name) as archive:
+            infos = [info for info in archive.infolist() if not info.is_dir()]
+    except OSError as error:
+        raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
+    except _DAMAGE as error:
+        raise DamagedInput(name, f"is no complete zip file ({error})") from error
+    if len(infos) > MAX_MEMBERS:
+        raise DamagedInput(name, f"lists {len(infos):,} members; expected an nsys-jax archive")
+    for info in infos:
+        _check_name(name, info.filename)
+        if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
+            raise DamagedInput(
+                name, f"{info.filename} is encrypted or packed in a way zip rarely is"
+            )
+    return {info.filename: info.file_size for info in infos}
+
+
+def _check_name(archive: str, member: str) -> None:
+    """Refuses names that would lead out of the archive's folder."""
+    path = PurePosixPath(member.replace("\\", "/"))
+    drive = len(member) > 1 and member[1] == ":"
+    if path.is_absolute() or drive or ".." in path.parts:
+        raise DamagedInput(archive, f"names a member outside its folder: {member!r}")
+
+
+def parquet_frame(data: bytes, path: str) -> pl.DataFrame:
+    """The frame in a Parquet file.
+
+    Raises:
+        DamagedInput: it is none, is damaged, or claims more than `MAX_ROWS` rows.
+    """
+    try:
+        rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+        if rows > MAX_ROWS:
+            raise DamagedInput(path, f"claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
+        return pl.read_parquet(io.BytesIO(data))
+    except _DAMAGED_PARQUET as error:
+        raise DamagedInput(
+            path, f"is no Parquet file that can be read ({_first_line(error)})"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def csv_frame(data: bytes, path: str) -> pl.DataFrame:
+    """The frame in a CSV file with a header.
+
+    Raises:
+        DamagedInput: it is none.
+    """
+    try:
+        return pl.read_csv(data, infer_schema_length=10_000, truncate_ragged_lines=False)
+    except _DAMAGED_PARQUET as error:
+        raise DamagedInput(
+            path, f"is no CSV table that can be read ({_first_line(error)})"
+        ) from error
+
+
+def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) -> pl.DataFrame:
+    """The wanted columns under the names used here; the first spelling that exists is taken.
+
+    Args:
+        frame: as the producer wrote it.
+        names: name here to its possible spellings there; an empty spelling makes it optional.
+        path: for messages.
+
+    Raises:
+        DamagedInput: a column that is needed is missing.
+    """
+    chosen = []
+    for name, spellings in names.items():
+        there = next((s for s in spellings if s in frame.columns), None)
+        if there is None and "" not in spellings:
+            raise DamagedInput(
+                path, f"has no column {spellings[0]!r}; its columns: {frame.columns}"
+            )
+        chosen.append(pl.lit(None).alias(name) if there is None else pl.col(there).alias(name))
+    return frame.select(chosen)
+
+
+def as_int64(frame: pl.DataFrame, columns: Sequence[str], path: str) -> pl.DataFrame:
+    """The columns as int64, whatever number type pandas gave them; NaN becomes null.
+
+    Raises:
+        DamagedInput: a column holds no whole numbers.
+    """
+    try:
+        floats = [c for c in columns if frame.schema[c].is_float()]
+        return frame.with_columns(pl.col(floats).fill_nan(None)).with_columns(
+            pl.col(*columns).cast(pl.Int64)
+        )
+    except PolarsError as error:
+        raise DamagedInput(path, f"holds no whole numbers ({_first_line(error)})") from error

@@ -26,64 +26,15 @@ from thence.readers.recording.xla import compile_phases
 if TYPE_CHECKING:
     from thence.model.collectives import Collective
     from thence.readers.recording.parts import Folder
-
-
 __all__ = ["HostRanges", "described_collectives", "host_ranges", "named"]
 
-
-def described_collectives(
-    host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
-) -> pl.DataFrame:
-    """Rows of `COLLECTIVES` without a device activity.
-
-    Args:
-        host: of the process.
-        table: the table ``collectives`` of its recording.
-        names: number and text (Categorical).
-    """
-    marks = pl.DataFrame({"serial": host.serial, "described": host.described})
-    marks = marks.with_row_index("host").drop_nulls("serial")
-    calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
-    return pl.concat([_by_columns(calls, names), _by_metadata(calls, host)]).sort("host")
-
-
-def _by_columns(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
-    rows = calls.filter(pl.col("collective") > 0)
-    raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
-    raw |= {name: rows[name] for name in NUMBERS}
-    found = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
-    return found.drop_nulls("collective")  # the part with its name can be damaged
-
-
-def _by_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
-    known = (pl.col("collective") > 0).fill_null(value=False)
-    rows = calls.filter(pl.col("described").is_not_null() & ~known)
-    frame = described_structs(host.collectives).gather(rows["described"]).struct.unnest()
-    sequence = pl.coalesce(rows["sequence"], frame["sequence"])
-    return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})
-
-
 _START, _END = 2, 4
-
-
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
-
-
 _RUNTIME = 5
-
-
 """``api`` in the table calls: CUPTI_ACTIVITY_KIND_RUNTIME, else the driver's"""
-
-
 _THREAD = 2
-
-
 """CUPTI_ACTIVITY_OBJECT_THREAD"""
-
-
 _BACKWARD = "autograd::engine::evaluate_function: "
-
-
 _OVERHEADS = {
     1: "Driver Compiler",
     1 << 16: "CUPTI Buffer Flush",
@@ -95,14 +46,8 @@ _OVERHEADS = {
     7 << 16: "Activity Buffer Request",
     8 << 16: "Unified Memory Initialisation",
 }
-
-
 """CUpti_ActivityOverheadKind"""
-
-
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
-
-
 _COLUMNS = {
     "thread": pl.Int64(),
     "category": _CATEGORY,
@@ -177,54 +122,45 @@ def host_ranges(
     return HostRanges(frame, domain, serial, described, facts.collectives)
 
 
-def _nested(
-    frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
-) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
-    """Rows of `HOST`; NVTX domain, serial and description of each."""
-    frame = frame.with_columns(duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0))
-    names = ("thread", "category", "start", "duration")
-    columns = [frame[name].to_physical().to_numpy() for name in names]
-    order = host_order(*columns)
-    frame = frame[order]
-    parent = host_parents(*(column[order] for column in columns))
-    rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
-    forward = frame.select(pl.col("of").alias("serial")).join(
-        rows, on="serial", how="left", maintain_order="left"
-    )["forward"]
-    more = frame["domain"], frame["serial"], frame["described"]
-    frame = frame.select(
-        "thread", "category", "name", "correlation", "lane", "metadata",
-        pl.lit(rank, pl.Int32()).alias("rank"),
-        pl.lit(pid, pl.Int64()).alias("process"),
-        (pl.col("start") - zero_ns).alias("start"),
-        "duration",
-        parent_column(parent),
-        forward.alias("forward"),
-    )  # fmt: skip
-    shaped = frame.select(
-        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
-        for c, dtype in HOST.schema.items()
-    )
-    return shaped, *more
+@dataclass(frozen=True)
+class _Facts:
+    """What metadata of marks say: each distinct text is read once.
 
+    Attributes:
+        rest: metadata by their text, without what describes a collective; whatever is no object is missing.
+        number: of the collective that they describe, by their text.
+        collectives: these.
+    """
 
-def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.select(
-        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
-        for c, dtype in _COLUMNS.items()
-    )
+    rest: dict[str, str]
+    number: dict[str, int]
+    collectives: tuple[Collective, ...]
 
+    @classmethod
+    def of(cls, texts: pl.Series) -> _Facts:
+        """Numbers that JSON has not become null."""
+        rest: dict[str, str] = {}
+        number: dict[str, int] = {}
+        collectives: list[Collective] = []
+        for text in texts.drop_nulls().to_list():
+            # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
+            with suppress(ValueError, OverflowError, RecursionError):
+                said = json.loads(text, parse_constant=lambda _: None)
+                if not isinstance(said, dict):
+                    continue
+                collective, further = split(said)
+                if further or collective is None:
+                    rest[text] = msgspec.json.encode(further).decode()
+                if collective is not None:
+                    number[text] = len(collectives)
+                    collectives.append(collective)
+        return cls(rest, number, tuple(collectives))
 
-def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
-    """Names by their numbers, as text: for columns that have few rows."""
-    return named(frame, column, names).cast(pl.String)
-
-
-def named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
-    """Names by their numbers in a column, null where there is none; `names` has number and text."""
-    return frame.select(pl.col(column).alias("number")).join(
-        names, on="number", how="left", maintain_order="left"
-    )["text"]
+    def columns(self, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
+        """Columns metadata and described of marks with these metadata."""
+        metadata = texts.replace_strict(self.rest, default=None, return_dtype=pl.String)
+        described = texts.replace_strict(self.number, default=None, return_dtype=pl.UInt32)
+        return metadata.alias("metadata"), described.alias("described")
 
 
 def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
@@ -267,45 +203,9 @@ def _marks(
     )
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What metadata of marks say: each distinct text is read once.
-
-    Attributes:
-        rest: metadata by their text, without what describes a collective; whatever is no object is missing.
-        number: of the collective that they describe, by their text.
-        collectives: these.
-    """
-
-    rest: dict[str, str]
-    number: dict[str, int]
-    collectives: tuple[Collective, ...]
-
-    @classmethod
-    def of(cls, texts: pl.Series) -> _Facts:
-        """Numbers that JSON has not become null."""
-        rest: dict[str, str] = {}
-        number: dict[str, int] = {}
-        collectives: list[Collective] = []
-        for text in texts.drop_nulls().to_list():
-            # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
-            with suppress(ValueError, OverflowError, RecursionError):
-                said = json.loads(text, parse_constant=lambda _: None)
-                if not isinstance(said, dict):
-                    continue
-                collective, further = split(said)
-                if further or collective is None:
-                    rest[text] = msgspec.json.encode(further).decode()
-                if collective is not None:
-                    number[text] = len(collectives)
-                    collectives.append(collective)
-        return cls(rest, number, tuple(collectives))
-
-    def columns(self, texts: pl.Series) -> tuple[pl.Series, pl.Series]:
-        """Columns metadata and described of marks with these metadata."""
-        metadata = texts.replace_strict(self.rest, default=None, return_dtype=pl.String)
-        described = texts.replace_strict(self.number, default=None, return_dtype=pl.UInt32)
-        return metadata.alias("metadata"), described.alias("described")
+def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+    """Names by their numbers, as text: for columns that have few rows."""
+    return named(frame, column, names).cast(pl.String)
 
 
 def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
@@ -368,3 +268,80 @@ def _overheads(folder: Folder) -> pl.DataFrame:
             _OVERHEADS, default="Overhead", return_dtype=pl.String
         ),
     )
+
+
+def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select(
+        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
+        for c, dtype in _COLUMNS.items()
+    )
+
+
+def _nested(
+    frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
+) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
+    """Rows of `HOST`; NVTX domain, serial and description of each."""
+    frame = frame.with_columns(duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0))
+    names = ("thread", "category", "start", "duration")
+    columns = [frame[name].to_physical().to_numpy() for name in names]
+    order = host_order(*columns)
+    frame = frame[order]
+    parent = host_parents(*(column[order] for column in columns))
+    rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
+    forward = frame.select(pl.col("of").alias("serial")).join(
+        rows, on="serial", how="left", maintain_order="left"
+    )["forward"]
+    more = frame["domain"], frame["serial"], frame["described"]
+    frame = frame.select(
+        "thread", "category", "name", "correlation", "lane", "metadata",
+        pl.lit(rank, pl.Int32()).alias("rank"),
+        pl.lit(pid, pl.Int64()).alias("process"),
+        (pl.col("start") - zero_ns).alias("start"),
+        "duration",
+        parent_column(parent),
+        forward.alias("forward"),
+    )  # fmt: skip
+    shaped = frame.select(
+        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
+        for c, dtype in HOST.schema.items()
+    )
+    return shaped, *more
+
+
+def described_collectives(
+    host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
+) -> pl.DataFrame:
+    """Rows of `COLLECTIVES` without a device activity.
+
+    Args:
+        host: of the process.
+        table: the table ``collectives`` of its recording.
+        names: number and text (Categorical).
+    """
+    marks = pl.DataFrame({"serial": host.serial, "described": host.described})
+    marks = marks.with_row_index("host").drop_nulls("serial")
+    calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
+    return pl.concat([_by_columns(calls, names), _by_metadata(calls, host)]).sort("host")
+
+
+def _by_columns(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    rows = calls.filter(pl.col("collective") > 0)
+    raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
+    raw |= {name: rows[name] for name in NUMBERS}
+    found = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+    return found.drop_nulls("collective")  # the part with its name can be damaged
+
+
+def _by_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+    known = (pl.col("collective") > 0).fill_null(value=False)
+    rows = calls.filter(pl.col("described").is_not_null() & ~known)
+    frame = described_structs(host.collectives).gather(rows["described"]).struct.unnest()
+    sequence = pl.coalesce(rows["sequence"], frame["sequence"])
+    return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})
+
+
+def named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+    """Names by their numbers in a column, null where there is none; `names` has number and text."""
+    return frame.select(pl.col(column).alias("number")).join(
+        names, on="number", how="left", maintain_order="left"
+    )["text"]

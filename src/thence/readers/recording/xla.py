@@ -30,19 +30,61 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
-
 __all__ = ["Compiled", "compile_phases", "compiled_modules", "numbered", "with_xla"]
 
 _COMPILING = r"[#,]module=([^#,]+),program_id=(\d{1,18})#?$"
-
-
 _NUMBERED = r"^(.+)\.(\d{1,18})$"
-
-
 _UNKNOWN = (
     "several compilations of {} cannot be told apart, so their HLO is not known: they came out of a "
     "compilation cache, or were compiled before the recording began"
 )
+_NO_RANGES = (
+    "it ran XLA programs, but holds no NVTX ranges of XLA, so which kernel is part of which program is not "
+    "known: record with thence record -- COMMAND, or begin before JAX is imported, and leave NVTX on"
+)
+
+
+def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, list[str]]:
+    """The tables of one process with XLA's programs, their HLO and their collectives; and warnings.
+
+    Args:
+        tables: gpu, host and meta of one process.
+        domain: NVTX domain of each host row.
+        folder: of the recording.
+    """
+    has_ranges = bool((domain == XLA).any())
+    compiled, warnings = compiled_modules(folder)
+    if not has_ranges:
+        return tables, [*warnings, *([_NO_RANGES] if compiled else [])]
+    nowhere = np.full(tables.gpu.height, NO_ROW, np.int64)
+    launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
+    tables, more = with_programs(tables, domain, launches, nowhere)
+    warnings += more
+    if not compiled:
+        return tables, warnings
+    modules, more = numbered(compiled, tables, domain)
+    attached = attach_hlo(tables, modules)
+    own = attached.meta.warnings[len(tables.meta.warnings) :]
+    return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *own]
+
+
+def compile_phases(ranges: pl.DataFrame, name: str) -> pl.Series:
+    """The categories of NVTX ranges, those of XLA's compilation being compile.
+
+    Args:
+        ranges: thread, name, domain, category (String), start and end (ns), in any order.
+        name: of the recording, for messages.
+    """
+    shaped = ranges.select(
+        pl.lit(0, pl.Int64).alias("process"),
+        "thread",
+        "start",
+        (pl.max_horizontal("start", "end") - pl.col("start")).alias("duration"),
+        pl.col("name").cast(pl.Categorical()),
+        "domain",
+        "category",
+    )
+    return with_compilation(shaped, name)["category"]
 
 
 @dataclass(frozen=True)
@@ -60,18 +102,6 @@ class Compiled:
     name: str
     thread: int | None = None
     ended_ns: int | None = None
-
-
-class _Listed(msgspec.Struct):
-    file: str
-    name: str
-    thread: int | None = None
-    ended_ns: int | None = None
-
-
-class _Index(msgspec.Struct):
-    format: str
-    modules: list[_Listed]
 
 
 def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
@@ -94,6 +124,18 @@ def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
         told = listed.get(name) or _Listed(name, name.removesuffix(HLO_ENDING).partition(".")[2])
         found.append(Compiled(path, told.name, told.thread, told.ended_ns))
     return found, warnings
+
+
+class _Index(msgspec.Struct):
+    format: str
+    modules: list[_Listed]
+
+
+class _Listed(msgspec.Struct):
+    file: str
+    name: str
+    thread: int | None = None
+    ended_ns: int | None = None
 
 
 def numbered(
@@ -136,24 +178,6 @@ def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
     yield from found.iter_rows()
 
 
-def _passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
-    """Of each compilation: thread, name, number and end of the last compiler pass (Unix time)."""
-    host = tables.host.select(
-        "thread",
-        pl.col("name").cast(pl.String).str.extract_groups(_COMPILING).alias("told"),
-        (pl.col("start") + pl.col("duration") + (tables.meta.epoch_ns or 0)).alias("end"),
-    )
-    return (
-        host.filter((domain == XLA).fill_null(value=False))
-        .unnest("told")
-        .drop_nulls()
-        .rename({"1": "name", "2": "number"})
-        .group_by("thread", "name", pl.col("number").cast(pl.Int64))
-        .agg(pl.col("end").max())
-        .sort("end")
-    )
-
-
 def _by_compilation(compiled: Sequence[Compiled], passes: pl.DataFrame) -> dict[int, int]:
     """Number of each module, by place, where its compilation was recorded."""
     open_ones: dict[tuple[int, str], list[tuple[int, int]]] = {}
@@ -174,6 +198,24 @@ def _by_compilation(compiled: Sequence[Compiled], passes: pl.DataFrame) -> dict[
         if before:
             found[place] = before[-1]
     return found
+
+
+def _passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
+    """Of each compilation: thread, name, number and end of the last compiler pass (Unix time)."""
+    host = tables.host.select(
+        "thread",
+        pl.col("name").cast(pl.String).str.extract_groups(_COMPILING).alias("told"),
+        (pl.col("start") + pl.col("duration") + (tables.meta.epoch_ns or 0)).alias("end"),
+    )
+    return (
+        host.filter((domain == XLA).fill_null(value=False))
+        .unnest("told")
+        .drop_nulls()
+        .rename({"1": "name", "2": "number"})
+        .group_by("thread", "name", pl.col("number").cast(pl.Int64))
+        .agg(pl.col("end").max())
+        .sort("end")
+    )
 
 
 def _by_order(
@@ -197,52 +239,3 @@ def _by_order(
         elif places:
             doubtful.append(name)
     return doubtful
-
-
-_NO_RANGES = (
-    "it ran XLA programs, but holds no NVTX ranges of XLA, so which kernel is part of which program is not "
-    "known: record with thence record -- COMMAND, or begin before JAX is imported, and leave NVTX on"
-)
-
-
-def compile_phases(ranges: pl.DataFrame, name: str) -> pl.Series:
-    """The categories of NVTX ranges, those of XLA's compilation being compile.
-
-    Args:
-        ranges: thread, name, domain, category (String), start and end (ns), in any order.
-        name: of the recording, for messages.
-    """
-    shaped = ranges.select(
-        pl.lit(0, pl.Int64).alias("process"),
-        "thread",
-        "start",
-        (pl.max_horizontal("start", "end") - pl.col("start")).alias("duration"),
-        pl.col("name").cast(pl.Categorical()),
-        "domain",
-        "category",
-    )
-    return with_compilation(shaped, name)["category"]
-
-
-def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, list[str]]:
-    """The tables of one process with XLA's programs, their HLO and their collectives; and warnings.
-
-    Args:
-        tables: gpu, host and meta of one process.
-        domain: NVTX domain of each host row.
-        folder: of the recording.
-    """
-    has_ranges = bool((domain == XLA).any())
-    compiled, warnings = compiled_modules(folder)
-    if not has_ranges:
-        return tables, [*warnings, *([_NO_RANGES] if compiled else [])]
-    nowhere = np.full(tables.gpu.height, NO_ROW, np.int64)
-    launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
-    tables, more = with_programs(tables, domain, launches, nowhere)
-    warnings += more
-    if not compiled:
-        return tables, warnings
-    modules, more = numbered(compiled, tables, domain)
-    attached = attach_hlo(tables, modules)
-    own = attached.meta.warnings[len(tables.meta.warnings) :]
-    return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *own]
