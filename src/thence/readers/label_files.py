@@ -76,9 +76,9 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         if sniff(content[:4096]):
             raise DamagedInput(name, f"is cut or no valid JSON ({error}); {_HOW}") from error
-        raise UnknownFormat(name, _no_labels("is no JSON")) from error
+        raise UnknownFormat(name, _not_labels("is no JSON")) from error
     if head.format != GRAPH_LABELS:
-        raise UnknownFormat(name, _no_labels("names another format"))
+        raise UnknownFormat(name, _not_labels("names another format"))
     if head.version != GRAPH_LABELS_VERSION:
         raise UnknownFormat(
             name,
@@ -107,7 +107,7 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
-def _no_labels(what: str) -> str:
+def _not_labels(what: str) -> str:
     return f"{what}; expected labels of CUDA graphs, which thence.save_labels() or PyTorch 2.12 to 2.14 wrote"
 
 
@@ -244,34 +244,34 @@ def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
     """
     with Source.open(str(path)) as source:
         if _PICKLE.match(source.head()):
-            return _of_torch(_content(source), source.name)
+            return _torch_graph_labels(_content(source), source.name)
         return _parsed(_content(source), source)
 
 
-def _of_torch(content: bytes, name: str) -> GraphLabels:
+def _torch_graph_labels(content: bytes, name: str) -> GraphLabels:
     """PyTorch's annotations: node id (graph << 32 | number) to a list of dicts, the innermost last.
 
     Every graph id becomes a graph of its own: capture and executable ids are not told apart there.
     """
     try:
-        found = load_plain(content)
+        annotations = load_plain(content)
     except PickleRefused as error:
         raise DamagedInput(
             name, f"{error}; expected a pickled annotation file of PyTorch"
         ) from error
-    if not isinstance(found, dict) or len(found) > _MOST_NODES:
+    if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
         raise UnknownFormat(name, "a pickle, but of no annotations: expected a dict of node ids")
     labels: list[Label] = []
     by_text: dict[str, int] = {}
-    ids = np.zeros(len(found), np.uint64)
-    numbers = np.zeros(len(found), np.int32)
-    for i, (node, said) in enumerate(found.items()):
+    ids = np.zeros(len(annotations), np.uint64)
+    numbers = np.zeros(len(annotations), np.int32)
+    for i, (node, value) in enumerate(annotations.items()):
         if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < 1 << 64:
             raise DamagedInput(name, f"a key of the annotations is no node id: {node!r:.60}")
-        text = repr(said)
+        text = repr(value)
         if text not in by_text:
             by_text[text] = len(labels)
-            labels.append(_torch_label(said, name))
+            labels.append(_torch_label(value, name))
         ids[i], numbers[i] = node, by_text[text]
     graphs = tuple(_torch_graph(int(g), ids, numbers) for g in np.unique(ids >> np.uint64(_HIGH)))
     note = "PyTorch's annotation files name no process, kernels or edges: only node ids tell what belongs together"
@@ -281,13 +281,13 @@ def _of_torch(content: bytes, name: str) -> GraphLabels:
 def _torch_label(annotations: object, name: str) -> Label:
     """One label of the annotations of a node: dicts (key-wise, later ones win), or texts."""
     merged: dict[str, Any] = {}
-    for one in annotations if isinstance(annotations, list | tuple) else [annotations]:
-        if isinstance(one, dict):
-            merged |= {str(key): value for key, value in one.items()}
-        elif isinstance(one, str):
-            merged["name"] = one
-        elif one is not None:
-            raise DamagedInput(name, f"an annotation is neither dict nor text: {one!r:.60}")
+    for annotation in annotations if isinstance(annotations, list | tuple) else [annotations]:
+        if isinstance(annotation, dict):
+            merged |= {str(key): value for key, value in annotation.items()}
+        elif isinstance(annotation, str):
+            merged["name"] = annotation
+        elif annotation is not None:
+            raise DamagedInput(name, f"an annotation is neither dict nor text: {annotation!r:.60}")
     names = [merged.pop(key) for key in ("name", "str") if key in merged]
     phase = merged.pop("autograd_phase", None)
     stream = merged.pop("stream", None)
@@ -300,15 +300,15 @@ def _torch_label(annotations: object, name: str) -> Label:
 
 
 def _torch_graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
-    own = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
-    number = (ids[own] & np.uint64(_LOW)).astype(np.int64)
+    rows = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
+    number = (ids[rows] & np.uint64(_LOW)).astype(np.int64)
     order = np.argsort(number)
     columns = {
         "number": number[order].tolist(),
-        "type": ["unknown"] * len(own),  # the file does not say
-        "label": labels[own][order].tolist(),
+        "type": ["unknown"] * len(rows),  # the file does not say
+        "label": labels[rows][order].tolist(),
     }
-    return CapturedGraph(graph, (graph,), None, _frame(columns, len(own)), None)
+    return CapturedGraph(graph, (graph,), None, _frame(columns, len(rows)), None)
 
 
 def with_labels_beside(tables: Tables) -> Tables:
@@ -316,28 +316,28 @@ def with_labels_beside(tables: Tables) -> Tables:
 
     What cannot be read there is a warning, never an error.
     """
-    known = {Path(name).resolve() for name in tables.meta.inputs}
-    known |= {Path(one.source).resolve() for one in tables.graph_labels}
+    already_read = {Path(name).resolve() for name in tables.meta.inputs}
+    already_read |= {Path(graph_labels.source).resolve() for graph_labels in tables.graph_labels}
     folders = {
         Path(name).parent
         for name in tables.meta.inputs
         if name != STANDARD_INPUT and Path(name).is_file()
     }
-    found, warnings = [], []
+    added, warnings = [], []
     paths = sorted(
         {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
     )
     for path in paths[:_MOST_FILES]:
-        if path.resolve() in known:
+        if path.resolve() in already_read:
             continue
         try:
             with Source.open(str(path)) as source:
                 is_labels = sniff(source.head())
             if is_labels:
-                found.append(read_labels(path))
+                added.append(read_labels(path))
         except InputError as error:
             warnings.append(f"{error}; not joined")
-    if not found and not warnings:
+    if not added and not warnings:
         return tables
-    labels = (*tables.graph_labels, *found)
+    labels = (*tables.graph_labels, *added)
     return dataclasses.replace(tables, graph_labels=labels).with_warnings(warnings)

@@ -93,7 +93,7 @@ def in_order(
     begin, on = start[order], track[order]
     together = np.zeros(len(order) + 1, np.bool_)
     together[1:-1] = (begin[1:] == begin[:-1]) & (on[1:] == on[:-1])
-    at = np.flatnonzero(together[1:] | together[:-1])
-    rows = order[at]
-    order[at] = rows[np.lexsort((*reversed(ties(rows)), start[rows], track[rows]))]
+    positions = np.flatnonzero(together[1:] | together[:-1])
+    rows = order[positions]
+    order[positions] = rows[np.lexsort((*reversed(ties(rows)), start[rows], track[rows]))]
     return order

@@ -35,8 +35,8 @@ class PickleRefused(ValueError):
     """The bytes are no pickle, or one of more than plain values; the message says which."""
 
 
-class _Plain(pickle.Unpickler):
-    """Refuses a second time what `_why_not` lets through by mistake."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses a second time what `_reason_to_refuse` lets through by mistake."""
 
     def find_class(self, module: str, name: str) -> object:
         raise PickleRefused(f"the pickle wants to import {module}.{name}")
@@ -58,13 +58,13 @@ def load_plain(content: bytes) -> object:
         raise PickleRefused("the pickle is larger than 256 MB")
     # Damaged pickles raise nearly anything.
     try:
-        reason = _why_not(content)
+        reason = _reason_to_refuse(content)
     except Exception as error:
         raise PickleRefused(f"is no pickle, or a damaged one ({error})") from error
     if reason is not None:
         raise PickleRefused(reason)
     try:
-        value = _Plain(io.BytesIO(content)).load()
+        value = _PlainUnpickler(io.BytesIO(content)).load()
     except PickleRefused:
         raise
     except Exception as error:
@@ -73,7 +73,7 @@ def load_plain(content: bytes) -> object:
     return value
 
 
-def _why_not(content: bytes) -> str | None:
+def _reason_to_refuse(content: bytes) -> str | None:
     """Looks at every instruction before one is executed; why that must not happen, if so."""
     copies = 0
     for opcode, argument, _ in pickletools.genops(content):
@@ -96,12 +96,12 @@ def _check_depth(value: object) -> None:
     left = 50_000_000
     for _ in range(_DEEPEST):
         inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.keys()
-                inner += one.values()
-            elif isinstance(one, list | tuple | set | frozenset):
-                inner += one
+        for container in level:
+            if isinstance(container, dict):
+                inner += container.keys()
+                inner += container.values()
+            elif isinstance(container, list | tuple | set | frozenset):
+                inner += container
             if len(inner) > left:
                 raise PickleRefused("the pickle repeats its values absurdly often")
         if not inner:

@@ -106,8 +106,8 @@ def read(
     from thence.readers.label_files import with_labels_beside
 
     tables = concat(parts)
-    told = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
-    return with_labels_beside(tables.with_warnings(told))
+    warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
+    return with_labels_beside(tables.with_warnings(warnings))
 
 
 def _holds_labels(name: str) -> bool:

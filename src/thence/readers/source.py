@@ -180,20 +180,20 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
         if name == STANDARD_INPUT or path.is_file():
             files.append(name)
         elif path.is_dir():
-            found = sorted(
+            files_found = sorted(
                 {str(p) for pattern in patterns for p in path.rglob(pattern) if p.is_file()}
             )
-            if not found:
+            if not files_found:
                 raise InputError(
                     name, f"no trace in this directory (looked for {', '.join(patterns)})"
                 )
-            files.extend(found)
+            files.extend(files_found)
         elif glob.has_magic(name):
             matches = glob.glob(name, recursive=True)  # noqa: PTH207 - pathlib takes no absolute pattern
-            found = sorted(p for p in matches if Path(p).is_file())
-            if not found:
+            files_found = sorted(p for p in matches if Path(p).is_file())
+            if not files_found:
                 raise InputError(name, "no file matches this pattern")
-            files.extend(found)
+            files.extend(files_found)
         else:
             files.append(name)  # opening it will say what is wrong with it
     return list(dict.fromkeys(files))

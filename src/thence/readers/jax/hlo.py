@@ -94,15 +94,15 @@ def _decoded(module: HloModuleProto) -> HloModule:
     placed, loops = _placement(body, entry)
     frames = FrameTable(module.stack_frame_index)
     columns = instruction_columns(body, frames)
-    instructions = pl.DataFrame([*columns, *_of_module(body, placed, loops)])
-    known = module.HasField("device_assignment")
+    instructions = pl.DataFrame([*columns, *_computation_columns(body, placed, loops)])
+    has_devices = module.HasField("device_assignment")
     return HloModule(
         name=module.name,
         id=module.id,
         fingerprint=module.frontend_attributes.map.get("fingerprint_before_lhs"),
         entry=entry,
-        replicas=module.device_assignment.replica_count if known else None,
-        partitions=module.device_assignment.computation_count if known else None,
+        replicas=module.device_assignment.replica_count if has_devices else None,
+        partitions=module.device_assignment.computation_count if has_devices else None,
         instructions=instructions.select(*INSTRUCTIONS),
         computations=_computations(body, placed),
         loops=pl.DataFrame(loops, schema=LOOPS, orient="row"),
@@ -150,8 +150,8 @@ def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:
 def _trip_count(config: bytes) -> int | None:
     """known_trip_count of a while: in JSON on GPUs, in a WhileLoopBackendConfig elsewhere."""
     if config.startswith(b"{"):
-        known = json_config(config).get("known_trip_count")
-        count = str(known.get("n", 0)) if isinstance(known, dict) else ""
+        trip_count = json_config(config).get("known_trip_count")
+        count = str(trip_count.get("n", 0)) if isinstance(trip_count, dict) else ""
         return int(count) if count.isdecimal() and len(count) < 19 else None
     parsed = WhileLoopBackendConfig()
     try:
@@ -161,7 +161,7 @@ def _trip_count(config: bytes) -> int | None:
     return parsed.known_trip_count.n if parsed.HasField("known_trip_count") else None
 
 
-def _of_module(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
+def _computation_columns(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
     """What the instructions of one computation share, and their places in it."""
     trips: dict[int | None, int | None] = {loop: trips for loop, *_, trips in reversed(loops)}
     shared = [
@@ -213,10 +213,10 @@ def _computations(body: Body, placed: _Placed) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COMPUTATIONS, orient="row")
 
 
-def _full_id(number: int, computation: int, known: Container[int]) -> int:
+def _full_id(number: int, computation: int, ids: Container[int]) -> int:
     """An id within a computation; some writers leave out the computation's number, 32 bits up."""
     packed = computation << 32 | number
-    return packed if number not in known and packed in known else number
+    return packed if number not in ids and packed in ids else number
 
 
 def instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
@@ -237,18 +237,18 @@ def instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
         "name": body.read("name"),
         "id": body.ids,
         "channel": [number if number > 0 else None for number in body.read("channel_id")],
-        **_of_some_opcodes(body),
+        **_opcode_specific_columns(body),
         **work_columns(body, shapes, parsed),
     }
     return [
         *(pl.Series(name, values, INSTRUCTIONS[name]) for name, values in columns.items()),
         *opcodes.columns(opcode=opcodes.values, is_async_start=starts),
         *shapes.columns(memory_space=spaces),
-        *_of_metadata(body, frames),
+        *_source_columns(body, frames),
     ]
 
 
-def _of_some_opcodes(body: Body) -> dict[str, list[Any]]:
+def _opcode_specific_columns(body: Body) -> dict[str, list[Any]]:
     """The columns of fields that only instructions of some opcodes have."""
     parameters: list[int | None] = [None] * len(body.ids)
     sizes, counts = parameters.copy(), parameters.copy()
@@ -278,7 +278,7 @@ def _of_some_opcodes(body: Body) -> dict[str, list[Any]]:
     }
 
 
-def _of_metadata(body: Body, frames: FrameTable) -> list[pl.Series]:
+def _source_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
     """Framework scope and source of each instruction."""
     distinct = Distinct[bytes](body.read("metadata"))
     metadata = [OpMetadata.FromString(data) for data in distinct.values]

@@ -50,16 +50,16 @@ def hlo_dump_modules(path: str) -> tuple[HloModule, ...]:
 def _files(path: str) -> list[Path]:
     place = Path(path)
     if place.is_dir():
-        found = sorted({f for pattern in PATTERNS for f in place.glob(pattern) if f.is_file()})
+        files = sorted({f for pattern in PATTERNS for f in place.glob(pattern) if f.is_file()})
     elif place.exists() or not glob.has_magic(path):
         return [place]
     else:
         matches = glob.glob(path, recursive=True)  # noqa: PTH207 - the pattern may be absolute
-        found = sorted(file for file in map(Path, matches) if file.is_file())
-    if not found:
+        files = sorted(file for file in map(Path, matches) if file.is_file())
+    if not files:
         raise InputError(path, f"holds no HLO module (looked for {', '.join(PATTERNS)})")
-    optimized = [f for f in found if "before_optimizations" not in f.name]
-    return optimized or found
+    optimized = [f for f in files if "before_optimizations" not in f.name]
+    return optimized or files
 
 
 def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:

@@ -68,14 +68,14 @@ def work_columns(
     exists = producers != _NOWHERE
     result_bytes = np.array([shape_bytes(shape) for shape in parsed], np.int64)[shapes.of_row]
     ids = np.where(exists, np.array(body.ids)[producers], operands.items)
-    own = _own_flops(body, shapes, parsed, IntegerLists(producers, operands.counts))
+    own_flops = _own_flops(body, shapes, parsed, IntegerLists(producers, operands.counts))
     return {
         "called": body.called.column(body.called.items),
         "operands": operands.column(ids),
         "result_bytes": result_bytes,
         "operand_bytes": operands.sums(np.where(exists, result_bytes[producers], 0)),
-        "flops": _with_called(body, own),
-        "own_flops": own,
+        "flops": _flops_with_callees(body, own_flops),
+        "own_flops": own_flops,
     }
 
 
@@ -85,13 +85,13 @@ def _producers(body: Body, operands: IntegerLists) -> Int64:
     Some writers leave out the computation's number, 32 bits up.
     """
     numbers, starts = operands.items.tolist(), [0, *operands.ends.tolist()]
-    found: list[int] = []
+    producers: list[int] = []
     for computation, rows in body.computations:
         high = computation.id << 32
         row_of = dict(zip(body.ids[rows.start : rows.stop], rows, strict=True))
         wanted = numbers[starts[rows.start] : starts[rows.stop]]
-        found += [row_of[n] if n in row_of else row_of.get(high | n, _NOWHERE) for n in wanted]
-    return np.array(found, np.int64)
+        producers += [row_of[n] if n in row_of else row_of.get(high | n, _NOWHERE) for n in wanted]
+    return np.array(producers, np.int64)
 
 
 def _own_flops(
@@ -113,16 +113,16 @@ def _own_flops(
     return result
 
 
-def _with_called(body: Body, own: list[int]) -> list[int]:
+def _flops_with_callees(body: Body, own_flops: list[int]) -> list[int]:
     """Floating-point operations of each instruction, with what it calls; callees come first."""
-    result = own.copy()
+    result = own_flops.copy()
     work: dict[int, int] = {}
     calls = body.called.counts.tolist()
     for computation, rows in body.computations:
         for row in rows:
             if calls[row] and body.opcodes[row] in _SUMS_CALLED:
                 inner = sum(work.get(callee, 0) for callee in body.called.of(row))
-                result[row] = min(own[row] + inner, MAX_INT64)
+                result[row] = min(own_flops[row] + inner, MAX_INT64)
         work[computation.id] = min(sum(result[rows.start : rows.stop]), MAX_INT64)
     return result
 

@@ -194,8 +194,8 @@ class IntegerLists:
     def of(self, row: int) -> list[int]:
         """The list of one row."""
         end = self.ends[row]
-        found: list[int] = self.items[end - self.counts[row] : end].tolist()
-        return found
+        items: list[int] = self.items[end - self.counts[row] : end].tolist()
+        return items
 
     def column(self, items: Int64) -> pl.Series:
         """A Polars column of lists with these items in place of its own; fast, unlike from lists."""
@@ -231,7 +231,7 @@ class Distinct(Generic[_T]):
             map(places.__getitem__, column), np.int64, len(column)
         )
 
-    def columns(self, **known: Sequence[Any]) -> list[pl.Series]:
+    def columns(self, **values_of_distinct: Sequence[Any]) -> list[pl.Series]:
         """Columns of `INSTRUCTIONS` from what is known of each different value."""
-        schema = {name: INSTRUCTIONS[name] for name in known}
-        return pl.DataFrame(known, schema=schema)[self.of_row].get_columns()
+        schema = {name: INSTRUCTIONS[name] for name in values_of_distinct}
+        return pl.DataFrame(values_of_distinct, schema=schema)[self.of_row].get_columns()

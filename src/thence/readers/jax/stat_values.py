@@ -89,7 +89,7 @@ class StatValues:
         """The value of each where it is a string; empty for others."""
         length = np.where(self.tag == STRING, self.integer, 0)
         ends = (self.at + length).tolist()
-        return [self.data[at:end] for at, end in zip(self.at.tolist(), ends, strict=True)]
+        return [self.data[start:end] for start, end in zip(self.at.tolist(), ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -140,19 +140,19 @@ class Cursors:
 
     def varint(self, rows: Int64) -> Int64:
         """Reads one varint in each of these messages."""
-        at = self.at[rows]
-        byte = self._bytes[at]
+        position = self.at[rows]
+        byte = self._bytes[position]
         value = (byte & 127).astype(np.uint64)
-        at += 1
+        position += 1
         active = np.flatnonzero(byte > 127)
         for number in range(1, _MAX_VARINT):
             if not len(active):
                 break
-            byte = self._bytes[at[active]]
+            byte = self._bytes[position[active]]
             value[active] |= (byte & 127).astype(np.uint64) << np.uint64(7 * number)
-            at[active] += 1
+            position[active] += 1
             active = active[byte > 127]
-        self.at[rows] = at
+        self.at[rows] = position
         return value.view(np.int64)
 
     def double(self, rows: Int64) -> NDArray[np.float64]:

@@ -90,7 +90,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         *(f"the profiler reports: {text}" for text in space.warnings),
         *repairs,
         *programs.warnings,
-        *_doubts(space, events),
+        *_warnings(space, events),
     ]
     return Tables(
         gpu=_gpu_table(events, rank),
@@ -157,13 +157,15 @@ def _activities(space: XSpace) -> pl.DataFrame:
         space.gpu.filter(~other | launched)
         .with_columns(
             kind=pl.when(other).then(pl.lit("kernel")).otherwise(pl.col("kind").cast(pl.String)),
-            hlo=_unless(pl.col("hlo_op").cast(pl.String), COMMAND_BUFFER).cast(pl.Categorical()),
+            hlo=_null_if_match(pl.col("hlo_op").cast(pl.String), COMMAND_BUFFER).cast(
+                pl.Categorical()
+            ),
         )
         .sort("device", "start", "stream", maintain_order=True)
     )
 
 
-def _unless(name: pl.Expr, pattern: str) -> pl.Expr:
+def _null_if_match(name: pl.Expr, pattern: str) -> pl.Expr:
     return pl.when(~name.str.contains(pattern) & (name != "")).then(name)
 
 
@@ -187,33 +189,33 @@ class _Programs:
         used = events.select("program", pl.col("hlo_module").cast(pl.String)).drop_nulls("program")
         names = dict(used.unique("program", keep="first", maintain_order=True).rows())
         protos = dict(space.programs.select("program", "proto").reverse().rows())
-        found: dict[int, HloModule] = {}
+        hlo_of: dict[int, HloModule] = {}
         warnings = []
         for program in (p for p in names if p in protos):
             try:
-                found[program] = decode_hlo(protos[program], path)
+                hlo_of[program] = decode_hlo(protos[program], path)
             except DamagedInput:
                 warnings.append(f"the HLO of program {names[program]} ({program}) is damaged")
-        lacking = {p: name for p, name in names.items() if p not in found}
+        lacking = {p: name for p, name in names.items() if p not in hlo_of}
         if lacking:
             dumped, damaged = _dumps_beside(path)
             warnings += damaged
-            found |= _matching(lacking, dumped, events)
-        without = [str(name or p) for p, name in lacking.items() if p not in found]
+            hlo_of |= _dumps_of_programs(lacking, dumped, events)
+        without = [str(name or p) for p, name in lacking.items() if p not in hlo_of]
         if without:
             warnings.append(
                 f"no HLO of {', '.join(sorted(set(without)))}: their device time has no source lines, "
                 "op names or labels (jax.profiler.ProfileOptions.enable_hlo_proto records it, "
                 "XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto writes it; put it beside the trace)"
             )
-        numbers = list(found)
+        numbers = list(hlo_of)
         index = {program: numbers.index(program) for program in numbers}
-        return cls(tuple(found[p] for p in numbers), index, tuple(warnings))
+        return cls(tuple(hlo_of[p] for p in numbers), index, tuple(warnings))
 
     def identities(self, program: Iterable[int]) -> list[str]:
         """The fingerprint of each program, equal on all ranks, or else its number."""
-        known = {p: self.modules[i].fingerprint for p, i in self.index.items()}
-        return [known.get(p) or str(p) for p in program]
+        fingerprints = {p: self.modules[i].fingerprint for p, i in self.index.items()}
+        return [fingerprints.get(p) or str(p) for p in program]
 
 
 def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
@@ -232,13 +234,13 @@ def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
     return tuple(modules), warnings
 
 
-def _matching(
+def _dumps_of_programs(
     lacking: dict[int, str | None], dumped: tuple[HloModule, ...], events: pl.DataFrame
 ) -> Iterator[tuple[int, HloModule]]:
     """The dump of each program: same name, and an instruction for every HLO op that ran."""
     for program, name in lacking.items():
-        ran = events.filter(pl.col("program") == program)["hlo"].drop_nulls().unique()
-        wanted = set(ran.cast(pl.String))
+        ops_that_ran = events.filter(pl.col("program") == program)["hlo"].drop_nulls().unique()
+        wanted = set(ops_that_ran.cast(pl.String))
         fits = [m for m in dumped if m.name == name and wanted <= set(m.instructions["name"])]
         exact = [m for m in fits if m.id == program]
         if exact or len(fits) == 1:
@@ -249,10 +251,10 @@ def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     """Columns launch_row (host row that launched the execution) and execution (row in programs)."""
     launch = pl.Series("launch_row", launching_ranges(events, host)).replace(NO_ROW, None)
     events = events.with_columns(launch, repetition=by_repetition(events))
-    known = pl.col("launch_row").is_not_null()
+    has_launch = pl.col("launch_row").is_not_null()
     key = pl.struct(
         "device", "program", "launch_row",
-        repetition=pl.when(~known).then("repetition"),
+        repetition=pl.when(~has_launch).then("repetition"),
     )  # fmt: skip
     keyed = events.with_columns(key=pl.when(pl.col("program").is_not_null()).then(key))
     order = (
@@ -301,7 +303,7 @@ def _executions(
     )
 
 
-def _doubts(space: XSpace, events: pl.DataFrame) -> list[str]:
+def _warnings(space: XSpace, events: pl.DataFrame) -> list[str]:
     """What a reader of the numbers must know about the file."""
     if space.devices.is_empty():
         return ["holds no GPU: only host ranges can be shown"]
@@ -425,6 +427,6 @@ def iterations(gpu: pl.DataFrame) -> pl.Series:
     scope = pl.col("scope_range")
     numbered = scope.rank("dense").over(instruction) - 1
     counted = pl.int_range(pl.len()).over([*instruction, "name"])
-    known = pl.col("execution").is_not_null() & pl.col("hlo").is_not_null()
+    has_instruction = pl.col("execution").is_not_null() & pl.col("hlo").is_not_null()
     number = pl.when(scope.is_not_null() & (scope > 0)).then(numbered).otherwise(counted)
-    return gpu.select(iteration=pl.when(known).then(number).cast(pl.Int32))["iteration"]
+    return gpu.select(iteration=pl.when(has_instruction).then(number).cast(pl.Int32))["iteration"]

@@ -326,8 +326,8 @@ def _number(text: str | None) -> int | None:
 
 def _triple(text: str | None) -> list[int] | None:
     numbers = [_number(part) for part in (text or "").split(",")]
-    found = [n for n in numbers if n is not None and n < _UINT32]
-    return found if len(found) == len(numbers) == 3 else None
+    valid = [n for n in numbers if n is not None and n < _UINT32]
+    return valid if len(valid) == len(numbers) == 3 else None
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

@@ -111,11 +111,11 @@ class Envelope:
         while self._offset + 2 * PIECE_BYTES < self.source.stored_bytes:
             window = self._offset + PIECE_BYTES - _WINDOW_BYTES
             self.source.seek(window)
-            at = self.source.read(_WINDOW_BYTES).rfind(separator)
-            if at < 0:
+            position = self.source.read(_WINDOW_BYTES).rfind(separator)
+            if position < 0:
                 break
-            yield Piece(self._offset, window + at + close - self._offset)
-            self._offset = window + at + comma
+            yield Piece(self._offset, window + position + close - self._offset)
+            self._offset = window + position + comma
         self._buffer = b""
         self.source.seek(self._offset)
 
@@ -140,7 +140,7 @@ class Envelope:
         if stripped[:1] == b"[":  # Chrome's array format: only events
             self._drop(len(self._buffer) - len(stripped) + 1)
             return
-        while (found := _EVENTS_KEY.search(self._buffer)) is None:
+        while (match := _EVENTS_KEY.search(self._buffer)) is None:
             size = len(self._buffer)
             if size > _MOST_HEAD_BYTES or not self._fill(2 * size + _READ_BYTES):
                 if len(self._buffer) > size:
@@ -149,34 +149,34 @@ class Envelope:
                     self.source.name,
                     'no "traceEvents" in it; expected the JSON that torch.profiler\'s export_chrome_trace() writes',
                 )
-        head = self._buffer[: found.start()].rstrip().rstrip(b",")
+        head = self._buffer[: match.start()].rstrip().rstrip(b",")
         self._add_metadata(head + b"}", "before")
-        self._drop(found.end())
+        self._drop(match.end())
 
     def _last_cut(self, separator: bytes | None) -> tuple[int, int] | None:
         """Where the last whole event in the buffer ends that has another behind it, and where that begins."""
         if separator is not None:
-            at = self._buffer.rfind(separator)
-            if at > 0:
-                return at + separator.index(b"}") + 1, at + separator.index(b",") + 1
-        found = boundaries(self._buffer)
-        if found.array_end >= 0 or len(found.ends) < 2:
+            position = self._buffer.rfind(separator)
+            if position > 0:
+                return position + separator.index(b"}") + 1, position + separator.index(b",") + 1
+        event_ends = boundaries(self._buffer)
+        if event_ends.array_end >= 0 or len(event_ends.ends) < 2:
             return None
         # The last end may be followed by the end of the array; the one before it has a comma behind.
-        end = int(found.ends[-2])
+        end = int(event_ends.ends[-2])
         return end, self._buffer.index(b",", end) + 1
 
     def _last_piece(self) -> Iterator[Piece]:
         rest = self._buffer
-        found = boundaries(rest)
-        if found.array_end >= 0:
-            events, tail = rest[: found.array_end], rest[found.array_end + 1 :]
+        event_ends = boundaries(rest)
+        if event_ends.array_end >= 0:
+            events, tail = rest[: event_ends.array_end], rest[event_ends.array_end + 1 :]
         elif (last := _find_last(_LAST_EVENT_END, rest)) is not None:
             # Quotes that are not escaped lead `boundaries` astray; the last event ends where the
             # last bracket closes.
             events, tail = rest[: last.start() + 1], rest[rest.index(b"]", last.start()) + 1 :]
         else:
-            events, tail = rest[: int(found.ends[-1])] if len(found.ends) else b"", b""
+            events, tail = rest[: int(event_ends.ends[-1])] if len(event_ends.ends) else b"", b""
             self._warn_cut(self.source.damage or "the file ends inside an event", len(events))
         if events.strip(b" \t\r\n,"):
             events = events.rstrip().rstrip(b",")
@@ -238,7 +238,9 @@ def find_separator(buffer: bytes) -> bytes | None:
     """
     match = _first_gap(buffer)
     if match is None:
-        return next((known for known in _EXPORTERS_SEPARATORS if buffer.count(known) > 1), None)
+        return next(
+            (separator for separator in _EXPORTERS_SEPARATORS if buffer.count(separator) > 1), None
+        )
     before, after_close, before_open, indent, key = match.groups()
     before = before[max(before.rfind(b"\n"), 0) :]  # some events have blank lines before the brace
     separator = before + b"}" + after_close + b"," + before_open + b"{"
@@ -250,10 +252,10 @@ def find_separator(buffer: bytes) -> bytes | None:
 
 def _first_gap(buffer: bytes) -> re.Match[bytes] | None:
     """The match of _BETWEEN_EVENTS that ends the first event."""
-    found = boundaries(buffer).ends
-    if len(found) == 0:
+    ends = boundaries(buffer).ends
+    if len(ends) == 0:
         return None
-    end = int(found[0])
+    end = int(ends[0])
     begin = end - 1
     while begin > 0 and buffer[begin - 1 : begin].isspace():
         begin -= 1
@@ -303,6 +305,6 @@ def _escaped(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> npt.
     while len(suspects):
         escaped[suspects] ^= True
         distance += 1
-        at = quotes[suspects] - distance
-        suspects = suspects[(at >= 0) & (text[at] == ord("\\"))]
+        positions = quotes[suspects] - distance
+        suspects = suspects[(positions >= 0) & (text[positions] == ord("\\"))]
     return escaped

@@ -245,7 +245,7 @@ def _columns(events: Sequence[Event], damaged: int) -> Columns:
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.events, "host": host.events}))
-    columns |= _prefixed("joined", _joined(gpu.events))
+    columns |= _prefixed("joined", _graph_label_columns(gpu.events))
     columns["names"] = list(names)
     columns["lanes"] = list(lanes)
     return columns
@@ -399,18 +399,18 @@ _JOINED = {
 }
 
 
-def _joined(events: Sequence[Event]) -> Columns:
+def _graph_label_columns(events: Sequence[Event]) -> Columns:
     """Labels that thence joined to graphed activities, from a file that it wrote itself."""
     rows = [row for row, event in enumerate(events) if type(event.args.label_rule) is str]
     args = [events[row].args for row in rows]
     result: Columns = {
-        name: [_text(getattr(one, key)) for one in args] for name, key in _JOINED.items()
+        name: [_text(getattr(arg, key)) for arg in args] for name, key in _JOINED.items()
     }
     result["metadata"] = [
-        msgspec.json.encode(one.annotations).decode() if isinstance(one.annotations, dict) else ""
-        for one in args
+        msgspec.json.encode(arg.annotations).decode() if isinstance(arg.annotations, dict) else ""
+        for arg in args
     ]
-    confidence = (one.label_confidence for one in args)
+    confidence = (arg.label_confidence for arg in args)
     values = (float(c) if isinstance(c, int | float) else float("nan") for c in confidence)
     return result | {
         "gpu": np.array(rows, np.int64),

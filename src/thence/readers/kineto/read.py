@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from thence.readers.source import Source
-__all__ = ["NAME", "PATTERNS", "Growing", "read", "sniff"]
+__all__ = ["NAME", "PATTERNS", "read", "sniff"]
 
-_OF_GRAPHS = [code for code in REASONS if code.startswith("graph")]
+_GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 _FIRST_ROWS = 1 << 14
 NAME = "torch.profiler (Kineto JSON)"
 PATTERNS = ("*.json", "*.json.gz")
@@ -105,7 +105,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         host=_host_frame(host, host_order, lanes, names, flows),
         collectives=_collectives(moved, gpu_order, host_order),
         threads=_threads_frame(threads, on_host, lanes),
-        graph_places=_joined_labels(joined, gpu_order),
+        graph_places=_graph_places(joined, gpu_order),
     )
     meta = Meta(
         inputs=(source.name,),
@@ -126,7 +126,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
     # Rows of the table before this piece.
     rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
-    columns: dict[str, Growing | list[Any]] = {}
+    columns: dict[str, _GrowingArray | list[Any]] = {}
     for piece in pieces:
         renamed = _numbered(piece["names"], names)
         moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
@@ -134,27 +134,27 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
             counts[key] += piece[key]
         for key, values in piece.items():
             if key.endswith(".lane"):
-                columns.setdefault(key, Growing()).extend(moved[values])
+                columns.setdefault(key, _GrowingArray()).extend(moved[values])
             elif key in ("gpu.name", "host.name"):
-                columns.setdefault(key, Growing()).extend(renamed[values])
+                columns.setdefault(key, _GrowingArray()).extend(renamed[values])
             elif key in rows:
-                columns.setdefault(key, Growing()).extend(
+                columns.setdefault(key, _GrowingArray()).extend(
                     np.where(values < 0, NO_ROW, values + rows[key])
                 )
             elif "." in key:
-                columns.setdefault(key, Growing() if isinstance(values, np.ndarray) else []).extend(
-                    values
-                )
+                columns.setdefault(
+                    key, _GrowingArray() if isinstance(values, np.ndarray) else []
+                ).extend(values)
         rows["collective.gpu"] += len(piece["gpu.start"])
         rows["joined.gpu"] += len(piece["gpu.start"])
         rows["collective.host"] += len(piece["host.start"])
         tick()
-    joined = {key: c.array if isinstance(c, Growing) else c for key, c in columns.items()}
+    joined = {key: c.array if isinstance(c, _GrowingArray) else c for key, c in columns.items()}
     return joined | counts | {"names": list(names), "lanes": list(lanes)}
 
 
-def _numbered(values: Iterable[Any], known: dict[Any, int]) -> Array:
-    return np.array([known.setdefault(value, len(known)) for value in values], np.int32)
+def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int32)
 
 
 def _table(columns: Arrays, name: str) -> Arrays:
@@ -287,9 +287,9 @@ def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
 
 
 def _triples(values: Array) -> pl.Series:
-    known = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
-    array = pl.Series(np.where(known, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
-    return pl.select(pl.when(pl.lit(pl.Series(known[:, 0]))).then(pl.lit(array))).to_series()
+    valid = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
+    array = pl.Series(np.where(valid, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
+    return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
 
 
 def _host_frame(
@@ -351,9 +351,9 @@ def _row_after(file_rows: Array, order: Array) -> pl.Series:
     """Where rows of the file stand in the sorted table."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
-    known = file_rows >= 0
+    has_row = file_rows >= 0
     return pl.Series(
-        np.where(known, position[np.where(known, file_rows, 0)] if len(order) else 0, MISSING)
+        np.where(has_row, position[np.where(has_row, file_rows, 0)] if len(order) else 0, MISSING)
     ).replace(MISSING, None)
 
 
@@ -371,7 +371,7 @@ def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFram
     return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
 
 
-def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
+def _graph_places(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     """Labels of graphed activities that thence wrote into the file."""
     columns = {
         name: pl.Series(values, dtype=pl.String).replace("", None)
@@ -383,10 +383,10 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     rows = _row_after(joined["gpu"], gpu_order)
     labelled, rule = columns["label"].is_not_null(), columns["rule"]
     # Of another version, of nobody's, or one that does not fit the label.
-    unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_OF_GRAPHS))
-    found = pl.Series(["in_trace"]).new_from_index(0, len(rule))
+    unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_GRAPH_REASONS))
+    in_trace = pl.Series(["in_trace"]).new_from_index(0, len(rule))
     reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
-    columns["rule"] = found.zip_with(labelled, reason).zip_with(unknown, rule)
+    columns["rule"] = in_trace.zip_with(labelled, reason).zip_with(unknown, rule)
     columns["detail"] = rule.zip_with(unknown & ~labelled, columns["detail"])
     return GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence}).sort("gpu")
 
@@ -396,7 +396,7 @@ def _earliest(tables: Tables) -> int | None:
     return min((start for start in starts if isinstance(start, int)), default=None)
 
 
-class Growing:
+class _GrowingArray:
     """Rows appended piece by piece, without keeping the pieces.
 
     Room that is not used yet is never touched, so the system does not have to provide memory for it.

@@ -52,15 +52,15 @@ def decode_leniently(
             damaged += 1
             continue
         args = fields.get("args")
-        known = _fitting(fields, event_type) | {
+        values = _fitting(fields, event_type) | {
             "args": args_type(**_fitting(args, args_type))
             if isinstance(args, dict)
             else args_type()
         }
         for name in ("ts", "dur"):
             if isinstance(fields.get(name), int | float | str):
-                known[name] = msgspec.Raw(str(fields[name]).encode())
-        events.append(event_type(**known))
+                values[name] = msgspec.Raw(str(fields[name]).encode())
+        events.append(event_type(**values))
     return events, damaged
 
 

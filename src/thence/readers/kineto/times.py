@@ -57,12 +57,12 @@ def _parsed(digits: bytes) -> npt.NDArray[np.int64]:
 
 
 def _one_by_one(texts: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    known: dict[bytes, int] = {}
+    value_of: dict[bytes, int] = {}
     values = np.empty(len(texts), np.int64)
     for i, key in enumerate(texts):
-        if key not in known:
-            known[key] = _exact(key)
-        values[i] = known[key]
+        if key not in value_of:
+            value_of[key] = _exact(key)
+        values[i] = value_of[key]
     return values
 
 

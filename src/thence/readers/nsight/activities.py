@@ -88,16 +88,16 @@ def _kernels(store: Store) -> pl.DataFrame:
 
 def _triple(columns: pl.DataFrame) -> pl.Series:
     """Three columns as one of `GPU`, null where one of them is no size."""
-    known = columns.select(
+    valid = columns.select(
         pl.all_horizontal(pl.all().is_between(0, (1 << 32) - 1).fill_null(value=False))
     ).to_series()
     values = columns.select(pl.all().fill_null(0).cast(pl.UInt32, wrap_numerical=True)).to_numpy(
         order="c"
     )
     triple = pl.Series(values, dtype=pl.Array(pl.UInt32, 3))
-    if known.all():
+    if valid.all():
         return triple
-    return pl.select(pl.when(known).then(triple)).to_series()
+    return pl.select(pl.when(valid).then(triple)).to_series()
 
 
 def _kind(name: str) -> pl.Expr:
@@ -139,9 +139,11 @@ def _sets(store: Store) -> pl.DataFrame:
     ).with_columns(kind=_kind("memset"))
 
 
-def _labels(store: Store, table: str, known: tuple[str, ...]) -> dict[int, str]:
+def _labels(store: Store, table: str, default_labels: tuple[str, ...]) -> dict[int, str]:
     frame = store.frame(table, ("id",), ("label",)).drop_nulls()
-    return dict(enumerate(known)) | dict(frame.with_columns(pl.col("label").cast(pl.String)).rows())
+    return dict(enumerate(default_labels)) | dict(
+        frame.with_columns(pl.col("label").cast(pl.String)).rows()
+    )
 
 
 def _common(frame: pl.DataFrame) -> pl.DataFrame:

@@ -60,8 +60,10 @@ class Described:
         Args:
             ranges: process and row of NVTX ranges.
         """
-        told = self.payloads.filter(pl.col("rank").is_between(0, 1 << 30) & (pl.col("ranks") > 0))
-        joined = told.join(ranges.select("process", "row"), on="row").sort("ranks", "row")
+        with_rank = self.payloads.filter(
+            pl.col("rank").is_between(0, 1 << 30) & (pl.col("ranks") > 0)
+        )
+        joined = with_rank.join(ranges.select("process", "row"), on="row").sort("ranks", "row")
         return dict(joined.select("process", "rank").rows())
 
     def collectives(self, ranges: pl.DataFrame) -> pl.DataFrame:
@@ -78,12 +80,14 @@ class Described:
         )
         sizes = self.payloads.filter(pl.col("ranks") > 0).select("communicator", group_size="ranks")
         sizes = sizes.drop_nulls().unique("communicator", keep="first", maintain_order=True)
-        told = calls.join(self.payloads, on="row", how="left", maintain_order="left").join(
-            sizes, on="communicator", how="left", maintain_order="left"
-        )
+        described_calls = calls.join(
+            self.payloads, on="row", how="left", maintain_order="left"
+        ).join(sizes, on="communicator", how="left", maintain_order="left")
         name = pl.format("{}", pl.col("communicator").cast(pl.UInt64, wrap_numerical=True))
         return COLLECTIVES.frame(
-            told.select("host", "collective", "bytes", "group_size", group_name=name).to_dict()
+            described_calls.select(
+                "host", "collective", "bytes", "group_size", group_name=name
+            ).to_dict()
         )
 
 
@@ -149,16 +153,16 @@ def _fields(
 ) -> pl.DataFrame:
     columns: dict[str, pl.Series] = {"row": row}
     for field, name in _FIELDS.items():
-        at, width = header + offsets.get(name, 0), _FIELD_BYTES[field]
-        fits = name in offsets and header <= at <= data.shape[1] - width
-        values = _words(data, at, width) if fits else [None] * len(row)
+        offset, width = header + offsets.get(name, 0), _FIELD_BYTES[field]
+        fits = name in offsets and header <= offset <= data.shape[1] - width
+        values = _words(data, offset, width) if fits else [None] * len(row)
         columns[field] = pl.Series(field, values, pl.Int64)
     return pl.DataFrame(columns)
 
 
 def _words(
-    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], at: int, width: int
+    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], offset: int, width: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Little-endian whole numbers of a width in bytes at a place of every row."""
-    words = np.ascontiguousarray(data[:, at : at + width]).view(f"<i{width}").ravel()
+    words = np.ascontiguousarray(data[:, offset : offset + width]).view(f"<i{width}").ravel()
     return words.astype(np.int64)

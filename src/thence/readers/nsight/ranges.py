@@ -73,18 +73,20 @@ def host_ranges(
     calls, warnings = _calls(store, list(ranks.of_process))
     overhead, more = lasting(_overhead(store), "overhead ranges")
     place = pl.col("process") * (1 << _THREAD_BITS) + pl.col("thread")
-    told = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
-    return *_nested(_joined([_Ranges.of(told), *calls, _Ranges.of(overhead)]), ranks), [
+    nvtx_ranges = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
+    return *_nested(
+        _concatenated([_RangesByKind.of(nvtx_ranges), *calls, _RangesByKind.of(overhead)]), ranks
+    ), [
         *warnings,
         *more,
     ]
 
 
-def _calls(store: Store, with_device: list[int]) -> tuple[list[_Ranges], list[str]]:
+def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], list[str]]:
     columns = ("start", "end", "globalTid", "correlationId", "nameId", "eventClass")
     launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
 
-    def some(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
+    def calls_and_kinds(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
         """Calls with the number of their kind; and place, nameId and eventClass of the kinds."""
         part = part.with_columns(_place("globalTid"))
         first, of = distinct_values(part["place"], part["nameId"], part["eventClass"])
@@ -97,18 +99,22 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_Ranges], list[st
         )  # fmt: skip
         return with_durations(calls), kinds
 
-    parts = store.parts("CUPTI_ACTIVITY_KIND_RUNTIME", columns, some)
-    kinds = _kinds_of_calls(store, pl.concat([few for _, few in parts]))
+    parts = store.parts("CUPTI_ACTIVITY_KIND_RUNTIME", columns, calls_and_kinds)
+    kinds = _kinds_of_calls(store, pl.concat([kinds_of_part for _, kinds_of_part in parts]))
     before = 0
     calls = []
-    for timed, few in parts:
-        calls.append(_Ranges(timed.frame.select(list(_RANGE)), kinds[before : before + few.height]))
-        before += few.height
+    for timed, kinds_of_part in parts:
+        calls.append(
+            _RangesByKind(
+                timed.frame.select(list(_RANGE)), kinds[before : before + kinds_of_part.height]
+            )
+        )
+        before += kinds_of_part.height
     return calls, left_out([timed for timed, _ in parts], "API calls")
 
 
 @dataclass(frozen=True)
-class _Ranges:
+class _RangesByKind:
     """Some ranges. Ranges are many, and mostly of few kinds: those are kept once.
 
     Attributes:
@@ -120,7 +126,7 @@ class _Ranges:
     kinds: pl.DataFrame
 
     @classmethod
-    def of(cls, frame: pl.DataFrame) -> _Ranges:
+    def of(cls, frame: pl.DataFrame) -> _RangesByKind:
         """Ranges with the columns of both; correlation and nvtx may be absent."""
         kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _KIND.items())
         first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
@@ -139,13 +145,13 @@ def _place(column: str) -> pl.Expr:
     return (pl.col(column).fill_null(0) & _PLACE).alias("place")
 
 
-def _kinds_of_calls(store: Store, few: pl.DataFrame) -> pl.DataFrame:
+def _kinds_of_calls(store: Store, call_kinds: pl.DataFrame) -> pl.DataFrame:
     """Kinds of calls by place, nameId and eventClass."""
     text = pl.col("value").cast(pl.String)
     by_name = pl.col("eventClass").is_null() & ~text.str.starts_with("cuda") & (text != UNNAMED)
     is_driver = (pl.col("eventClass") == _DRIVER).fill_null(value=False) | by_name
     category = pl.when(is_driver).then(pl.lit("driver")).otherwise(pl.lit("runtime"))
-    return few.with_columns(names(store, few["nameId"]).alias("value")).select(
+    return call_kinds.with_columns(names(store, call_kinds["nameId"]).alias("value")).select(
         "place",
         category.cast(_CATEGORY).alias("category"),
         text.str.replace(_CALL_VERSION, "$1").cast(pl.Categorical()).alias("name"),
@@ -160,7 +166,7 @@ def _overhead(store: Store) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _nested(ranges: _Ranges, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _nested(ranges: _RangesByKind, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The ranges in order, with the columns of `HOST` that are known; and the threads."""
     kinds = ranges.kinds.select(
         "category", "name",
@@ -184,13 +190,13 @@ def _nested(ranges: _Ranges, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
     return pl.DataFrame(columns), of_thread.unique().sort(of_thread.columns)
 
 
-def _joined(parts: list[_Ranges]) -> _Ranges:
+def _concatenated(parts: list[_RangesByKind]) -> _RangesByKind:
     before = 0
     frames = []
     for part in parts:
         frames.append(part.frame.with_columns(pl.col("kind") + before))
         before += part.kinds.height
-    return _Ranges(pl.concat(frames), pl.concat([part.kinds for part in parts], rechunk=True))
+    return _RangesByKind(pl.concat(frames), pl.concat([part.kinds for part in parts], rechunk=True))
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ def nvtx(store: Store) -> Nvtx:
     Raises:
         DamagedInput: the table cannot be read.
     """
-    events = _named(store).with_columns(
+    events = _events_with_names(store).with_columns(
         process=process_of(pl.col("globalTid")), thread=thread_of(pl.col("globalTid"))
     )
     kinds = events["eventType"]
@@ -232,7 +238,7 @@ def nvtx(store: Store) -> Nvtx:
     ranges = events.filter(kinds.is_in([_PUSH_POP, _START_END])).join(
         domains, on=["process", "domainId"], how="left", maintain_order="left"
     )
-    ranges, warnings = _closed(ranges)
+    ranges, warnings = _end_open_ranges(ranges)
     timed, more = lasting(ranges, "NVTX ranges")
     return Nvtx(
         timed.select(
@@ -244,7 +250,7 @@ def nvtx(store: Store) -> Nvtx:
     )
 
 
-def _named(store: Store) -> pl.DataFrame:
+def _events_with_names(store: Store) -> pl.DataFrame:
     """Events with row and name: their own text, or the registered string."""
     events = store.frame("NVTX_EVENTS", _COLUMNS, ("text",)).with_row_index("row")
     # Exports write the id 0 as null: the domain 0 is the default one, the string 0 a string like any.
@@ -257,7 +263,7 @@ def _named(store: Store) -> pl.DataFrame:
     return joined.with_columns(name=pl.coalesce("text", "value", unnamed)).drop("text", "value")
 
 
-def _closed(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+def _end_open_ranges(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     ranges = ranges.filter(pl.col("globalTid").is_not_null())
     still_open = ranges["end"].null_count()
     if not still_open:
@@ -270,11 +276,13 @@ def _closed(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 def _categories(ranges: pl.DataFrame) -> pl.Expr:
     """Category of each range: libraries' domains, operators that torch emits, else by name."""
     names = ranges["name"].unique()
-    told = pl.DataFrame(
+    categories = pl.DataFrame(
         {"name": names, "told": [category_of("range", str(name)) for name in names]},
         schema={"name": pl.Categorical(), "told": pl.String},
     )
-    by_name = ranges.select("name").join(told, on="name", how="left", maintain_order="left")["told"]
+    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")[
+        "told"
+    ]
     return (
         pl.when(pl.col("domain").cast(pl.String).str.contains(LIBRARIES).fill_null(value=False))
         .then(pl.lit("framework"))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from thence.readers.nsight.store import Store
 __all__ = ["NAME", "creation_rows", "tables_of"]
 
-_CLONES = 8  # of clones: child graphs make two or three
+_MOST_CLONE_STEPS = 8  # of clones: child graphs make two or three
 NAME = "Nsight Systems export"
 
 
@@ -38,48 +38,52 @@ def tables_of(store: Store) -> Tables:
         DamagedInput: a table cannot be read, or there is nothing in any.
     """
     gpu, warnings = activities(store)
-    told = nvtx(store)
-    ranges = told.ranges
+    nvtx_data = nvtx(store)
+    ranges = nvtx_data.ranges
     if (ranges["domain"] == XLA).any():
         ranges = with_compilation(ranges, store.name)
     payloads = described(store)
-    named = processes.threads(store, told.threads)
-    used = sorted(gpu["process"].unique())
-    found = processes.ranks(used, named, payloads.ranks(ranges), store.name)
-    gpu = _in_order(gpu.with_columns(found.column(gpu["process"])))
-    host, threads, more = host_ranges(store, ranges, found)
-    warnings += [*told.warnings, *more]
+    thread_names = processes.threads(store, nvtx_data.threads)
+    processes_with_gpu = sorted(gpu["process"].unique())
+    rank_of_process = processes.ranks(
+        processes_with_gpu, thread_names, payloads.ranks(ranges), store.name
+    )
+    gpu = _sorted_activities(gpu.with_columns(rank_of_process.column(gpu["process"])))
+    host, threads, more_warnings = host_ranges(store, ranges, rank_of_process)
+    warnings += [*nvtx_data.warnings, *more_warnings]
     if gpu.is_empty() and host.is_empty():
         raise DamagedInput(
             store.name,
             "holds neither device activities nor host ranges; nsys profile --trace=cuda,nvtx records them",
         )
     tables = Tables(
-        gpu=_shaped(GPU, gpu),
-        host=_shaped(HOST, host),
-        collectives=payloads.collectives(_of_nvtx(host, ranges)),
+        gpu=_conformed(GPU, gpu),
+        host=_conformed(HOST, host),
+        collectives=payloads.collectives(_nvtx_host_rows(host, ranges)),
         threads=THREADS.frame(
-            threads.join(named, on=["process", "thread"], maintain_order="left").to_dict()
+            threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()
         ),
     )
     if (ranges["domain"] == XLA).any():
         created = creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])
         launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
-        tables, more = with_programs(tables, domain, launches, created)
-        warnings += more
+        tables, more_warnings = with_programs(tables, domain, launches, created)
+        warnings += more_warnings
     meta = Meta(
         inputs=(store.name,),
         formats=(NAME,),
         epoch_ns=_epoch(store),
-        facts=({"producer": "Nsight Systems", "processes": _process_names(store, used)},),
+        facts=(
+            {"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},
+        ),
         devices=processes.devices(store, tables.gpu),
-        warnings=tuple(f"{store.name}: {t}" for t in (*warnings, *found.warnings)),
+        warnings=tuple(f"{store.name}: {t}" for t in (*warnings, *rank_of_process.warnings)),
     )
     return dataclasses.replace(tables, meta=meta)
 
 
-def _in_order(gpu: pl.DataFrame) -> pl.DataFrame:
+def _sorted_activities(gpu: pl.DataFrame) -> pl.DataFrame:
     """Activities by rank, device, start and stream."""
     track = numbered(*gpu.select(pl.col("rank", "device").cast(pl.Int64)))
     stream = gpu["stream"].to_numpy()
@@ -90,7 +94,7 @@ def _in_order(gpu: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _shaped(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+def _conformed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """The frame's columns that the table has; the others are null, and take no room until used."""
     return frame.select(
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
@@ -98,7 +102,7 @@ def _shaped(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _of_nvtx(host: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
+def _nvtx_host_rows(host: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     """Host rows of NVTX ranges: host (row), name, domain and row (in NVTX_EVENTS)."""
     rows = host.select("nvtx").with_row_index("host").drop_nulls()
     return ranges.select("name", "domain", "row")[rows["nvtx"]].with_columns(rows["host"])
@@ -141,22 +145,24 @@ def creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.ND
     )
     # A clone is recorded twice, when it is made and when it is known of which node.
     events = frame.drop_nulls(["start", "node", "process"]).sort("original", nulls_last=True)
-    events = _originals(events.unique(["process", "node"], keep="first", maintain_order=True))
-    events = events.with_columns(range=pl.Series(_around(events, host), dtype=pl.Int64))
+    events = _created_as_original(
+        events.unique(["process", "node"], keep="first", maintain_order=True)
+    )
+    events = events.with_columns(range=pl.Series(_innermost_ranges(events, host), dtype=pl.Int64))
     keys = ["process", "node"]
-    found = gpu.select(keys).join(
+    range_of_node = gpu.select(keys).join(
         events.select(*keys, "range"), on=keys, how="left", maintain_order="left"
     )
-    return found["range"].fill_null(NO_ROW).to_numpy()
+    return range_of_node["range"].fill_null(NO_ROW).to_numpy()
 
 
-def _originals(events: pl.DataFrame) -> pl.DataFrame:
+def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
     """Time and thread of each node's creation are those of the node that it was cloned from."""
     moments = events.select(
         "process", pl.col("node").alias("original"), pl.col("start").alias("began"),
         pl.col("thread").alias("on"), pl.col("original").alias("further"),
     )  # fmt: skip
-    for _ in range(_CLONES):
+    for _ in range(_MOST_CLONE_STEPS):
         if events["original"].null_count() == events.height:
             break
         joined = events.join(moments, on=["process", "original"], how="left", maintain_order="left")
@@ -167,7 +173,7 @@ def _originals(events: pl.DataFrame) -> pl.DataFrame:
     return events
 
 
-def _around(events: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
+def _innermost_ranges(events: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
     """Row of the innermost range around each moment."""
     result = np.full(events.height, NO_ROW, np.int64)
     start = host["start"].to_numpy()

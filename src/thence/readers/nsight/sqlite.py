@@ -47,7 +47,7 @@ _ABSENT = -(1 << 63) + 1  # no time, id or size has this value
 _STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
 _STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
 _DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
-_MARKS = (
+_NSIGHT_TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL",
     "CUPTI_ACTIVITY_KIND_RUNTIME",
     "NVTX_EVENTS",
@@ -78,7 +78,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     else:
         with tempfile.TemporaryDirectory(prefix="thence-") as folder:
             path = Path(folder) / "unpacked.sqlite"
-            _unpack(source, path, progress)
+            _decompress(source, path, progress)
             tables = _read(str(path), source.name)
     progress(source.stored_bytes)
     return tables
@@ -95,7 +95,7 @@ def _read(path: str, name: str) -> Tables:
     return tables
 
 
-def _unpack(source: Source, path: Path, progress: Callable[[int], None]) -> None:
+def _decompress(source: Source, path: Path, progress: Callable[[int], None]) -> None:
     room = min(MAX_UNPACKED, shutil.disk_usage(path.parent).free)
     size = 0
     with path.open("wb") as unpacked:
@@ -133,7 +133,7 @@ def opened(path: str, name: str) -> Iterator[Database]:
     try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
-            _limit(connection, size)
+            _limit_steps(connection, size)
             yield Database(name, connection, pages, _layouts(connection, name))
     except sqlite3.Error as error:
         raise DamagedInput(name, f"the database cannot be read ({error})") from error
@@ -146,7 +146,7 @@ def _pages(path: str) -> PageFile | None:
         return None
 
 
-def _limit(connection: sqlite3.Connection, size: int) -> None:
+def _limit_steps(connection: sqlite3.Connection, size: int) -> None:
     """Stops what goes on for longer than a file of that size can give cause to."""
     left = itertools.count(_STEPS // _STEPS_AT_ONCE + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
     connection.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
@@ -158,7 +158,7 @@ def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
             "select name, rootpage from sqlite_master where type = 'table'"
         ).fetchall()
     )
-    if not any(mark in roots for mark in _MARKS):
+    if not any(mark in roots for mark in _NSIGHT_TABLES):
         raise UnknownFormat(name, "is a database, but no export of Nsight Systems")
     return {
         table: _layout(connection, table, roots[table])
@@ -226,30 +226,36 @@ class Database:
         self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
     ) -> list[Part]:
         """What the work makes of each part of a table; see `Store.parts`."""
-        known = [column for column in integers if column in self.columns(table)]
+        present = [column for column in integers if column in self.columns(table)]
         schema = dict.fromkeys(integers, pl.Int64())
 
-        def whole(part: pl.DataFrame) -> Part:
+        def with_absent_columns(part: pl.DataFrame) -> Part:
             return work(
                 part.select(
-                    pl.col(c) if c in known else pl.lit(None, pl.Int64).alias(c) for c in schema
+                    pl.col(c) if c in present else pl.lit(None, pl.Int64).alias(c) for c in schema
                 )
             )
 
         if not self.columns(table):
             return [work(pl.DataFrame(schema=schema))]
         with self._reading(table):
-            if not known:
+            if not present:
                 (rows,) = self._connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608 - one of READABLE
-                return [whole(pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)}))]
-            found = self._decoded(
+                return [
+                    with_absent_columns(
+                        pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)})
+                    )
+                ]
+            results = self._decoded(
                 table,
-                known,
-                lambda rows, places: whole(_frame(rows, dict(zip(known, places, strict=True)))),
+                present,
+                lambda rows, places: with_absent_columns(
+                    _integer_frame(rows, dict(zip(present, places, strict=True)))
+                ),
             )
-            if found is None:
-                found = [whole(part) for part in self._rows(table, known)]
-        return found or [work(pl.DataFrame(schema=schema))]
+            if results is None:
+                results = [with_absent_columns(part) for part in self._rows(table, present)]
+        return results or [work(pl.DataFrame(schema=schema))]
 
     def payloads(self) -> pl.DataFrame:
         """Payloads of NVTX events; see `Store.payloads`."""
@@ -301,10 +307,12 @@ class Database:
     def _text(self, table: str, column: str) -> pl.Series:
         parts = None
         if self._pages is not None and self._pages.utf8:
-            parts = self._decoded(table, [column], lambda rows, places: _texts(rows, places[0]))
-        found = self._text_rows(table, column) if parts is None else parts
+            parts = self._decoded(
+                table, [column], lambda rows, places: _text_series(rows, places[0])
+            )
+        series = self._text_rows(table, column) if parts is None else parts
         empty = pl.Series([], dtype=pl.Categorical())
-        return pl.concat([empty, *found]).alias(column)
+        return pl.concat([empty, *series]).alias(column)
 
     def _text_rows(self, table: str, column: str) -> list[pl.Series]:
         """A column of texts, read with SQLite."""
@@ -319,10 +327,10 @@ class Database:
         """Whether any of the columns holds anything; True where that is not known."""
         if not columns:
             return False
-        found = self._decoded(
+        non_null_parts = self._decoded(
             table, columns, lambda rows, places: not all(rows.nulls(p).all() for p in places)
         )
-        return found is None or any(found)
+        return non_null_parts is None or any(non_null_parts)
 
     def _decoded(
         self, table: str, columns: Sequence[str], work: Callable[[Records, list[int]], Part]
@@ -361,7 +369,7 @@ class Database:
             ) from error
 
 
-def _frame(rows: Records, places: dict[str, int]) -> pl.DataFrame:
+def _integer_frame(rows: Records, places: dict[str, int]) -> pl.DataFrame:
     columns = []
     for name, place in places.items():
         values, nulls = rows.integers(place)
@@ -370,8 +378,8 @@ def _frame(rows: Records, places: dict[str, int]) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _texts(rows: Records, place: int) -> pl.Series:
+def _text_series(rows: Records, place: int) -> pl.Series:
     numbers, texts = rows.texts(place)
-    known = pl.Series([text.decode("utf-8", "replace") for text in texts], dtype=pl.String)
+    distinct_texts = pl.Series([text.decode("utf-8", "replace") for text in texts], dtype=pl.String)
     index = pl.Series(numbers)
-    return known.cast(pl.Categorical()).gather(index.set(index < 0, None))
+    return distinct_texts.cast(pl.Categorical()).gather(index.set(index < 0, None))

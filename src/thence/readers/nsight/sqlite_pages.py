@@ -48,7 +48,7 @@ def _varint_lengths() -> tuple[Int64, Int64]:
     """
     first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
     for bits in range(256):
-        ends = [at for at in range(8) if not bits >> (7 - at) & 1]
+        ends = [position for position in range(8) if not bits >> (7 - position) & 1]
         first[bits] = ends[0] + 1 if ends else 0
         both[bits] = ends[1] + 1 if len(ends) > 1 else 0
     return first, both
@@ -204,8 +204,8 @@ class PageFile:
         return cells
 
 
-def _uint16(pages: npt.NDArray[np.uint8], at: int) -> npt.NDArray[Any]:
-    return pages[:, at].astype(np.int64) << 8 | pages[:, at + 1]
+def _uint16(pages: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
+    return pages[:, offset].astype(np.int64) << 8 | pages[:, offset + 1]
 
 
 @dataclass(frozen=True)
@@ -269,9 +269,9 @@ class Records:
             return constant[shapes.of], nulls
         self._check(offsets + size)
         # The eight bytes that end with the value; before it lie at least the page's own header.
-        at = np.take(offsets + size - 8, shapes.of)
-        at += self._begin
-        values = self._words[at].astype(np.int64)
+        start = np.take(offsets + size - 8, shapes.of)
+        start += self._begin
+        values = self._words[start].astype(np.int64)
         surplus = np.where(size > 0, 64 - 8 * size, 0)
         if (surplus == surplus[0]).all():
             shift = surplus[0]
@@ -306,20 +306,20 @@ class Records:
         size = _bytes_of(types)
         self._check(offsets + size)
         length = np.take(np.where(types == _NULL, -1, size), shapes.of)
-        at = np.take(offsets, shapes.of)
-        at += self._begin
+        start = np.take(offsets, shapes.of)
+        start += self._begin
         numbers = np.full(len(self), -1, np.intp)
         texts: list[bytes] = []
         # Texts that take equally many words of eight bytes are compared together.
         count = (length + 7) // 8
         for words in np.unique(count[length >= 0]).tolist():
             rows = np.flatnonzero((count == words) & (length >= 0))
-            first, of = self._distinct_texts(at[rows], length[rows], words)
+            first, of = self._distinct_texts(start[rows], length[rows], words)
             numbers[rows] = of + len(texts)
             texts += [
                 self._data[begin : begin + size].tobytes()
                 for begin, size in zip(
-                    at[rows[first]].tolist(), length[rows[first]].tolist(), strict=True
+                    start[rows[first]].tolist(), length[rows[first]].tolist(), strict=True
                 )
             ]
         return numbers, texts
@@ -334,13 +334,13 @@ class Records:
             raise Unusual("beyond the page")
 
     def _distinct_texts(
-        self, at: Int64, length: Int64, words: int
+        self, start: Int64, length: Int64, words: int
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
         parts = [length.view(np.uint64)]
         if words:
             size = 8 * words
             windows = np.ndarray(len(self._data) - size + 1, f"V{size}", self._data, strides=(1,))
-            table = windows[at].view(">u8").reshape(-1, words)
+            table = windows[start].view(">u8").reshape(-1, words)
             parts += [table[:, place].astype(np.uint64) for place in range(words)]
             parts[-1] &= np.take(_KEPT, length - 8 * (words - 1))
         return distinct(parts)
@@ -373,18 +373,18 @@ class Records:
         first, of = distinct(self._header_words(header))
         begin = self._begin[first]
         end = begin + header[first]
-        at = begin + 1
+        start = begin + 1
         offset = header[first].copy()
         types = np.zeros((len(first), columns), np.int64)
         offsets = np.zeros((len(first), columns), np.int64)
         for column in range(columns):
-            there = at < end
-            kind, after = _short_varint(self._data, at)
-            at = np.where(there, after, at)
+            there = start < end
+            kind, after = _short_varint(self._data, start)
+            start = np.where(there, after, start)
             types[:, column] = np.where(there, kind, _NULL)
             offsets[:, column] = offset
             offset = offset + _bytes_of(types[:, column])
-        if (at > end).any():
+        if (start > end).any():
             raise Unusual("header")
         return _Shapes(of.astype(np.intp), types, offsets)
 
@@ -393,8 +393,8 @@ class Records:
         longest, shortest = int(header.max()), int(header.min())
         words = []
         for place in range(0, longest, 8):
-            at = np.minimum(self._begin + place, len(self._words) - 1)
-            word = self._words[at].astype(np.uint64)
+            start = np.minimum(self._begin + place, len(self._words) - 1)
+            word = self._words[start].astype(np.uint64)
             if shortest == longest:
                 word &= _KEPT[min(longest - place, 8)]
             elif shortest < place + 8:
@@ -410,20 +410,20 @@ def _bytes_of(types: Int64) -> Int64:
     return np.where(types >= 12, long, plain[np.minimum(types, 11)])
 
 
-def _short_varint(data: npt.NDArray[np.uint8], at: Int64) -> tuple[Int64, Int64]:
+def _short_varint(data: npt.NDArray[np.uint8], start: Int64) -> tuple[Int64, Int64]:
     """Numbers of up to three bytes, and where each ends.
 
     Raises:
         Unusual: one is longer.
     """
     last = len(data) - 1
-    one, two, three = (data[np.minimum(at + n, last)].astype(np.int64) for n in range(3))
-    more, most = one >= 128, (one >= 128) & (two >= 128)
-    if (most & (three >= 128)).any():
+    first, second, third = (data[np.minimum(start + n, last)].astype(np.int64) for n in range(3))
+    more, most = first >= 128, (first >= 128) & (second >= 128)
+    if (most & (third >= 128)).any():
         raise Unusual("long number")
-    value = np.where(more, (one & 127) << 7 | (two & 127), one)
-    value = np.where(most, value << 7 | three, value)
-    return value, at + 1 + more + most
+    value = np.where(more, (first & 127) << 7 | (second & 127), first)
+    value = np.where(most, value << 7 | third, value)
+    return value, start + 1 + more + most
 
 
 def _local_bytes(size: Int64, usable: int) -> Int64:

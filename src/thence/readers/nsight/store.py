@@ -43,10 +43,10 @@ __all__ = [
     "with_durations",
 ]
 
-_SLOTS_BITS = 14  # tables of this size stay in the processor's cache
-_ROUNDS = 8
-_AT_ONCE = 1 << 17
-_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+_SLOT_BITS = 14  # tables of this size stay in the processor's cache
+_HASH_ROUNDS = 8
+_BLOCK_ROWS = 1 << 17
+_HASH_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 UNNAMED = "(unnamed)"
 """What has no name is called."""
 _LATEST_NS = 1 << 62
@@ -144,15 +144,15 @@ def names(store: Store, *ids: pl.Series) -> pl.Series:
     Raises:
         DamagedInput: the texts cannot be read.
     """
-    first, of = distinct_values(*ids)
-    few = [column.gather(first) for column in ids]
-    texts = store.strings(pl.concat(few))
-    found = [
+    first, number_of_row = distinct_values(*ids)
+    ids_of_firsts = [column.gather(first) for column in ids]
+    texts = store.strings(pl.concat(ids_of_firsts))
+    named = [
         column.to_frame("id").join(texts, on="id", how="left", maintain_order="left")["value"]
-        for column in few
+        for column in ids_of_firsts
     ]
     unnamed = pl.lit(UNNAMED).cast(pl.Categorical())
-    return pl.select(pl.coalesce(*found, unnamed)).to_series().gather(of).alias("name")
+    return pl.select(pl.coalesce(*named, unnamed)).to_series().gather(number_of_row).alias("name")
 
 
 def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
@@ -181,66 +181,66 @@ def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
         row numbers, shape (m,), and for each row a number from 0 to m - 1, shape (n,).
     """
     rows = len(words[0])
-    if rows <= _AT_ONCE:
-        return _distinct(words)
-    of = np.empty(rows, np.uint32)
-    firsts: list[Rows] = []
-    known = 0
-    for start in range(0, rows, _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        first, numbers = _distinct([word[part] for word in words])
-        of[part] = numbers + known
-        firsts.append(first + start)
-        known += len(first)
-    first = np.concatenate(firsts)
-    if known > rows // 4:
-        return first, of
+    if rows <= _BLOCK_ROWS:
+        return _distinct_in_block(words)
+    numbers_of_rows = np.empty(rows, np.uint32)
+    first_rows: list[Rows] = []
+    count = 0
+    for start in range(0, rows, _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        first, numbers = _distinct_in_block([word[part] for word in words])
+        numbers_of_rows[part] = numbers + count
+        first_rows.append(first + start)
+        count += len(first)
+    first = np.concatenate(first_rows)
+    if count > rows // 4:
+        return first, numbers_of_rows
     chosen, numbers = distinct([word[first] for word in words])
-    return first[chosen], np.take(numbers, of)
+    return first[chosen], np.take(numbers, numbers_of_rows)
 
 
-def _distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
+def _distinct_in_block(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
     """The same for few rows.
 
     Rows are put into slots by a hash, one of each slot stands for it, and those that differ from it
     are tried again with another hash. What remains after some rounds stands for itself.
     """
-    of = np.zeros(len(words[0]), np.uint32)
-    firsts: list[Rows] = []
-    known = 0
-    rows: Rows = np.arange(len(of))
+    numbers_of_rows = np.zeros(len(words[0]), np.uint32)
+    first_rows: list[Rows] = []
+    count = 0
+    rows: Rows = np.arange(len(numbers_of_rows))
     parts = list(words)
-    for number in range(_ROUNDS):
-        slot = _slots(parts, number)
-        taken = np.full(1 << _SLOTS_BITS, -1, np.intp)
+    for number in range(_HASH_ROUNDS):
+        slot = _hash_slots(parts, number)
+        taken = np.full(1 << _SLOT_BITS, -1, np.intp)
         taken[slot] = np.arange(len(slot))
         used = np.flatnonzero(taken >= 0)
         chosen = taken[used]
         taken[used] = np.arange(len(used))
-        found = np.take(taken, slot)
-        firsts.append(rows[chosen])
+        candidate = np.take(taken, slot)
+        first_rows.append(rows[chosen])
         differs = np.zeros(len(slot), np.bool_)
         for part in parts:
-            differs |= np.take(part[chosen], found) != part
-        of[rows] = found + known
-        known += len(chosen)
+            differs |= np.take(part[chosen], candidate) != part
+        numbers_of_rows[rows] = candidate + count
+        count += len(chosen)
         if not differs.any():
             break
         rows = rows[differs]
         parts = [part[differs] for part in parts]
     else:
-        of[rows] = known + np.arange(len(rows))
-        firsts.append(rows)
-    return np.concatenate(firsts), of
+        numbers_of_rows[rows] = count + np.arange(len(rows))
+        first_rows.append(rows)
+    return np.concatenate(first_rows), numbers_of_rows
 
 
-def _slots(words: Sequence[Uint64], number: int) -> Rows:
-    mixed = words[0] * np.uint64(_MIX[number % len(_MIX)] + 2 * number)
+def _hash_slots(words: Sequence[Uint64], number: int) -> Rows:
+    mixed = words[0] * np.uint64(_HASH_MULTIPLIERS[number % len(_HASH_MULTIPLIERS)] + 2 * number)
     for word in words[1:]:
         mixed ^= mixed >> np.uint64(29)
         mixed += word
-        mixed *= np.uint64(_MIX[(number + 1) % len(_MIX)] + 2 * number)
-    mixed >>= np.uint64(64 - _SLOTS_BITS)
+        mixed *= np.uint64(_HASH_MULTIPLIERS[(number + 1) % len(_HASH_MULTIPLIERS)] + 2 * number)
+    mixed >>= np.uint64(64 - _SLOT_BITS)
     return mixed.view(np.int64)
 
 
@@ -253,16 +253,28 @@ def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
     Returns:
         uint16 array of shape (n,), int64 where there are too many.
     """
-    first, of = distinct_values(*columns)
-    few = pl.DataFrame([column.gather(first).alias(str(n)) for n, column in enumerate(columns)])
-    known = few.unique().sort(few.columns, nulls_last=False).with_row_index("number")
-    joined = few.join(known, on=few.columns, how="left", nulls_equal=True, maintain_order="left")
+    first, number_of_row = distinct_values(*columns)
+    distinct_rows = pl.DataFrame(
+        [column.gather(first).alias(str(n)) for n, column in enumerate(columns)]
+    )
+    combinations = (
+        distinct_rows.unique()
+        .sort(distinct_rows.columns, nulls_last=False)
+        .with_row_index("number")
+    )
+    joined = distinct_rows.join(
+        combinations,
+        on=distinct_rows.columns,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
     number = joined["number"].to_numpy()
     # Small numbers are sorted faster.
     result: npt.NDArray[np.generic] = number.astype(
-        np.uint16 if len(known) <= 1 << 16 else np.int64
+        np.uint16 if len(combinations) <= 1 << 16 else np.int64
     )
-    return result[of]
+    return result[number_of_row]
 
 
 def gathered(columns: dict[str, pl.Series], order: npt.NDArray[np.intp]) -> None:

@@ -35,20 +35,25 @@ def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
         ranges: columns of `Nvtx.ranges`.
         path: for messages.
     """
-    of_xla = ranges.filter(pl.col("domain") == XLA)
-    if of_xla.is_empty():
+    xla_ranges = ranges.filter(pl.col("domain") == XLA)
+    if xla_ranges.is_empty():
         return ranges
     compiled = compile_ranges(
-        of_xla.select(
+        xla_ranges.select(
             Name=pl.col("name").cast(pl.String), Start="start",
             End=pl.col("start") + pl.col("duration"), PID="process", TID="thread",
         ),
         path,
     )  # fmt: skip
     keys = ["process", "thread", "start", "duration", "name"]
-    found = compiled.select(keys).with_columns(pl.col("name").cast(pl.Categorical())).unique()
+    compile_keys = (
+        compiled.select(keys).with_columns(pl.col("name").cast(pl.Categorical())).unique()
+    )
     joined = ranges.join(
-        found.with_columns(compiles=pl.lit(value=True)), on=keys, how="left", maintain_order="left"
+        compile_keys.with_columns(compiles=pl.lit(value=True)),
+        on=keys,
+        how="left",
+        maintain_order="left",
     )
     compiles = pl.col("compiles").fill_null(value=False) & (pl.col("domain") == XLA)
     category = pl.when(compiles).then(pl.lit("compile")).otherwise(pl.col("category"))
@@ -81,52 +86,52 @@ def with_programs(
     if not (is_thunk.any() or is_module.any()):
         return tables, []
     parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    ran = tables.gpu.select(
+    activities = tables.gpu.select(
         *("rank", "device", "start"),
         end=pl.col("start") + pl.col("duration"),
         thunk=chain_to(parent, launch, is_thunk),
         module=chain_to(parent, launch, is_module),
         recorded=chain_to(parent, created, is_thunk),
     )
-    placed = _Placed.of(ran)
+    placed = _ActivitiesByThunk.of(activities)
     parts, programs, warnings = [], [PROGRAMS.empty()], []
     for rank in sorted(placed.thunks["rank"].unique()):
-        projected, known = placed.projection(rank, names, host)
-        found, more = device_tables(projected, known, {})
+        projected, launchers = placed.projection(rank, names, host)
+        device_part, more = device_tables(projected, launchers, {})
         before = sum(part.height for part in programs)
         rows = pl.col("correlation").alias("group")
-        parts.append(found.gpu.select(rows, pl.col("program") + before, "hlo", "iteration"))
-        programs.append(found.programs)
+        parts.append(device_part.gpu.select(rows, pl.col("program") + before, "hlo", "iteration"))
+        programs.append(device_part.programs)
         warnings += more
     if not parts:
         return tables, []
-    told = placed.group.to_frame("group").join(
+    joined = placed.group.to_frame("group").join(
         pl.concat(parts), on="group", how="left", maintain_order="left"
     )
-    gpu = tables.gpu.with_columns(told["program"], told["hlo"], told["iteration"])
+    gpu = tables.gpu.with_columns(joined["program"], joined["hlo"], joined["iteration"])
     return dataclasses.replace(tables, gpu=gpu, programs=pl.concat(programs)), warnings
 
 
 def _names(name: pl.Series, domain: pl.Series) -> pl.DataFrame:
     """Of each host row: hlo, module and id where it is one of XLA's ranges."""
-    of_xla = domain == XLA
+    is_xla = domain == XLA
     text = pl.col("name").cast(pl.String)
     hlo = text.str.extract(THUNK)
-    told = name.filter(of_xla).unique().to_frame("name").with_columns(
+    names_by_text = name.filter(is_xla).unique().to_frame("name").with_columns(
         # A command buffer launches what many instructions compute.
         hlo=pl.when(hlo.str.contains(COMMAND_BUFFER)).then(pl.lit("")).otherwise(hlo),
         module=text.str.extract(MODULE),
         id=text.str.extract(PROGRAM_ID).cast(pl.Int64),
     )  # fmt: skip
     return (
-        pl.DataFrame({"name": name.set(~of_xla.fill_null(value=False), None)})
-        .join(told, on="name", how="left", maintain_order="left")
+        pl.DataFrame({"name": name.set(~is_xla.fill_null(value=False), None)})
+        .join(names_by_text, on="name", how="left", maintain_order="left")
         .drop("name")
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Placed:
+class _ActivitiesByThunk:
     """Activities by the thunk and program that launched them.
 
     Attributes:
@@ -141,15 +146,17 @@ class _Placed:
     group: pl.Series
 
     @classmethod
-    def of(cls, ran: pl.DataFrame) -> _Placed:
-        inside = ran.filter((pl.col("thunk") != NO_ROW) | (pl.col("module") != NO_ROW))
+    def of(cls, activities: pl.DataFrame) -> _ActivitiesByThunk:
+        inside = activities.filter((pl.col("thunk") != NO_ROW) | (pl.col("module") != NO_ROW))
         spans = (pl.col("start").min(), pl.col("end").max())
         keys = ["rank", "device", "thunk", "recorded", "module"]
         thunks = inside.group_by(keys, maintain_order=True).agg(spans)
         thunks = thunks.with_row_index("group").with_columns(pl.col("group").cast(pl.Int64))
         modules = inside.filter(pl.col("module") != NO_ROW)
         modules = modules.group_by("rank", "device", "module", maintain_order=True).agg(spans)
-        group = ran.join(thunks.select("group", *keys), on=keys, how="left", maintain_order="left")
+        group = activities.join(
+            thunks.select("group", *keys), on=keys, how="left", maintain_order="left"
+        )
         return cls(thunks, modules, group["group"])
 
     def projection(

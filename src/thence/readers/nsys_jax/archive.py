@@ -155,9 +155,9 @@ class Archive:
             member: its name in a single rank's archive.
             stem: of the rank's input in a combined archive; None in a single rank's.
         """
-        own = f"{member}/{stem}"
-        if stem is not None and own in self.sizes:
-            return own
+        variant = f"{member}/{stem}"
+        if stem is not None and variant in self.sizes:
+            return variant
         return member if member in self.sizes else None
 
 
@@ -181,10 +181,10 @@ def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         folder = waiting.pop()
         try:
             with os.scandir(Path(root) / folder) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                listed = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
             raise InputError(root, f"cannot be listed ({error.strerror or error})") from error
-        for entry in found:
+        for entry in listed:
             member = f"{folder}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(f"{member}/")

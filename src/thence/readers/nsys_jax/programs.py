@@ -26,7 +26,7 @@ _NVTX_NAME = "('TARGET_INFO_NVTX_CUDA_DEVICE', 'name')"
 
 
 def device_tables(
-    ran: Projection, known: Launchers, modules: Mapping[int, HloModule]
+    projected: Projection, devices: Launchers, modules: Mapping[int, HloModule]
 ) -> tuple[Tables, list[str]]:
     """The tables gpu and programs of one rank, and warnings.
 
@@ -36,13 +36,15 @@ def device_tables(
     one execution.
 
     Args:
-        ran: what the GPU did.
-        known: which thread launches on which device.
+        projected: what the GPU did.
+        devices: which thread launches on which device.
         modules: HLO modules by XLA's module number.
     """
-    warnings = _warnings(ran, known, modules)
-    programs = _programs(_on_devices(ran.modules, known).with_row_index("old"), modules, known.rank)
-    thunks = _thunks(_on_devices(ran.thunks, known), programs, known.rank)
+    warnings = _warnings(projected, devices, modules)
+    programs = _programs(
+        _on_devices(projected.modules, devices).with_row_index("old"), modules, devices.rank
+    )
+    thunks = _thunks(_on_devices(projected.thunks, devices), programs, devices.rank)
     return Tables(
         gpu=GPU.frame(thunks.select(c for c in thunks.columns if c in GPU.schema).to_dict()),
         programs=PROGRAMS.frame(
@@ -51,17 +53,19 @@ def device_tables(
     ), warnings
 
 
-def _warnings(ran: Projection, known: Launchers, modules: Mapping[int, HloModule]) -> list[str]:
+def _warnings(
+    projected: Projection, devices: Launchers, modules: Mapping[int, HloModule]
+) -> list[str]:
     warnings = []
-    if ran.unreadable:
+    if projected.unreadable:
         warnings.append(
-            f"{ran.unreadable:,} ranges of thunks or programs have no times and were left out"
+            f"{projected.unreadable:,} ranges of thunks or programs have no times and were left out"
         )
-    if outside := ran.thunks["module"].null_count():
+    if outside := projected.thunks["module"].null_count():
         warnings.append(
             f"{outside:,} thunks belong to no program: recording began while one was running"
         )
-    missing = ran.modules.filter(
+    missing = projected.modules.filter(
         pl.col("id").is_not_null()
         & ~pl.col("id").is_in(pl.Series(list(modules), dtype=pl.Int64).implode())
     )
@@ -70,12 +74,12 @@ def _warnings(ran: Projection, known: Launchers, modules: Mapping[int, HloModule
             sorted(missing.select(pl.format("{}.{}", "name", "id")).to_series().unique())
         )
         warnings.append(f"no HLO for the programs {names}: their collectives are not known")
-    threads = ran.modules.select("process", "thread").unique()
-    unmapped = sum(pair not in known.devices for pair in threads.rows())
-    if unmapped > 1 or (unmapped and len(set(known.devices.values())) > 1):
+    threads = projected.modules.select("process", "thread").unique()
+    unmapped = sum(pair not in devices.devices for pair in threads.rows())
+    if unmapped > 1 or (unmapped and len(set(devices.devices.values())) > 1):
         warnings.append(
             f"{unmapped} launching threads are not named after a device; what they launched is shown "
-            f"on device {known.first}"
+            f"on device {devices.first}"
         )
     return warnings
 
@@ -105,15 +109,15 @@ def _programs(rows: pl.DataFrame, modules: Mapping[int, HloModule], rank: int) -
     )
 
 
-def _on_devices(rows: pl.DataFrame, known: Launchers) -> pl.DataFrame:
+def _on_devices(rows: pl.DataFrame, devices: Launchers) -> pl.DataFrame:
     """Adds the device; a thread that no name maps drives the first one, as in single-device launches."""
     places = pl.DataFrame(
-        [(process, thread, device) for (process, thread), device in known.devices.items()],
+        [(process, thread, device) for (process, thread), device in devices.devices.items()],
         schema={"process": pl.Int64, "thread": pl.Int64, "device": pl.Int32},
         orient="row",
     )
     joined = rows.join(places, on=["process", "thread"], how="left", maintain_order="left")
-    return joined.with_columns(pl.col("device").fill_null(known.first))
+    return joined.with_columns(pl.col("device").fill_null(devices.first))
 
 
 def _thunks(rows: pl.DataFrame, programs: pl.DataFrame, rank: int) -> pl.DataFrame:
@@ -205,18 +209,18 @@ def _properties(devices: pl.DataFrame | None, rank: int) -> dict[int, Device]:
         _GPU.format(key)
         for key in ("name", "totalMemory", "smCount", "computeMajor", "computeMinor")
     ]
-    found = {}
+    properties = {}
     for number, (label, *values) in enumerate(_rows(devices, (_NVTX_NAME, *keys))):
         match = _PLACE.search(str(label))
         device = int(match["local"]) if match else number
         name, memory, multiprocessors, major, minor = values
-        known = isinstance(major, int) and isinstance(minor, int)
-        found[device] = Device(
+        has_capability = isinstance(major, int) and isinstance(minor, int)
+        properties[device] = Device(
             rank,
             device,
             name if isinstance(name, str) else None,
             memory if isinstance(memory, int) else None,
             multiprocessors if isinstance(multiprocessors, int) else None,
-            f"{major}.{minor}" if known else None,
+            f"{major}.{minor}" if has_capability else None,
         )
-    return found
+    return properties

@@ -157,8 +157,8 @@ def _parent_rows(ids: npt.NDArray[np.int64], parents: pl.Series) -> npt.NDArray[
     """Row of each range's parent; links that would make a circle are cut."""
     rows = pl.DataFrame({"range": ids, "row": np.arange(len(ids), dtype=np.int64)})
     wanted = pl.DataFrame({"range": parents})
-    found = wanted.join(rows, on="range", how="left", maintain_order="left")["row"]
-    parent = found.fill_null(NO_ROW).to_numpy().astype(np.int64)
+    parent_row = wanted.join(rows, on="range", how="left", maintain_order="left")["row"]
+    parent = parent_row.fill_null(NO_ROW).to_numpy().astype(np.int64)
     return bounded_nesting(parent)
 
 

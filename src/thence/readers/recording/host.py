@@ -110,15 +110,15 @@ def host_ranges(
         _nvtx(folder, ranges, names, last),
         _overheads(folder),
     ]
-    whole = pl.concat(_shaped(part) for part in parts)
-    known = whole.filter(
+    whole = pl.concat(_with_all_columns(part) for part in parts)
+    timed = whole.filter(
         pl.all_horizontal(pl.col("start", "end", "thread").is_not_null()) & (pl.col("start") > 0)
     )
-    if known.height < whole.height:
+    if timed.height < whole.height:
         folder.warnings.append(
-            f"{whole.height - known.height:,} host ranges have no time; left out"
+            f"{whole.height - timed.height:,} host ranges have no time; left out"
         )
-    frame, domain, serial, described = _nested(known, folder.description.pid, zero_ns, rank)
+    frame, domain, serial, described = _nested(timed, folder.description.pid, zero_ns, rank)
     return HostRanges(frame, domain, serial, described, facts.collectives)
 
 
@@ -145,10 +145,10 @@ class _Facts:
         for text in texts.drop_nulls().to_list():
             # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
             with suppress(ValueError, OverflowError, RecursionError):
-                said = json.loads(text, parse_constant=lambda _: None)
-                if not isinstance(said, dict):
+                metadata = json.loads(text, parse_constant=lambda _: None)
+                if not isinstance(metadata, dict):
                     continue
-                collective, further = split(said)
+                collective, further = split(metadata)
                 if further or collective is None:
                     rest[text] = msgspec.json.encode(further).decode()
                 if collective is not None:
@@ -186,7 +186,7 @@ def _marks(
     backward = pl.col("what") == BACKWARD_OPENED
     name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
     # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
-    told = {text: category_of("range", text) for text in name.unique()}
+    categories = {text: category_of("range", text) for text in name.unique()}
     frame = frame.with_columns(
         name,
         named(frame, "lane", names).alias("lane"),
@@ -198,7 +198,7 @@ def _marks(
         name=pl.when(backward).then(pl.lit(_BACKWARD) + pl.col("name")).otherwise("name"),
         category=pl.when(backward)
         .then(pl.lit("op"))
-        .otherwise(pl.col("name").replace_strict(told, return_dtype=pl.String)),
+        .otherwise(pl.col("name").replace_strict(categories, return_dtype=pl.String)),
         of=pl.when(backward & (pl.col("forward") >= 0)).then("forward"),
     )
 
@@ -243,7 +243,7 @@ def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) 
             f"{still_open:,} NVTX ranges were open when the recording ended and are shown until then"
         )
     name = _text(frame, "name", names).fill_null("(unnamed)")
-    told = {text: category_of("range", text) for text in name.unique()}
+    categories = {text: category_of("range", text) for text in name.unique()}
     of_library = domain.str.contains(LIBRARIES).fill_null(value=False)
     frame = frame.with_columns(
         name.alias("name"),
@@ -254,7 +254,7 @@ def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) 
     ).with_columns(
         category=pl.when("library")
         .then(pl.lit("framework"))
-        .otherwise(pl.col("name").replace_strict(told, return_dtype=pl.String))
+        .otherwise(pl.col("name").replace_strict(categories, return_dtype=pl.String))
     )
     return frame.with_columns(compile_phases(frame, folder.path.name))
 
@@ -270,7 +270,7 @@ def _overheads(folder: Folder) -> pl.DataFrame:
     )
 
 
-def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
+def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.select(
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
         for c, dtype in _COLUMNS.items()
@@ -321,20 +321,22 @@ def described_collectives(
     marks = pl.DataFrame({"serial": host.serial, "described": host.described})
     marks = marks.with_row_index("host").drop_nulls("serial")
     calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
-    return pl.concat([_by_columns(calls, names), _by_metadata(calls, host)]).sort("host")
+    return pl.concat(
+        [_collectives_from_table(calls, names), _collectives_from_metadata(calls, host)]
+    ).sort("host")
 
 
-def _by_columns(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+def _collectives_from_table(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     rows = calls.filter(pl.col("collective") > 0)
     raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
     raw |= {name: rows[name] for name in NUMBERS}
-    found = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
-    return found.drop_nulls("collective")  # the part with its name can be damaged
+    collectives = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+    return collectives.drop_nulls("collective")  # the part with its name can be damaged
 
 
-def _by_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
-    known = (pl.col("collective") > 0).fill_null(value=False)
-    rows = calls.filter(pl.col("described").is_not_null() & ~known)
+def _collectives_from_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+    has_columns = (pl.col("collective") > 0).fill_null(value=False)
+    rows = calls.filter(pl.col("described").is_not_null() & ~has_columns)
     frame = described_structs(host.collectives).gather(rows["described"]).struct.unnest()
     sequence = pl.coalesce(rows["sequence"], frame["sequence"])
     return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})

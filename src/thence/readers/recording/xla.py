@@ -64,8 +64,8 @@ def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, l
         return tables, warnings
     modules, more = numbered(compiled, tables, domain)
     attached = attach_hlo(tables, modules)
-    own = attached.meta.warnings[len(tables.meta.warnings) :]
-    return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *own]
+    added = attached.meta.warnings[len(tables.meta.warnings) :]
+    return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *added]
 
 
 def compile_phases(ranges: pl.DataFrame, name: str) -> pl.Series:
@@ -119,11 +119,11 @@ def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
         listed, warnings = {}, [f"{HLO_FOLDER}/{COMPILED_INDEX} cannot be read ({error})"]
     else:
         listed, warnings = {m.file: m for m in index.modules}, []
-    found = []
+    modules = []
     for name, path in files.items():
-        told = listed.get(name) or _Listed(name, name.removesuffix(HLO_ENDING).partition(".")[2])
-        found.append(Compiled(path, told.name, told.thread, told.ended_ns))
-    return found, warnings
+        entry = listed.get(name) or _Listed(name, name.removesuffix(HLO_ENDING).partition(".")[2])
+        modules.append(Compiled(path, entry.name, entry.thread, entry.ended_ns))
+    return modules, warnings
 
 
 class _Index(msgspec.Struct):
@@ -149,25 +149,25 @@ def numbered(
         domain: NVTX domain of each host row.
     """
     wanted = dict.fromkeys(_identities(tables))
-    numbers = _by_compilation(compiled, _passes(tables, domain))
-    doubtful = _by_order(compiled, wanted, numbers)
+    numbers = _numbers_by_compilation(compiled, _compiler_passes(tables, domain))
+    doubtful = _number_by_order(compiled, wanted, numbers)
     modules, warnings = [], [_UNKNOWN.format(name) for name in doubtful]
     for place, number in numbers.items():
-        one = compiled[place]
-        if (one.name, number) not in wanted:
+        module_file = compiled[place]
+        if (module_file.name, number) not in wanted:
             continue
         try:
-            module = decode_hlo(one.path.read_bytes(), str(one.path))
+            module = decode_hlo(module_file.path.read_bytes(), str(module_file.path))
         except (OSError, DamagedInput, ValueError, OverflowError) as error:
-            warnings.append(f"the HLO of {one.name} cannot be read: {error}")
+            warnings.append(f"the HLO of {module_file.name} cannot be read: {error}")
             continue
-        modules.append(dataclasses.replace(module, name=one.name, id=number))
+        modules.append(dataclasses.replace(module, name=module_file.name, id=number))
     return modules, warnings
 
 
 def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
     """Name and number of each program, by number; those that the autotuner times have none."""
-    found = (
+    identities = (
         tables.programs.select(pl.col("program").cast(pl.String).str.extract_groups(_NUMBERED))
         .unnest("program")
         .drop_nulls()
@@ -175,32 +175,34 @@ def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
         .unique()
         .sort("2")
     )
-    yield from found.iter_rows()
+    yield from identities.iter_rows()
 
 
-def _by_compilation(compiled: Sequence[Compiled], passes: pl.DataFrame) -> dict[int, int]:
+def _numbers_by_compilation(compiled: Sequence[Compiled], passes: pl.DataFrame) -> dict[int, int]:
     """Number of each module, by place, where its compilation was recorded."""
-    open_ones: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    passes_of: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for thread, name, number, end in passes.select("thread", "name", "number", "end").iter_rows():
-        open_ones.setdefault((thread, name), []).append((end, number))
-    found = {}
+        passes_of.setdefault((thread, name), []).append((end, number))
+    numbers = {}
     last: dict[tuple[int, str], int] = {}
     timed = [
-        (one.ended_ns, place) for place, one in enumerate(compiled) if one.ended_ns is not None
+        (module_file.ended_ns, place)
+        for place, module_file in enumerate(compiled)
+        if module_file.ended_ns is not None
     ]
     for ended, place in sorted(timed):
-        one = compiled[place]
-        assert one.thread is not None or ended is not None
-        key = (one.thread if one.thread is not None else -1, one.name)
+        module_file = compiled[place]
+        assert module_file.thread is not None or ended is not None
+        key = (module_file.thread if module_file.thread is not None else -1, module_file.name)
         since = last.get(key, 0)
         last[key] = ended
-        before = [number for end, number in open_ones.get(key, ()) if since < end <= ended]
+        before = [number for end, number in passes_of.get(key, ()) if since < end <= ended]
         if before:
-            found[place] = before[-1]
-    return found
+            numbers[place] = before[-1]
+    return numbers
 
 
-def _passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
+def _compiler_passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
     """Of each compilation: thread, name, number and end of the last compiler pass (Unix time)."""
     host = tables.host.select(
         "thread",
@@ -218,7 +220,7 @@ def _passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
     )
 
 
-def _by_order(
+def _number_by_order(
     compiled: Sequence[Compiled], wanted: Mapping[tuple[str, int], None], numbers: dict[int, int]
 ) -> list[str]:
     """Adds numbers of modules whose compilation was not recorded; the names for which that fails."""
@@ -229,7 +231,11 @@ def _by_order(
             missing.setdefault(name, []).append(number)
     doubtful = []
     for name, programs in missing.items():
-        places = [p for p, one in enumerate(compiled) if one.name == name and p not in numbers]
+        places = [
+            p
+            for p, module_file in enumerate(compiled)
+            if module_file.name == name and p not in numbers
+        ]
         timed = [p for p in places if compiled[p].ended_ns is not None]
         if len(places) == len(programs) == 1:
             numbers[places[0]] = programs[0]
