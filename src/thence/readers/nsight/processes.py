@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.model.tables import Device
+from thence.readers.kineto.metadata import rank_of
 from thence.readers.nsight.store import process_of, thread_of
 from thence.readers.nsys_jax.programs import launchers
 
