@@ -1,7 +1,10 @@
 """Labels of captured CUDA graphs: the JSON of `thence.save_labels()`, and PyTorch's annotation files.
 
-The JSON holds columns; every field's type, length and reference is checked, for a file comes from
-elsewhere. PyTorch 2.12 to 2.14 pickle a dict of node id to annotations
+Label files are read as inputs of their own (`read`), by path (`read_labels`), or found in the folders of
+other inputs (`with_labels_beside`).
+
+The JSON holds columns. The type, length and references of every field are checked, because files may
+come from other machines. PyTorch 2.12 to 2.14 pickle a dict of node id to annotations
 (torch/cuda/_graph_annotations.py): `thence.readers.plain_pickle` reads it without executing anything.
 """
 
@@ -168,10 +171,10 @@ def _label(
 
 
 def _graph(graph: _Graph, file: _File) -> CapturedGraph:
-    """A graph whose columns are of one length and whose references lead somewhere.
+    """A graph, after checking that its columns have one length and its references are valid.
 
     Raises:
-        ValueError: they are not; the text says which.
+        ValueError: a check failed; the message says which.
     """
     nodes, where = graph.nodes, f"graph {graph.id}"
     count = len(nodes.number)
@@ -249,9 +252,10 @@ def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
 
 
 def _torch_graph_labels(content: bytes, name: str) -> GraphLabels:
-    """PyTorch's annotations: node id (graph << 32 | number) to a list of dicts, the innermost last.
+    """Labels from PyTorch's annotations: node id (graph << 32 | number) to a list of dicts, innermost last.
 
-    Every graph id becomes a graph of its own: capture and executable ids are not told apart there.
+    Every graph id becomes a graph of its own, since the file does not tell ids of captured graphs from
+    those of executable graphs.
     """
     try:
         annotations = load_plain(content)
@@ -312,9 +316,9 @@ def _torch_graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32])
 
 
 def with_labels_beside(tables: Tables) -> Tables:
-    """The tables with the labels in the folders of their inputs, after those that are among the inputs.
+    """The tables with the label files in the folders of their inputs added to the labels they have.
 
-    What cannot be read there is a warning, never an error.
+    A label file there that cannot be read becomes a warning, not an error.
     """
     already_read = {Path(name).resolve() for name in tables.meta.inputs}
     already_read |= {Path(graph_labels.source).resolve() for graph_labels in tables.graph_labels}

@@ -1,4 +1,4 @@
-"""Getting bytes out of paths: plain or gzipped files, standard input, directories and globs."""
+"""Inputs as streams of bytes: plain or gzipped files and standard input; directories and globs as files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _STEP_BYTES = 1 << 15
 
 
 class _Unzipped:
-    """The members of a gzip file. `gzip` and `isal.igzip` would drop what stands just before the damage."""
+    """Decompressed members of a gzip file.
+
+    `gzip` and `isal.igzip` would also lose the readable data just before a damaged place.
+    """
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw

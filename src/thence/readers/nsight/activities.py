@@ -1,4 +1,4 @@
-"""Kernels, copies and sets of an export, with the names that torch's profiler gives copies."""
+"""Kernels, memory copies and memsets of an export; copies and memsets are named as Kineto names them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIRECTIONS = {
     "Array-to-Array": "AtoA", "Array-to-Device": "AtoD", "Device-to-Array": "DtoA", "Device-to-Device": "DtoD",
     "Host-to-Host": "HtoH", "Peer-to-Peer": "PtoP",
 }  # fmt: skip
-"""Labels of ENUM_CUDA_MEMCPY_OPER, as Kineto abbreviates them; the rest is shown as it is."""
+"""Labels of ENUM_CUDA_MEMCPY_OPER and Kineto's abbreviations of them; other labels are shown unchanged."""
 
 # The enums of the exporter schema reference, for exports from before 2022 that lack their tables.
 _COPY_KINDS = ("Unknown", *DIRECTIONS)
@@ -37,14 +37,14 @@ _KERNEL = (
 
 
 def copy_name(direction: str | None, source: str | None, destination: str | None) -> str:
-    """``Memcpy HtoD (Pinned -> Device)``, of labels as nsys writes them."""
+    """Name of a copy, such as ``Memcpy HtoD (Pinned -> Device)``, from the labels that nsys writes."""
     short = DIRECTIONS.get(direction or "", direction or "")
     kinds = f" ({source or 'Unknown'} -> {destination or 'Unknown'})"
     return f"Memcpy {short}{kinds if source or destination else ''}"
 
 
 def set_name(kind: str | None) -> str:
-    """``Memset (Device)``."""
+    """Name of a memset, such as ``Memset (Device)``."""
     return f"Memset ({kind or 'Unknown'})"
 
 
@@ -87,7 +87,7 @@ def _kernels(store: Store) -> pl.DataFrame:
 
 
 def _triple(columns: pl.DataFrame) -> pl.Series:
-    """Three columns as one of `GPU`, null where one of them is no size."""
+    """Three columns as one array column of `GPU`, null where one of them is not an unsigned 32-bit size."""
     valid = columns.select(
         pl.all_horizontal(pl.all().is_between(0, (1 << 32) - 1).fill_null(value=False))
     ).to_series()
@@ -105,7 +105,7 @@ def _kind(name: str) -> pl.Expr:
 
 
 def _graphs(store: Store) -> pl.DataFrame:
-    """Launches of whole graphs, of recordings with --cuda-graph-trace=graph."""
+    """Launches of whole graphs, in recordings made with --cuda-graph-trace=graph."""
     frame = store.frame("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*_WHERE, "graphId"))
     return frame.with_columns(
         kind=_kind("kernel"),

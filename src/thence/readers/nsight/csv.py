@@ -27,7 +27,7 @@ __all__ = ["NAME", "PATTERNS", "read", "sniff"]
 
 NAME = "Nsight Systems cuda_gpu_trace (CSV)"
 PATTERNS: tuple[str, ...] = ()
-"""None: beside a CSV lies the export that it was made from, and both would count twice."""
+"""Empty: the export that a CSV was made from is usually in the same directory, and is read instead."""
 
 _HEADER = re.compile(
     rb'^"?Start ?\([a-z]+\)"?,"?Duration ?\([a-z]+\)"?,"?CorrId"?,.*Name"?\r?$', re.MULTILINE
@@ -150,7 +150,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
 def _scaled(
     frame: pl.DataFrame, column: str, units: dict[str, str], factors: dict[str, int], path: str
 ) -> pl.Series:
-    """Numbers with a unit as whole numbers of the smallest one; null where there is none."""
+    """Numbers with a unit as integers of the smallest unit (ns, bytes); null where a cell is no number."""
     factor = factors.get(units.get(column, ""))
     if factor is None:
         raise DamagedInput(
@@ -161,7 +161,7 @@ def _scaled(
         whole = text.cast(pl.Int64, strict=False)
         if whole.null_count() == text.null_count():
             return whole
-    # Decimal places are taken as digits: a float has no room for the nanoseconds of a long recording.
+    # Decimal places are parsed as digits: a double cannot hold the nanoseconds of a long recording.
     places = len(str(factor)) - 1
     number = text.str.extract(r"^(\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False)
     digits = text.str.extract(r"^\d+\.(\d+)$").fill_null("")
@@ -179,7 +179,7 @@ def _scaled(
 def _sizes(
     frame: pl.DataFrame, units: dict[str, str], path: str
 ) -> tuple[dict[str, pl.Series], str | None]:
-    """Sizes in bytes where the report gives bytes; a megabyte with three decimals tells none."""
+    """Sizes in bytes if the report gives bytes, else none, and the unit: other units are rounded."""
     columns = {"bytes": ("Bytes",), "shared_memory": ("StcSMem", "DymSMem")}
     used = [c for names in columns.values() for c in names if c in frame.columns]
     coarse = next((units[c] for c in used if units.get(c) in _BYTES and units[c] != "B"), None)

@@ -1,4 +1,4 @@
-"""``.nsys-rep`` reports: exported by ``nsys`` itself, once, into a cache."""
+"""Reader of ``.nsys-rep`` reports: ``nsys`` exports them to SQLite once, into the user's cache."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["NAME", "PATTERNS", "cache_file", "read", "sniff_archive"]
 
 NAME = "Nsight Systems report (.nsys-rep)"
 PATTERNS = ("*.nsys-rep", "*.qdrep")
-"""Reports; in a directory that also holds their export, that is read instead."""
+"""Reports; where a directory also holds the export of one, the export is read instead."""
 
 _POLL_S = 0.2
 
 
 def sniff_archive(path: str) -> bool:
-    """Whether a file is a report: by its name, as its content is nobody's business but nsys's."""
+    """Whether a file is a report, judged by its name alone: only nsys can read the content."""
     return path.endswith((".nsys-rep", ".qdrep")) and Path(path).is_file()
 
 
@@ -39,7 +39,7 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
 
     Args:
         name: path of the report.
-        progress: called with the number of bytes that nsys has exported so far.
+        progress: called with the bytes that nsys has written to the export so far.
 
     Raises:
         InputError: the report cannot be opened.
@@ -81,7 +81,7 @@ def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:
             f"{name}: only nsys can read a report, and none is on PATH. Where it is installed, run "
             f"`{' '.join(command)} {suggested} {name}` and give the result to thence"
         )
-    # An export holds the environment of the program: nobody else may read it.
+    # An export holds the environment variables of the program: only the user may read the folder.
     exported.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=exported.parent, prefix="export-") as folder:
         output_path = Path(folder) / "export.sqlite"

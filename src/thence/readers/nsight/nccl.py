@@ -1,10 +1,10 @@
-"""What NCCL's NVTX ranges say of collectives: message size, communicator and its size.
+"""Message size, communicator and communicator size of collectives, from the payloads of NCCL's NVTX ranges.
 
 NCCL describes its payloads by schemas (nccl/src/include/nvtx_payload_schemas.h). nsys exports a
-payload as JSON (``jsonText``) or as bytes (``binaryData``) where asked to (nsys export
---include-json=true or --include-blobs=true). Bytes are read by the exported schema, and only where
-their lengths fit it: a header of schema id and size, with or without a pointer, before the payload
-(nvtxPayloadData_t of nvToolsExtPayload.h).
+payload as JSON (``jsonText``) with --include-json=true, or as bytes (``binaryData``) with
+--include-blobs=true. Bytes are decoded by the exported schema if their length fits it: before the payload
+stands a header of schema id and size (16 bytes), or of these and a pointer (24 bytes); see
+nvtxPayloadData_t in nvToolsExtPayload.h.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLLECTIVE_NAMES = {
     "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all", "ncclGather": "gather",
     "ncclScatter": "scatter", "ncclSend": "send", "ncclRecv": "recv",
 }  # fmt: skip
-"""Calls that move data, and their names here."""
+"""NCCL calls that move data, and the names of these collectives in thence."""
 
 _FIELDS = {
     "communicator": "NCCL communicator ID",
@@ -67,7 +67,7 @@ class Described:
         return dict(joined.select("process", "rank").rows())
 
     def collectives(self, ranges: pl.DataFrame) -> pl.DataFrame:
-        """Rows of `COLLECTIVES`, by host range; the kernels are found when launches are known.
+        """Rows of `COLLECTIVES` by host range; attribution adds the kernels that the ranges launched.
 
         Args:
             ranges: the NVTX ranges: host (row there), name, domain and row (in NVTX_EVENTS).
@@ -92,7 +92,7 @@ class Described:
 
 
 def described(store: Store) -> Described:
-    """What the payloads of an export say; nothing where it holds none.
+    """The decoded payloads of an export; an empty table where it holds none.
 
     Raises:
         DamagedInput: a table cannot be read.
@@ -108,7 +108,7 @@ def described(store: Store) -> Described:
 
 
 def _from_json(payloads: pl.DataFrame) -> pl.DataFrame:
-    """Numbers by their names, wherever in the text they stand: the nesting differs by version."""
+    """Numbers by key, searched in the JSON text, because the nesting of keys differs between versions."""
     return payloads.select(
         "row",
         *(
@@ -163,6 +163,6 @@ def _fields(
 def _words(
     data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], offset: int, width: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Little-endian whole numbers of a width in bytes at a place of every row."""
+    """Little-endian signed integers of ``width`` bytes at a byte offset of every row, as int64."""
     words = np.ascontiguousarray(data[:, offset : offset + width]).view(f"<i{width}").ravel()
     return words.astype(np.int64)

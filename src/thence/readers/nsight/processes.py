@@ -33,7 +33,7 @@ class Ranks:
     warnings: tuple[str, ...]
 
     def column(self, process: pl.Series) -> pl.Series:
-        """Rank of each process; one that used no device counts with the first that did."""
+        """Rank of each process; processes that used no device get the lowest rank."""
         first = min(self.of_process.values(), default=0)
         return process.replace_strict(
             list(self.of_process),
@@ -48,8 +48,8 @@ def ranks(
 ) -> Ranks:
     """The rank of each process that used a device.
 
-    XLA's launching threads say it, then NCCL's communicators, then the file's name where there is
-    one process only. Where nothing does, ranks count the process ids.
+    Sources in order of preference: the names of XLA's launching threads, NCCL's communicators, and, for
+    a single process, the file name. If a rank is missing or occurs twice, processes are numbered by id.
 
     Args:
         used: ids of the processes that used a device.
@@ -76,7 +76,7 @@ def ranks(
 
 
 def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:
-    """Names of threads: process, thread, name (String); what NVTX says comes first.
+    """Names of threads: process, thread, name (String); names given through NVTX take precedence.
 
     Args:
         store: the export.
@@ -97,7 +97,7 @@ def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:
 
 
 def devices(store: Store, gpu: pl.DataFrame) -> tuple[Device, ...]:
-    """Facts of every device that did something.
+    """Properties of every device that has activities.
 
     Args:
         store: the export.

@@ -1,4 +1,7 @@
-"""The host ranges of an export: NVTX ranges, API calls and the profiler's own work, nested."""
+"""Host ranges of an Nsight Systems export: NVTX ranges, CUDA API calls and profiler overhead, nested.
+
+NVTX ranges are push/pop and start/end ranges with their names and domains.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +58,13 @@ _KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
 def host_ranges(
     store: Store, of_nvtx: pl.DataFrame, ranks: Ranks
 ) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    """Every host range of an export in the order of `HOST`, the threads, and warnings.
+    """All host ranges of an export in the order of `HOST`, the threads, and warnings.
 
     Args:
         store: the export.
         of_nvtx: `Nvtx.ranges`.
-        ranks: rank of each process that used a device. Of others no call launched anything, and
-            their correlation ids would only collide.
+        ranks: rank of each process that used a device. API calls of other processes launched no device
+            work; their correlation ids are dropped, as they could equal those of these processes.
 
     Returns:
         columns of `HOST` as far as the export tells them, and nvtx, the row in of_nvtx; rank, process
@@ -87,7 +90,7 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], l
     launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
 
     def calls_and_kinds(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
-        """Calls with the number of their kind; and place, nameId and eventClass of the kinds."""
+        """Calls with the index of their kind; and place, nameId and eventClass of each kind."""
         part = part.with_columns(_place("globalTid"))
         first, of = distinct_values(part["place"], part["nameId"], part["eventClass"])
         kinds = part.select("place", "nameId", "eventClass")[first]
@@ -115,7 +118,7 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], l
 
 @dataclass(frozen=True)
 class _RangesByKind:
-    """Some ranges. Ranges are many, and mostly of few kinds: those are kept once.
+    """Some ranges; what many of them have in common (thread, category, name) is stored once.
 
     Attributes:
         frame: columns of `_RANGE`: kind is a row of kinds, nvtx one of `Nvtx.ranges`; times in ns.
@@ -146,7 +149,7 @@ def _place(column: str) -> pl.Expr:
 
 
 def _kinds_of_calls(store: Store, call_kinds: pl.DataFrame) -> pl.DataFrame:
-    """Kinds of calls by place, nameId and eventClass."""
+    """Columns of `_KIND` from place, nameId and eventClass of API calls."""
     text = pl.col("value").cast(pl.String)
     by_name = pl.col("eventClass").is_null() & ~text.str.starts_with("cuda") & (text != UNNAMED)
     is_driver = (pl.col("eventClass") == _DRIVER).fill_null(value=False) | by_name
@@ -201,7 +204,7 @@ def _concatenated(parts: list[_RangesByKind]) -> _RangesByKind:
 
 @dataclass(frozen=True)
 class Nvtx:
-    """What a program said through NVTX.
+    """The NVTX ranges and thread names of an export.
 
     Attributes:
         ranges: start, duration (ns), process, thread, name, domain (name; null is the default one),
@@ -251,7 +254,7 @@ def nvtx(store: Store) -> Nvtx:
 
 
 def _events_with_names(store: Store) -> pl.DataFrame:
-    """Events with row and name: their own text, or the registered string."""
+    """Events with row and name: the text of the event itself, or its registered string."""
     events = store.frame("NVTX_EVENTS", _COLUMNS, ("text",)).with_row_index("row")
     # Exports write the id 0 as null: the domain 0 is the default one, the string 0 a string like any.
     domain = pl.col("domainId").fill_null(0)
@@ -274,7 +277,7 @@ def _end_open_ranges(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 
 
 def _categories(ranges: pl.DataFrame) -> pl.Expr:
-    """Category of each range: libraries' domains, operators that torch emits, else by name."""
+    """Category of each range: by its library's domain, as an operator that torch emits, else by name."""
     names = ranges["name"].unique()
     categories = pl.DataFrame(
         {"name": names, "told": [category_of("range", str(name)) for name in names]},

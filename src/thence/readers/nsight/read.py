@@ -1,4 +1,10 @@
-"""An export of Nsight Systems as the tables of a trace."""
+"""An Nsight Systems export as the tables of a trace.
+
+Nodes of CUDA graphs: nsys records their creation as CUDA_GRAPH_NODE_EVENTS. Instantiating a graph clones
+its nodes; a clone names the node that it was made of (``originalGraphNodeId``). The time and thread of
+the first node's creation lie inside the ranges that were open then, such as the XLA thunk that recorded
+the command.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +41,7 @@ def tables_of(store: Store) -> Tables:
     """The tables of one export.
 
     Raises:
-        DamagedInput: a table cannot be read, or there is nothing in any.
+        DamagedInput: a table cannot be read, or the export holds no activities and no ranges.
     """
     gpu, warnings = activities(store)
     nvtx_data = nvtx(store)
@@ -130,7 +136,7 @@ def creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.ND
         host: ranges in the order of `HOST`: process, thread, start, duration and parent.
 
     Returns:
-        int64 array, `NO_ROW` outside graphs and where nothing is known.
+        int64 array, `NO_ROW` for activities outside graphs and for nodes whose creation is not recorded.
 
     Raises:
         DamagedInput: the table cannot be read.
@@ -143,7 +149,7 @@ def creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.ND
         pl.col("graphNodeId").cast(pl.UInt64, strict=False).alias("node"),
         pl.col("originalGraphNodeId").cast(pl.UInt64, strict=False).alias("original"),
     )
-    # A clone is recorded twice, when it is made and when it is known of which node.
+    # A clone is recorded twice: when it is made, and again with the node that it was made of.
     events = frame.drop_nulls(["start", "node", "process"]).sort("original", nulls_last=True)
     events = _created_as_original(
         events.unique(["process", "node"], keep="first", maintain_order=True)
@@ -157,7 +163,7 @@ def creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.ND
 
 
 def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
-    """Time and thread of each node's creation are those of the node that it was cloned from."""
+    """Replaces time and thread of each node's creation by those of the node that it was cloned from."""
     moments = events.select(
         "process", pl.col("node").alias("original"), pl.col("start").alias("began"),
         pl.col("thread").alias("on"), pl.col("original").alias("further"),
@@ -174,7 +180,7 @@ def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _innermost_ranges(events: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
-    """Row of the innermost range around each moment."""
+    """Row of the innermost host range around each creation event, on its process and thread."""
     result = np.full(events.height, NO_ROW, np.int64)
     start = host["start"].to_numpy()
     end = start + host["duration"].to_numpy()

@@ -1,7 +1,11 @@
-"""An Nsight Systems SQLite export as a `Store`. Nothing is ever written to the database.
+"""Reader of Nsight Systems SQLite exports, and such an export as a `Store`.
 
-Tables are decoded from their pages (`pages.py`, `records.py`), a few megabytes at a time, in threads:
-NumPy lets them run at once. What is out of the ordinary is read with SQLite, several times slower.
+Plain files are read in place; gzipped ones are decompressed to a temporary file first. The database is
+opened read-only and never written to.
+
+Tables are decoded from their pages (`thence.readers.nsight.sqlite_pages`), a few megabytes at a time, in
+threads, which run concurrently because NumPy releases the GIL. Tables with an unusual layout are read
+with SQLite instead, which is several times slower.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ NAME = f"{EXPORT} (SQLite)"
 PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
 """Files of a directory that may be exports."""
 MAX_UNPACKED = 64 << 30
-"""Most bytes that a gzipped export may have, unpacked."""
+"""Largest decompressed size of a gzipped export, in bytes."""
 _CHUNK = 1 << 22
 _CHUNK_ROWS = 1 << 18
 _CHUNK_BYTES = 1 << 22
@@ -54,7 +58,7 @@ _NSIGHT_TABLES = (
     "StringIds",
     "TARGET_INFO_SESSION_START_TIME",
 )
-"""Tables that tell an export of Nsight Systems from any other database."""
+"""A database with at least one of these tables is taken for an export of Nsight Systems."""
 
 
 def sniff(head: bytes) -> bool:
@@ -70,8 +74,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
-        DamagedInput: it cannot be read, or its unpacked content finds no room.
-        UnknownFormat: it is another program's database.
+        DamagedInput: it cannot be read, or the disk has no room for its decompressed content.
+        UnknownFormat: it is a database of another program.
     """
     if source.plain:
         tables = _read(source.name, source.name)
@@ -147,7 +151,7 @@ def _pages(path: str) -> PageFile | None:
 
 
 def _limit_steps(connection: sqlite3.Connection, size: int) -> None:
-    """Stops what goes on for longer than a file of that size can give cause to."""
+    """Aborts queries that take more steps than a table in a file of this size (bytes) can need."""
     left = itertools.count(_STEPS // _STEPS_AT_ONCE + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
     connection.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
 
@@ -225,7 +229,7 @@ class Database:
     def parts(
         self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
     ) -> list[Part]:
-        """What the work makes of each part of a table; see `Store.parts`."""
+        """Applies a function to each part of a table; see `Store.parts`."""
         present = [column for column in integers if column in self.columns(table)]
         schema = dict.fromkeys(integers, pl.Int64())
 
@@ -272,7 +276,7 @@ class Database:
             return pl.DataFrame(rows, schema=PAYLOADS, orient="row")
 
     def strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
+        """Texts of StringIds for the given ids only: columns id (Int64) and value (Categorical).
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -324,7 +328,7 @@ class Database:
         return parts
 
     def _any_value(self, table: str, columns: Sequence[str]) -> bool:
-        """Whether any of the columns holds anything; True where that is not known."""
+        """Whether any of the columns has a value that is not null; True where that is not known."""
         if not columns:
             return False
         non_null_parts = self._decoded(
@@ -335,12 +339,12 @@ class Database:
     def _decoded(
         self, table: str, columns: Sequence[str], work: Callable[[Records, list[int]], Part]
     ) -> list[Part] | None:
-        """What the work makes of the rows, part by part; None where SQLite has to read them.
+        """Applies a function to the decoded rows, part by part; None where SQLite has to read them.
 
         Args:
             table: its name.
-            columns: what to decode, and all before it.
-            work: given rows, and the place of each of the columns in a record.
+            columns: columns to decode; those before them in a record are decoded as well.
+            work: function of the rows and the position of each of the columns in a record.
         """
         layout, pages = self._layouts[table], self._pages
         if pages is None or not layout.root:

@@ -1,9 +1,16 @@
-"""Rows of an SQLite table as columns: the cells of many leaf pages decoded at once.
+"""Tables of an SQLite file decoded to columns without SQLite, many pages at a time.
 
-A cell is the size of its record, the row's id, and the record: a header with the type of each value,
-then the values. The rows of one table have few different headers, so each of those is parsed once
-(`_Shapes`), and says for all rows that have it where each value lies and how long it is.
-Source: https://www.sqlite.org/fileformat2.html, sections 1.6 (cells) and 2.1 (records).
+SQLite returns rows one by one, which would take longer than all other work on an export. `PageFile`
+finds the leaf pages of a table, and `Records` decodes the cells of many leaf pages at once. Anything
+out of the ordinary raises `Unusual`, and the caller reads the table with SQLite, which then decides
+whether the file is damaged. Only cycles in the page tree are detected here (`Damaged`), because SQLite
+would follow them for hours.
+
+A cell is the size of its record, the row id, and the record: a header with the type of each value,
+then the values. The rows of one table have few different headers, so each distinct header is parsed
+once (`_Shapes`) and gives the offset and size of each value for all rows that have it.
+Source: https://www.sqlite.org/fileformat2.html, sections 1.3 (file header), 1.6 (b-tree pages and
+cells) and 2.1 (records).
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["MAGIC", "Damaged", "PageFile", "Pages", "Records", "Unusual"]
 
 MAGIC = b"SQLite format 3\0"
-"""How every database begins."""
+"""The first 16 bytes of every SQLite database."""
 _HEADER_BYTES = 100
 _UTF8 = 1
 _INTERIOR, _LEAF = 5, 13  # table b-tree pages; index pages hold tables WITHOUT ROWID
@@ -42,9 +49,10 @@ _MAX_TYPE_BYTES = 3  # values of up to a megabyte
 
 
 def _varint_lengths() -> tuple[Int64, Int64]:
-    """By the continuation bits of eight bytes, first byte highest: bytes of a number, of two numbers.
+    """Lookup tables from the continuation bits of eight bytes (first byte highest) to lengths in bytes.
 
-    0 where they do not end within the eight.
+    The first table has the length of the varint at the first byte, the second that of the two varints
+    there together; 0 where they do not end within the eight bytes.
     """
     first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
     for bits in range(256):
@@ -56,15 +64,15 @@ def _varint_lengths() -> tuple[Int64, Int64]:
 
 _FIRST_LENGTH, _BOTH_LENGTHS = _varint_lengths()
 _KEPT = np.array([(1 << 64) - (1 << (64 - 8 * kept)) for kept in range(9)], np.uint64)
-"""Masks of the first bytes of a number of eight."""
+"""Masks that keep the first 0 to 8 bytes of a big-endian 64-bit word."""
 
 
 class Unusual(Exception):
-    """Something that SQLite itself had better read. Never leaves the package."""
+    """The table has to be read with SQLite. Never raised out of the package."""
 
 
 class Damaged(ValueError):
-    """What no database can be."""
+    """The file cannot be a valid database."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ class PageFile:
 
         Raises:
             Damaged: a page is used twice.
-            Unusual: the tree is none of a table, or its pages are not in the file.
+            Unusual: the b-tree is not that of a table, or its pages are not in the file.
             OSError: the file cannot be read.
         """
         level = np.array([root], np.int64)
@@ -122,7 +130,7 @@ class PageFile:
             if seen[level].any() or len(np.unique(level)) < len(level):
                 raise Damaged("some of its pages are used twice")
             seen[level] = True
-            # All leaves are equally deep: the first page tells what the others are.
+            # All leaves of a b-tree have the same depth: the first page gives the type of its level.
             kind = self.read(level[:1], 0)[0]
             if kind == _LEAF:
                 return level
@@ -134,11 +142,11 @@ class PageFile:
     def read(
         self, numbers: npt.NDArray[np.int64], padding: int = _PADDING
     ) -> npt.NDArray[np.uint8]:
-        """Pages one behind the other, and some bytes more.
+        """Pages one after the other, followed by zero bytes of padding.
 
         Args:
             numbers: of the pages, from 1 to `count`.
-            padding: how many bytes more.
+            padding: number of zero bytes appended.
 
         Raises:
             Unusual: the file has become shorter.
@@ -195,7 +203,7 @@ class PageFile:
             raise Unusual("page header")
         offsets = table[:, header : header + 2 * most].view(">u2").astype(np.int64)
         there = np.arange(most) < counts[:, None]
-        # The content begins behind the offsets; the smallest cell of either kind has four bytes.
+        # Cells lie after the array of their offsets; the smallest cell of either type has four bytes.
         low, high = header + 2 * counts[:, None], self.usable - 4
         if (((offsets < low) | (offsets > high)) & there).any():
             raise Unusual("cell offsets")
@@ -210,10 +218,10 @@ def _uint16(pages: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Pages:
-    """Some pages of one kind, one behind the other.
+    """Pages of one type, stored one after the other.
 
     Attributes:
-        data: uint8 array: the pages, and a few bytes more.
+        data: uint8 array: the pages and `_PADDING` bytes.
         size: bytes of one page.
         usable: bytes of it that SQLite uses; the rest belongs to extensions.
         cells: offset in data of every cell, page by page, in the order of the pages' keys.
@@ -238,7 +246,7 @@ class Records:
 
     def __init__(self, pages: Pages, columns: int) -> None:
         self._data = pages.data
-        # Eight bytes at any place, first byte highest.
+        # An overlapping view: element i is the big-endian 64-bit number at byte i.
         self._words = np.ndarray(len(pages.data) - 7, ">u8", pages.data, strides=(1,))
         self._begin, self._local = self._records(pages)
         self._shapes = self._parsed(columns)
@@ -268,7 +276,8 @@ class Records:
         if not size.any():
             return constant[shapes.of], nulls
         self._check(offsets + size)
-        # The eight bytes that end with the value; before it lie at least the page's own header.
+        # Read the eight bytes that end with the value (the page header guarantees that eight exist),
+        # then shift left and right to drop the bytes before it and to extend its sign.
         start = np.take(offsets + size - 8, shapes.of)
         start += self._begin
         values = self._words[start].astype(np.int64)
@@ -292,9 +301,9 @@ class Records:
         return null[self._shapes.of]
 
     def texts(self, column: int) -> tuple[npt.NDArray[np.intp], list[bytes]]:
-        """Values of a column of texts: the number of each row's, -1 where it is null, and the texts.
+        """A text column: for each row the index of its text (-1 where null), and the texts.
 
-        A text may be there several times, but far fewer times than rows have it.
+        Equal texts may be listed several times, but far fewer times than there are rows.
 
         Raises:
             Unusual: a value is no text, or does not lie in the page.
@@ -325,10 +334,10 @@ class Records:
         return numbers, texts
 
     def _check(self, ends: Int64) -> None:
-        """Values must lie in the page.
+        """Raises `Unusual` if a value continues on an overflow page.
 
         Args:
-            ends: where they end in the record, by shape.
+            ends: end of the value within the record, by header.
         """
         if (ends > self._shortest).any():
             raise Unusual("beyond the page")
@@ -346,7 +355,7 @@ class Records:
         return distinct(parts)
 
     def _records(self, pages: Pages) -> tuple[Int64, Int64]:
-        """Where each record begins, and how many bytes of it are in the page."""
+        """Offset of each record in the data, and how many of its bytes are in the leaf page."""
         head = self._words[pages.cells].astype(np.uint64)
         bits = (((head & _CONTINUED) >> np.uint64(7)) * _GATHER) >> np.uint64(56)
         length = np.take(_FIRST_LENGTH, bits.view(np.int64))
@@ -389,7 +398,7 @@ class Records:
         return _Shapes(of.astype(np.intp), types, offsets)
 
     def _header_words(self, header: Int64) -> list[Uint64]:
-        """The headers as numbers of eight bytes, what is not of the header as 0."""
+        """The headers as 64-bit words; bytes beyond the end of a header are 0."""
         longest, shortest = int(header.max()), int(header.min())
         words = []
         for place in range(0, longest, 8):
@@ -404,17 +413,17 @@ class Records:
 
 
 def _bytes_of(types: Int64) -> Int64:
-    """Bytes of values of any type."""
+    """Size in bytes of values of the given serial types (fileformat2.html, section 2.1)."""
     long = (types - 12) // 2
     plain = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
     return np.where(types >= 12, long, plain[np.minimum(types, 11)])
 
 
 def _short_varint(data: npt.NDArray[np.uint8], start: Int64) -> tuple[Int64, Int64]:
-    """Numbers of up to three bytes, and where each ends.
+    """Values of varints of up to three bytes, and the offset after each.
 
     Raises:
-        Unusual: one is longer.
+        Unusual: a varint is longer.
     """
     last = len(data) - 1
     first, second, third = (data[np.minimum(start + n, last)].astype(np.int64) for n in range(3))
@@ -427,7 +436,10 @@ def _short_varint(data: npt.NDArray[np.uint8], start: Int64) -> tuple[Int64, Int
 
 
 def _local_bytes(size: Int64, usable: int) -> Int64:
-    """How much of a record is in its leaf page; the rest is in overflow pages."""
+    """Bytes of each record that are in its leaf page; the rest is in overflow pages.
+
+    Source: fileformat2.html, section 1.6: U is `usable`, X is `most`, M is `least`, K is `kept`.
+    """
     most = usable - 35
     if size.max(initial=0) <= most:
         return size
@@ -438,12 +450,12 @@ def _local_bytes(size: Int64, usable: int) -> Int64:
 
 @dataclass(frozen=True)
 class _Shapes:
-    """The different headers of some records.
+    """The distinct headers of some records.
 
     Attributes:
-        of: number of the header of each record.
-        types: of each header and column; null where the record is too short to have the column.
-        offsets: where each value begins, from the begin of the record.
+        of: index of the header of each record.
+        types: serial type by header and column; null (0) where the record is too short for the column.
+        offsets: bytes from the beginning of the record to each value, by header and column.
     """
 
     of: npt.NDArray[np.intp]

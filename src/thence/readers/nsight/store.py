@@ -1,9 +1,13 @@
-"""The tables of an Nsight Systems export, wherever they are kept: what the reader asks for.
+"""The interface through which an Nsight Systems export is read, and helpers for its columns.
 
-Schemas differ from version to version: tables and columns come and go, and a table without rows is
-not exported at all. So nothing is taken for granted: a column that is absent reads as null.
+`Store` is the interface; `thence.readers.nsight.sqlite` and `thence.readers.nsight.folder` implement it.
+The helpers look up names by the ids of their texts, find distinct rows and sort rows without copying
+more than one column at a time, and drop or repair times that cannot be true.
+
+Table schemas differ between versions of nsys: tables and columns come and go, and a table without rows
+is not exported at all. A column that is absent therefore reads as null.
 Only the tables in `READABLE` can be asked for. The others, ``TARGET_INFO_SYSTEM_ENV`` and
-``ANALYSIS_*`` among them, hold the environment of the program that was traced: its secrets.
+``ANALYSIS_*`` among them, hold the environment variables of the traced program, which may be secret.
 Source of the names: the exporter schema reference of the Nsight Systems user guide.
 """
 
@@ -48,7 +52,7 @@ _HASH_ROUNDS = 8
 _BLOCK_ROWS = 1 << 17
 _HASH_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 UNNAMED = "(unnamed)"
-"""What has no name is called."""
+"""Name of activities and ranges whose name id is null or has no text."""
 _LATEST_NS = 1 << 62
 Part = TypeVar("Part")
 READABLE = frozenset(
@@ -71,7 +75,7 @@ READABLE = frozenset(
         "ThreadNames",
     }
 )
-"""Every table that thence ever reads."""
+"""Every table that thence reads."""
 PAYLOADS = {"row": pl.Int64(), "binary": pl.Binary(), "json": pl.String()}
 """Schema of payloads: row of NVTX_EVENTS, from 0, and its payload as bytes or as JSON, or both."""
 
@@ -96,14 +100,14 @@ class Store(Protocol):
     def parts(
         self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
     ) -> list[Part]:
-        """What the work makes of each part of a table, in order.
+        """Applies a function to each part of a table and returns the results in table order.
 
-        So that a large table need not be there whole. Parts may be worked on at the same time.
+        The whole table is never in memory at once. Several parts may be processed concurrently.
 
         Args:
             table: its name.
             integers: columns, as for `frame`.
-            work: given the columns of some rows; a pure function.
+            work: pure function of the columns of some consecutive rows.
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -117,7 +121,7 @@ class Store(Protocol):
         """
 
     def strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
+        """Texts of StringIds for the given ids only: columns id (Int64) and value (Categorical).
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -156,7 +160,7 @@ def names(store: Store, *ids: pl.Series) -> pl.Series:
 
 
 def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
-    """The same for columns of whole numbers; null is a value like any.
+    """Distinct rows, as `distinct` returns them, of integer columns; null equals null.
 
     Args:
         columns: Int64, at least one.
@@ -170,15 +174,16 @@ def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
 
 
 def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
-    """One row of each kind, and which of those each row equals.
+    """Row numbers of the distinct rows, and the index of its distinct row for every row.
 
-    Where very many rows differ, two of the rows returned may be equal.
+    Rows are compared without sorting, which is fast where few of many rows are distinct. Where more
+    than a quarter of the rows are distinct, some of the rows returned may be equal.
 
     Args:
-        words: what a row is made of, at least one array of shape (n,).
+        words: columns of the rows, at least one array of shape (n,).
 
     Returns:
-        row numbers, shape (m,), and for each row a number from 0 to m - 1, shape (n,).
+        row numbers, shape (m,), and for each row an index from 0 to m - 1, shape (n,).
     """
     rows = len(words[0])
     if rows <= _BLOCK_ROWS:
@@ -200,10 +205,10 @@ def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
 
 
 def _distinct_in_block(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
-    """The same for few rows.
+    """Distinct rows, as `distinct` returns them, of at most `_BLOCK_ROWS` rows.
 
-    Rows are put into slots by a hash, one of each slot stands for it, and those that differ from it
-    are tried again with another hash. What remains after some rounds stands for itself.
+    Rows are put into slots by a hash. One row represents each slot; rows that differ from it are hashed
+    again with other multipliers. Rows left after `_HASH_ROUNDS` rounds count as distinct.
     """
     numbers_of_rows = np.zeros(len(words[0]), np.uint32)
     first_rows: list[Rows] = []
@@ -245,13 +250,13 @@ def _hash_slots(words: Sequence[Uint64], number: int) -> Rows:
 
 
 def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
-    """For each row how many smaller combinations of the columns there are, null being the smallest.
+    """Dense rank, from 0, of each row's combination of column values; null sorts first.
 
     Args:
-        columns: Int64, at least one; there are few combinations.
+        columns: Int64, at least one; few distinct combinations are expected.
 
     Returns:
-        uint16 array of shape (n,), int64 where there are too many.
+        uint16 array of shape (n,); int64 where there are over 65,536 combinations.
     """
     first, number_of_row = distinct_values(*columns)
     distinct_rows = pl.DataFrame(
@@ -278,7 +283,7 @@ def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
 
 
 def gathered(columns: dict[str, pl.Series], order: npt.NDArray[np.intp]) -> None:
-    """Puts every column into an order, in place and one by one: each is large."""
+    """Reorders every column in place, one after the other, so that only one large copy exists."""
     rows = pl.Series(order.astype(np.uint32))
     for name in list(columns):
         # Gathering from many pieces takes four times as long.
@@ -301,18 +306,22 @@ class Timed:
 
 
 def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
-    """The rows with a start, with a duration (ns) instead of an end, and what that took.
+    """The rows that have a start, with a duration (ns) instead of an end; and warnings.
 
     Args:
         frame: columns start and end, ns.
-        what: plural, for the warnings.
+        what: plural noun for the rows, used in the warnings.
     """
     timed = with_durations(frame)
     return timed.frame, left_out([timed], what)
 
 
 def with_durations(frame: pl.DataFrame) -> Timed:
-    """See `lasting`."""
+    """The rows that have a start, with a duration (ns) instead of an end, and counts of repairs.
+
+    Args:
+        frame: columns start and end, ns.
+    """
     begins = frame.select(pl.col("start").is_between(-_LATEST_NS, _LATEST_NS)).to_series()
     timed = frame if begins.all(ignore_nulls=False) else frame.filter(begins)
     ended = pl.col("end").is_between(pl.col("start"), _LATEST_NS)
@@ -327,7 +336,7 @@ def with_durations(frame: pl.DataFrame) -> Timed:
 
 
 def left_out(parts: Sequence[Timed], what: str) -> list[str]:
-    """Warnings of what `with_durations` left out or assumed."""
+    """Warnings about rows that `with_durations` dropped or gave the duration 0."""
     warnings = []
     if lost := sum(part.lost for part in parts):
         warnings.append(f"{lost:,} {what} do not say when they began and are left out")

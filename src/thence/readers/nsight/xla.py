@@ -1,7 +1,7 @@
-"""XLA's NVTX ranges: which program and HLO instruction each activity ran, and what was compiled.
+"""Program and HLO instruction of each activity, and compile ranges, from XLA's NVTX ranges.
 
-The rules are those of the nsys-jax reader: of nested thunks the innermost launched the work, and it
-is part of the innermost program (XlaModule) around it.
+The rules are those of the nsys-jax reader: the innermost of nested thunks launched the work, and the
+work belongs to the innermost program (XlaModule) around the thunk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND_BUFFER", "with_compilation", "with_programs"]
 
 COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
-"""HLO op of the thunk that launches a CUDA graph of XLA's own: it names no instruction."""
+"""HLO op of a thunk that launches a CUDA graph made by XLA (a command buffer); not an instruction."""
 
 
 def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
-    """NVTX ranges, those of XLA's compilation with the category compile.
+    """The NVTX ranges, with the category of XLA's compilation ranges set to compile.
 
     Args:
         ranges: columns of `Nvtx.ranges`.
@@ -68,8 +68,8 @@ def with_programs(
 ) -> tuple[Tables, list[str]]:
     """The tables with programs, and each activity's program, HLO instruction and iteration.
 
-    What XLA put into a CUDA graph (a command buffer) is launched by one thunk for all of it. Its
-    instruction is that of the thunk that was recorded when the activity's node was created.
+    One thunk launches everything that XLA put into a CUDA graph (a command buffer). The instruction of
+    such an activity is that of the thunk that was open when the activity's graph node was created.
 
     Args:
         tables: gpu and host.
@@ -78,7 +78,7 @@ def with_programs(
         created: host row around the creation of its graph node, `NO_ROW` where there is none.
 
     Returns:
-        the tables, and warnings; the tables as they are where XLA named nothing.
+        the tables, and warnings; the tables unchanged where no host range is a thunk or program of XLA.
     """
     host = tables.host
     names = _names(host["name"], domain)
@@ -113,12 +113,12 @@ def with_programs(
 
 
 def _names(name: pl.Series, domain: pl.Series) -> pl.DataFrame:
-    """Of each host row: hlo, module and id where it is one of XLA's ranges."""
+    """Columns hlo, module and id of each host row, null for rows that are not ranges of XLA."""
     is_xla = domain == XLA
     text = pl.col("name").cast(pl.String)
     hlo = text.str.extract(THUNK)
     names_by_text = name.filter(is_xla).unique().to_frame("name").with_columns(
-        # A command buffer launches what many instructions compute.
+        # A command buffer runs many instructions: "" marks a thunk without an instruction of its own.
         hlo=pl.when(hlo.str.contains(COMMAND_BUFFER)).then(pl.lit("")).otherwise(hlo),
         module=text.str.extract(MODULE),
         id=text.str.extract(PROGRAM_ID).cast(pl.Int64),
@@ -132,7 +132,7 @@ def _names(name: pl.Series, domain: pl.Series) -> pl.DataFrame:
 
 @dataclasses.dataclass(frozen=True)
 class _ActivitiesByThunk:
-    """Activities by the thunk and program that launched them.
+    """Activities grouped by the thunk and program that launched them.
 
     Attributes:
         thunks: one row per thunk, program and device: rank, device, thunk, recorded, module (host rows),
@@ -164,7 +164,8 @@ class _ActivitiesByThunk:
     ) -> tuple[Projection, Launchers]:
         """One rank's thunks and programs in the shape of the nsys-jax reader.
 
-        There a thread stands for a device; here the device is known, and takes the thread's place.
+        That reader finds the device from the launching thread. Here the device is known, so the column
+        thread holds the device number.
         """
         lasting = (pl.col("end") - pl.col("start")).alias("duration")
         place = (
