@@ -83,11 +83,11 @@ def _lines(output: bytes) -> Iterator[tuple[str, Finding]]:
     """Whatever libraries print to standard output besides is passed over."""
     for line in output.decode(errors="replace").splitlines():
         try:
-            found = json.loads(line)
+            finding = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict) and found.get("step") in STEPS:
-            yield found.pop("step"), found
+        if isinstance(finding, dict) and finding.get("step") in STEPS:
+            yield finding.pop("step"), finding
 
 
 def main() -> None:
@@ -100,10 +100,10 @@ def main() -> None:
     }
     for step in STEPS:
         try:
-            found = steps[step]()
+            finding = steps[step]()
         except ThenceError as error:
-            found = {"error": str(error), "code": getattr(error, "code", None)}
-        sys.stdout.write(json.dumps({"step": step, **found}) + "\n")
+            finding = {"error": str(error), "code": getattr(error, "code", None)}
+        sys.stdout.write(json.dumps({"step": step, **finding}) + "\n")
         sys.stdout.flush()
 
 
@@ -124,14 +124,14 @@ def _driver() -> Finding:
 
 def _libcupti() -> Finding:
     library = cupti.load()
-    found: Finding = {"path": library.path, "version": library.version(), "error": None}
+    finding: Finding = {"path": library.path, "version": library.version(), "error": None}
     functions = ("cuptiGetGraphNodeId", "cuptiGetGraphExecId", "InitializeInjectionNvtx2")
-    found["functions"] = [name for name in functions if library.has(name)]
+    finding["functions"] = [name for name in functions if library.has(name)]
     try:
-        require_known(found["version"])
+        require_known(finding["version"])
     except MissingRequirement as error:
-        found["error"] = str(error)
-    return found
+        finding["error"] = str(error)
+    return finding
 
 
 def _recording() -> Finding:

@@ -84,13 +84,13 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
     missing = np.isnan(rate) & columns.in_cycles
     notes: list[str] = []
     if missing.any():
-        chosen, how = _for_others(columns, start, rate, clock_ghz)
+        chosen, how = _rate_for_unmeasured(columns, start, rate, clock_ghz)
         rate[missing], source[missing] = chosen, how
-        notes.append(_said(int(missing.sum()), len(missing), chosen, how))
+        notes.append(_rate_note(int(missing.sum()), len(missing), chosen, how))
     ghz = np.where(columns.in_cycles, rate, 1.0)
     source[~columns.in_cycles] = _TIMER
     if columns.timer_bits == 0 and len(start):
-        start = _by_sm_clock(columns, ghz)
+        start = _starts_by_sm_clock(columns, ghz)
         notes.append(
             "this version of the layout does not say when blocks began: the first block of every SM"
             " is drawn at 0, and others by the SM's clock"
@@ -100,8 +100,8 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
 
 def precision_of(columns: Columns) -> list[str]:
     """A sentence where traces are so short that the timer's steps blur their clocks' rates."""
-    known = columns.in_cycles & (columns.total_ns > 0) & (columns.total_cycles > 0)
-    lasted = columns.total_ns[known]
+    measured = columns.in_cycles & (columns.total_ns > 0) & (columns.total_cycles > 0)
+    lasted = columns.total_ns[measured]
     if len(np.unique(lasted)) < _LENGTHS_THAT_SHOW_A_STEP:
         return []
     step, median = int(np.gcd.reduce(lasted)), float(np.median(lasted))
@@ -117,23 +117,23 @@ def precision_of(columns: Columns) -> list[str]:
 def _measured(columns: Columns) -> tuple[Float64, npt.NDArray[np.uint8]]:
     """Rates from each trace's own samples, NaN where there are none."""
     rate = np.full(len(columns.trace), np.nan)
-    known = (columns.total_ns > 0) & (columns.total_cycles > 0)
-    rate[known] = columns.total_cycles[known] / columns.total_ns[known]
+    has_samples = (columns.total_ns > 0) & (columns.total_cycles > 0)
+    rate[has_samples] = columns.total_cycles[has_samples] / columns.total_ns[has_samples]
     # Between two samples of a short trace the timer's steps show: the common rate is better, unless
     # the difference is more than a step explains.
-    long = known & (columns.total_ns >= _SHORT_NS)
+    long = has_samples & (columns.total_ns >= _SHORT_NS)
     source = np.full(len(rate), _MEASURED, np.uint8)
     if long.any():
         common = float(np.median(rate[long]))
         expected = common * columns.total_ns
         step = common * _TIMER_STEP_NS
-        vague = known & ~long & (np.abs(columns.total_cycles - expected) <= step)
+        vague = has_samples & ~long & (np.abs(columns.total_cycles - expected) <= step)
         rate[vague], source[vague] = common, _NEIGHBOURS
     rate[~((rate >= _LEAST_GHZ) & (rate <= _MOST_GHZ))] = np.nan
     return rate, source
 
 
-def _for_others(
+def _rate_for_unmeasured(
     columns: Columns, start: Int64, rate: Float64, given: float | None
 ) -> tuple[float, int]:
     """One rate for all traces that have none of their own, and where it comes from."""
@@ -146,7 +146,7 @@ def _for_others(
     return (ASSUMED_GHZ, _ASSUMED) if estimated is None else (estimated, _ESTIMATED)
 
 
-def _said(count: int, of: int, ghz: float, how: int) -> str:
+def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
     who = "all traces" if count == of else several(count, "trace")
     rate = f"{ghz:.3f} GHz for the SM clock of {who}"
     if how == _GIVEN:
@@ -203,7 +203,7 @@ def _signed(difference: Int64) -> Int64:
     return result
 
 
-def _by_sm_clock(columns: Columns, ghz: Float64) -> Int64:
+def _starts_by_sm_clock(columns: Columns, ghz: Float64) -> Int64:
     """Starts on each SM by its own clock, the earliest at 0."""
     start = np.zeros(len(columns.trace), np.int64)
     for sm in np.unique(columns.sm):

@@ -98,9 +98,9 @@ class Description:
 
     def __post_init__(self) -> None:
         if self.flavour not in FLAVOURS:
-            known = ", ".join(FLAVOURS)
+            flavours = ", ".join(FLAVOURS)
             raise UsageError(
-                f"{self.flavour!r} is no layout of in-kernel events; there are {known}"
+                f"{self.flavour!r} is no layout of in-kernel events; there are {flavours}"
             )
         positive = (*self.grid, *self.block, self.traces_per_block)
         if not all(0 < n <= _MOST for n in positive) or not 0 <= self.capacity <= _MOST:

@@ -137,8 +137,8 @@ def arrays_of(library: str) -> Arrays:
         MissingRequirement: the library is not installed, or sees no GPU.
     """
     if library not in _LIBRARIES:
-        known = " or ".join(map(repr, _LIBRARIES))
-        raise UsageError(f"arrays={library!r}: device memory comes from {known}.")
+        libraries = " or ".join(map(repr, _LIBRARIES))
+        raise UsageError(f"arrays={library!r}: device memory comes from {libraries}.")
     return _LIBRARIES[library]()
 
 
@@ -225,7 +225,7 @@ class Launches:
             raise UsageError(
                 "Nothing was launched: call launch() and pass its arguments to the kernel."
             )
-        return save_each(path, ((one.words(), one.description) for one in self.launches))
+        return save_each(path, ((launch.words(), launch.description) for launch in self.launches))
 
     def _launched(
         self,

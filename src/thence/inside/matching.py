@@ -145,6 +145,6 @@ def _by_name(
     fresh = np.ones(len(events), np.bool_)
     fresh[1:] = (of_trace[1:] != of_trace[:-1]) | (of_name[1:] != of_name[:-1])
     sizes = np.diff(np.append(np.flatnonzero(fresh), len(events)))
-    found, _, lost = _brackets(kind[events], sizes)
-    partner[events] = np.where(found >= 0, events[found], -1)
+    partners, _, lost = _brackets(kind[events], sizes)
+    partner[events] = np.where(partners >= 0, events[partners], -1)
     stray[events] = lost

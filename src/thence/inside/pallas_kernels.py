@@ -106,7 +106,9 @@ class PallasProfile:
                 " are: call jax.clear_caches() before it, and use plgpu.kernel as an attribute of its"
                 " module, or give it compiler_params=profile.params()."
             )
-        return save_each(path, ((one.words, one.description) for one in self.executions))
+        return save_each(
+            path, ((execution.words, execution.description) for execution in self.executions)
+        )
 
 
 @contextlib.contextmanager

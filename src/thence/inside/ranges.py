@@ -63,10 +63,10 @@ class Labels:
         """Column "name" for ids."""
         if not len(self.unnamed):
             return enum_series("name", self.codes[ids], self.categories)
-        known = ids < len(self.codes)
+        is_named = ids < len(self.codes)
         result = np.zeros(len(ids), np.uint32)
-        result[known] = self.codes[ids[known]]
-        result[~known] = self.unnamed_codes[np.searchsorted(self.unnamed, ids[~known])]
+        result[is_named] = self.codes[ids[is_named]]
+        result[~is_named] = self.unnamed_codes[np.searchsorted(self.unnamed, ids[~is_named])]
         return enum_series("name", result, self.categories)
 
 
@@ -78,26 +78,26 @@ class _Defects:
     unnamed: int = 0
     stray: Counter[int] = field(default_factory=Counter)
 
-    def said(self, names: tuple[str, ...]) -> list[str]:
-        found = []
+    def warnings(self, names: tuple[str, ...]) -> list[str]:
+        warnings = []
         if self.unclosed:
-            found.append(
+            warnings.append(
                 f"{several(self.unclosed, 'range')} were entered and never left: they end with their"
                 " trace, and count in no statistics"
             )
         if self.stray:
             ((number, _),) = self.stray.most_common(1)
             label = (number < len(names) and names[number]) or f"range {number}"
-            found.append(
+            warnings.append(
                 f"{several(self.stray.total(), 'exit')} of ranges that nothing entered are left out,"
                 f" most of them of {label!r}"
             )
         if self.unnamed:
-            found.append(
+            warnings.append(
                 f"{several(self.unnamed, 'range')} have ids that the description does not name: shown"
                 " as numbers"
             )
-        return found
+        return warnings
 
 
 def ranges_of(
@@ -128,7 +128,7 @@ def ranges_of(
         )
         for low, high in _parts(columns.first)
     ]
-    return pl.concat(frames), defects.said(names)
+    return pl.concat(frames), defects.warnings(names)
 
 
 def _parts(first: Int64) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Pickles of plain values, read without executing anything.
 
-A pickle is a program: unpickling one from elsewhere can run any code. Here only the instructions that
-build containers, texts, numbers, booleans and None are admitted, before anything is unpickled; every
-other one, such as those that import or call something, is refused by name.
+A pickle is a program: unpickling one from an untrusted source can run any code. Before anything is
+unpickled, every opcode is checked: only those that build containers, texts, numbers, booleans and None
+are allowed. Every other opcode, such as those that import or call something, is refused by name.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def load_plain(content: bytes) -> object:
 
 
 def _reason_to_refuse(content: bytes) -> str | None:
-    """Looks at every instruction before one is executed; why that must not happen, if so."""
+    """The reason not to unpickle the content, or None; checks every opcode without executing any."""
     copies = 0
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in _ADMITTED:

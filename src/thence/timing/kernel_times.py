@@ -89,13 +89,15 @@ class KernelTimes:
                 f"CUPTI lost {lost} records for want of memory, so times would be too short: measure a "
                 "part of the function, or use thence record"
             )
-        found: dict[str, list[Any]] = {name: [np.zeros(0, np.uint64)] for name in _FIELDS}
+        columns_of_parts: dict[str, list[Any]] = {
+            name: [np.zeros(0, np.uint64)] for name in _FIELDS
+        }
         for filled in self._filled():
             for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
                 for name in _FIELDS if kind == KERNEL else ():
-                    found[name].append(columns[name])
+                    columns_of_parts[name].append(columns[name])
             self._buffers.recycle(filled)
-        pointers, start, end = (np.concatenate(found[name]) for name in _FIELDS)
+        pointers, start, end = (np.concatenate(columns_of_parts[name]) for name in _FIELDS)
         if KERNEL in self._walker.unknown:
             raise MissingData("CUPTI wrote records of kernels that thence does not know")
         if not (start.all() and end.all()):

@@ -199,12 +199,12 @@ def _framework(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         raise UsageError("measure times functions of JAX and PyTorch, and neither is imported")
     values = (*_parts(f), *args, *kwargs.values())
     owners = (_owner(value) for value in _values(values))
-    found = next((owner for owner in owners if owner), None)
-    if found is None and len(loaded) > 1:
+    framework = next((owner for owner in owners if owner), None)
+    if framework is None and len(loaded) > 1:
         # JAX functions have outputs, so what returns nothing of JAX's is not one.
         outputs = (_owner(value) for value in _values(f(*args, **kwargs)))
-        found = next((owner for owner in outputs if owner), "torch")
-    return found or loaded[0]
+        framework = next((owner for owner in outputs if owner), "torch")
+    return framework or loaded[0]
 
 
 def _parts(f: Any) -> tuple[Any, ...]:

@@ -64,16 +64,16 @@ class HeadStart:
         call(self._driver, "cuCtxPushCurrent_v2", context)
         try:
             if context.value not in self._functions:
-                self._functions[context.value] = self._loaded()
+                self._functions[context.value] = self._load_function()
             duration = c_uint64(nanoseconds)
             parameters = (c_void_p * 1)(ctypes.addressof(duration))
-            one = (c_uint(1),) * 6  # a grid of one block, a block of one thread
+            ones = (c_uint(1),) * 6  # a grid of one block, a block of one thread
             function, on = self._functions[context.value], c_void_p(stream)
-            call(self._driver, "cuLaunchKernel", function, *one, c_uint(0), on, parameters, None)
+            call(self._driver, "cuLaunchKernel", function, *ones, c_uint(0), on, parameters, None)
         finally:
             call(self._driver, "cuCtxPopCurrent_v2", byref(c_void_p()))
 
-    def _loaded(self) -> c_void_p:
+    def _load_function(self) -> c_void_p:
         device, module, function = c_int(), c_void_p(), c_void_p()
         call(self._driver, "cuCtxGetDevice", byref(device))
         code = _ptx(capability(self._driver, device.value))

@@ -1,4 +1,4 @@
-"""HLO modules as columns: one row per instruction, with its source, size, work and groups.
+"""HLO modules as columns: one row per instruction, with its source, size, costs and device groups.
 
 Reads a serialized HloProto or HloModuleProto, plain or xz: ``*.hlo.pb`` dumps, the "Hlo Proto" stat
 of an xplane file, the dump folder of an nsys-jax archive.
@@ -43,7 +43,7 @@ _STARTS = """
 all-gather-start all-reduce-start async-start collective-permute-start copy-start recv send
 """
 ASYNC_STARTS = frozenset(_STARTS.split())
-"""Opcodes that begin something another instruction waits for."""
+"""Opcodes that start an asynchronous operation, which another instruction waits for."""
 _COLLECTIVE = """
 all-gather all-gather-start all-reduce all-reduce-start all-to-all collective-broadcast
 collective-permute collective-permute-start collective-reduce ragged-all-to-all recv reduce-scatter
@@ -162,7 +162,7 @@ def _trip_count(config: bytes) -> int | None:
 
 
 def _computation_columns(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
-    """What the instructions of one computation share, and their places in it."""
+    """Columns that the instructions of one computation share, and their positions in it."""
     trips: dict[int | None, int | None] = {loop: trips for loop, *_, trips in reversed(loops)}
     shared = [
         (c.id, c.id in placed, placed.get(c.id), trips.get(placed.get(c.id)))

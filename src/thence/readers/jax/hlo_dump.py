@@ -1,4 +1,4 @@
-"""HLO modules given beside a trace, joined to the programs of the trace that lack theirs."""
+"""HLO modules from dump files (``--xla_dump_to``), and joining them to programs of a trace without HLO."""
 
 from __future__ import annotations
 

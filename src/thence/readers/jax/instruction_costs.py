@@ -1,4 +1,10 @@
-"""What HLO instructions read, call, move and compute."""
+"""Operands, called computations, bytes and floating-point operations of HLO instructions.
+
+The floating-point operations are computed from shapes the way XLA counts them: an estimate for weighting
+and rooflines, not a measurement. The conventions are those of XLA's HloCostAnalysis where that is simple:
+a multiply-add counts 2, an elementwise operation 1 per result element whatever the operation, and moving
+data 0.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The instructions of an HLO module as protobuf gives them, and how to read many at a time.
+"""The instructions of an HLO module by field, with lists of integers and distinct values as arrays.
 
-To read a field of an instruction is a call into protobuf, so each is read once, for all of them in a
-row. Most values repeat: a module of 37,000 instructions has some 300 different shapes, 60 opcodes and
-2,000 op_names. `Distinct` lets them be parsed and computed once each.
+Reading a field of an instruction is a call into protobuf, so each field is read once, for all instructions
+in a row. Most values repeat: a module of 37,000 instructions has some 300 different shapes, 60 opcodes and
+2,000 op_names. `Distinct` lets each distinct value be parsed once. `IntegerLists` keeps a list of integers
+for each row (operands, called computations) as two arrays.
 """
 
 from __future__ import annotations

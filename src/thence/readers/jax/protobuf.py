@@ -1,4 +1,4 @@
-"""Bytes to protobuf messages, with every failure turned into one sentence about the file."""
+"""Parses protobuf messages, xz-compressed or not; every failure becomes a `DamagedInput`."""
 
 from __future__ import annotations
 

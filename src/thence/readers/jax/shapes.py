@@ -1,7 +1,8 @@
-"""Who takes part in a collective: the forms in which an HLO instruction says so.
+"""Sizes of XLA shapes (elements, bytes, memory space), and the device groups of HLO collectives.
 
-Explicit lists (``{{0,1},{2,3}}``), a reshaped iota (``[2,2]<=[4]``) and axes of a device mesh
-(``mesh['data'=2] {'data'}``), each in a field of its own; HloInstructionProto of hlo.proto.
+HloInstructionProto of hlo.proto has a separate field for each form of device groups: explicit lists
+(``{{0,1},{2,3}}``), a reshaped iota (``[2,2]<=[4]``), and axes of a device mesh
+(``mesh['data'=2] {'data'}``).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Groups:
 def replica_groups(
     instruction: HloInstructionProto, devices: DeviceAssignmentProto
 ) -> Groups | None:
-    """The groups of a collective, or None where neither it nor the module says.
+    """The device groups of a collective, or None where neither instruction nor module specifies them.
 
     A collective-permute names pairs instead of groups: size 2, and one group a pair.
 

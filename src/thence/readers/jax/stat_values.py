@@ -1,4 +1,10 @@
-"""The values of many XStats as columns."""
+"""The values of many XStats (xplane.proto) as columns, decoded without a loop over messages.
+
+The messages are small and of one kind, and one field is decoded for all of them at a time: a cursor for
+each message steps over its fields. This relies on the order in which protobuf serializes: each known
+field once, by ascending field number, unknown fields last
+(https://protobuf.dev/programming-guides/encoding).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +36,7 @@ _MAX_VARINT = 10
 # Tags of the fields of XStat (xplane.proto): number << 3 | wire type.
 _METADATA = 0x08
 DOUBLE, UINT64, INT64, STRING, REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x38
-"""What a value can be; others, bytes above all, count as no value."""
+"""Tags of the value fields that are decoded; values of other types, mainly bytes, count as absent."""
 
 
 def decoded_stats(
@@ -80,7 +86,7 @@ class StatValues:
     at: NDArray[np.int64]
 
     def of(self, stat: int) -> StatValues:
-        """Those of one stat."""
+        """The values of one stat."""
         chosen = np.flatnonzero(self.stat == stat)
         columns = (self.row, self.stat, self.tag, self.integer, self.real, self.at)
         return StatValues(self.data, *(column[chosen] for column in columns))  # type: ignore[arg-type]

@@ -3,6 +3,9 @@
 A log directory holds ``plugins/profile/<time>/<host>.xplane.pb``, one file for each host. No file says
 which process of the job it was, so within such a folder ranks count the files in the order of their
 names.
+
+Device activities are assigned to executions of XLA programs (`launching_ranges`, `by_repetition`) and to
+runs of the same instruction within one execution, such as those of a loop body (`iterations`).
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ NAME = "jax.profiler (XSpace)"
 PATTERNS = ("*.xplane.pb", "*.xplane.pb.gz")
 """Files of a directory that may be XSpaces."""
 COMMAND_BUFFER = r"^command_buffer_\d+$"
-"""What XLA writes for the HLO op of everything that a CUDA graph of its own launches."""
+"""HLO op that XLA writes for every activity of a CUDA graph that it made (a command buffer)."""
 _MAX_BYTES = (1 << 31) - 1  # the most that a protobuf message can be
 _CHUNK = 1 << 24
 _PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment")

@@ -7,6 +7,13 @@ the plane's metadata. What the planes of a JAX trace on a GPU are:
 - ``/host:CPU``: a line per host thread, with TraceMe ranges and CUDA API calls.
 - ``/host:metadata``: no lines; its event metadata hold the HLO module of each program.
 - ``Task Environment``: no lines; when the profile began and ended.
+
+XLA's profiler (ToXStat in cupti_collector.cc) writes the parameters of launches and copies as one text of
+``key:value`` pairs separated by blanks, which `parsed_details` decodes:
+
+    kernel_details  regs:22 static_shared:0 dynamic_shared:0 grid:256,1,1 block:256,1,1 occ_pct:100
+    memcpy_details  kind_src:device kind_dst:device size:2097152 dest:0 async:1
+    Memset_details  kind:device num_bytes:4 async:1
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events of XPlanes as columns; no loop over events but the one that serializes them."""
+"""The events of XPlanes as columns; the only Python loop over events is the one that serializes them."""
 
 from __future__ import annotations
 

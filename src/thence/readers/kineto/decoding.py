@@ -1,4 +1,4 @@
-"""Pieces of a file -> columns, in this process or, for large files, in several.
+"""Decodes the pieces of a file to columns, in this process or, for large files, in several processes.
 
 The decoding processes are started with ``python -m`` on this module: unlike multiprocessing's
 spawn this does not import the caller's main module again, and unlike fork it is safe beside the

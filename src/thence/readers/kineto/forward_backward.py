@@ -1,8 +1,8 @@
-"""Which forward op each backward op belongs to.
+"""The forward op of each backward op.
 
-Kineto says it twice: by a flow arrow between the two, exact; and by the autograd sequence number
-that both ops carry, together with the thread that ran the forward op. Traces written without flows
-still have the latter.
+Kineto records this link in two ways: as a flow arrow between the two ops, which is exact, and by the
+autograd sequence number of both ops together with the thread that ran the forward op. Traces written
+without flows have only the latter.
 """
 
 from __future__ import annotations

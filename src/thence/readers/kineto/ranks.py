@@ -1,4 +1,4 @@
-"""Which rank each lane of a file belongs to.
+"""The rank of each lane of a file; a lane is one (pid, tid) pair as written in the file.
 
 Most files hold one process. Merged files hold several, in which device numbers, stream numbers and
 correlation ids of different ranks collide.

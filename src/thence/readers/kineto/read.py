@@ -1,4 +1,7 @@
-"""A Kineto file as the tables of a trace."""
+"""A Kineto file as the tables of a trace: columns of all pieces are joined, repaired, sorted and nested.
+
+A lane is one (pid, tid) pair of the file; a track is a host thread in the order of the host table.
+"""
 
 from __future__ import annotations
 
@@ -397,9 +400,10 @@ def _earliest(tables: Tables) -> int | None:
 
 
 class _GrowingArray:
-    """Rows appended piece by piece, without keeping the pieces.
+    """An array that grows at its end, piece by piece, without keeping the pieces.
 
-    Room that is not used yet is never touched, so the system does not have to provide memory for it.
+    Capacity that is not used yet is never written to, so the operating system does not allocate pages
+    for it.
     """
 
     def __init__(self) -> None:

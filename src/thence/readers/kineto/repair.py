@@ -1,8 +1,8 @@
-"""Events that strict decoding refuses.
+"""Lenient decoding of pieces that strict decoding rejects.
 
-A piece comes here when one of its events is not valid JSON or has a field of another type than
-Kineto documents. Its events are then taken one by one; those that are merely odd are read, those
-that are broken in a known way are mended, and the rest is counted.
+A piece is rejected if one of its events is not valid JSON or has a field of another type than Kineto
+documents. Its events are then decoded one by one: unusual field types are converted or dropped, known
+kinds of broken JSON are repaired, and events that remain unreadable are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decimal microseconds as text -> integer nanoseconds, exactly."""
+"""Exact conversion of decimal microseconds, as text, to integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDEST = 19
 """Characters of a number with a point that fits int64 whatever its digits are."""
 
 NO_TIME_NS = int(np.iinfo(np.int64).min)
-"""What stands for a time that is absent or no number."""
+"""Value (int64) for a time that is absent or not a number."""
 
 
 def nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:

@@ -1,8 +1,11 @@
 """An nsys-jax archive as named members: a zip file, or the directory it was unpacked into.
 
-Nothing is ever extracted. A member's name is checked all the same, since it is shown and compared,
-and both each member and the sum of all that is read are limited, so that a small hostile file
-cannot fill the memory.
+Members are read into memory and never extracted to disk. Their names are checked nevertheless, because
+they are shown and compared. The size of each member and the total that is read are limited, so that a
+small malicious file cannot fill the memory.
+
+`parquet_frame`, `csv_frame`, `renamed` and `as_int64` turn members into frames; every failure becomes a
+`DamagedInput`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Thunks and program executions of one rank as rows of the tables gpu and programs."""
+"""Thunks and program executions of one rank as rows of the tables gpu and programs.
+
+XLA's own names of threads and devices tell which device each launching thread uses (`launchers`).
+"""
 
 from __future__ import annotations
 

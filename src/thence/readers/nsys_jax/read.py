@@ -58,8 +58,8 @@ _NO_STREAM = (
 def read(name: str, progress: Callable[[int], None]) -> Tables:
     """The tables of one archive: of one rank, or of several combined by nsys-jax-combine.
 
-    GPU rows are leaf thunks. Members that are missing cost what they would have told, with a
-    warning each; only the projected ranges (trace.parquet) are indispensable.
+    GPU rows are leaf thunks. Only the projected ranges (trace.parquet) are required. For every other
+    member that is missing there is a warning, and what it would have contained is absent.
 
     Args:
         name: path of a zip file or a directory.

@@ -1,7 +1,13 @@
-"""Host ranges of a recording: API calls, marks, backward nodes, steps, NVTX ranges and overhead.
+"""Host ranges of a recording (API calls, marks, backward nodes, steps, NVTX ranges, overhead) and collectives.
 
-Marks, and NVTX ranges, are recorded as moments of opening and closing; here they become ranges. What was
-open when the recording ended lasts until its last moment, unless its end could not be seen.
+Marks and NVTX ranges are recorded as separate events for opening and closing, which are paired into ranges
+here. A range that was open when the recording ended lasts until the last recorded time, except for ranges
+of NCCL whose end CUPTI does not report.
+
+A recording has a mark around every collective of PyTorch (`thence.torch.label_collectives`); attribution
+finds the kernels that it launched. The table ``collectives`` describes collectives by the serial of their
+mark. In recordings of version 1, and for marks that the program made itself, the metadata of the mark
+describe the collective instead, and the table has at most the number of the call.
 """
 
 from __future__ import annotations
@@ -86,7 +92,7 @@ class HostRanges:
 def host_ranges(
     folder: Folder, names: pl.DataFrame, gpu: pl.DataFrame, zero_ns: int, rank: int
 ) -> HostRanges:
-    """All of them.
+    """All host ranges of one process.
 
     Args:
         folder: the recording.
@@ -124,7 +130,7 @@ def host_ranges(
 
 @dataclass(frozen=True)
 class _Facts:
-    """What metadata of marks say: each distinct text is read once.
+    """Parsed metadata of marks; each distinct text is parsed once.
 
     Attributes:
         rest: metadata by their text, without what describes a collective; whatever is no object is missing.

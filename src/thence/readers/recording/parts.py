@@ -1,4 +1,4 @@
-"""The parts of one process's recording, whichever of them can be read.
+"""The tables of one process's recording, read from those of its part files that are intact.
 
 `thence.model.formats` says what a recording is. A process that was killed leaves fewer parts.
 """

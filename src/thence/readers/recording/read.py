@@ -27,7 +27,7 @@ __all__ = ["NAME", "PATTERNS", "read", "sniff_archive"]
 
 NAME = "thence recording"
 PATTERNS: tuple[str, ...] = ()
-"""No single file of it is one: a recording is named by its folder."""
+"""Empty: a recording is a folder, not a file in one."""
 
 _MOST_RANK = 1 << 30
 
@@ -130,7 +130,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
 
 
 def _recorder_warnings(folder: Folder) -> list[str]:
-    """What the recorder itself had to say."""
+    """Warnings of the recorder, from the description of the recording."""
     about = folder.description
     warnings = [f"while recording: {text}" for text in about.warnings]
     if not about.finished:

@@ -1,8 +1,15 @@
-"""XLA in a recording: programs, HLO instructions and compile phases, from XLA's own NVTX ranges.
+"""XLA in a recording: programs, HLO instructions and compile phases, from XLA's NVTX ranges and HLO modules.
 
-The ranges are those that nsys records, and `thence.readers.nsight.xla` reads them. What belongs to a CUDA
-graph of XLA's own keeps its program but has no instruction here: that follows from the order of the graph's
-nodes (`thence.attribution.xla.command_buffers`) and the HLO modules beside the recording.
+The ranges are those that nsys records, and `thence.readers.nsight.xla` reads them. Activities of a CUDA
+graph that XLA made get their program but no instruction here: `thence.attribution.xla.command_buffers`
+derives that from the order of the graph's nodes and the HLO modules beside the recording.
+
+Each HLO module is matched to one of the recording's programs. JAX renumbers modules when it hands them
+out, so a module's own number cannot be used. XLA names program and number in the NVTX ranges of its
+compiler passes: a module was made by the last compilation of its name on a thread before the time at which
+JAX reported, on the same thread, that it had compiled the module. Modules from a compilation cache have no
+such ranges. If as many programs as modules of one name remain unmatched, they are matched in order,
+because the numbers of both count up.
 """
 
 from __future__ import annotations
@@ -105,7 +112,7 @@ class Compiled:
 
 
 def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
-    """The modules beside a recording in the order of their compilation, not yet read; and warnings."""
+    """The HLO module files beside a recording, not yet read, in the order of compilation; and warnings."""
     place = folder / HLO_FOLDER
     if not place.is_dir():
         return [], []

@@ -148,7 +148,7 @@ def _columns(table: Words, header: Int64, rows: Int64) -> Columns:
         first = np.where(in_cycles, header[:, _CLOCK], header[:, _TIMER]).astype(np.uint32)
     total = np.where(in_cycles, total_cycles, total_ns)
     counter = counted_from_start(low, first, count, total)
-    damaged = backwards | _beyond(counter, count, total)
+    damaged = backwards | _inconsistent_traces(counter, count, total)
     state[damaged] = DAMAGED
     kind = (tag >> _KIND_SHIFT).astype(np.uint8)
     tag &= _NAME_BITS
@@ -178,15 +178,15 @@ def _columns(table: Words, header: Int64, rows: Int64) -> Columns:
 def _difference(header: Int64, start: int, end: int, finished: Mask) -> Int64:
     """What a 64-bit counter of two words advanced; `UNKNOWN` where it has no end."""
 
-    def whole(at: int) -> npt.NDArray[np.uint64]:
-        low, high = header[:, at].astype(np.uint64), header[:, at + 1].astype(np.uint64)
+    def whole(word: int) -> npt.NDArray[np.uint64]:
+        low, high = header[:, word].astype(np.uint64), header[:, word + 1].astype(np.uint64)
         return low | high << np.uint64(32)
 
     advanced: Int64 = (whole(end) - whole(start)).view(np.int64)
     return np.where(finished, advanced, UNKNOWN)
 
 
-def _beyond(counter: Int64, count: Int64, total: Int64) -> Mask:
+def _inconsistent_traces(counter: Int64, count: Int64, total: Int64) -> Mask:
     """Which traces have events out of order, or after the trace's end."""
     events = np.flatnonzero(runs_backwards(counter, count))
     damaged = np.zeros(len(count), np.bool_)
@@ -198,23 +198,23 @@ def _beyond(counter: Int64, count: Int64, total: Int64) -> Mask:
 
 
 def _warnings(columns: Columns, over: Mask, damaged: Mask) -> list[str]:
-    found = []
+    warnings = []
     unfinished = int((columns.state == UNFINISHED).sum())
     if unfinished:
-        found.append(
+        warnings.append(
             f"{several(unfinished, 'trace')} never finished: the kernel was stopped, or left without"
             " closing them; they end at their last event"
         )
     if over.any():
-        found.append(
+        warnings.append(
             f"{several(int(over.sum()), 'trace')} count more events than fit: what is there was kept"
         )
     if damaged.any():
-        found.append(
+        warnings.append(
             f"{several(int(damaged.sum()), 'trace')} are marked damaged: clocks run backwards, or"
             " events lie outside the trace"
         )
     ignored = int((columns.kind == IGNORED).sum())
     if ignored:
-        found.append(f"{several(ignored, 'event')} are of no known kind and left out")
-    return found
+        warnings.append(f"{several(ignored, 'event')} are of no known kind and left out")
+    return warnings
