@@ -1,6 +1,6 @@
-"""What can be done on this machine: what works, what does not, why, and the way out.
+"""Checks what thence can do on this machine: for each capability whether it works, why not, and a remedy.
 
-Frameworks are looked up among the installed packages and never imported; what can crash is tried in
+Frameworks are looked up among the installed packages and never imported. Checks that could crash run in
 another process (`thence.doctor.probe`).
 """
 

@@ -1,4 +1,4 @@
-"""What the driver and CUPTI of this machine can do, tried out in a process of its own.
+"""Tests the driver and CUPTI of this machine in a separate process.
 
 ``python -m thence.doctor.probe`` prints one JSON object a line, each as soon as it is known, so that a
 crash loses only what comes after. `probe` runs it and gathers the lines:
@@ -80,7 +80,7 @@ def _ending(code: int, errors: bytes) -> str:
 
 
 def _lines(output: bytes) -> Iterator[tuple[str, Finding]]:
-    """Whatever libraries print to standard output besides is passed over."""
+    """Step and finding of each line; lines that libraries print to standard output are skipped."""
     for line in output.decode(errors="replace").splitlines():
         try:
             finding = json.loads(line)

@@ -1,8 +1,8 @@
 """From counters to nanoseconds: rates of SM clocks, and starts of traces on one clock.
 
-The SM clock is no constant: it differs between SMs and moments (1.94 to 1.98 GHz within one kernel on
-an H200). So a trace that recorded both clocks at its start and end is converted by its own two
-samples. Where a layout lacks them, the rate comes from elsewhere, and ``clock_source`` says from where.
+The SM clock rate differs between SMs and over time (1.94 to 1.98 GHz within one kernel on an H200). A
+trace that recorded both clocks at its start and end is therefore converted by the rate between these two
+samples. Where a layout lacks them, the rate comes from another source, which ``clock_source`` names.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["ASSUMED_GHZ", "SOURCES", "Clocks", "clocks_of", "precision_of", "unwrapped"]
+__all__ = ["SOURCES", "Clocks", "clocks_of", "precision_of", "unwrapped"]
 
-ASSUMED_GHZ = 1.98
+_ASSUMED_GHZ = 1.98
 """Highest SM clock of H100 SXM and H200, taken where nothing better is known."""
 
 SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "assumed")
 """Where the rate of a trace's clock comes from. timer: its events are in ns already. measured: from
 its own two samples of both clocks. given: by the caller. neighbours: the median of the buffer's
 measured traces, for one that never finished or is shorter than the timer's steps allow. estimated:
-from the clocks at the starts of successive blocks on one SM. assumed: `ASSUMED_GHZ`."""
+from the clocks at the starts of successive blocks on one SM. assumed: `_ASSUMED_GHZ`."""
 _TIMER, _MEASURED, _GIVEN, _NEIGHBOURS, _ESTIMATED, _ASSUMED = range(6)
 
 _TIMER_STEP_NS = 32
@@ -119,8 +119,8 @@ def _measured(columns: Columns) -> tuple[Float64, npt.NDArray[np.uint8]]:
     rate = np.full(len(columns.trace), np.nan)
     has_samples = (columns.total_ns > 0) & (columns.total_cycles > 0)
     rate[has_samples] = columns.total_cycles[has_samples] / columns.total_ns[has_samples]
-    # Between two samples of a short trace the timer's steps show: the common rate is better, unless
-    # the difference is more than a step explains.
+    # In a short trace the resolution of the timer dominates the error of the rate. The median rate is
+    # better, unless the trace differs from it by more than one timer step explains.
     long = has_samples & (columns.total_ns >= _SHORT_NS)
     source = np.full(len(rate), _MEASURED, np.uint8)
     if long.any():
@@ -143,7 +143,7 @@ def _rate_for_unmeasured(
     if len(measured):
         return float(np.median(measured)), _NEIGHBOURS
     estimated = _successive_blocks(columns, start)
-    return (ASSUMED_GHZ, _ASSUMED) if estimated is None else (estimated, _ESTIMATED)
+    return (_ASSUMED_GHZ, _ASSUMED) if estimated is None else (estimated, _ESTIMATED)
 
 
 def _rate_note(count: int, of: int, ghz: float, how: int) -> str:

@@ -1,4 +1,4 @@
-"""A buffer of in-kernel events of any layout becomes traces and ranges, in nanoseconds."""
+"""Decodes a buffer of in-kernel events, of any layout, to traces, ranges and events in nanoseconds."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     Reader = Callable[[Words, Description, str], Columns]
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["KINDS", "Decoded", "decode"]
+__all__ = ["Decoded", "decode"]
 
-KINDS = ("enter", "exit", "instant")
+_EVENT_KINDS = ("enter", "exit", "instant")
 """Kinds of events in `Decoded.events`; ranges are of the kinds range and instant."""
 
 _READERS: Mapping[str, Reader] = {
@@ -48,7 +48,7 @@ _READERS: Mapping[str, Reader] = {
 }
 _MOST_SMS = 1 << 16
 _MOST_OVERHEAD_CYCLES = 64
-"""Recording an event takes about 50 cycles on an H200; what is further apart is not only that."""
+"""Recording an event takes about 50 cycles on an H200; a larger distance includes other work."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Decoded:
             start_ns and duration_ns are as recorded; net_ns is the duration less what recording the
             events in it took. closed is false for ranges that nothing closed: they end with their trace.
         overhead_cycles: what recording an event takes, as subtracted in net_ns; 0 where not known.
-        timer_bits: how much of %globaltimer start_ns holds: 64; 32, so that a multiple of 2^32 ns is
-            missing; or 0, where it starts at nothing in particular.
+        timer_bits: bits of %globaltimer that start_ns is based on: 64; 32, where start_ns is known up to
+            a multiple of 2^32 ns; or 0, where start_ns is comparable only within one SM.
         scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
         notes: what was estimated or assumed, as sentences.
         warnings: what could not be read or fits nowhere, as sentences.
@@ -85,7 +85,7 @@ class Decoded:
 
     @cached_property
     def events(self) -> pl.DataFrame:
-        """One row for each event as recorded: trace, name, kind (of `KINDS`), time_ns, counter.
+        """One row for each event as recorded: trace, name, kind (of `_EVENT_KINDS`), time_ns, counter.
 
         counter counts from the trace's start, in cycles, or in ns where clock_source is timer.
         """
@@ -98,7 +98,7 @@ class Decoded:
             [
                 pl.Series("trace", columns.trace[of].astype(np.int32)),
                 Labels.of(columns.name, self.description.names).series(columns.name[kept]),
-                enum_series("kind", columns.kind[kept], KINDS),
+                enum_series("kind", columns.kind[kept], _EVENT_KINDS),
                 pl.Series("time_ns", time),
                 pl.Series("counter", counter),
             ]
@@ -171,7 +171,7 @@ def _net_time_note(cycles: float) -> str:
 
 
 def _ends(columns: Columns, clocks: Clocks) -> Int64:
-    """When each trace ended: as it says, else with its last event."""
+    """End of each trace, ns: as recorded, or that of its last event if that is later or there is no end."""
     last = np.zeros(len(columns.trace), np.int64)
     filled = np.flatnonzero(columns.count)
     last[filled] = columns.counter[columns.first[1:][filled] - 1]

@@ -1,8 +1,8 @@
-"""Launches of instrumented kernels: the buffer of each, on its device, and what describes it.
+"""Launches of instrumented kernels: the buffer of each launch on its device, and its description.
 
-A launch gets a buffer of its own, zeroed, on the current device of CuPy or PyTorch, so that several
-launches and several devices do not mix. Nothing is copied or waited for before the events are
-asked for.
+Each launch gets a zeroed buffer of its own on the current device of CuPy or PyTorch, so that events of
+different launches and devices do not mix. Copying the buffer and waiting for the device happen only when
+the events are read.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Launches:
         arguments: tuple[Any, ...],
         overhead: Callable[[int], float | None],
     ) -> Launch:
-        """One more, which the launch before it, kept or not, is told of."""
+        """A new launch; its host time is stored in the previous launch as ``next_ns``."""
         launch = Launch(arrays, description, arguments, overhead, self._last)
         self._last = launch
         self.launches.append(launch)

@@ -1,4 +1,4 @@
-"""Ranges with their times: one row each, made for some hundred thousand events at a time."""
+"""Ranges and instants with their times as a table, built for some hundred thousand events at a time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from thence.inside.clocks import Clocks
     from thence.inside.columns import Int64
 
-__all__ = ["RANGE_KINDS", "Labels", "enum_series", "known_series", "ranges_of"]
+__all__ = ["Labels", "enum_series", "known_series", "ranges_of"]
 
-RANGE_KINDS = ("range", "instant")
+_RANGE_KINDS = ("range", "instant")
 
 _EVENTS_AT_A_TIME = 1 << 19
-"""What they need stays in memory that is used again and again."""
+"""Bounds the temporary arrays, whose memory is reused from one part to the next."""
 _MOST_UNKNOWN_NAMES = 1000
 
 
@@ -72,7 +72,7 @@ class Labels:
 
 @dataclass
 class _Defects:
-    """What does not fit, counted."""
+    """Counts of events that fit into no complete, named range."""
 
     unclosed: int = 0
     unnamed: int = 0
@@ -177,7 +177,7 @@ def _frame(
             pl.Series("index", columns.index.astype(np.int32)[of]),
             known_series("sm", columns.sm[of]),
             labels.series(name),
-            enum_series("kind", instant.astype(np.uint32), RANGE_KINDS),
+            enum_series("kind", instant.astype(np.uint32), _RANGE_KINDS),
             pl.Series("start_ns", start),
             pl.Series("duration_ns", duration),
             pl.Series("net_ns", net),

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
-__all__ = ["ARCHIVE_READERS", "FILE_READERS", "ArchiveReader", "FileReader", "read"]
+__all__ = ["ArchiveReader", "FileReader", "read"]
 
-FILE_READERS = (
+_FILE_READERS = (
     "thence.readers.kineto.read",
     "thence.readers.label_files",
     "thence.readers.jax.xplane",
@@ -27,7 +27,7 @@ FILE_READERS = (
 """Modules that read one file as a stream, tried in this order. Each is imported when it is tried, so
 that a Kineto trace is read without the protobuf library."""
 
-ARCHIVE_READERS = (
+_ARCHIVE_READERS = (
     "thence.readers.recording",
     "thence.readers.nsys_jax",
     "thence.readers.nsight.export",
@@ -38,7 +38,7 @@ or a file that another program has to convert first."""
 
 
 class FileReader(Protocol):
-    """What a module of `FILE_READERS` holds."""
+    """What a module of `_FILE_READERS` holds."""
 
     NAME: str
     """Of the format, for people."""
@@ -53,7 +53,7 @@ class FileReader(Protocol):
 
 
 class ArchiveReader(Protocol):
-    """What a module of `ARCHIVE_READERS` holds."""
+    """What a module of `_ARCHIVE_READERS` holds."""
 
     NAME: str
     PATTERNS: tuple[str, ...]
@@ -66,11 +66,11 @@ class ArchiveReader(Protocol):
 
 
 def _file_readers() -> Iterable[FileReader]:
-    return (cast("FileReader", importlib.import_module(name)) for name in FILE_READERS)
+    return (cast("FileReader", importlib.import_module(name)) for name in _FILE_READERS)
 
 
 def _archive_readers() -> Iterable[ArchiveReader]:
-    return (cast("ArchiveReader", importlib.import_module(name)) for name in ARCHIVE_READERS)
+    return (cast("ArchiveReader", importlib.import_module(name)) for name in _ARCHIVE_READERS)
 
 
 def read(

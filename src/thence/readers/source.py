@@ -18,10 +18,10 @@ from thence.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["HEAD_BYTES", "STANDARD_INPUT", "Source", "expand"]
+__all__ = ["STANDARD_INPUT", "Source", "expand"]
 
 STANDARD_INPUT = "-"
-HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16
 _GZIP_MAGIC = b"\x1f\x8b"
 # isal's stub declares its error as an instance of Exception.
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
@@ -99,7 +99,7 @@ class Source:
             InputError: it does not exist, is a directory, or may not be read.
         """
         if name == STANDARD_INPUT:
-            raw: io.BufferedReader = io.BufferedReader(sys.stdin.buffer, HEAD_BYTES)  # type: ignore[arg-type]
+            raw: io.BufferedReader = io.BufferedReader(sys.stdin.buffer, _HEAD_BYTES)  # type: ignore[arg-type]
             size = 0
         else:
             try:
@@ -122,8 +122,10 @@ class Source:
                 raw.close()
 
     def head(self) -> bytes:
-        """The first decompressed bytes, up to `HEAD_BYTES`; reading starts with them all the same."""
-        while len(self._ahead) < HEAD_BYTES and (more := self._take(HEAD_BYTES - len(self._ahead))):
+        """The first decompressed bytes, up to `_HEAD_BYTES`; reading starts with them all the same."""
+        while len(self._ahead) < _HEAD_BYTES and (
+            more := self._take(_HEAD_BYTES - len(self._ahead))
+        ):
             self._ahead += more
         return self._ahead
 

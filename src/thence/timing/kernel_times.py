@@ -1,7 +1,7 @@
-"""How long each kernel of a few calls took: the shortest use of CUPTI, for measuring.
+"""Durations of the kernels of a few calls, recorded with CUPTI.
 
-Nothing but kernels is recorded, in memory; CUPTI is given back completely at the end, so that other
-profilers can begin.
+Only kernels are recorded, and only in memory. At the end CUPTI is finalized, so that other profilers can
+use it.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class KernelTimes:
                     yield filled
 
     def _forget(self) -> None:
-        """Buffers that came after the last look, at the end of this recording or the one before."""
+        """Discards buffers that CUPTI completed after the last `take`, of this recording or an earlier one."""
         for filled in self._filled():
             self._buffers.recycle(filled)
 

@@ -1,11 +1,9 @@
-"""``thence.measure``: how long a function of JAX or PyTorch takes on the GPU.
+"""``thence.measure``: GPU time of a function of JAX or PyTorch.
 
-As a program writes it:
-
-    outputs, ms = thence.measure(f)(x, y)                        # sum of its kernels
-    outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
-    outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
-    outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
+outputs, ms = thence.measure(f)(x, y)                        # sum of its kernels
+outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
+outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
+outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
 """
 
 from __future__ import annotations

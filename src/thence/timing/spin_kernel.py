@@ -1,10 +1,10 @@
-"""A kernel that keeps a stream busy for a moment, so that the host can run ahead of the GPU.
+"""A spin kernel that keeps a stream busy for a given time, so that the host can run ahead of the GPU.
 
-An event on an idle stream happens at once, while the operation behind it has yet to be launched, which
-takes the host some 20 us: the time between the two would be the host's. With a head start, the
-operation waits behind the event when that happens.
+An event on an idle stream completes at once, while launching the operation after it takes the host some
+20 us. The time between two events would then include the launch. With the spin kernel before the first
+event, the operation is already queued when the event completes.
 
-The kernel is PTX, the driver's own assembly language, which the driver translates; no compiler needed.
+The kernel is PTX, which the driver compiles, so no other compiler is needed.
 """
 
 from __future__ import annotations

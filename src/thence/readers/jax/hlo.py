@@ -29,20 +29,12 @@ from thence.readers.jax.source_frames import FrameTable
 
 if TYPE_CHECKING:
     from collections.abc import Container
-__all__ = [
-    "ASYNC_STARTS",
-    "COMPUTATIONS",
-    "INSTRUCTIONS",
-    "LOOPS",
-    "HloModule",
-    "decode_hlo",
-    "instruction_columns",
-]
+__all__ = ["COMPUTATIONS", "INSTRUCTIONS", "LOOPS", "HloModule", "decode_hlo"]
 
 _STARTS = """
 all-gather-start all-reduce-start async-start collective-permute-start copy-start recv send
 """
-ASYNC_STARTS = frozenset(_STARTS.split())
+_ASYNC_STARTS = frozenset(_STARTS.split())
 """Opcodes that start an asynchronous operation, which another instruction waits for."""
 _COLLECTIVE = """
 all-gather all-gather-start all-reduce all-reduce-start all-to-all collective-broadcast
@@ -93,7 +85,7 @@ def _decoded(module: HloModuleProto) -> HloModule:
     entry = _entry(module)
     placed, loops = _placement(body, entry)
     frames = FrameTable(module.stack_frame_index)
-    columns = instruction_columns(body, frames)
+    columns = _instruction_columns(body, frames)
     instructions = pl.DataFrame([*columns, *_computation_columns(body, placed, loops)])
     has_devices = module.HasField("device_assignment")
     return HloModule(
@@ -219,7 +211,7 @@ def _full_id(number: int, computation: int, ids: Container[int]) -> int:
     return packed if number not in ids and packed in ids else number
 
 
-def instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
+def _instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
     """The columns of `INSTRUCTIONS` that need nothing beyond the instructions.
 
     Args:
@@ -232,7 +224,7 @@ def instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
     opcodes, shapes = Distinct(body.opcodes), Distinct[bytes](body.read("shape"))
     parsed = [ShapeProto.FromString(shape) for shape in shapes.values]
     spaces = [None if shape.tuple_shapes else memory_space(shape) for shape in parsed]
-    starts = [opcode in ASYNC_STARTS for opcode in opcodes.values]
+    starts = [opcode in _ASYNC_STARTS for opcode in opcodes.values]
     columns = {
         "name": body.read("name"),
         "id": body.ids,

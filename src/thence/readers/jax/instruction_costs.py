@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thence.readers.jax.protos.hlo_pb2 import HloInstructionProto
-__all__ = ["COUNTED", "NO_FLOPS", "flops", "json_config", "result_elements", "work_columns"]
+__all__ = ["json_config", "work_columns"]
 
 _MOVING = """
 add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done all-to-all
@@ -40,11 +40,11 @@ fusion gather get-dimension-size get-tuple-element infeed iota opt-barrier outfe
 partition-id ragged-all-to-all recv recv-done replica-id reshape reverse send send-done
 set-dimension-size slice topk transpose tuple while
 """
-NO_FLOPS = frozenset(_MOVING.split())
+_NO_FLOPS = frozenset(_MOVING.split())
 """Opcodes that compute nothing themselves: they name, move, call or communicate."""
 _GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
 _MAX_CONFIG = 1 << 20
-COUNTED = frozenset(
+_COUNTED_BY_SHAPE = frozenset(
     (
         *("convolution", "custom-call", "dot", "ragged-dot", "reduce", "reduce-window", "scatter"),
         *("select-and-scatter", "sort"),
@@ -104,16 +104,16 @@ def _own_flops(
     body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists
 ) -> list[int]:
     """Floating-point operations of each instruction, without what it calls."""
-    elements = [result_elements(shape) for shape in parsed]
+    elements = [_result_elements(shape) for shape in parsed]
     shape_of = shapes.of_row.tolist()
     result = [
-        0 if opcode in NO_FLOPS else elements[shape]
+        0 if opcode in _NO_FLOPS else elements[shape]
         for opcode, shape in zip(body.opcodes, shape_of, strict=True)
     ]
     for row, opcode in enumerate(body.opcodes):
-        if opcode in COUNTED:
+        if opcode in _COUNTED_BY_SHAPE:
             given = [_NO_SHAPE if p == _NOWHERE else parsed[shape_of[p]] for p in producers.of(row)]
-            result[row] = flops(
+            result[row] = _flops(
                 body.instructions[row], parsed[shape_of[row]], given, body.config(row)
             )
     return result
@@ -133,7 +133,7 @@ def _flops_with_callees(body: Body, own_flops: list[int]) -> list[int]:
     return result
 
 
-def flops(
+def _flops(
     instruction: HloInstructionProto,
     result: ShapeProto,
     operands: Sequence[ShapeProto],
@@ -142,7 +142,7 @@ def flops(
     """Floating-point operations of one instruction, without those of computations that it calls.
 
     Args:
-        instruction: one of `COUNTED`; its dimension numbers are used.
+        instruction: one of `_COUNTED_BY_SHAPE`; its dimension numbers are used.
         result: its shape.
         operands: shapes of its operands.
         config: its backend config; cuBLAS calls keep their dimension numbers there.
@@ -161,7 +161,7 @@ def flops(
         count = _custom_call(instruction, result, operands, config)
     elif opcode in ("reduce-window", "select-and-scatter"):
         window = instruction.window.dimensions[:MAX_RANK]
-        count = result_elements(result) * prod(dimension.size for dimension in window)
+        count = _result_elements(result) * prod(dimension.size for dimension in window)
     elif operands:
         count = elements(operands[-1] if opcode == "scatter" else operands[0])
         if opcode == "sort":
@@ -175,7 +175,7 @@ def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterab
         return 0
     left = operands[0].dimensions[:MAX_RANK]
     return (
-        2 * result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
+        2 * _result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
     )
 
 
@@ -188,7 +188,7 @@ def _convolution(
     kernel = operands[1]
     feature = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
     outputs = kernel.dimensions[feature] if 0 <= feature < len(kernel.dimensions) else 0
-    return 2 * result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
+    return 2 * _result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
 
 
 def _custom_call(
@@ -211,7 +211,7 @@ def _custom_call(
     return _dot(result, operands, contracting) if contracting else 0
 
 
-def result_elements(shape: ShapeProto) -> int:
+def _result_elements(shape: ShapeProto) -> int:
     """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
     return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
 

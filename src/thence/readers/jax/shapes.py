@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     )
     from thence.units import Bytes
 __all__ = [
-    "ELEMENT_BITS",
     "MAX_INT64",
     "MAX_RANK",
     "Groups",
@@ -39,7 +38,7 @@ MAX_RANK = 64
 """More dimensions than any shape of XLA has: multiplying millions must not hang the reader."""
 # PrimitiveType of xla_data.proto: number to width in bits. TUPLE (13), OPAQUE_TYPE (14), TOKEN (17)
 # and BUFFER (34) have no elements of their own.
-ELEMENT_BITS = {
+_ELEMENT_BITS = {
     **dict.fromkeys((30, 31), 1),  # S1 U1
     **dict.fromkeys((26, 27), 2),  # S2 U2
     **dict.fromkeys((21, 22), 4),  # S4 U4
@@ -61,7 +60,7 @@ ELEMENT_BITS = {
 
 def elements(shape: ShapeProto) -> int:
     """Number of elements of an array shape; 0 for others, an upper bound for dynamic dimensions."""
-    return _count(shape) if ELEMENT_BITS.get(shape.element_type) else 0
+    return _count(shape) if _ELEMENT_BITS.get(shape.element_type) else 0
 
 
 def _count(shape: ShapeProto) -> int:
@@ -79,7 +78,7 @@ def shape_bytes(shape: ShapeProto) -> Bytes:
     """
     if shape.tuple_shapes:  # of a tuple, and of a BUFFER its element
         return min(sum(shape_bytes(part) for part in shape.tuple_shapes), MAX_INT64)
-    bits = ELEMENT_BITS.get(shape.element_type, 0)
+    bits = _ELEMENT_BITS.get(shape.element_type, 0)
     if not bits:
         return 0
     stored = shape.layout.element_size_in_bits

@@ -4,8 +4,8 @@ A log directory holds ``plugins/profile/<time>/<host>.xplane.pb``, one file for 
 which process of the job it was, so within such a folder ranks count the files in the order of their
 names.
 
-Device activities are assigned to executions of XLA programs (`launching_ranges`, `by_repetition`) and to
-runs of the same instruction within one execution, such as those of a loop body (`iterations`).
+Device activities are assigned to executions of XLA programs (`_launching_ranges`, `_executions_by_repetition`) and to
+runs of the same instruction within one execution, such as those of a loop body (`_iterations`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,7 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.readers.source import Source
-__all__ = [
-    "NAME",
-    "PATTERNS",
-    "by_repetition",
-    "hlo_dump_modules",
-    "iterations",
-    "launching_ranges",
-    "read",
-    "sniff",
-]
+__all__ = ["NAME", "PATTERNS", "hlo_dump_modules", "read", "sniff"]
 
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
 """Host ranges that launch everything of one execution on one device (gpu_executable.cc)."""
@@ -87,7 +78,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     programs = _Programs.of(space, events, source.name)
     events = _with_executions(events, host)
     executions = _executions(events, host, programs, rank)
-    events = events.with_columns(iteration=iterations(events))
+    events = events.with_columns(iteration=_iterations(events))
     warnings = [
         *(f"the profiler reports an error: {text}" for text in space.errors),
         *(f"the profiler reports: {text}" for text in space.warnings),
@@ -252,8 +243,8 @@ def _dumps_of_programs(
 
 def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     """Columns launch_row (host row that launched the execution) and execution (row in programs)."""
-    launch = pl.Series("launch_row", launching_ranges(events, host)).replace(NO_ROW, None)
-    events = events.with_columns(launch, repetition=by_repetition(events))
+    launch = pl.Series("launch_row", _launching_ranges(events, host)).replace(NO_ROW, None)
+    events = events.with_columns(launch, repetition=_executions_by_repetition(events))
     has_launch = pl.col("launch_row").is_not_null()
     key = pl.struct(
         "device", "program", "launch_row",
@@ -357,7 +348,7 @@ def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
     return tuple(Device(rank, *row) for row in space.devices.select(columns).iter_rows())
 
 
-def launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
+def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
     """Host row of the range that executed the program each activity is part of.
 
     It is around the API call with the same correlation id.
@@ -392,7 +383,7 @@ def launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]
     return np.where(outer == NO_ROW, inner, outer)
 
 
-def by_repetition(gpu: pl.DataFrame) -> pl.Series:
+def _executions_by_repetition(gpu: pl.DataFrame) -> pl.Series:
     """Number of the execution each activity is part of, for files that lack the host ranges.
 
     A new one begins whenever the first activity of the program comes again, in a launch of its own.
@@ -414,7 +405,7 @@ def by_repetition(gpu: pl.DataFrame) -> pl.Series:
     ]
 
 
-def iterations(gpu: pl.DataFrame) -> pl.Series:
+def _iterations(gpu: pl.DataFrame) -> pl.Series:
     """How often the same instruction ran before within the same execution.
 
     XLA gives every run of an instruction a number of its own (scope_range_id), which all that it

@@ -12,9 +12,9 @@ from thence.readers.nsight.store import bounded, lasting, names, process_of
 if TYPE_CHECKING:
     from thence.readers.nsight.store import Store
 
-__all__ = ["DIRECTIONS", "activities", "copy_name", "set_name"]
+__all__ = ["activities", "copy_name", "set_name"]
 
-DIRECTIONS = {
+_DIRECTIONS = {
     "Host-to-Device": "HtoD", "Device-to-Host": "DtoH", "Host-to-Array": "HtoA", "Array-to-Host": "AtoH",
     "Array-to-Array": "AtoA", "Array-to-Device": "AtoD", "Device-to-Array": "DtoA", "Device-to-Device": "DtoD",
     "Host-to-Host": "HtoH", "Peer-to-Peer": "PtoP",
@@ -22,7 +22,7 @@ DIRECTIONS = {
 """Labels of ENUM_CUDA_MEMCPY_OPER and Kineto's abbreviations of them; other labels are shown unchanged."""
 
 # The enums of the exporter schema reference, for exports from before 2022 that lack their tables.
-_COPY_KINDS = ("Unknown", *DIRECTIONS)
+_COPY_KINDS = ("Unknown", *_DIRECTIONS)
 _MEMORY_KINDS = (
     *("Pageable", "Pinned", "Device", "Array", "Managed"),
     *("Device Static", "Managed Static", "Unknown"),
@@ -38,7 +38,7 @@ _KERNEL = (
 
 def copy_name(direction: str | None, source: str | None, destination: str | None) -> str:
     """Name of a copy, such as ``Memcpy HtoD (Pinned -> Device)``, from the labels that nsys writes."""
-    short = DIRECTIONS.get(direction or "", direction or "")
+    short = _DIRECTIONS.get(direction or "", direction or "")
     kinds = f" ({source or 'Unknown'} -> {destination or 'Unknown'})"
     return f"Memcpy {short}{kinds if source or destination else ''}"
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Table
     from thence.readers.nsight.store import Store
-__all__ = ["NAME", "creation_rows", "tables_of"]
+__all__ = ["NAME", "tables_of"]
 
 _MOST_CLONE_STEPS = 8  # of clones: child graphs make two or three
 NAME = "Nsight Systems export"
@@ -71,7 +71,7 @@ def tables_of(store: Store) -> Tables:
         ),
     )
     if (ranges["domain"] == XLA).any():
-        created = creation_rows(store, gpu, host)
+        created = _creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])
         launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
         tables, more_warnings = with_programs(tables, domain, launches, created)
@@ -127,7 +127,7 @@ def _process_names(store: Store, used: list[int]) -> dict[int, str]:
     return {process: name for process, name in frame.drop_nulls().rows() if process in used}
 
 
-def creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
+def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
     """Host row of the innermost range that was open when each activity's graph node was created.
 
     Args:

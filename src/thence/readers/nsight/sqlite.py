@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
     from thence.readers.source import Source
-__all__ = ["MAGIC", "MAX_UNPACKED", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
+__all__ = ["MAGIC", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
 
 NAME = f"{EXPORT} (SQLite)"
 PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
 """Files of a directory that may be exports."""
-MAX_UNPACKED = 64 << 30
+_MAX_UNPACKED = 64 << 30
 """Largest decompressed size of a gzipped export, in bytes."""
 _CHUNK = 1 << 22
 _CHUNK_ROWS = 1 << 18
@@ -100,7 +100,7 @@ def _read(path: str, name: str) -> Tables:
 
 
 def _decompress(source: Source, path: Path, progress: Callable[[int], None]) -> None:
-    room = min(MAX_UNPACKED, shutil.disk_usage(path.parent).free)
+    room = min(_MAX_UNPACKED, shutil.disk_usage(path.parent).free)
     size = 0
     with path.open("wb") as unpacked:
         while part := source.read(_CHUNK):

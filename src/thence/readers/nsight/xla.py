@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["COMMAND_BUFFER", "with_compilation", "with_programs"]
+__all__ = ["with_compilation", "with_programs"]
 
-COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
+_COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
 """HLO op of a thunk that launches a CUDA graph made by XLA (a command buffer); not an instruction."""
 
 
@@ -119,7 +119,7 @@ def _names(name: pl.Series, domain: pl.Series) -> pl.DataFrame:
     hlo = text.str.extract(THUNK)
     names_by_text = name.filter(is_xla).unique().to_frame("name").with_columns(
         # A command buffer runs many instructions: "" marks a thunk without an instruction of its own.
-        hlo=pl.when(hlo.str.contains(COMMAND_BUFFER)).then(pl.lit("")).otherwise(hlo),
+        hlo=pl.when(hlo.str.contains(_COMMAND_BUFFER)).then(pl.lit("")).otherwise(hlo),
         module=text.str.extract(MODULE),
         id=text.str.extract(PROGRAM_ID).cast(pl.Int64),
     )  # fmt: skip

@@ -28,27 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from thence.units import Bytes
-__all__ = [
-    "MAX_MEMBER",
-    "MAX_MEMBERS",
-    "MAX_TOTAL",
-    "TRACE",
-    "Archive",
-    "as_int64",
-    "csv_frame",
-    "parquet_frame",
-    "renamed",
-    "sniff_archive",
-]
+__all__ = ["TRACE", "Archive", "as_int64", "csv_frame", "parquet_frame", "renamed", "sniff_archive"]
 
 _DAMAGED_PARQUET = (PolarsError, PanicException, OSError, ValueError, UnicodeError, MemoryError)
 TRACE = "nvtx_gpu_proj_trace/trace.parquet"
 """The member that makes an archive one of nsys-jax; a folder of one file per rank when combined."""
-MAX_MEMBER: Bytes = 2 << 30
+_MAX_MEMBER: Bytes = 2 << 30
 """Largest member that is read, unpacked; a trace.parquet of 10 million rows has some 400 MB."""
-MAX_TOTAL: Bytes = 8 << 30
+_MAX_TOTAL: Bytes = 8 << 30
 """Most bytes that are read from one archive, unpacked."""
-MAX_MEMBERS = 1_000_000
+_MAX_MEMBERS = 1_000_000
 """Most members an archive may list."""
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack without a bound
@@ -85,14 +74,14 @@ class Archive:
 
     name: str
     sizes: dict[str, Bytes]
-    max_member: Bytes = MAX_MEMBER
-    max_total: Bytes = MAX_TOTAL
+    max_member: Bytes = _MAX_MEMBER
+    max_total: Bytes = _MAX_TOTAL
     skipped: tuple[str, ...] = ()
     read_bytes: Bytes = field(default=0, init=False)
 
     @classmethod
     def open(
-        cls, name: str, max_member: Bytes = MAX_MEMBER, max_total: Bytes = MAX_TOTAL
+        cls, name: str, max_member: Bytes = _MAX_MEMBER, max_total: Bytes = _MAX_TOTAL
     ) -> Archive:
         """The members of a zip file or a directory.
 
@@ -172,7 +161,7 @@ def _directory_members(name: str) -> tuple[dict[str, Bytes], list[str]]:
             skipped.append(f"{member} is a link and was not followed")
         elif entry.is_file():
             sizes[member] = entry.stat().st_size
-        if len(sizes) > MAX_MEMBERS:
+        if len(sizes) > _MAX_MEMBERS:
             raise DamagedInput(name, "holds too many files; expected an unpacked nsys-jax archive")
     return sizes, skipped
 
@@ -203,7 +192,7 @@ def _zip_members(name: str) -> dict[str, Bytes]:
         raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
     except _DAMAGE as error:
         raise DamagedInput(name, f"is no complete zip file ({error})") from error
-    if len(infos) > MAX_MEMBERS:
+    if len(infos) > _MAX_MEMBERS:
         raise DamagedInput(name, f"lists {len(infos):,} members; expected an nsys-jax archive")
     for info in infos:
         _check_name(name, info.filename)

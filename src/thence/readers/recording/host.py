@@ -32,7 +32,7 @@ from thence.readers.recording.xla import compile_phases
 if TYPE_CHECKING:
     from thence.model.collectives import Collective
     from thence.readers.recording.parts import Folder
-__all__ = ["HostRanges", "described_collectives", "host_ranges", "named"]
+__all__ = ["HostRanges", "described_collectives", "host_ranges"]
 
 _START, _END = 2, 4
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
@@ -108,7 +108,7 @@ def host_ranges(
     times = [marks["time"], ranges["time"], calls["end"], ends]
     moments = [folder.description.stopped_ns, *(series.max() for series in times)]
     last = max((int(moment) for moment in moments if moment is not None), default=0)  # type: ignore[arg-type]
-    facts = _Facts.of(named(marks, "metadata", names).cast(pl.String).unique())
+    facts = _Facts.of(_names_of_numbers(marks, "metadata", names).cast(pl.String).unique())
     parts = [
         _calls(calls, names),
         _marks(folder, marks, names, facts, last),
@@ -172,7 +172,7 @@ class _Facts:
 def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     runtime = pl.col("api") == _RUNTIME
     return frame.with_columns(
-        named(frame, "function", names).alias("name"),
+        _names_of_numbers(frame, "function", names).alias("name"),
         category=pl.when(runtime).then(pl.lit("runtime")).otherwise(pl.lit("driver")),
     )
 
@@ -195,7 +195,7 @@ def _marks(
     categories = {text: category_of("range", text) for text in name.unique()}
     frame = frame.with_columns(
         name,
-        named(frame, "lane", names).alias("lane"),
+        _names_of_numbers(frame, "lane", names).alias("lane"),
         *facts.columns(_text(frame, "metadata", names)),
     )
     return frame.with_columns(
@@ -211,7 +211,7 @@ def _marks(
 
 def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
     """Names by their numbers, as text: for columns that have few rows."""
-    return named(frame, column, names).cast(pl.String)
+    return _names_of_numbers(frame, column, names).cast(pl.String)
 
 
 def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
@@ -334,7 +334,7 @@ def described_collectives(
 
 def _collectives_from_table(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     rows = calls.filter(pl.col("collective") > 0)
-    raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
+    raw = {name: _names_of_numbers(rows, name, names).cast(pl.String) for name in TEXTS}
     raw |= {name: rows[name] for name in NUMBERS}
     collectives = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
     return collectives.drop_nulls("collective")  # the part with its name can be damaged
@@ -348,7 +348,7 @@ def _collectives_from_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.Data
     return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})
 
 
-def named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+def _names_of_numbers(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
     """Names by their numbers in a column, null where there is none; `names` has number and text."""
     return frame.select(pl.col(column).alias("number")).join(
         names, on="number", how="left", maintain_order="left"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
-__all__ = ["Compiled", "compile_phases", "compiled_modules", "numbered", "with_xla"]
+__all__ = ["compile_phases", "with_xla"]
 
 _COMPILING = r"[#,]module=([^#,]+),program_id=(\d{1,18})#?$"
 _NUMBERED = r"^(.+)\.(\d{1,18})$"
@@ -60,7 +60,7 @@ def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, l
         folder: of the recording.
     """
     has_ranges = bool((domain == XLA).any())
-    compiled, warnings = compiled_modules(folder)
+    compiled, warnings = _compiled_modules(folder)
     if not has_ranges:
         return tables, [*warnings, *([_NO_RANGES] if compiled else [])]
     nowhere = np.full(tables.gpu.height, NO_ROW, np.int64)
@@ -69,7 +69,7 @@ def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, l
     warnings += more
     if not compiled:
         return tables, warnings
-    modules, more = numbered(compiled, tables, domain)
+    modules, more = _numbered_modules(compiled, tables, domain)
     attached = attach_hlo(tables, modules)
     added = attached.meta.warnings[len(tables.meta.warnings) :]
     return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *added]
@@ -95,7 +95,7 @@ def compile_phases(ranges: pl.DataFrame, name: str) -> pl.Series:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class _ModuleFile:
     """A module on disk.
 
     Attributes:
@@ -111,7 +111,7 @@ class Compiled:
     ended_ns: int | None = None
 
 
-def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
+def _compiled_modules(folder: Path) -> tuple[list[_ModuleFile], list[str]]:
     """The HLO module files beside a recording, not yet read, in the order of compilation; and warnings."""
     place = folder / HLO_FOLDER
     if not place.is_dir():
@@ -129,7 +129,7 @@ def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
     modules = []
     for name, path in files.items():
         entry = listed.get(name) or _Listed(name, name.removesuffix(HLO_ENDING).partition(".")[2])
-        modules.append(Compiled(path, entry.name, entry.thread, entry.ended_ns))
+        modules.append(_ModuleFile(path, entry.name, entry.thread, entry.ended_ns))
     return modules, warnings
 
 
@@ -145,8 +145,8 @@ class _Listed(msgspec.Struct):
     ended_ns: int | None = None
 
 
-def numbered(
-    compiled: Sequence[Compiled], tables: Tables, domain: pl.Series
+def _numbered_modules(
+    compiled: Sequence[_ModuleFile], tables: Tables, domain: pl.Series
 ) -> tuple[list[HloModule], list[str]]:
     """The modules of programs that the tables hold, with XLA's number of each as ``id``; and warnings.
 
@@ -185,7 +185,9 @@ def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
     yield from identities.iter_rows()
 
 
-def _numbers_by_compilation(compiled: Sequence[Compiled], passes: pl.DataFrame) -> dict[int, int]:
+def _numbers_by_compilation(
+    compiled: Sequence[_ModuleFile], passes: pl.DataFrame
+) -> dict[int, int]:
     """Number of each module, by place, where its compilation was recorded."""
     passes_of: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for thread, name, number, end in passes.select("thread", "name", "number", "end").iter_rows():
@@ -228,7 +230,7 @@ def _compiler_passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
 
 
 def _number_by_order(
-    compiled: Sequence[Compiled], wanted: Mapping[tuple[str, int], None], numbers: dict[int, int]
+    compiled: Sequence[_ModuleFile], wanted: Mapping[tuple[str, int], None], numbers: dict[int, int]
 ) -> list[str]:
     """Adds numbers of modules whose compilation was not recorded; the names for which that fails."""
     taken = {(compiled[place].name, number) for place, number in numbers.items()}
