@@ -308,7 +308,7 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "inside": _inside,
     "disk": _disk,
 }
-"""What is looked at, in the order of the output."""
+"""The checks, in the order of the output."""
 
 
 def _installed(name: str) -> str | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["STEPS", "Finding", "main", "probe"]
 
 Finding = dict[str, Any]
-"""What a step found, or {"error": a sentence}."""
+"""Results of a step, or {"error": a sentence}."""
 
 STEPS = ("driver", "libcupti", "recording", "graphs")
 _PATIENCE_S = 90

@@ -48,7 +48,7 @@ _WRAP = 1 << 32
 
 @dataclass(frozen=True)
 class Clocks:
-    """How to read the counters of each trace; arrays of shape (traces,).
+    """Start and clock rate of each trace; arrays of shape (traces,).
 
     Attributes:
         start_ns: when each began, on one clock for all.

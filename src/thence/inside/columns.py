@@ -46,7 +46,7 @@ ENTER, EXIT, INSTANT, IGNORED = 0, 1, 2, 3
 """Kinds of events. `IGNORED`: an invalid kind, which no layout writes."""
 
 STATES = ("complete", "unfinished", "overflow", "damaged")
-"""What became of a trace. unfinished: it never wrote its end. overflow: events found no room.
+"""Completeness of a trace. unfinished: its end was not written. overflow: events were dropped.
 damaged: its clock runs backwards, or its events do not fit its header."""
 COMPLETE, UNFINISHED, OVERFLOW, DAMAGED = range(4)
 
@@ -198,7 +198,7 @@ def counted_from_start(low: Words, first: Words, count: Int64, total: Int64) -> 
 
 
 def runs_backwards(counter: npt.NDArray[Any], count: Int64) -> Mask:
-    """Which events have a smaller counter than the one before them in their trace."""
+    """A mask of the events with a smaller counter than the event before them in their trace."""
     result = np.zeros(len(counter), np.bool_)
     np.less(counter[1:], counter[:-1], out=result[1:])
     begins = starts_of(count)[:-1]

@@ -53,7 +53,7 @@ _MOST_OVERHEAD_CYCLES = 64
 
 @dataclass(frozen=True)
 class Decoded:
-    """What happened inside one launch of a kernel.
+    """The decoded buffer of one launch of a kernel.
 
     Attributes:
         description: of the buffer.

@@ -49,7 +49,7 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device allows.
+    """Limits of a device.
 
     Attributes:
         shared_memory_bytes: of one block, with opt-in (227 KiB on an H200).
@@ -244,7 +244,7 @@ _Counts = tuple[_Count, _Count, _Count]
 
 
 class _Fields(msgspec.Struct):
-    """What the JSON may hold; what it holds beside that is left alone."""
+    """The fields of the JSON that are read; other fields are ignored."""
 
     format: str
     version: int

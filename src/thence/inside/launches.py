@@ -48,7 +48,7 @@ class Arrays(Protocol):
         """The array's words on the host, after the work that was queued before."""
 
     def limits(self) -> Limits:
-        """What the current device allows."""
+        """Limits of the current device."""
 
     def device(self) -> int:
         """Index of the current device."""
@@ -242,7 +242,7 @@ class Launches:
 
 
 def launch_facts(moment: str) -> dict[str, Any]:
-    """What tells a launch from others of its kernel in a trace made at the same time.
+    """Facts that identify a launch among others of its kernel in a trace recorded at the same time.
 
     Args:
         moment: what to call the time by now: "host_ns" before the launch, "taken_ns" after it.

@@ -38,7 +38,7 @@ or a file that another program has to convert first."""
 
 
 class FileReader(Protocol):
-    """What a module of `_FILE_READERS` holds."""
+    """Interface of the modules in `_FILE_READERS`."""
 
     NAME: str
     """Of the format, for people."""
@@ -53,7 +53,7 @@ class FileReader(Protocol):
 
 
 class ArchiveReader(Protocol):
-    """What a module of `_ARCHIVE_READERS` holds."""
+    """Interface of the modules in `_ARCHIVE_READERS`."""
 
     NAME: str
     PATTERNS: tuple[str, ...]

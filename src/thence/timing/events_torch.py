@@ -19,11 +19,11 @@ _EAGER_HEAD_START_NS = 50_000
 _COMPILED_HEAD_START_NS = 1_000_000
 """Checking the guards of a compiled function, and launching some hundred kernels: it is one program."""
 _MADE_BY_COMPILE = ("_torchdynamo_orig_callable", "_orig_mod", "_compiled_call_impl")
-"""What torch.compile sets on functions, on modules, and Module.compile on the module itself."""
+"""Attributes set by torch.compile on functions and on modules, and by Module.compile on the module."""
 
 
 def _head_start_ns(f: Any) -> int:
-    """How long the GPU is kept busy before the first event, for the host to get ahead."""
+    """Nanoseconds for which the spin kernel runs before the first event, so that the host gets ahead."""
     compiled = any(getattr(f, name, None) is not None for name in _MADE_BY_COMPILE)
     return _COMPILED_HEAD_START_NS if compiled else _EAGER_HEAD_START_NS
 

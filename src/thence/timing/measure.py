@@ -191,7 +191,7 @@ def _check_same(names: Sequence[Sequence[str]]) -> None:
 
 
 def _framework(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Whose function this is, "jax" or "torch", told by the function, its arguments, else its outputs."""
+    """The framework of a function, "jax" or "torch": by the function, its arguments, or else its outputs."""
     loaded = [name for name in ("jax", "torch") if name in sys.modules]
     if not loaded:
         raise UsageError("measure times functions of JAX and PyTorch, and neither is imported")
@@ -220,7 +220,7 @@ def _owner(value: Any) -> str | None:
 
 
 def _values(tree: Any) -> Iterator[Any]:
-    """What is in a nest of lists, tuples, dicts, and pytrees that JAX knows."""
+    """The values in nested lists, tuples, dicts, and pytrees registered with JAX."""
     waiting, seen = [tree], 0
     while waiting and seen < _MOST_VALUES:
         value = waiting.pop()

@@ -168,7 +168,7 @@ def handler(run: Callable[[int], None]) -> Any:
 
 
 def _answers_metadata(call: CallFrame) -> bool:
-    """Says which version of the API this handler speaks, if that is what XLA asks."""
+    """Answers a metadata query of XLA with the API version of this handler; False for other calls."""
     if not call.extension or call.extension.contents.type != METADATA:
         return False
     metadata = call.extension.contents.metadata.contents

@@ -92,7 +92,7 @@ def memory_space(shape: ShapeProto) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """How many groups of how many devices each.
+    """Number and size of device groups.
 
     Attributes:
         size: devices of one group; of the largest, should explicit groups differ.

@@ -53,14 +53,14 @@ def decoded_stats(
     cursors = Cursors(data, start, end)
     stat = cursors.integer(_METADATA)
     tag = cursors.tag()
-    cursors.at += 1
+    cursors.position += 1
     integer = np.zeros(len(row), np.int64)
     real = np.zeros(len(row), np.float64)
     numbers = np.flatnonzero(np.isin(tag, (UINT64, INT64, STRING, REFERENCE)))
     integer[numbers] = cursors.varint(numbers)
     doubles = np.flatnonzero(tag == DOUBLE)
     real[doubles] = cursors.double(doubles)
-    return StatValues(data, row, stat, tag, integer, real, cursors.at)
+    return StatValues(data, row, stat, tag, integer, real, cursors.position)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class StatValues:
         tag: of the value: number << 3 | wire type; 0 where there is none.
         integer: the value as 64 bits; of strings their length.
         real: the value where it is a double.
-        at: where strings begin.
+        string_start: offset in data of each string value.
     """
 
     data: bytes
@@ -83,19 +83,22 @@ class StatValues:
     tag: NDArray[np.uint8]
     integer: NDArray[np.int64]
     real: NDArray[np.float64]
-    at: NDArray[np.int64]
+    string_start: NDArray[np.int64]
 
     def of(self, stat: int) -> StatValues:
         """The values of one stat."""
         chosen = np.flatnonzero(self.stat == stat)
-        columns = (self.row, self.stat, self.tag, self.integer, self.real, self.at)
+        columns = (self.row, self.stat, self.tag, self.integer, self.real, self.string_start)
         return StatValues(self.data, *(column[chosen] for column in columns))  # type: ignore[arg-type]
 
     def strings(self) -> list[bytes]:
         """The value of each where it is a string; empty for others."""
         length = np.where(self.tag == STRING, self.integer, 0)
-        ends = (self.at + length).tolist()
-        return [self.data[start:end] for start, end in zip(self.at.tolist(), ends, strict=True)]
+        ends = (self.string_start + length).tolist()
+        return [
+            self.data[start:end]
+            for start, end in zip(self.string_start.tolist(), ends, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -124,29 +127,29 @@ class Cursors:
     """A position in each of several messages; reading a field moves those that have it.
 
     Attributes:
-        at: positions.
+        position: offset in the data of each cursor.
     """
 
     def __init__(self, data: bytes, start: Int64, end: Int64) -> None:
         self._bytes = np.frombuffer(data, np.uint8)
-        self.at = start.copy()
+        self.position = start.copy()
         self._end = end
 
     def tag(self) -> NDArray[np.uint8]:
         """The byte that says which field comes next (number << 3 | wire type); 0 at the end."""
-        return np.where(self.at < self._end, self._bytes[self.at], 0)
+        return np.where(self.position < self._end, self._bytes[self.position], 0)
 
     def integer(self, tag: int) -> Int64:
         """The varint field with this tag, as 64 bits; 0 where it is not next."""
-        result = np.zeros(len(self.at), np.int64)
+        result = np.zeros(len(self.position), np.int64)
         rows = np.flatnonzero(self.tag() == tag)
-        self.at[rows] += 1
+        self.position[rows] += 1
         result[rows] = self.varint(rows)
         return result
 
     def varint(self, rows: Int64) -> Int64:
         """Reads one varint in each of these messages."""
-        position = self.at[rows]
+        position = self.position[rows]
         byte = self._bytes[position]
         value = (byte & 127).astype(np.uint64)
         position += 1
@@ -158,10 +161,10 @@ class Cursors:
             value[active] |= (byte & 127).astype(np.uint64) << np.uint64(7 * number)
             position[active] += 1
             active = active[byte > 127]
-        self.at[rows] = position
+        self.position[rows] = position
         return value.view(np.int64)
 
     def double(self, rows: Int64) -> NDArray[np.float64]:
         """The eight bytes at these cursors as a number."""
-        eight = self._bytes[self.at[rows][:, None] + np.arange(8)]
+        eight = self._bytes[self.position[rows][:, None] + np.arange(8)]
         return np.ascontiguousarray(eight).view("<f8").reshape(len(rows)).astype(np.float64)

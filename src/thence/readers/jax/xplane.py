@@ -298,7 +298,7 @@ def _executions(
 
 
 def _warnings(space: XSpace, events: pl.DataFrame) -> list[str]:
-    """What a reader of the numbers must know about the file."""
+    """Warnings about what the file lacks and what had to be assumed."""
     if space.devices.is_empty():
         return ["holds no GPU: only host ranges can be shown"]
     warnings = []
@@ -406,7 +406,7 @@ def _executions_by_repetition(gpu: pl.DataFrame) -> pl.Series:
 
 
 def _iterations(gpu: pl.DataFrame) -> pl.Series:
-    """How often the same instruction ran before within the same execution.
+    """For each activity, how many earlier runs of its instruction there are in the same execution.
 
     XLA gives every run of an instruction a number of its own (scope_range_id), which all that it
     launches shares. Older files lack it; there, a kernel of the same name is the next run.

@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Which stat becomes a column.
+    """A stat that becomes a column.
 
     Attributes:
         names: how versions of XLA spell it (xplane_schema.cc).
@@ -211,12 +211,12 @@ class Events:
         rows, starts, ends = self._constants(key, constant, messages, count)
         active = np.flatnonzero(cursors.tag() == _STATS)
         while len(active):
-            cursors.at[active] += 1
+            cursors.position[active] += 1
             size = cursors.varint(active)
             rows.append(active)
-            starts.append(cursors.at[active])
-            cursors.at[active] += size
-            ends.append(cursors.at[active])
+            starts.append(cursors.position[active])
+            cursors.position[active] += size
+            ends.append(cursors.position[active])
             active = active[cursors.tag()[active] == _STATS]
         single = (
             cursors.integer(_OCCURRENCES) == 0

@@ -125,7 +125,7 @@ class Envelope:
         self.source.seek(self._offset)
 
     def _fill(self, size: int) -> bool:
-        """Has at least ``size`` bytes in the buffer, or returns False at the end of the file."""
+        """Reads until the buffer has at least ``size`` bytes; False if the file ends before."""
         while len(self._buffer) < size:
             more = self.source.read(max(_READ_BYTES, size - len(self._buffer)))
             if not more:
@@ -303,7 +303,7 @@ def boundaries(buffer: bytes) -> Boundaries:
 
 
 def _escaped(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which quotes follow an odd number of backslashes."""
+    """A mask of the quotes that are escaped: an odd number of backslashes precedes them."""
     escaped = np.zeros(len(quotes), np.bool_)
     suspects = np.flatnonzero((quotes > 0) & (text[quotes - 1] == ord("\\")))
     distance = 1

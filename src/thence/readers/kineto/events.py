@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MISSING = int(np.iinfo(np.int64).min)
-"""What an integer column holds where the event lacks the field."""
+"""Value (int64) in integer columns where the event lacks the field."""
 
 Columns = dict[str, Any]
 """Column name to array, list of strings, or number; see `decode`."""
@@ -111,7 +111,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
-    """Arguments that tell device activities apart."""
+    """The arguments that identify a device activity."""
 
     correlation: int = -1
     device: int | None = None
@@ -121,7 +121,7 @@ class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceEvent(msgspec.Struct, gc=False):
-    """What tells one device activity from others."""
+    """The fields that identify a device activity."""
 
     ts: msgspec.Raw = NO_TIME
     dur: msgspec.Raw = NO_TIME
@@ -165,7 +165,7 @@ _HOST = {
     "overhead": "overhead",
 }
 RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
-"""What the numbers in ``host.category`` stand for."""
+"""Category names, by their index in ``host.category``."""
 _UNPAIRED = ("B", "E")
 _FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
 # Numbers that an event's category gets: kinds of device activities first, then host categories.
@@ -178,7 +178,7 @@ _NUMBERS = (
 
 _strict = msgspec.json.Decoder(list[Event])
 _lax = msgspec.json.Decoder(list[Event], strict=False)
-"""Takes numbers that were written as text; a sixth slower."""
+"""Also accepts numbers written as text; about one sixth slower than `_strict`."""
 
 
 class _Codes(dict[Any, int]):

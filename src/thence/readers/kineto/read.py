@@ -161,7 +161,7 @@ def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
 
 
 def _table(columns: Arrays, name: str) -> Arrays:
-    """Takes the columns of one table out, so that each can be freed when it has been used."""
+    """Removes and returns the columns of one table, so that each can be freed after use."""
     prefix = f"{name}."
     return {
         key.removeprefix(prefix): columns.pop(key)
@@ -211,7 +211,7 @@ def _launches(host: Arrays, gpu: Arrays) -> Arrays:
 
 
 def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[str]:
-    """What had to be left out or assumed; replaces unusable durations by 0 on the way."""
+    """Warnings about rows left out or repaired; also replaces unusable durations by 0, in place."""
     warnings = list(lanes.warnings)
     if columns["damaged"]:
         warnings.append(
@@ -341,7 +341,7 @@ def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arra
 
 
 def _collectives(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
-    """What kernels, or the host ops that started them, say of collectives."""
+    """Rows of `COLLECTIVES` from the arguments of kernels, or of the host ops that launched them."""
     rows = {
         "gpu": _row_after(moved["gpu"], gpu_order),
         "host": _row_after(moved["host"], host_order),
@@ -385,7 +385,7 @@ def _graph_places(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     columns["lane"] = columns.pop("shown_in")
     rows = _row_after(joined["gpu"], gpu_order)
     labelled, rule = columns["label"].is_not_null(), columns["rule"]
-    # Of another version, of nobody's, or one that does not fit the label.
+    # Rules that this version does not know, or that do not fit whether there is a label.
     unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_GRAPH_REASONS))
     in_trace = pl.Series(["in_trace"]).new_from_index(0, len(rule))
     reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
