@@ -64,7 +64,7 @@ def probe(command: tuple[str, ...] | None = None) -> dict[str, Finding]:
     findings = dict(_lines(output))
     for step in STEPS:
         if step not in findings:
-            findings[step] = {"error": ending or "it said nothing"}
+            findings[step] = {"error": ending or "the step printed no result"}
             ending = "not tried, because what comes before it failed"
     return findings
 

@@ -198,7 +198,7 @@ def _graph(graph: _Graph, file: _File) -> CapturedGraph:
     edges = None if graph.edges is None else np.array(graph.edges, np.int64).reshape(-1, 2)
     for what, named in (("parent", parents), ("edge", edges)):
         if named is not None and not np.isin(named, numbers).all():
-            raise ValueError(f"{where}: a {what} names a node that there is not")
+            raise ValueError(f"{where}: a {what} refers to a node that does not exist")
     ids = (graph.id, *graph.executables)
     if min(ids) < 0 or max(ids) > _LOW:
         raise ValueError(f"{where}: graph ids are 32-bit numbers")
@@ -209,7 +209,7 @@ def _references(values: Sequence[int] | None, count: int, what: str) -> list[int
     if values is None:
         return None
     if values and (min(values) < -1 or max(values) >= count):
-        raise ValueError(f"{what} numbers outside of the list of {count}")
+        raise ValueError(f"{what} has an index outside the list of {count}")
     return [None if value == -1 else value for value in values]
 
 

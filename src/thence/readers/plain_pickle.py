@@ -80,13 +80,13 @@ def _reason_to_refuse(content: bytes) -> str | None:
         if opcode.name not in _ADMITTED:
             return f"the pickle holds {opcode.name}, which can run code or needs other objects; not opened"
         if isinstance(argument, int) and argument.bit_length() > 4 * _MOST_DIGITS:
-            return "the pickle holds an integer of absurd size"
+            return "the pickle holds an integer that is too large"
         if opcode.name in _PUTS and not 0 <= int(argument or 0) < _MOST_MEMO:
-            return "the pickle numbers its objects absurdly"
+            return "the pickle uses memo indices that are too large"
         # Each copy may be of all that there is: no value shall outgrow the file.
         copies += opcode.name == "DUP"
         if copies > _MOST_COPIES:
-            return "the pickle copies values absurdly often"
+            return "the pickle copies values too often"
     return None
 
 
@@ -103,9 +103,9 @@ def _check_depth(value: object) -> None:
             elif isinstance(container, list | tuple | set | frozenset):
                 inner += container
             if len(inner) > left:
-                raise PickleRefused("the pickle repeats its values absurdly often")
+                raise PickleRefused("the pickle repeats its values too often")
         if not inner:
             return
         left -= len(inner)
         level = inner
-    raise PickleRefused("the pickle is nested absurdly deep, or contains itself")
+    raise PickleRefused("the pickle is nested too deeply, or contains itself")

@@ -81,6 +81,7 @@ def _module(data: bytes, path: str) -> HloModuleProto:
 
 
 def _decoded(module: HloModuleProto) -> HloModule:
+    """The module as columns, with the nesting of its computations and loops."""
     body = Body.of(module)
     entry = _entry(module)
     placed, loops = _placement(body, entry)

@@ -48,6 +48,7 @@ def hlo_dump_modules(path: str) -> tuple[HloModule, ...]:
 
 
 def _files(path: str) -> list[Path]:
+    """Files behind a path or glob; only optimized modules where there are any."""
     place = Path(path)
     if place.is_dir():
         files = sorted({f for pattern in PATTERNS for f in place.glob(pattern) if f.is_file()})

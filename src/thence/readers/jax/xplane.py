@@ -264,6 +264,7 @@ def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 def _executions(
     events: pl.DataFrame, host: pl.DataFrame, programs: _Programs, rank: int
 ) -> pl.DataFrame:
+    """Rows of `PROGRAMS`: one for each execution of a program on a device."""
     end = pl.col("start") + pl.col("duration")
     rows = (
         events.filter(pl.col("execution").is_not_null())

@@ -85,6 +85,7 @@ def _usable_cores() -> int:
 def _in_processes(
     first: Piece, pieces: Iterator[Piece], path: str, processes: int
 ) -> Iterator[Columns]:
+    """The columns of each piece, in order, decoded by several worker processes."""
     workers = [_Worker(path) for _ in range(processes)]
     free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for worker in workers:

@@ -138,6 +138,7 @@ class Envelope:
         self._offset += length
 
     def _find_events(self) -> None:
+        """Reads the metadata before the events and moves to the first event."""
         self._fill(_READ_BYTES)
         if self._buffer[:3] == b"\xef\xbb\xbf":  # UTF-8 byte order mark
             self._drop(3)
@@ -172,6 +173,7 @@ class Envelope:
         return end, self._buffer.index(b",", end) + 1
 
     def _last_piece(self) -> Iterator[Piece]:
+        """The events left in the buffer at the end of the file; reads the metadata after them."""
         rest = self._buffer
         event_ends = boundaries(rest)
         if event_ends.array_end >= 0:
@@ -196,6 +198,7 @@ class Envelope:
         self.warnings.append(f"{self.source.name}: cut short: {reason}; read up to byte {end:,}")
 
     def _add_metadata(self, text: bytes, where: str) -> None:
+        """Adds the keys of a JSON object; where it is invalid, a warning instead."""
         if text.strip() in (b"{}", b"{", b"{ }"):
             return
         try:

@@ -220,6 +220,7 @@ def decode(piece: bytes | bytearray) -> Columns:
 
 
 def _columns(events: Sequence[Event], damaged: int) -> Columns:
+    """The columns of decoded events; ``damaged`` counts events that could not be decoded."""
     numbers = np.fromiter(
         map(_CategoryNumbers(_NUMBERS).__getitem__, map(attrgetter("cat"), events)),
         np.uint8,
@@ -259,7 +260,7 @@ class _Complete:
         events: the complete ones.
         number: of the category of each.
         start, duration: ns; the duration may be `NO_TIME_NS`.
-        timeless: how many do not say when they began.
+        timeless: number of events without a start time.
         unpaired: how many begin or end something; torch.profiler writes no such events.
     """
 

@@ -222,9 +222,7 @@ def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[
             f"{columns['unpaired']:,} begin/end events are left out: torch.profiler writes complete events only"
         )
     if columns["timeless"]:
-        warnings.append(
-            f"{columns['timeless']:,} events do not say when they began and are left out"
-        )
+        warnings.append(f"{columns['timeless']:,} events have no start time and are left out")
     for what, table in (("device activities", gpu), ("host ranges", host)):
         unusable = table["duration"] < 0
         if unusable.any():
@@ -249,6 +247,7 @@ def _host_order(host: Arrays, lanes: Lanes) -> Array:
 
 
 def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
+    """Rows of `GPU` in the given order."""
     sorted_gpu = {key: values[order] for key, values in gpu.items()}
     # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
     # of the node's id, and then the first node of a graph is 0 too.
@@ -298,6 +297,7 @@ def _triples(values: Array) -> pl.Series:
 def _host_frame(
     host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
 ) -> pl.DataFrame:
+    """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
     for key in list(host):
         host[key] = host[key][order]
     lane = host["lane"]

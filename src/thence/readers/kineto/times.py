@@ -67,6 +67,7 @@ def _one_by_one(texts: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 
 def _exact(text: bytes) -> int:
+    """Microseconds as text in ns, rounded half to even; `NO_TIME_NS` if it is no finite number that fits."""
     try:
         value = Decimal(text.decode("ascii", "replace").strip('"'))
     except InvalidOperation:

@@ -72,7 +72,9 @@ def ranks(
         return Ranks(rank_by_process, ())
     counted = {process: number for number, process in enumerate(sorted(used))}
     shown = ", ".join(f"{rank} is process {process}" for process, rank in counted.items())
-    return Ranks(counted, (f"does not tell the ranks of its processes; counted by id: {shown}",))
+    return Ranks(
+        counted, (f"does not name the ranks of its processes; numbered by process id: {shown}",)
+    )
 
 
 def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:

@@ -108,7 +108,7 @@ def _decompress(source: Source, path: Path, progress: Callable[[int], None]) -> 
             if size > room:
                 raise DamagedInput(
                     source.name,
-                    f"has more than {room:,} bytes unpacked, more than there is room for",
+                    f"decompresses to more than {room:,} bytes, more than fits into the temporary directory",
                 )
             unpacked.write(part)
             progress(source.consumed)

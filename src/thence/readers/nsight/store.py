@@ -339,9 +339,11 @@ def left_out(parts: Sequence[Timed], what: str) -> list[str]:
     """Warnings about rows that `with_durations` dropped or gave the duration 0."""
     warnings = []
     if lost := sum(part.lost for part in parts):
-        warnings.append(f"{lost:,} {what} do not say when they began and are left out")
+        warnings.append(f"{lost:,} {what} have no start time and are left out")
     if unusable := sum(part.unusable for part in parts):
-        warnings.append(f"{unusable:,} {what} have no end, or one before they began; counted as 0")
+        warnings.append(
+            f"{unusable:,} {what} have no end, or one before their start; their duration counts as 0"
+        )
     return warnings
 
 

@@ -154,6 +154,7 @@ class Archive:
 
 
 def _directory_members(name: str) -> tuple[dict[str, Bytes], list[str]]:
+    """Size of each file below a directory, and a reason for each link that is left out."""
     sizes: dict[str, Bytes] = {}
     skipped: list[str] = []
     for member, entry in _files(name):
@@ -185,6 +186,7 @@ def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def _zip_members(name: str) -> dict[str, Bytes]:
+    """Unpacked size of each member as listed; raises `DamagedInput` for unsafe names and encryption."""
     try:
         with zipfile.ZipFile(name) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]

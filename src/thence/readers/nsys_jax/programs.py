@@ -88,6 +88,7 @@ def _warnings(
 
 
 def _programs(rows: pl.DataFrame, modules: Mapping[int, HloModule], rank: int) -> pl.DataFrame:
+    """Executions of programs with identity, execution number and row, sorted by device and start."""
     identities = pl.DataFrame(
         [
             (number, module.fingerprint, place)
@@ -124,6 +125,7 @@ def _on_devices(rows: pl.DataFrame, devices: Launchers) -> pl.DataFrame:
 
 
 def _thunks(rows: pl.DataFrame, programs: pl.DataFrame, rank: int) -> pl.DataFrame:
+    """Thunks as rows of `GPU`, with the row of their program and their iteration."""
     numbers = programs.select(
         pl.col("old").cast(pl.Int64).alias("module"), pl.col("row").alias("program")
     )
@@ -208,6 +210,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _properties(devices: pl.DataFrame | None, rank: int) -> dict[int, Device]:
+    """Properties of each device, by its local number."""
     keys = [
         _GPU.format(key)
         for key in ("name", "totalMemory", "smCount", "computeMajor", "computeMinor")

@@ -127,6 +127,7 @@ def _ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
 
 
 def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
+    """Leaf thunks and the innermost program around each of them."""
     parent = _parent_rows(named["range"].to_numpy(), named["parent"])
     is_thunk = named["hlo"].is_not_null().to_numpy()
     is_module = named["module_name"].is_not_null().to_numpy()
