@@ -108,7 +108,7 @@ def _decompress(source: Source, path: Path, progress: Callable[[int], None]) -> 
             if size > room:
                 raise DamagedInput(
                     source.name,
-                    f"decompresses to more than {room:,} bytes, more than fits into the temporary directory",
+                    f"decompresses to more than {room:,} bytes: the limit, or the free space for temporary files",
                 )
             unpacked.write(part)
             progress(source.consumed)
