@@ -1,1 +1,1 @@
-"""What works on this machine."""
+"""``thence doctor``: checks of what thence can do on this machine."""

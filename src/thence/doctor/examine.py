@@ -1,6 +1,6 @@
-"""What can be done on this machine: what works, what does not, why, and the way out.
+"""Checks what thence can do on this machine: for each capability whether it works, why not, and a remedy.
 
-Frameworks are looked up among the installed packages and never imported; what can crash is tried in
+Frameworks are looked up among the installed packages and never imported. Checks that could crash run in
 another process (`thence.doctor.probe`).
 """
 
@@ -59,12 +59,12 @@ _Answer = tuple[bool, str, str]
 """The last three attributes of a capability."""
 
 
-def _yes(found: str) -> _Answer:
-    return True, found, ""
+def _yes(text: str) -> _Answer:
+    return True, text, ""
 
 
-def _no(found: str, cure: str) -> _Answer:
-    return False, found, cure
+def _no(text: str, cure: str) -> _Answer:
+    return False, text, cure
 
 
 Versions = Callable[[str], str | None]
@@ -106,10 +106,10 @@ def _driver(machine: _Machine) -> _Answer:
     release = _release()
     if error:
         return _no(error, _driver_cure(release))
-    found = machine.findings["driver"]
-    devices = [device["name"] for device in found["devices"]]
+    finding = machine.findings["driver"]
+    devices = [device["name"] for device in finding["devices"]]
     named = f"NVIDIA driver {release}" if release else "an NVIDIA driver"
-    return _yes(f"{named} for {_cuda(found['version'])}; {_counted(devices)}")
+    return _yes(f"{named} for {_cuda(finding['version'])}; {_device_counts(devices)}")
 
 
 def _driver_cure(release: str | None) -> str:
@@ -127,10 +127,10 @@ def _driver_cure(release: str | None) -> str:
 
 
 def _libcupti(machine: _Machine) -> _Answer:
-    found, error = machine.findings["libcupti"], machine.error("libcupti")
-    if "path" not in found:
+    finding, error = machine.findings["libcupti"], machine.error("libcupti")
+    if "path" not in finding:
         return _no(error or "nothing is known", _CUPTI_CURE)
-    where = f"{found['path']}, version {found['version']}"
+    where = f"{finding['path']}, version {finding['version']}"
     if error:
         return _no(f"{where}: {error}", _CUPTI_CURE)
     return _yes(f"{where}; the layouts of its records are known")
@@ -146,8 +146,8 @@ def _recording(machine: _Machine) -> _Answer:
     error = machine.error("recording")
     if error:
         return _no(error, _recording_cure(machine))
-    found = machine.findings["recording"]
-    text = f"a kernel was launched and recorded ({found['microseconds']:.1f} us)"
+    finding = machine.findings["recording"]
+    text = f"a kernel was launched and recorded ({finding['microseconds']:.1f} us)"
     if _admins_only() and not _may_profile():
         text += "; counters, which thence does not use, are for administrators only"
     return _yes(text)
@@ -155,9 +155,9 @@ def _recording(machine: _Machine) -> _Answer:
 
 def _recording_cure(machine: _Machine) -> str:
     code = machine.findings["recording"].get("code")
-    held = holder() if code == TAKEN else None
-    if held:
-        return f"{held[0]} has it: {held[1]}"
+    owner = holder() if code == TAKEN else None
+    if owner:
+        return f"{owner[0]} has it: {owner[1]}"
     if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):
         return (
             "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the "
@@ -170,11 +170,11 @@ def _nvtx(machine: _Machine) -> _Answer:
     missing = machine.missing("driver", "libcupti")
     if missing:
         return _no(f"no range can be recorded without {_WITH[missing]}", f"see {missing}")
-    found = machine.findings["libcupti"]
-    if "InitializeInjectionNvtx2" not in found["functions"]:
+    finding = machine.findings["libcupti"]
+    if "InitializeInjectionNvtx2" not in finding["functions"]:
         return _no("this libcupti takes no NVTX ranges", "use a newer one: see libcupti")
     set_to = os.environ.get("NVTX_INJECTION64_PATH")
-    if set_to and Path(set_to).name != Path(found["path"]).name:
+    if set_to and Path(set_to).name != Path(finding["path"]).name:
         return _no(
             f"NVTX ranges go to {Path(set_to).name}, not to libcupti",
             "unset NVTX_INJECTION64_PATH, or run without the tool that set it",
@@ -308,7 +308,7 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "inside": _inside,
     "disk": _disk,
 }
-"""What is looked at, in the order of the output."""
+"""The checks, in the order of the output."""
 
 
 def _installed(name: str) -> str | None:
@@ -326,7 +326,7 @@ def _cuda(version: int) -> str:
     return f"CUDA {version // 1000}.{version % 1000 // 10}"
 
 
-def _counted(names: list[str]) -> str:
+def _device_counts(names: list[str]) -> str:
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
@@ -336,8 +336,8 @@ def _release() -> str | None:
         text = (_PROC / "version").read_text(errors="replace")
     except OSError:
         return None
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else None
+    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return match[1] if match else None
 
 
 def _admins_only() -> bool:
@@ -355,5 +355,5 @@ def _may_profile() -> bool:
         status = Path("/proc/self/status").read_text(errors="replace")
     except OSError:
         return False
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return bool(found and int(found[1], 16) & _PROFILING_CAPABILITIES)
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(match and int(match[1], 16) & _PROFILING_CAPABILITIES)

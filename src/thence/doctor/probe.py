@@ -1,4 +1,4 @@
-"""What the driver and CUPTI of this machine can do, tried out in a process of its own.
+"""Tests the driver and CUPTI of this machine in a separate process.
 
 ``python -m thence.doctor.probe`` prints one JSON object a line, each as soon as it is known, so that a
 crash loses only what comes after. `probe` runs it and gathers the lines:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["STEPS", "Finding", "main", "probe"]
 
 Finding = dict[str, Any]
-"""What a step found, or {"error": a sentence}."""
+"""Results of a step, or {"error": a sentence}."""
 
 STEPS = ("driver", "libcupti", "recording", "graphs")
 _PATIENCE_S = 90
@@ -64,7 +64,7 @@ def probe(command: tuple[str, ...] | None = None) -> dict[str, Finding]:
     findings = dict(_lines(output))
     for step in STEPS:
         if step not in findings:
-            findings[step] = {"error": ending or "it said nothing"}
+            findings[step] = {"error": ending or "the step printed no result"}
             ending = "not tried, because what comes before it failed"
     return findings
 
@@ -80,14 +80,14 @@ def _ending(code: int, errors: bytes) -> str:
 
 
 def _lines(output: bytes) -> Iterator[tuple[str, Finding]]:
-    """Whatever libraries print to standard output besides is passed over."""
+    """Step and finding of each line; lines that libraries print to standard output are skipped."""
     for line in output.decode(errors="replace").splitlines():
         try:
-            found = json.loads(line)
+            finding = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict) and found.get("step") in STEPS:
-            yield found.pop("step"), found
+        if isinstance(finding, dict) and finding.get("step") in STEPS:
+            yield finding.pop("step"), finding
 
 
 def main() -> None:
@@ -100,10 +100,10 @@ def main() -> None:
     }
     for step in STEPS:
         try:
-            found = steps[step]()
+            finding = steps[step]()
         except ThenceError as error:
-            found = {"error": str(error), "code": getattr(error, "code", None)}
-        sys.stdout.write(json.dumps({"step": step, **found}) + "\n")
+            finding = {"error": str(error), "code": getattr(error, "code", None)}
+        sys.stdout.write(json.dumps({"step": step, **finding}) + "\n")
         sys.stdout.flush()
 
 
@@ -124,14 +124,14 @@ def _driver() -> Finding:
 
 def _libcupti() -> Finding:
     library = cupti.load()
-    found: Finding = {"path": library.path, "version": library.version(), "error": None}
+    finding: Finding = {"path": library.path, "version": library.version(), "error": None}
     functions = ("cuptiGetGraphNodeId", "cuptiGetGraphExecId", "InitializeInjectionNvtx2")
-    found["functions"] = [name for name in functions if library.has(name)]
+    finding["functions"] = [name for name in functions if library.has(name)]
     try:
-        require_known(found["version"])
+        require_known(finding["version"])
     except MissingRequirement as error:
-        found["error"] = str(error)
-    return found
+        finding["error"] = str(error)
+    return finding
 
 
 def _recording() -> Finding:

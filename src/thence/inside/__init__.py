@@ -7,7 +7,7 @@
 The object that `open` returns is in `thence.profile`, above the analyses and writers that it calls.
 
 description.py  what a buffer holds: layout, names, launch
-formats*.py     one module a layout: words -> columns
+formats/        one module for each layout: words -> columns
 clocks.py       cycles and wrapped timers -> ns
 matching.py     enters and exits -> ranges
 decoding.py     all of it: a buffer -> traces, ranges, events

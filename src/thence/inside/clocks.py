@@ -1,8 +1,8 @@
 """From counters to nanoseconds: rates of SM clocks, and starts of traces on one clock.
 
-The SM clock is no constant: it differs between SMs and moments (1.94 to 1.98 GHz within one kernel on
-an H200). So a trace that recorded both clocks at its start and end is converted by its own two
-samples. Where a layout lacks them, the rate comes from elsewhere, and ``clock_source`` says from where.
+The SM clock rate differs between SMs and over time (1.94 to 1.98 GHz within one kernel on an H200). A
+trace that recorded both clocks at its start and end is therefore converted by the rate between these two
+samples. Where a layout lacks them, the rate comes from another source, which ``clock_source`` names.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["ASSUMED_GHZ", "SOURCES", "Clocks", "clocks_of", "precision_of", "unwrapped"]
+__all__ = ["SOURCES", "Clocks", "clocks_of", "precision_of", "unwrapped"]
 
-ASSUMED_GHZ = 1.98
+_ASSUMED_GHZ = 1.98
 """Highest SM clock of H100 SXM and H200, taken where nothing better is known."""
 
 SOURCES = ("timer", "measured", "given", "neighbours", "estimated", "assumed")
 """Where the rate of a trace's clock comes from. timer: its events are in ns already. measured: from
 its own two samples of both clocks. given: by the caller. neighbours: the median of the buffer's
 measured traces, for one that never finished or is shorter than the timer's steps allow. estimated:
-from the clocks at the starts of successive blocks on one SM. assumed: `ASSUMED_GHZ`."""
+from the clocks at the starts of successive blocks on one SM. assumed: `_ASSUMED_GHZ`."""
 _TIMER, _MEASURED, _GIVEN, _NEIGHBOURS, _ESTIMATED, _ASSUMED = range(6)
 
 _TIMER_STEP_NS = 32
@@ -48,7 +48,7 @@ _WRAP = 1 << 32
 
 @dataclass(frozen=True)
 class Clocks:
-    """How to read the counters of each trace; arrays of shape (traces,).
+    """Start and clock rate of each trace; arrays of shape (traces,).
 
     Attributes:
         start_ns: when each began, on one clock for all.
@@ -84,13 +84,13 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
     missing = np.isnan(rate) & columns.in_cycles
     notes: list[str] = []
     if missing.any():
-        chosen, how = _for_others(columns, start, rate, clock_ghz)
+        chosen, how = _rate_for_unmeasured(columns, start, rate, clock_ghz)
         rate[missing], source[missing] = chosen, how
-        notes.append(_said(int(missing.sum()), len(missing), chosen, how))
+        notes.append(_rate_note(int(missing.sum()), len(missing), chosen, how))
     ghz = np.where(columns.in_cycles, rate, 1.0)
     source[~columns.in_cycles] = _TIMER
     if columns.timer_bits == 0 and len(start):
-        start = _by_sm_clock(columns, ghz)
+        start = _starts_by_sm_clock(columns, ghz)
         notes.append(
             "this version of the layout does not say when blocks began: the first block of every SM"
             " is drawn at 0, and others by the SM's clock"
@@ -100,8 +100,8 @@ def clocks_of(columns: Columns, clock_ghz: float | None = None) -> Clocks:
 
 def precision_of(columns: Columns) -> list[str]:
     """A sentence where traces are so short that the timer's steps blur their clocks' rates."""
-    known = columns.in_cycles & (columns.total_ns > 0) & (columns.total_cycles > 0)
-    lasted = columns.total_ns[known]
+    measured = columns.in_cycles & (columns.total_ns > 0) & (columns.total_cycles > 0)
+    lasted = columns.total_ns[measured]
     if len(np.unique(lasted)) < _LENGTHS_THAT_SHOW_A_STEP:
         return []
     step, median = int(np.gcd.reduce(lasted)), float(np.median(lasted))
@@ -117,23 +117,23 @@ def precision_of(columns: Columns) -> list[str]:
 def _measured(columns: Columns) -> tuple[Float64, npt.NDArray[np.uint8]]:
     """Rates from each trace's own samples, NaN where there are none."""
     rate = np.full(len(columns.trace), np.nan)
-    known = (columns.total_ns > 0) & (columns.total_cycles > 0)
-    rate[known] = columns.total_cycles[known] / columns.total_ns[known]
-    # Between two samples of a short trace the timer's steps show: the common rate is better, unless
-    # the difference is more than a step explains.
-    long = known & (columns.total_ns >= _SHORT_NS)
+    has_samples = (columns.total_ns > 0) & (columns.total_cycles > 0)
+    rate[has_samples] = columns.total_cycles[has_samples] / columns.total_ns[has_samples]
+    # In a short trace the resolution of the timer dominates the error of the rate. The median rate is
+    # better, unless the trace differs from it by more than one timer step explains.
+    long = has_samples & (columns.total_ns >= _SHORT_NS)
     source = np.full(len(rate), _MEASURED, np.uint8)
     if long.any():
         common = float(np.median(rate[long]))
         expected = common * columns.total_ns
         step = common * _TIMER_STEP_NS
-        vague = known & ~long & (np.abs(columns.total_cycles - expected) <= step)
+        vague = has_samples & ~long & (np.abs(columns.total_cycles - expected) <= step)
         rate[vague], source[vague] = common, _NEIGHBOURS
     rate[~((rate >= _LEAST_GHZ) & (rate <= _MOST_GHZ))] = np.nan
     return rate, source
 
 
-def _for_others(
+def _rate_for_unmeasured(
     columns: Columns, start: Int64, rate: Float64, given: float | None
 ) -> tuple[float, int]:
     """One rate for all traces that have none of their own, and where it comes from."""
@@ -143,10 +143,10 @@ def _for_others(
     if len(measured):
         return float(np.median(measured)), _NEIGHBOURS
     estimated = _successive_blocks(columns, start)
-    return (ASSUMED_GHZ, _ASSUMED) if estimated is None else (estimated, _ESTIMATED)
+    return (_ASSUMED_GHZ, _ASSUMED) if estimated is None else (estimated, _ESTIMATED)
 
 
-def _said(count: int, of: int, ghz: float, how: int) -> str:
+def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
     who = "all traces" if count == of else several(count, "trace")
     rate = f"{ghz:.3f} GHz for the SM clock of {who}"
     if how == _GIVEN:
@@ -203,7 +203,7 @@ def _signed(difference: Int64) -> Int64:
     return result
 
 
-def _by_sm_clock(columns: Columns, ghz: Float64) -> Int64:
+def _starts_by_sm_clock(columns: Columns, ghz: Float64) -> Int64:
     """Starts on each SM by its own clock, the earliest at 0."""
     start = np.zeros(len(columns.trace), np.int64)
     for sm in np.unique(columns.sm):

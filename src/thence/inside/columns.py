@@ -1,4 +1,4 @@
-"""What every layout of in-kernel events becomes first: columns per trace and per event.
+"""The columns, per trace and per event, that every layout of in-kernel events is decoded to.
 
 A trace is the sequence of events of one warp, warpgroup or block. Its counter runs from 0 at the
 trace's start, in cycles or nanoseconds; what these are on a common clock is worked out in clocks.py.
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 ENTER, EXIT, INSTANT, IGNORED = 0, 1, 2, 3
-"""Kinds of events. Ignored: what no layout writes."""
+"""Kinds of events. `IGNORED`: an invalid kind, which no layout writes."""
 
 STATES = ("complete", "unfinished", "overflow", "damaged")
-"""What became of a trace. unfinished: it never wrote its end. overflow: events found no room.
+"""Completeness of a trace. unfinished: its end was not written. overflow: events were dropped.
 damaged: its clock runs backwards, or its events do not fit its header."""
 COMPLETE, UNFINISHED, OVERFLOW, DAMAGED = range(4)
 
 UNKNOWN = -1
-"""Stands in columns of whole numbers for what the layout does not say."""
+"""Value in integer columns for what the layout does not record."""
 
 _WRAP = 1 << 32
 
@@ -76,8 +76,8 @@ class Columns:
         name: id of each event's name; shape (events,) like all that follow, trace after trace.
         kind: `ENTER`, `EXIT`, `INSTANT` or `IGNORED`.
         counter: since the trace's start, cycles or ns.
-        timer_bits: 64, or 32 where only the low word was recorded, or 0 where blocks of one SM have
-            a common start but nothing else has.
+        timer_bits: 64, or 32 where only the low word was recorded, or 0 where times are comparable only
+            within one SM.
         scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
         overhead_cycles: what recording one event takes, where the layout's own rule says; else None.
         absent: traces that were never written.
@@ -127,7 +127,7 @@ _OF_TRACES = (
 
 
 def starts_of(count: Int64) -> Int64:
-    """Where each of so many begins when all stand one after another; shape (n + 1,)."""
+    """Exclusive prefix sum of the counts, with the total as last element; shape (n + 1,)."""
     first = np.zeros(len(count) + 1, np.int64)
     np.cumsum(count, out=first[1:])
     return first
@@ -198,7 +198,7 @@ def counted_from_start(low: Words, first: Words, count: Int64, total: Int64) -> 
 
 
 def runs_backwards(counter: npt.NDArray[Any], count: Int64) -> Mask:
-    """Which events have a smaller counter than the one before them in their trace."""
+    """A mask of the events with a smaller counter than the event before them in their trace."""
     result = np.zeros(len(counter), np.bool_)
     np.less(counter[1:], counter[:-1], out=result[1:])
     begins = starts_of(count)[:-1]

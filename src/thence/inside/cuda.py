@@ -38,7 +38,7 @@ HEADER = Path(__file__).with_name("thence_inside.cuh")
 """The header, for compilers that take an include folder."""
 
 SCOPES = {"block": 1, "warpgroup": 2, "warp": 3}
-"""What a trace belongs to, and its number in the records."""
+"""Scopes of a trace, and their numbers in the records."""
 
 _SCOPE_THREADS = {"block": 1024, "warpgroup": 128, "warp": 32}
 _STATIC_SHARED_BYTES = 48 * 1024
@@ -141,7 +141,7 @@ class Profile(Launches):
         return self.describe(1).shared_bytes if self._staged else 0
 
     def describe(self, grid: int | Sequence[int], device: int = 0) -> Description:
-        """What describes the buffer of a launch with ``grid``.
+        """The description of the buffer of a launch with ``grid``.
 
         Raises:
             UsageError: CUDA launches no such grid.

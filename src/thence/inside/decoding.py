@@ -1,4 +1,4 @@
-"""A buffer of in-kernel events of any layout becomes traces and ranges, in nanoseconds."""
+"""Decodes a buffer of in-kernel events, of any layout, to traces, ranges and events in nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.inside import formats_flashinfer, formats_mosaic, formats_proton, formats_thence
 from thence.inside.clocks import SOURCES, Clocks, clocks_of, precision_of
 from thence.inside.columns import (
     IGNORED,
@@ -19,6 +18,7 @@ from thence.inside.columns import (
     as_words,
     several,
 )
+from thence.inside.formats import flashinfer, mosaic, proton, thence
 from thence.inside.ranges import Labels, enum_series, known_series, ranges_of
 
 if TYPE_CHECKING:
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
     Reader = Callable[[Words, Description, str], Columns]
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["KINDS", "Decoded", "decode"]
+__all__ = ["Decoded", "decode"]
 
-KINDS = ("enter", "exit", "instant")
+_EVENT_KINDS = ("enter", "exit", "instant")
 """Kinds of events in `Decoded.events`; ranges are of the kinds range and instant."""
 
 _READERS: Mapping[str, Reader] = {
-    "thence": formats_thence.read,
-    "mosaic": formats_mosaic.read,
-    "mosaic-2024": formats_mosaic.read,
-    "flashinfer": formats_flashinfer.read,
-    "flashinfer-old": formats_flashinfer.read,
-    "mirage": formats_flashinfer.read,
-    "proton": formats_proton.read,
+    "thence": thence.read,
+    "mosaic": mosaic.read,
+    "mosaic-2024": mosaic.read,
+    "flashinfer": flashinfer.read,
+    "flashinfer-old": flashinfer.read,
+    "mirage": flashinfer.read,
+    "proton": proton.read,
 }
 _MOST_SMS = 1 << 16
 _MOST_OVERHEAD_CYCLES = 64
-"""Recording an event takes about 50 cycles on an H200; what is further apart is not only that."""
+"""Recording an event takes about 50 cycles on an H200; a larger distance includes other work."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What happened inside one launch of a kernel.
+    """The decoded buffer of one launch of a kernel.
 
     Attributes:
         description: of the buffer.
@@ -65,8 +65,8 @@ class Decoded:
             start_ns and duration_ns are as recorded; net_ns is the duration less what recording the
             events in it took. closed is false for ranges that nothing closed: they end with their trace.
         overhead_cycles: what recording an event takes, as subtracted in net_ns; 0 where not known.
-        timer_bits: how much of %globaltimer start_ns holds: 64; 32, so that a multiple of 2^32 ns is
-            missing; or 0, where it starts at nothing in particular.
+        timer_bits: bits of %globaltimer that start_ns is based on: 64; 32, where start_ns is known up to
+            a multiple of 2^32 ns; or 0, where start_ns is comparable only within one SM.
         scope: what a trace is: block, warpgroup, warp, group, or trace where the layout does not say.
         notes: what was estimated or assumed, as sentences.
         warnings: what could not be read or fits nowhere, as sentences.
@@ -85,7 +85,7 @@ class Decoded:
 
     @cached_property
     def events(self) -> pl.DataFrame:
-        """One row for each event as recorded: trace, name, kind (of `KINDS`), time_ns, counter.
+        """One row for each event as recorded: trace, name, kind (of `_EVENT_KINDS`), time_ns, counter.
 
         counter counts from the trace's start, in cycles, or in ns where clock_source is timer.
         """
@@ -98,7 +98,7 @@ class Decoded:
             [
                 pl.Series("trace", columns.trace[of].astype(np.int32)),
                 Labels.of(columns.name, self.description.names).series(columns.name[kept]),
-                enum_series("kind", columns.kind[kept], KINDS),
+                enum_series("kind", columns.kind[kept], _EVENT_KINDS),
                 pl.Series("time_ns", time),
                 pl.Series("counter", counter),
             ]
@@ -127,7 +127,7 @@ def decode(
     columns = _READERS[description.flavour](as_words(buffer, path), description, path)
     columns.sm = np.where(columns.sm < _MOST_SMS, columns.sm, UNKNOWN)
     clocks = clocks_of(columns, clock_ghz)
-    overhead, said = _overhead(columns, description)
+    overhead, overhead_notes = _overhead(columns, description)
     end_ns = _ends(columns, clocks)
     ranges, warnings = ranges_of(columns, clocks, end_ns, description.names, overhead)
     return Decoded(
@@ -137,8 +137,8 @@ def decode(
         overhead,
         columns.timer_bits,
         columns.scope,
-        (*clocks.notes, *said, *precision_of(columns)),
-        (*columns.warnings, *_dropped(columns), *warnings),
+        (*clocks.notes, *overhead_notes, *precision_of(columns)),
+        (*columns.warnings, *_drop_warnings(columns), *warnings),
         columns,
         clocks,
     )
@@ -148,10 +148,10 @@ def _overhead(columns: Columns, description: Description) -> tuple[float, list[s
     """Cycles that recording an event takes, and a sentence about them."""
     if description.overhead_cycles is not None:
         cycles = max(description.overhead_cycles, 0.0)
-        return cycles, [f"{_subtracted(cycles)}, as measured on the device"] if cycles else []
+        return cycles, [f"{_net_time_note(cycles)}, as measured on the device"] if cycles else []
     if columns.overhead_cycles is not None:
         cycles = columns.overhead_cycles
-        return cycles, [f"{_subtracted(cycles)}, by the rule of the profiler that wrote it"]
+        return cycles, [f"{_net_time_note(cycles)}, by the rule of the profiler that wrote it"]
     inner = np.ones(max(len(columns.counter) - 1, 0), np.bool_)
     begins = columns.first[1:-1]
     inner[begins[(begins > 0) & (begins < len(columns.counter))] - 1] = False
@@ -161,23 +161,23 @@ def _overhead(columns: Columns, description: Description) -> tuple[float, list[s
     least = int(np.diff(columns.counter).min(where=inner, initial=_MOST_OVERHEAD_CYCLES + 1))
     if 0 < least <= _MOST_OVERHEAD_CYCLES:
         return float(least), [
-            f"{_subtracted(least)}: the least that two neighbouring events are apart"
+            f"{_net_time_note(least)}: the least that two neighbouring events are apart"
         ]
     return 0.0, ["what recording an event takes is not known, and not subtracted"]
 
 
-def _subtracted(cycles: float) -> str:
+def _net_time_note(cycles: float) -> str:
     return f"net times are less {cycles:g} cycles for each event recorded in them"
 
 
 def _ends(columns: Columns, clocks: Clocks) -> Int64:
-    """When each trace ended: as it says, else with its last event."""
+    """End of each trace, ns: as recorded, or that of its last event if that is later or there is no end."""
     last = np.zeros(len(columns.trace), np.int64)
     filled = np.flatnonzero(columns.count)
     last[filled] = columns.counter[columns.first[1:][filled] - 1]
     by_events = np.rint(last / clocks.ghz).astype(np.int64)
-    said = np.where(columns.total_ns > 0, columns.total_ns, 0)
-    return clocks.start_ns + np.maximum(by_events, said)
+    recorded_ns = np.where(columns.total_ns > 0, columns.total_ns, 0)
+    return clocks.start_ns + np.maximum(by_events, recorded_ns)
 
 
 def _traces(columns: Columns, clocks: Clocks, end_ns: Int64) -> pl.DataFrame:
@@ -198,15 +198,15 @@ def _traces(columns: Columns, clocks: Clocks, end_ns: Int64) -> pl.DataFrame:
     )
 
 
-def _dropped(columns: Columns) -> list[str]:
+def _drop_warnings(columns: Columns) -> list[str]:
     lost = int(columns.dropped.sum())
-    found = []
+    warnings = []
     if lost and not any("ring" in text for text in columns.warnings):
         over = int((columns.dropped > 0).sum())
-        found.append(
+        warnings.append(
             f"{several(over, 'trace')} had no room for {lost:,} further events, which are missing:"
             " give more capacity"
         )
     if columns.absent:
-        found.append(f"{several(columns.absent, 'trace')} of the grid hold nothing")
-    return found
+        warnings.append(f"{several(columns.absent, 'trace')} of the grid hold nothing")
+    return warnings

@@ -1,7 +1,7 @@
-"""What a buffer written inside a kernel holds: its layout, the names of its ranges, the launch.
+"""Description of a buffer written inside a kernel: its layout, the names of its ranges, the launch.
 
-A buffer alone cannot be decoded. Its description is JSON beside it, one object with the fields of
-`Description` and ``"format": "thence.inside", "version": 1``.
+A buffer cannot be decoded without it. The description is stored with the buffer as JSON: one object with
+the fields of `Description` and ``"format": "thence.inside", "version": 1``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from thence.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FLAVOURS", "FORMAT", "HEADER_WORDS", "VERSION", "Description", "Limits"]
+__all__ = ["FLAVOURS", "HEADER_WORDS", "Description", "Limits"]
 
-FORMAT = "thence.inside"
-VERSION = 1
+_FORMAT = "thence.inside"
+_VERSION = 1
 HEADER_WORDS = 16
 """Words before the events of each trace in thence's own layout."""
 
@@ -49,7 +49,7 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a device allows.
+    """Limits of a device.
 
     Attributes:
         shared_memory_bytes: of one block, with opt-in (227 KiB on an H200).
@@ -98,9 +98,9 @@ class Description:
 
     def __post_init__(self) -> None:
         if self.flavour not in FLAVOURS:
-            known = ", ".join(FLAVOURS)
+            flavours = ", ".join(FLAVOURS)
             raise UsageError(
-                f"{self.flavour!r} is no layout of in-kernel events; there are {known}"
+                f"{self.flavour!r} is no layout of in-kernel events; there are {flavours}"
             )
         positive = (*self.grid, *self.block, self.traces_per_block)
         if not all(0 < n <= _MOST for n in positive) or not 0 <= self.capacity <= _MOST:
@@ -189,7 +189,7 @@ class Description:
         fields["launch"] = dict(self.launch)
         if self.words_per_trace is None:
             del fields["words_per_trace"]
-        return {"format": FORMAT, "version": VERSION, **fields}
+        return {"format": _FORMAT, "version": _VERSION, **fields}
 
     def to_bytes(self) -> bytes:
         """The description as JSON text in UTF-8."""
@@ -212,11 +212,11 @@ class Description:
             if isinstance(values, dict) and "format" not in values and "entries" in values:
                 return _of_profiler_spec(msgspec.convert(values, _ProfilerSpec))
             known = msgspec.convert(values, _Fields)
-            if (known.format, known.version) != (FORMAT, VERSION):
+            if (known.format, known.version) != (_FORMAT, _VERSION):
                 raise DamagedInput(
                     path,
                     f"describes {known.format!r}, version {known.version}; this thence reads"
-                    f" {FORMAT!r}, version {VERSION}",
+                    f" {_FORMAT!r}, version {_VERSION}",
                 )
             fields = {
                 f.name: getattr(known, f.name) for f in dataclasses.fields(cls) if f.name != "names"
@@ -244,7 +244,7 @@ _Counts = tuple[_Count, _Count, _Count]
 
 
 class _Fields(msgspec.Struct):
-    """What the JSON may hold; what it holds beside that is left alone."""
+    """The fields of the JSON that are read; other fields are ignored."""
 
     format: str
     version: int

@@ -1,8 +1,8 @@
-"""Launches of instrumented kernels: the buffer of each, on its device, and what describes it.
+"""Launches of instrumented kernels: the buffer of each launch on its device, and its description.
 
-A launch gets a buffer of its own, zeroed, on the current device of CuPy or PyTorch, so that several
-launches and several devices do not mix. Nothing is copied or waited for before the events are
-asked for.
+Each launch gets a zeroed buffer of its own on the current device of CuPy or PyTorch, so that events of
+different launches and devices do not mix. Copying the buffer and waiting for the device happen only when
+the events are read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Arrays(Protocol):
         """The array's words on the host, after the work that was queued before."""
 
     def limits(self) -> Limits:
-        """What the current device allows."""
+        """Limits of the current device."""
 
     def device(self) -> int:
         """Index of the current device."""
@@ -137,8 +137,8 @@ def arrays_of(library: str) -> Arrays:
         MissingRequirement: the library is not installed, or sees no GPU.
     """
     if library not in _LIBRARIES:
-        known = " or ".join(map(repr, _LIBRARIES))
-        raise UsageError(f"arrays={library!r}: device memory comes from {known}.")
+        libraries = " or ".join(map(repr, _LIBRARIES))
+        raise UsageError(f"arrays={library!r}: device memory comes from {libraries}.")
     return _LIBRARIES[library]()
 
 
@@ -225,7 +225,7 @@ class Launches:
             raise UsageError(
                 "Nothing was launched: call launch() and pass its arguments to the kernel."
             )
-        return save_each(path, ((one.words(), one.description) for one in self.launches))
+        return save_each(path, ((launch.words(), launch.description) for launch in self.launches))
 
     def _launched(
         self,
@@ -234,7 +234,7 @@ class Launches:
         arguments: tuple[Any, ...],
         overhead: Callable[[int], float | None],
     ) -> Launch:
-        """One more, which the launch before it, kept or not, is told of."""
+        """A new launch; its host time is stored in the previous launch as ``next_ns``."""
         launch = Launch(arrays, description, arguments, overhead, self._last)
         self._last = launch
         self.launches.append(launch)
@@ -242,7 +242,7 @@ class Launches:
 
 
 def launch_facts(moment: str) -> dict[str, Any]:
-    """What tells a launch from others of its kernel in a trace made at the same time.
+    """Facts that identify a launch among others of its kernel in a trace recorded at the same time.
 
     Args:
         moment: what to call the time by now: "host_ns" before the launch, "taken_ns" after it.

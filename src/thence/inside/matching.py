@@ -1,4 +1,4 @@
-"""Enters and exits become ranges, without a loop over events."""
+"""Matches enter and exit events to ranges, without a Python loop over events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Matches", "match"]
 
 _LEVELS_ONE_BY_ONE = 32
-"""Nesting up to which each level is looked at by itself; deeper events are sorted by level."""
+"""Nesting depth up to which each level is matched separately; deeper events are sorted by level."""
 _STEP = np.array([1, -1, 0, 0], np.int8)
 
 
@@ -31,8 +31,8 @@ class Matches:
         begin: event that opens each range, ascending; shape (ranges,).
         end: event that closes it, -1 where none does.
         depth: ranges that are open around it.
-        stray: exits of ranges that nothing opened.
-        level: of every event: for one that is neither enter nor exit, ranges that are open around it.
+        stray: exits without an enter.
+        level: nesting level of every event; for instants, the number of ranges open around it.
     """
 
     begin: Int64
@@ -90,10 +90,10 @@ def _brackets(kind: UInt8, count: Int64) -> tuple[Int64, npt.NDArray[np.int32], 
 def _without_strays(
     depth: npt.NDArray[np.int32], step: npt.NDArray[np.int8], count: Int64
 ) -> tuple[npt.NDArray[np.int32], Mask]:
-    """Depths as they are when exits that nothing opened are left out, and which these are."""
+    """Depths with exits that have no enter left out, and a mask of these exits."""
     number = np.repeat(np.arange(len(count), dtype=np.int64), count)
     apart = 2 * len(depth) + 2
-    # Each trace far below the one before: its running minimum is its own.
+    # Shift each trace far below the one before, so that the running minimum starts anew at each trace.
     lowest = np.minimum.accumulate(depth - number * apart) + number * apart
     lowest = np.minimum(lowest, 0).astype(np.int32)
     earlier = np.roll(lowest, 1)
@@ -145,6 +145,6 @@ def _by_name(
     fresh = np.ones(len(events), np.bool_)
     fresh[1:] = (of_trace[1:] != of_trace[:-1]) | (of_name[1:] != of_name[:-1])
     sizes = np.diff(np.append(np.flatnonzero(fresh), len(events)))
-    found, _, lost = _brackets(kind[events], sizes)
-    partner[events] = np.where(found >= 0, events[found], -1)
+    partners, _, lost = _brackets(kind[events], sizes)
+    partner[events] = np.where(partners >= 0, events[partners], -1)
     stray[events] = lost

@@ -102,7 +102,7 @@ mov.b32 i, 0;
 
 
 class ProfilerSpec:
-    """What ``as_gpu_kernel(prof_spec=...)`` takes, for records of thence.
+    """An argument for ``as_gpu_kernel(prof_spec=...)`` that makes the kernel write records of thence.
 
     Attributes:
         interned_names: name -> number of the ranges, filled as the kernel is lowered.
@@ -161,7 +161,7 @@ class ProfilerSpec:
         return threads // self.scope_threads
 
     def describe(self, grid: Sequence[int], block: Sequence[int]) -> Description:
-        """What describes a buffer; complete once the kernel was lowered."""
+        """The description of a buffer; its names are complete once the kernel was lowered."""
         return Description(
             names=tuple(self.interned_names),
             grid=three(tuple(grid) or (1,), "grid"),
@@ -193,7 +193,7 @@ class ProfilerSpec:
         return jax.ShapeDtypeStruct((self._words(grid, block),), np.uint32)
 
     def mlir_buffer_type(self, grid: Sequence[int], block: Sequence[int]) -> Any:
-        """The same as an MLIR type."""
+        """MLIR type of the buffer as an output of the kernel."""
         ir = _dialects().ir
         return ir.MemRefType.get((self._words(grid, block),), ir.IntegerType.get_signless(32))
 
@@ -427,7 +427,7 @@ def _dialects() -> _Dialects:
 
 
 def _install() -> None:
-    """Let JAX make an `OnDeviceProfiler` of ours for a spec of ours. Once; does no harm twice."""
+    """Makes JAX create our `OnDeviceProfiler` for our `ProfilerSpec`; idempotent."""
     profiler = _dialects().profiler
     of_jax = profiler.OnDeviceProfiler
     if getattr(of_jax, "makes_those_of_thence", False):

@@ -67,7 +67,7 @@ class Execution:
 
 
 class PallasProfile:
-    """What ``with thence.inside.pallas() as profile`` gives.
+    """The profile that ``with thence.inside.pallas() as profile`` returns.
 
     Attributes:
         executions: of all kernels on all devices, in the order in which JAX handed them over.
@@ -106,7 +106,9 @@ class PallasProfile:
                 " are: call jax.clear_caches() before it, and use plgpu.kernel as an attribute of its"
                 " module, or give it compiler_params=profile.params()."
             )
-        return save_each(path, ((one.words, one.description) for one in self.executions))
+        return save_each(
+            path, ((execution.words, execution.description) for execution in self.executions)
+        )
 
 
 @contextlib.contextmanager
@@ -155,7 +157,7 @@ _ACTIVE = threading.Lock()  # held while a block is active: it replaces attribut
 
 
 class _Taker:
-    """Stands between JAX and its profiler's output."""
+    """Replaces the functions of JAX that write its profiler's output."""
 
     def __init__(self, profile: PallasProfile, jax: Any) -> None:
         self._profile: PallasProfile | None = profile
@@ -189,7 +191,7 @@ class _Taker:
 
     @property
     def dump(self) -> Callable[..., None]:
-        """In the place of ``ProfilerSpec.dump(self, buffer, f, grid, block)``."""
+        """A replacement of ``ProfilerSpec.dump(self, buffer, f, grid, block)``."""
 
         def dump(spec: Any, buffer: Any, f: Any, grid: Sequence[int], block: Sequence[int]) -> None:
             path = Path(f.name)
@@ -223,7 +225,7 @@ def describe_mosaic(
     kernel: str = "",
     launch: dict[str, Any] | None = None,
 ) -> Description:
-    """What describes a buffer of JAX's own profiler.
+    """The description of a buffer of JAX's own profiler.
 
     Args:
         spec: JAX's ``ProfilerSpec``, after the kernel was lowered: names are numbered then.

@@ -1,4 +1,4 @@
-"""Ranges with their times: one row each, made for some hundred thousand events at a time."""
+"""Ranges and instants with their times as a table, built for some hundred thousand events at a time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from thence.inside.clocks import Clocks
     from thence.inside.columns import Int64
 
-__all__ = ["RANGE_KINDS", "Labels", "enum_series", "known_series", "ranges_of"]
+__all__ = ["Labels", "enum_series", "known_series", "ranges_of"]
 
-RANGE_KINDS = ("range", "instant")
+_RANGE_KINDS = ("range", "instant")
 
 _EVENTS_AT_A_TIME = 1 << 19
-"""What they need stays in memory that is used again and again."""
+"""Bounds the temporary arrays, whose memory is reused from one part to the next."""
 _MOST_UNKNOWN_NAMES = 1000
 
 
@@ -63,41 +63,41 @@ class Labels:
         """Column "name" for ids."""
         if not len(self.unnamed):
             return enum_series("name", self.codes[ids], self.categories)
-        known = ids < len(self.codes)
+        is_named = ids < len(self.codes)
         result = np.zeros(len(ids), np.uint32)
-        result[known] = self.codes[ids[known]]
-        result[~known] = self.unnamed_codes[np.searchsorted(self.unnamed, ids[~known])]
+        result[is_named] = self.codes[ids[is_named]]
+        result[~is_named] = self.unnamed_codes[np.searchsorted(self.unnamed, ids[~is_named])]
         return enum_series("name", result, self.categories)
 
 
 @dataclass
 class _Defects:
-    """What does not fit, counted."""
+    """Counts of events that fit into no complete, named range."""
 
     unclosed: int = 0
     unnamed: int = 0
     stray: Counter[int] = field(default_factory=Counter)
 
-    def said(self, names: tuple[str, ...]) -> list[str]:
-        found = []
+    def warnings(self, names: tuple[str, ...]) -> list[str]:
+        warnings = []
         if self.unclosed:
-            found.append(
+            warnings.append(
                 f"{several(self.unclosed, 'range')} were entered and never left: they end with their"
                 " trace, and count in no statistics"
             )
         if self.stray:
             ((number, _),) = self.stray.most_common(1)
             label = (number < len(names) and names[number]) or f"range {number}"
-            found.append(
+            warnings.append(
                 f"{several(self.stray.total(), 'exit')} of ranges that nothing entered are left out,"
                 f" most of them of {label!r}"
             )
         if self.unnamed:
-            found.append(
+            warnings.append(
                 f"{several(self.unnamed, 'range')} have ids that the description does not name: shown"
                 " as numbers"
             )
-        return found
+        return warnings
 
 
 def ranges_of(
@@ -128,7 +128,7 @@ def ranges_of(
         )
         for low, high in _parts(columns.first)
     ]
-    return pl.concat(frames), defects.said(names)
+    return pl.concat(frames), defects.warnings(names)
 
 
 def _parts(first: Int64) -> Iterator[tuple[int, int]]:
@@ -177,7 +177,7 @@ def _frame(
             pl.Series("index", columns.index.astype(np.int32)[of]),
             known_series("sm", columns.sm[of]),
             labels.series(name),
-            enum_series("kind", instant.astype(np.uint32), RANGE_KINDS),
+            enum_series("kind", instant.astype(np.uint32), _RANGE_KINDS),
             pl.Series("start_ns", start),
             pl.Series("duration_ns", duration),
             pl.Series("net_ns", net),

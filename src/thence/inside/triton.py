@@ -228,7 +228,7 @@ class Profile(Launches):
         self._kernel, self._overhead_cycles = kernel, overhead_cycles
 
     def describe(self, grid: int | Sequence[int], device: int = 0) -> Description:
-        """What describes the buffer of a launch with ``grid``.
+        """The description of the buffer of a launch with ``grid``.
 
         Raises:
             UsageError: CUDA launches no such grid.

@@ -1,4 +1,4 @@
-"""What a Kineto range is, told by its name.
+"""Category of a host range, derived from the recorded category and the range's name.
 
 ``user_annotation`` holds what the user named with ``record_function`` and what libraries named in
 the same way; ``python_function`` holds frames, built-in functions and nn.Module calls.

@@ -1,7 +1,10 @@
 """Labels of captured CUDA graphs: the JSON of `thence.save_labels()`, and PyTorch's annotation files.
 
-The JSON holds columns; every field's type, length and reference is checked, for a file comes from
-elsewhere. PyTorch 2.12 to 2.14 pickle a dict of node id to annotations
+Label files are read as inputs of their own (`read`), by path (`read_labels`), or found in the folders of
+other inputs (`with_labels_beside`).
+
+The JSON holds columns. The type, length and references of every field are checked, because files may
+come from other machines. PyTorch 2.12 to 2.14 pickle a dict of node id to annotations
 (torch/cuda/_graph_annotations.py): `thence.readers.plain_pickle` reads it without executing anything.
 """
 
@@ -29,129 +32,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-
 __all__ = ["NAME", "PATTERNS", "read", "read_labels", "sniff", "with_labels_beside"]
 
 _MOST_FILES = 1000  # of labels in one folder
-
-
-def with_labels_beside(tables: Tables) -> Tables:
-    """The tables with the labels in the folders of their inputs, after those that are among the inputs.
-
-    What cannot be read there is a warning, never an error.
-    """
-    known = {Path(name).resolve() for name in tables.meta.inputs}
-    known |= {Path(one.source).resolve() for one in tables.graph_labels}
-    folders = {
-        Path(name).parent
-        for name in tables.meta.inputs
-        if name != STANDARD_INPUT and Path(name).is_file()
-    }
-    found, warnings = [], []
-    paths = sorted(
-        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
-    )
-    for path in paths[:_MOST_FILES]:
-        if path.resolve() in known:
-            continue
-        try:
-            with Source.open(str(path)) as source:
-                is_labels = sniff(source.head())
-            if is_labels:
-                found.append(read_labels(path))
-        except InputError as error:
-            warnings.append(f"{error}; not joined")
-    if not found and not warnings:
-        return tables
-    labels = (*tables.graph_labels, *found)
-    return dataclasses.replace(tables, graph_labels=labels).with_warnings(warnings)
-
-
 NAME = "labels of CUDA graphs (thence.save_labels)"
-
-
 PATTERNS = ("*labels*.json", "*labels*.json.gz")
-
-
 """Files of a directory that may be labels."""
-
-
 _FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
-
-
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
-
-
 _MOST_BYTES = 1 << 30
-
-
 _MOST_NODES = 20_000_000
-
-
 _LOW, _HIGH = (1 << 32) - 1, 32
-
-
 _HOW = "thence.save_labels() at the end of the program writes it anew"
-
-
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-
-
 _Triple = tuple[_Size, _Size, _Size]
-
-
-class _Process(msgspec.Struct):
-    pid: int | None = None
-    rank: int | None = None
-    boot: str | None = None
-    started_ns: int | None = None
-
-
-class _Label(msgspec.Struct):
-    path: tuple[str, ...]
-    phase: str | None = None
-    lane: str | None = None
-    metadata: dict[str, Any] = {}
-
-
-class _Kernel(msgspec.Struct):
-    name: str
-    demangled: str | None = None
-
-
-class _Nodes(msgspec.Struct):
-    number: list[int]
-    type: list[str]
-    label: list[int]
-    kernel: list[int] | None = None
-    grid: list[_Triple | None] | None = None
-    block: list[_Triple | None] | None = None
-    shared_memory: list[_Size | None] | None = None
-    parent: list[int] | None = None
-
-
-class _Graph(msgspec.Struct):
-    id: int
-    nodes: _Nodes
-    executables: tuple[int, ...] = ()
-    device: int | None = None
-    edges: list[tuple[int, int]] | None = None
-
-
-class _File(msgspec.Struct):
-    format: str
-    version: int
-    process: _Process = msgspec.field(default_factory=_Process)
-    labels: tuple[_Label, ...] = ()
-    kernels: tuple[_Kernel, ...] = ()
-    graphs: tuple[_Graph, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-class _Head(msgspec.Struct):
-    format: str = ""
-    version: int = 0
 
 
 def sniff(head: bytes) -> bool:
@@ -176,34 +70,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     return Tables(graph_labels=(labels,), meta=meta)
 
 
-def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
-    """The labels in a file, JSON (plain or gzipped) or a pickled annotation file of PyTorch.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        InputError: it cannot be opened.
-        UnknownFormat: it holds no labels, or in a version that is not known.
-        DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
-    """
-    with Source.open(str(path)) as source:
-        if _PICKLE.match(source.head()):
-            return _of_torch(_content(source), source.name)
-        return _parsed(_content(source), source)
-
-
-def _content(source: Source) -> bytes:
-    content = source.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise DamagedInput(source.name, "over 1 GB, which labels of graphs never are")
-    if not content.strip():
-        raise UnknownFormat(
-            source.name, source.damage or "is empty; expected labels of CUDA graphs"
-        )
-    return content
-
-
 def _parsed(content: bytes, source: Source) -> GraphLabels:
     name = source.name
     if source.damage:
@@ -213,9 +79,9 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         if sniff(content[:4096]):
             raise DamagedInput(name, f"is cut or no valid JSON ({error}); {_HOW}") from error
-        raise UnknownFormat(name, _no_labels("is no JSON")) from error
+        raise UnknownFormat(name, _not_labels("is no JSON")) from error
     if head.format != GRAPH_LABELS:
-        raise UnknownFormat(name, _no_labels("names another format"))
+        raise UnknownFormat(name, _not_labels("names another format"))
     if head.version != GRAPH_LABELS_VERSION:
         raise UnknownFormat(
             name,
@@ -239,6 +105,63 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         raise DamagedInput(name, f"holds a number out of range: {error}; {_HOW}") from error
 
 
+class _Head(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+def _not_labels(what: str) -> str:
+    return f"{what}; expected labels of CUDA graphs, which thence.save_labels() or PyTorch 2.12 to 2.14 wrote"
+
+
+class _Process(msgspec.Struct):
+    pid: int | None = None
+    rank: int | None = None
+    boot: str | None = None
+    started_ns: int | None = None
+
+
+class _File(msgspec.Struct):
+    format: str
+    version: int
+    process: _Process = msgspec.field(default_factory=_Process)
+    labels: tuple[_Label, ...] = ()
+    kernels: tuple[_Kernel, ...] = ()
+    graphs: tuple[_Graph, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class _Label(msgspec.Struct):
+    path: tuple[str, ...]
+    phase: str | None = None
+    lane: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class _Kernel(msgspec.Struct):
+    name: str
+    demangled: str | None = None
+
+
+class _Graph(msgspec.Struct):
+    id: int
+    nodes: _Nodes
+    executables: tuple[int, ...] = ()
+    device: int | None = None
+    edges: list[tuple[int, int]] | None = None
+
+
+class _Nodes(msgspec.Struct):
+    number: list[int]
+    type: list[str]
+    label: list[int]
+    kernel: list[int] | None = None
+    grid: list[_Triple | None] | None = None
+    block: list[_Triple | None] | None = None
+    shared_memory: list[_Size | None] | None = None
+    parent: list[int] | None = None
+
+
 def _label(
     path: tuple[str, ...], phase: str | None, lane: str | None, metadata: Mapping[str, Any]
 ) -> Label:
@@ -247,15 +170,11 @@ def _label(
     return Label(path, phase, lane, rest, collective)
 
 
-def _no_labels(what: str) -> str:
-    return f"{what}; expected labels of CUDA graphs, which thence.save_labels() or PyTorch 2.12 to 2.14 wrote"
-
-
 def _graph(graph: _Graph, file: _File) -> CapturedGraph:
-    """A graph whose columns are of one length and whose references lead somewhere.
+    """A graph, after checking that its columns have one length and its references are valid.
 
     Raises:
-        ValueError: they are not; the text says which.
+        ValueError: a check failed; the message says which.
     """
     nodes, where = graph.nodes, f"graph {graph.id}"
     count = len(nodes.number)
@@ -279,7 +198,7 @@ def _graph(graph: _Graph, file: _File) -> CapturedGraph:
     edges = None if graph.edges is None else np.array(graph.edges, np.int64).reshape(-1, 2)
     for what, named in (("parent", parents), ("edge", edges)):
         if named is not None and not np.isin(named, numbers).all():
-            raise ValueError(f"{where}: a {what} names a node that there is not")
+            raise ValueError(f"{where}: a {what} refers to a node that does not exist")
     ids = (graph.id, *graph.executables)
     if min(ids) < 0 or max(ids) > _LOW:
         raise ValueError(f"{where}: graph ids are 32-bit numbers")
@@ -290,7 +209,7 @@ def _references(values: Sequence[int] | None, count: int, what: str) -> list[int
     if values is None:
         return None
     if values and (min(values) < -1 or max(values) >= count):
-        raise ValueError(f"{what} numbers outside of the list of {count}")
+        raise ValueError(f"{what} has an index outside the list of {count}")
     return [None if value == -1 else value for value in values]
 
 
@@ -304,58 +223,75 @@ def _frame(columns: Mapping[str, Sequence[Any] | None], count: int) -> pl.DataFr
     )
 
 
-def _of_torch(content: bytes, name: str) -> GraphLabels:
-    """PyTorch's annotations: node id (graph << 32 | number) to a list of dicts, the innermost last.
+def _content(source: Source) -> bytes:
+    content = source.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise DamagedInput(source.name, "over 1 GB, which labels of graphs never are")
+    if not content.strip():
+        raise UnknownFormat(
+            source.name, source.damage or "is empty; expected labels of CUDA graphs"
+        )
+    return content
 
-    Every graph id becomes a graph of its own: capture and executable ids are not told apart there.
+
+def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
+    """The labels in a file, JSON (plain or gzipped) or a pickled annotation file of PyTorch.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        InputError: it cannot be opened.
+        UnknownFormat: it holds no labels, or in a version that is not known.
+        DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
+    """
+    with Source.open(str(path)) as source:
+        if _PICKLE.match(source.head()):
+            return _torch_graph_labels(_content(source), source.name)
+        return _parsed(_content(source), source)
+
+
+def _torch_graph_labels(content: bytes, name: str) -> GraphLabels:
+    """Labels from PyTorch's annotations: node id (graph << 32 | number) to a list of dicts, innermost last.
+
+    Every graph id becomes a graph of its own, since the file does not tell ids of captured graphs from
+    those of executable graphs.
     """
     try:
-        found = load_plain(content)
+        annotations = load_plain(content)
     except PickleRefused as error:
         raise DamagedInput(
             name, f"{error}; expected a pickled annotation file of PyTorch"
         ) from error
-    if not isinstance(found, dict) or len(found) > _MOST_NODES:
+    if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
         raise UnknownFormat(name, "a pickle, but of no annotations: expected a dict of node ids")
     labels: list[Label] = []
     by_text: dict[str, int] = {}
-    ids = np.zeros(len(found), np.uint64)
-    numbers = np.zeros(len(found), np.int32)
-    for i, (node, said) in enumerate(found.items()):
+    ids = np.zeros(len(annotations), np.uint64)
+    numbers = np.zeros(len(annotations), np.int32)
+    for i, (node, value) in enumerate(annotations.items()):
         if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < 1 << 64:
             raise DamagedInput(name, f"a key of the annotations is no node id: {node!r:.60}")
-        text = repr(said)
+        text = repr(value)
         if text not in by_text:
             by_text[text] = len(labels)
-            labels.append(_torch_label(said, name))
+            labels.append(_torch_label(value, name))
         ids[i], numbers[i] = node, by_text[text]
     graphs = tuple(_torch_graph(int(g), ids, numbers) for g in np.unique(ids >> np.uint64(_HIGH)))
     note = "PyTorch's annotation files name no process, kernels or edges: only node ids tell what belongs together"
     return GraphLabels(name, labels=tuple(labels), graphs=graphs, notes=(note,))
 
 
-def _torch_graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
-    own = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
-    number = (ids[own] & np.uint64(_LOW)).astype(np.int64)
-    order = np.argsort(number)
-    columns = {
-        "number": number[order].tolist(),
-        "type": ["unknown"] * len(own),  # the file does not say
-        "label": labels[own][order].tolist(),
-    }
-    return CapturedGraph(graph, (graph,), None, _frame(columns, len(own)), None)
-
-
 def _torch_label(annotations: object, name: str) -> Label:
     """One label of the annotations of a node: dicts (key-wise, later ones win), or texts."""
     merged: dict[str, Any] = {}
-    for one in annotations if isinstance(annotations, list | tuple) else [annotations]:
-        if isinstance(one, dict):
-            merged |= {str(key): value for key, value in one.items()}
-        elif isinstance(one, str):
-            merged["name"] = one
-        elif one is not None:
-            raise DamagedInput(name, f"an annotation is neither dict nor text: {one!r:.60}")
+    for annotation in annotations if isinstance(annotations, list | tuple) else [annotations]:
+        if isinstance(annotation, dict):
+            merged |= {str(key): value for key, value in annotation.items()}
+        elif isinstance(annotation, str):
+            merged["name"] = annotation
+        elif annotation is not None:
+            raise DamagedInput(name, f"an annotation is neither dict nor text: {annotation!r:.60}")
     names = [merged.pop(key) for key in ("name", "str") if key in merged]
     phase = merged.pop("autograd_phase", None)
     stream = merged.pop("stream", None)
@@ -365,3 +301,47 @@ def _torch_label(annotations: object, name: str) -> Label:
     return _label(
         path, None if phase is None else str(phase), None if lane is None else str(lane), merged
     )
+
+
+def _torch_graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
+    rows = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
+    number = (ids[rows] & np.uint64(_LOW)).astype(np.int64)
+    order = np.argsort(number)
+    columns = {
+        "number": number[order].tolist(),
+        "type": ["unknown"] * len(rows),  # the file does not say
+        "label": labels[rows][order].tolist(),
+    }
+    return CapturedGraph(graph, (graph,), None, _frame(columns, len(rows)), None)
+
+
+def with_labels_beside(tables: Tables) -> Tables:
+    """The tables with the label files in the folders of their inputs added to the labels they have.
+
+    A label file there that cannot be read becomes a warning, not an error.
+    """
+    already_read = {Path(name).resolve() for name in tables.meta.inputs}
+    already_read |= {Path(graph_labels.source).resolve() for graph_labels in tables.graph_labels}
+    folders = {
+        Path(name).parent
+        for name in tables.meta.inputs
+        if name != STANDARD_INPUT and Path(name).is_file()
+    }
+    added, warnings = [], []
+    paths = sorted(
+        {path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)}
+    )
+    for path in paths[:_MOST_FILES]:
+        if path.resolve() in already_read:
+            continue
+        try:
+            with Source.open(str(path)) as source:
+                is_labels = sniff(source.head())
+            if is_labels:
+                added.append(read_labels(path))
+        except InputError as error:
+            warnings.append(f"{error}; not joined")
+    if not added and not warnings:
+        return tables
+    labels = (*tables.graph_labels, *added)
+    return dataclasses.replace(tables, graph_labels=labels).with_warnings(warnings)

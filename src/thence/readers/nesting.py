@@ -1,9 +1,11 @@
-"""How host rows are ordered and nested: one rule for what every reader reads.
+"""Sort order and nesting of host rows, for all readers.
 
-A row lies in another one of its thread that begins no later and ends no earlier; of rows of equal length
-the outer category, by `thence.model.tables.HOST_CATEGORIES`, contains the inner one. API calls count as the
-moment at which they begin: mostly another clock than that of the ranges says when they end, so that a launch
-may seem to outlast the range that it was made in. So nothing lies in an API call.
+A row is nested in another row of its thread that begins no later and ends no earlier. Of rows with equal
+times, the one whose category comes first in `thence.model.tables.HOST_CATEGORIES` contains the other. An
+API call counts as a moment at its start, and nothing nests in it: its end is mostly measured by another
+clock than the ends of ranges, so that a launch may seem to outlast the range that it was made in.
+
+Producers write rows nearly sorted by time, which `in_order` makes use of.
 """
 
 from __future__ import annotations
@@ -24,46 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
-
 __all__ = ["IS_API_CALL", "host_order", "host_parents", "in_order", "parent_column"]
 
-
-def in_order(
-    track: npt.NDArray[np.generic],
-    start: npt.NDArray[np.int64],
-    ties: Callable[[npt.NDArray[np.intp]], Sequence[npt.NDArray[np.generic]]],
-) -> npt.NDArray[np.intp]:
-    """Row numbers by track, start, and then the other columns; equal rows stay in order.
-
-    Producers write nearly in order of time, and stable sorting is quick about what is sorted. Few rows
-    begin together on one track: those alone are compared by the other columns.
-
-    Args:
-        track: shape (n,). Small types are sorted faster: uint16 is best.
-        start: shape (n,).
-        ties: given row numbers, what else counts of those rows: the most important column first.
-    """
-    order = np.argsort(start, kind="stable")
-    order = order[np.argsort(track[order], kind="stable")]
-    begin, on = start[order], track[order]
-    together = np.zeros(len(order) + 1, np.bool_)
-    together[1:-1] = (begin[1:] == begin[:-1]) & (on[1:] == on[:-1])
-    at = np.flatnonzero(together[1:] | together[:-1])
-    rows = order[at]
-    order[at] = rows[np.lexsort((*reversed(ties(rows)), start[rows], track[rows]))]
-    return order
-
-
 IS_API_CALL = np.array([category in API_CALLS for category in HOST_CATEGORIES])
-
-
 """Whether a category is one of `API_CALLS`, by its index in HOST_CATEGORIES."""
 
 
 def host_order(
     track: Column, category: Column, start: Int64, duration: Int64
 ) -> npt.NDArray[np.intp]:
-    """Row numbers by thread, then start; what contains another comes first, equal rows stay in order.
+    """Row numbers sorted by thread, then start, outer rows before inner ones; the sort is stable.
 
     Args:
         track: number of each row's thread, in the order that is wanted, shape (n,).
@@ -76,6 +48,13 @@ def host_order(
         return [-_lengths(category[rows], duration[rows]), category[rows]]
 
     return in_order(track, start, ties)
+
+
+def _lengths(category: Column, duration: Int64) -> Int64:
+    """Length of each row for nesting, in ns: at least 1, and 1 for API calls."""
+    lengths = np.maximum(duration, 1)
+    lengths[IS_API_CALL[category]] = 1
+    return lengths
 
 
 def host_parents(track: Column, category: Column, start: Int64, duration: Int64) -> Int64:
@@ -96,8 +75,28 @@ def parent_column(parent: Int64) -> pl.Series:
     return column.set(column == NO_ROW, None)
 
 
-def _lengths(category: Column, duration: Int64) -> Int64:
-    """How long each row counts when rows are nested, in ns."""
-    lengths = np.maximum(duration, 1)
-    lengths[IS_API_CALL[category]] = 1
-    return lengths
+def in_order(
+    track: npt.NDArray[np.generic],
+    start: npt.NDArray[np.int64],
+    ties: Callable[[npt.NDArray[np.intp]], Sequence[npt.NDArray[np.generic]]],
+) -> npt.NDArray[np.intp]:
+    """Row numbers sorted by track, start and then the tie-breaking columns; the sort is stable.
+
+    Producers write rows nearly in order of time, and a stable sort is fast on nearly sorted data. Few
+    rows of one track have equal starts: the other columns are compared for those rows only.
+
+    Args:
+        track: shape (n,). Small types are sorted faster: uint16 is best.
+        start: shape (n,).
+        ties: function of row numbers that returns the tie-breaking columns of those rows, the most
+            significant first.
+    """
+    order = np.argsort(start, kind="stable")
+    order = order[np.argsort(track[order], kind="stable")]
+    begin, on = start[order], track[order]
+    together = np.zeros(len(order) + 1, np.bool_)
+    together[1:-1] = (begin[1:] == begin[:-1]) & (on[1:] == on[:-1])
+    positions = np.flatnonzero(together[1:] | together[:-1])
+    rows = order[positions]
+    order[positions] = rows[np.lexsort((*reversed(ties(rows)), start[rows], track[rows]))]
+    return order

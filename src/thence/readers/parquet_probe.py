@@ -1,4 +1,4 @@
-"""Tries Parquet data in a process of its own, since damaged data can abort the one that reads it.
+"""Reads Parquet data in a child process first, because damaged data can abort the process that reads it.
 
 Polars' reader trusts lengths inside pages: some damage makes it ask for more memory than there is,
 which ends the process without an exception. The child below reads everything first; only when it

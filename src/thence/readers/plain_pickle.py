@@ -1,8 +1,8 @@
 """Pickles of plain values, read without executing anything.
 
-A pickle is a program: unpickling one from elsewhere can run any code. Here only the instructions that
-build containers, texts, numbers, booleans and None are admitted, before anything is unpickled; every
-other one, such as those that import or call something, is refused by name.
+A pickle is a program: unpickling one from an untrusted source can run any code. Before anything is
+unpickled, every opcode is checked: only those that build containers, texts, numbers, booleans and None
+are allowed. Every other opcode, such as those that import or call something, is refused by name.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class PickleRefused(ValueError):
     """The bytes are no pickle, or one of more than plain values; the message says which."""
 
 
-class _Plain(pickle.Unpickler):
-    """Refuses a second time what `_why_not` lets through by mistake."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses a second time what `_reason_to_refuse` lets through by mistake."""
 
     def find_class(self, module: str, name: str) -> object:
         raise PickleRefused(f"the pickle wants to import {module}.{name}")
@@ -58,13 +58,13 @@ def load_plain(content: bytes) -> object:
         raise PickleRefused("the pickle is larger than 256 MB")
     # Damaged pickles raise nearly anything.
     try:
-        reason = _why_not(content)
+        reason = _reason_to_refuse(content)
     except Exception as error:
         raise PickleRefused(f"is no pickle, or a damaged one ({error})") from error
     if reason is not None:
         raise PickleRefused(reason)
     try:
-        value = _Plain(io.BytesIO(content)).load()
+        value = _PlainUnpickler(io.BytesIO(content)).load()
     except PickleRefused:
         raise
     except Exception as error:
@@ -73,20 +73,20 @@ def load_plain(content: bytes) -> object:
     return value
 
 
-def _why_not(content: bytes) -> str | None:
-    """Looks at every instruction before one is executed; why that must not happen, if so."""
+def _reason_to_refuse(content: bytes) -> str | None:
+    """The reason not to unpickle the content, or None; checks every opcode without executing any."""
     copies = 0
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in _ADMITTED:
             return f"the pickle holds {opcode.name}, which can run code or needs other objects; not opened"
         if isinstance(argument, int) and argument.bit_length() > 4 * _MOST_DIGITS:
-            return "the pickle holds an integer of absurd size"
+            return "the pickle holds an integer that is too large"
         if opcode.name in _PUTS and not 0 <= int(argument or 0) < _MOST_MEMO:
-            return "the pickle numbers its objects absurdly"
+            return "the pickle uses memo indices that are too large"
         # Each copy may be of all that there is: no value shall outgrow the file.
         copies += opcode.name == "DUP"
         if copies > _MOST_COPIES:
-            return "the pickle copies values absurdly often"
+            return "the pickle copies values too often"
     return None
 
 
@@ -96,16 +96,16 @@ def _check_depth(value: object) -> None:
     left = 50_000_000
     for _ in range(_DEEPEST):
         inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.keys()
-                inner += one.values()
-            elif isinstance(one, list | tuple | set | frozenset):
-                inner += one
+        for container in level:
+            if isinstance(container, dict):
+                inner += container.keys()
+                inner += container.values()
+            elif isinstance(container, list | tuple | set | frozenset):
+                inner += container
             if len(inner) > left:
-                raise PickleRefused("the pickle repeats its values absurdly often")
+                raise PickleRefused("the pickle repeats its values too often")
         if not inner:
             return
         left -= len(inner)
         level = inner
-    raise PickleRefused("the pickle is nested absurdly deep, or contains itself")
+    raise PickleRefused("the pickle is nested too deeply, or contains itself")

@@ -1,4 +1,4 @@
-"""Which reader an input goes to."""
+"""Chooses the reader of each input by its content, and reads all inputs as one set of tables."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
 
-__all__ = ["ARCHIVE_READERS", "FILE_READERS", "ArchiveReader", "FileReader", "read"]
+__all__ = ["ArchiveReader", "FileReader", "read"]
 
-FILE_READERS = (
+_FILE_READERS = (
     "thence.readers.kineto.read",
     "thence.readers.label_files",
     "thence.readers.jax.xplane",
     "thence.readers.nsight.sqlite",
     "thence.readers.nsight.csv",
 )
-"""Modules that read one file as a stream, asked in this order. They are imported when their turn
-comes: a Kineto trace is read without the protobuf library."""
+"""Modules that read one file as a stream, tried in this order. Each is imported when it is tried, so
+that a Kineto trace is read without the protobuf library."""
 
-ARCHIVE_READERS = (
+_ARCHIVE_READERS = (
     "thence.readers.recording",
     "thence.readers.nsys_jax",
     "thence.readers.nsight.export",
     "thence.readers.nsight.folder",
 )
-"""Modules that are given a path: of several files together, a zip file or the folder it was unpacked
-to, or of a file that another program has to read first."""
+"""Modules that read from a path: a folder of several files, a zip file or the folder it was unpacked to,
+or a file that another program has to convert first."""
 
 
 class FileReader(Protocol):
-    """What a module of `FILE_READERS` holds."""
+    """Interface of the modules in `_FILE_READERS`."""
 
     NAME: str
     """Of the format, for people."""
@@ -53,7 +53,7 @@ class FileReader(Protocol):
 
 
 class ArchiveReader(Protocol):
-    """What a module of `ARCHIVE_READERS` holds."""
+    """Interface of the modules in `_ARCHIVE_READERS`."""
 
     NAME: str
     PATTERNS: tuple[str, ...]
@@ -66,18 +66,18 @@ class ArchiveReader(Protocol):
 
 
 def _file_readers() -> Iterable[FileReader]:
-    return (cast("FileReader", importlib.import_module(name)) for name in FILE_READERS)
+    return (cast("FileReader", importlib.import_module(name)) for name in _FILE_READERS)
 
 
 def _archive_readers() -> Iterable[ArchiveReader]:
-    return (cast("ArchiveReader", importlib.import_module(name)) for name in ARCHIVE_READERS)
+    return (cast("ArchiveReader", importlib.import_module(name)) for name in _ARCHIVE_READERS)
 
 
 def read(
     inputs: Iterable[str | os.PathLike[str]],
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Tables:
-    """Everything behind the inputs, as one set of tables; labels of CUDA graphs beside them, too.
+    """All inputs as one set of tables, with the labels of CUDA graphs found in the same folders.
 
     Args:
         inputs: files, directories, globs, or ``-`` for standard input; one of each rank, for instance.
@@ -106,8 +106,8 @@ def read(
     from thence.readers.label_files import with_labels_beside
 
     tables = concat(parts)
-    told = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
-    return with_labels_beside(tables.with_warnings(told))
+    warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
+    return with_labels_beside(tables.with_warnings(warnings))
 
 
 def _holds_labels(name: str) -> bool:
@@ -135,7 +135,7 @@ def _files(names: list[str]) -> list[str]:
 
 
 def _recorded_twice(files: list[str]) -> set[str]:
-    """Files of a directory that say, less well, what others beside them say."""
+    """Files that hold, with less detail, the same recording as another file of the directory."""
     # A report of nsys and what was exported from it are the same recording.
     stems = {str(Path(file).with_suffix("")) for file in files if file.endswith(".sqlite")}
     reports = {f for f in files if f.endswith(".nsys-rep") and f.removesuffix(".nsys-rep") in stems}

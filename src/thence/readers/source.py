@@ -1,4 +1,4 @@
-"""Getting bytes out of paths: plain or gzipped files, standard input, directories and globs."""
+"""Inputs as streams of bytes: plain or gzipped files and standard input; directories and globs as files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from thence.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["HEAD_BYTES", "STANDARD_INPUT", "Source", "expand"]
+__all__ = ["STANDARD_INPUT", "Source", "expand"]
 
 STANDARD_INPUT = "-"
-HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16
 _GZIP_MAGIC = b"\x1f\x8b"
 # isal's stub declares its error as an instance of Exception.
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
@@ -30,7 +30,10 @@ _STEP_BYTES = 1 << 15
 
 
 class _Unzipped:
-    """The members of a gzip file. `gzip` and `isal.igzip` would drop what stands just before the damage."""
+    """Decompressed members of a gzip file.
+
+    `gzip` and `isal.igzip` would also lose the readable data just before a damaged place.
+    """
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
@@ -96,7 +99,7 @@ class Source:
             InputError: it does not exist, is a directory, or may not be read.
         """
         if name == STANDARD_INPUT:
-            raw: io.BufferedReader = io.BufferedReader(sys.stdin.buffer, HEAD_BYTES)  # type: ignore[arg-type]
+            raw: io.BufferedReader = io.BufferedReader(sys.stdin.buffer, _HEAD_BYTES)  # type: ignore[arg-type]
             size = 0
         else:
             try:
@@ -119,8 +122,10 @@ class Source:
                 raw.close()
 
     def head(self) -> bytes:
-        """The first decompressed bytes, up to `HEAD_BYTES`; reading starts with them all the same."""
-        while len(self._ahead) < HEAD_BYTES and (more := self._take(HEAD_BYTES - len(self._ahead))):
+        """The first decompressed bytes, up to `_HEAD_BYTES`; reading starts with them all the same."""
+        while len(self._ahead) < _HEAD_BYTES and (
+            more := self._take(_HEAD_BYTES - len(self._ahead))
+        ):
             self._ahead += more
         return self._ahead
 
@@ -180,20 +185,20 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
         if name == STANDARD_INPUT or path.is_file():
             files.append(name)
         elif path.is_dir():
-            found = sorted(
+            files_found = sorted(
                 {str(p) for pattern in patterns for p in path.rglob(pattern) if p.is_file()}
             )
-            if not found:
+            if not files_found:
                 raise InputError(
                     name, f"no trace in this directory (looked for {', '.join(patterns)})"
                 )
-            files.extend(found)
+            files.extend(files_found)
         elif glob.has_magic(name):
             matches = glob.glob(name, recursive=True)  # noqa: PTH207 - pathlib takes no absolute pattern
-            found = sorted(p for p in matches if Path(p).is_file())
-            if not found:
+            files_found = sorted(p for p in matches if Path(p).is_file())
+            if not files_found:
                 raise InputError(name, "no file matches this pattern")
-            files.extend(found)
+            files.extend(files_found)
         else:
             files.append(name)  # opening it will say what is wrong with it
     return list(dict.fromkeys(files))

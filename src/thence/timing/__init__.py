@@ -1,1 +1,1 @@
-"""GPU time of a single function."""
+"""``thence.measure``: GPU time of a single function of JAX or PyTorch."""

@@ -1,7 +1,7 @@
-"""A JAX function compiled as a whole, with something put before and after it if wanted.
+"""A JAX function compiled under one jit, optionally with operations before and after it.
 
-Arrays among the arguments are arguments of the compiled function; all else (numbers, strings, functions)
-is what it is compiled for, so that functions with static arguments work as they are.
+Arrays among the arguments become arguments of the compiled function. All other arguments (numbers,
+strings, functions) are static, so that functions with static arguments work unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GPUS = {"gpu", "cuda"}
 
 @dataclass(frozen=True, slots=True)
 class _Static:
-    """What a call is compiled for: the structure of its arguments, and those that are no arrays."""
+    """The static part of a call: the pytree structure of its arguments, and those that are not arrays."""
 
     structure: Any
     places: tuple[int, ...]  # of the arrays, among the leaves
@@ -115,7 +115,7 @@ class Compiled:
 
 
 def check_usable(tree: Any) -> None:
-    """Refuses arrays that a run has consumed.
+    """Refuses arrays that were donated to an earlier call and are deleted.
 
     Raises:
         UsageError: one of them was donated.

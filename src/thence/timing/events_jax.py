@@ -1,14 +1,14 @@
-"""How long a JAX function takes on the GPU, by CUDA events on XLA's own stream.
+"""GPU time of a JAX function, measured with CUDA events on XLA's stream.
 
 The function is compiled as a whole between two foreign-function calls (`thence.timing.xla_ffi`).
-The first takes every array that the function is given and hands it on, so that nothing of the function
-can run before it; the second takes every result. Each puts an event on the stream that XLA's work is
-on. CUPTI is not involved, so other profilers may be at work.
+The first call has every array argument as input and output, so that no operation of the function can run
+before it; the second has every result as input and output. Each call records an event on the stream that
+XLA's operations run on. CUPTI is not used, so other profilers may be active.
 
-What stands between the events is the function's operations and the gaps between them. Before the first
-event XLA copies the arguments, which nobody may overwrite, and the GPU is kept busy for a moment
-(`thence.timing.spin_kernel`): as long as launching a program takes, for a JAX program is launched as a
-whole, and the host is usually ahead by several.
+The time between the events covers the function's operations and the gaps between them. Before the first
+event XLA copies the arguments, because they must not be overwritten, and a spin kernel keeps the GPU busy
+(`thence.timing.spin_kernel`) for about as long as launching a program takes: a JAX program is launched as
+a whole, and the host is usually several launches ahead of the GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a PyTorch function takes on the GPU, by CUDA events on the stream that it runs on."""
+"""GPU time of a PyTorch function, measured with CUDA events on the stream that it runs on."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     import functools
     from collections.abc import Iterable
 
-__all__ = ["check_cuda", "devices_of", "head_start_ns", "time_calls", "wait"]
+__all__ = ["check_cuda", "devices_of", "time_calls", "wait"]
 
 _EAGER_HEAD_START_NS = 50_000
 """Launching one operation, or one CUDA graph. More would hide gaps that the host makes."""
 _COMPILED_HEAD_START_NS = 1_000_000
 """Checking the guards of a compiled function, and launching some hundred kernels: it is one program."""
 _MADE_BY_COMPILE = ("_torchdynamo_orig_callable", "_orig_mod", "_compiled_call_impl")
-"""What torch.compile sets on functions, on modules, and Module.compile on the module itself."""
+"""Attributes set by torch.compile on functions and on modules, and by Module.compile on the module."""
 
 
-def head_start_ns(f: Any) -> int:
-    """How long the GPU is kept busy before the first event, for the host to get ahead."""
+def _head_start_ns(f: Any) -> int:
+    """Nanoseconds for which the spin kernel runs before the first event, so that the host gets ahead."""
     compiled = any(getattr(f, name, None) is not None for name in _MADE_BY_COMPILE)
     return _COMPILED_HEAD_START_NS if compiled else _EAGER_HEAD_START_NS
 
@@ -93,7 +93,7 @@ def time_calls(
         with torch.cuda.device(device):  # "default stream" means that of the current device
             head_start.hold(stream.cuda_stream, nanoseconds)
 
-    busy_ns = head_start_ns(call.func)
+    busy_ns = _head_start_ns(call.func)
     # The first time, the driver translates the kernel, and torch makes the events.
     hold(0)
     start.record(stream)

@@ -1,7 +1,7 @@
-"""How long each kernel of a few calls took: the shortest use of CUPTI, for measuring.
+"""Durations of the kernels of a few calls, recorded with CUPTI.
 
-Nothing but kernels is recorded, in memory; CUPTI is given back completely at the end, so that other
-profilers can begin.
+Only kernels are recorded, and only in memory. At the end CUPTI is finalized, so that other profilers can
+use it.
 """
 
 from __future__ import annotations
@@ -89,13 +89,15 @@ class KernelTimes:
                 f"CUPTI lost {lost} records for want of memory, so times would be too short: measure a "
                 "part of the function, or use thence record"
             )
-        found: dict[str, list[Any]] = {name: [np.zeros(0, np.uint64)] for name in _FIELDS}
+        columns_of_parts: dict[str, list[Any]] = {
+            name: [np.zeros(0, np.uint64)] for name in _FIELDS
+        }
         for filled in self._filled():
             for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
                 for name in _FIELDS if kind == KERNEL else ():
-                    found[name].append(columns[name])
+                    columns_of_parts[name].append(columns[name])
             self._buffers.recycle(filled)
-        pointers, start, end = (np.concatenate(found[name]) for name in _FIELDS)
+        pointers, start, end = (np.concatenate(columns_of_parts[name]) for name in _FIELDS)
         if KERNEL in self._walker.unknown:
             raise MissingData("CUPTI wrote records of kernels that thence does not know")
         if not (start.all() and end.all()):
@@ -119,7 +121,7 @@ class KernelTimes:
                     yield filled
 
     def _forget(self) -> None:
-        """Buffers that came after the last look, at the end of this recording or the one before."""
+        """Discards buffers that CUPTI completed after the last `take`, of this recording or an earlier one."""
         for filled in self._filled():
             self._buffers.recycle(filled)
 

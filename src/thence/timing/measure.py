@@ -1,11 +1,9 @@
-"""``thence.measure``: how long a function of JAX or PyTorch takes on the GPU.
+"""``thence.measure``: GPU time of a function of JAX or PyTorch.
 
-As a program writes it:
-
-    outputs, ms = thence.measure(f)(x, y)                        # sum of its kernels
-    outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
-    outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
-    outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
+outputs, ms = thence.measure(f)(x, y)                        # sum of its kernels
+outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
+outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
+outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
 """
 
 from __future__ import annotations
@@ -193,18 +191,18 @@ def _check_same(names: Sequence[Sequence[str]]) -> None:
 
 
 def _framework(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Whose function this is, "jax" or "torch", told by the function, its arguments, else its outputs."""
+    """The framework of a function, "jax" or "torch": by the function, its arguments, or else its outputs."""
     loaded = [name for name in ("jax", "torch") if name in sys.modules]
     if not loaded:
         raise UsageError("measure times functions of JAX and PyTorch, and neither is imported")
     values = (*_parts(f), *args, *kwargs.values())
     owners = (_owner(value) for value in _values(values))
-    found = next((owner for owner in owners if owner), None)
-    if found is None and len(loaded) > 1:
+    framework = next((owner for owner in owners if owner), None)
+    if framework is None and len(loaded) > 1:
         # JAX functions have outputs, so what returns nothing of JAX's is not one.
         outputs = (_owner(value) for value in _values(f(*args, **kwargs)))
-        found = next((owner for owner in outputs if owner), "torch")
-    return found or loaded[0]
+        framework = next((owner for owner in outputs if owner), "torch")
+    return framework or loaded[0]
 
 
 def _parts(f: Any) -> tuple[Any, ...]:
@@ -222,7 +220,7 @@ def _owner(value: Any) -> str | None:
 
 
 def _values(tree: Any) -> Iterator[Any]:
-    """What is in a nest of lists, tuples, dicts, and pytrees that JAX knows."""
+    """The values in nested lists, tuples, dicts, and pytrees registered with JAX."""
     waiting, seen = [tree], 0
     while waiting and seen < _MOST_VALUES:
         value = waiting.pop()

@@ -1,10 +1,10 @@
-"""A kernel that keeps a stream busy for a moment, so that the host can run ahead of the GPU.
+"""A spin kernel that keeps a stream busy for a given time, so that the host can run ahead of the GPU.
 
-An event on an idle stream happens at once, while the operation behind it has yet to be launched, which
-takes the host some 20 us: the time between the two would be the host's. With a head start, the
-operation waits behind the event when that happens.
+An event on an idle stream completes at once, while launching the operation after it takes the host some
+20 us. The time between two events would then include the launch. With the spin kernel before the first
+event, the operation is already queued when the event completes.
 
-The kernel is PTX, the driver's own assembly language, which the driver translates; no compiler needed.
+The kernel is PTX, which the driver compiles, so no other compiler is needed.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class HeadStart:
         call(self._driver, "cuCtxPushCurrent_v2", context)
         try:
             if context.value not in self._functions:
-                self._functions[context.value] = self._loaded()
+                self._functions[context.value] = self._load_function()
             duration = c_uint64(nanoseconds)
             parameters = (c_void_p * 1)(ctypes.addressof(duration))
-            one = (c_uint(1),) * 6  # a grid of one block, a block of one thread
+            ones = (c_uint(1),) * 6  # a grid of one block, a block of one thread
             function, on = self._functions[context.value], c_void_p(stream)
-            call(self._driver, "cuLaunchKernel", function, *one, c_uint(0), on, parameters, None)
+            call(self._driver, "cuLaunchKernel", function, *ones, c_uint(0), on, parameters, None)
         finally:
             call(self._driver, "cuCtxPopCurrent_v2", byref(c_void_p()))
 
-    def _loaded(self) -> c_void_p:
+    def _load_function(self) -> c_void_p:
         device, module, function = c_int(), c_void_p(), c_void_p()
         call(self._driver, "cuCtxGetDevice", byref(device))
         code = _ptx(capability(self._driver, device.value))

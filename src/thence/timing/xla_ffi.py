@@ -1,12 +1,13 @@
 """XLA's foreign-function interface through ctypes: no compiler needed.
 
-A Python function runs on the host, in order, between the operations that XLA puts on its CUDA stream,
-and is given that stream.
+XLA calls a Python function on the host, in program order, between launching the operations before and
+after it, and passes its CUDA stream.
 
-A handler is a C function ``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``. XLA asks it once for its
-metadata (an extension of type 1 on the call frame), and calls it whenever the program comes by.
-Structures are those of ``xla/ffi/api/c_api.h`` in jaxlib 0.6 to 0.12 (API 0.1 to 0.5), of which the
-beginning that stands here never changed; the offsets were taken from each header by a compiler.
+A handler is a C function ``XLA_FFI_Error* handler(XLA_FFI_CallFrame*)``. XLA queries its metadata once
+(with an extension of type 1 on the call frame), and calls it each time the program reaches it.
+The structures are those of ``xla/ffi/api/c_api.h`` in jaxlib 0.6 to 0.12 (API 0.1 to 0.5). Only their
+first fields are declared here, which are the same in all these versions; the offsets were checked by
+compiling each version of the header.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def handler(run: Callable[[int], None]) -> Any:
 
 
 def _answers_metadata(call: CallFrame) -> bool:
-    """Says which version of the API this handler speaks, if that is what XLA asks."""
+    """Answers a metadata query of XLA with the API version of this handler; False for other calls."""
     if not call.extension or call.extension.contents.type != METADATA:
         return False
     metadata = call.extension.contents.metadata.contents

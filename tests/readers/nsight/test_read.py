@@ -101,7 +101,7 @@ def test_two_processes_are_two_ranks() -> None:
     assert trace.gpu.group_by("rank").agg(pl.col("device").unique()).sort("rank")[
         "device"
     ].to_list() == [[0], [1]]
-    assert any("counted by id" in text for text in trace.meta.warnings)
+    assert any("numbered by process id" in text for text in trace.meta.warnings)
     # All work was launched by a call that was recorded.
     assert trace.places["launch"].null_count() == 0
 

@@ -1,4 +1,4 @@
-"""HLO modules as columns: one row per instruction, with its source, size, work and groups.
+"""HLO modules as columns: one row per instruction, with its source, size, costs and device groups.
 
 Reads a serialized HloProto or HloModuleProto, plain or xz: ``*.hlo.pb`` dumps, the "Hlo Proto" stat
 of an xplane file, the dump folder of an nsys-jax archive.
@@ -29,124 +29,23 @@ from thence.readers.jax.source_frames import FrameTable
 
 if TYPE_CHECKING:
     from collections.abc import Container
-
-
-__all__ = [
-    "ASYNC_STARTS",
-    "COMPUTATIONS",
-    "INSTRUCTIONS",
-    "LOOPS",
-    "HloModule",
-    "decode_hlo",
-    "instruction_columns",
-]
+__all__ = ["COMPUTATIONS", "INSTRUCTIONS", "LOOPS", "HloModule", "decode_hlo"]
 
 _STARTS = """
 all-gather-start all-reduce-start async-start collective-permute-start copy-start recv send
 """
-
-
-ASYNC_STARTS = frozenset(_STARTS.split())
-
-
-"""Opcodes that begin something another instruction waits for."""
-
-
+_ASYNC_STARTS = frozenset(_STARTS.split())
+"""Opcodes that start an asynchronous operation, which another instruction waits for."""
 _COLLECTIVE = """
 all-gather all-gather-start all-reduce all-reduce-start all-to-all collective-broadcast
 collective-permute collective-permute-start collective-reduce ragged-all-to-all recv reduce-scatter
 send
 """
-
-
 _GROUPED = frozenset(_COLLECTIVE.split())
-
-
 _TRANSFERS = frozenset(("recv", "recv-done", "send", "send-done"))
-
-
-def instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
-    """The columns of `INSTRUCTIONS` that need nothing beyond the instructions.
-
-    Args:
-        body: of the module.
-        frames: of the module; takes up the source lines that older instructions name themselves.
-
-    Raises:
-        DecodeError: a part of an instruction is damaged.
-    """
-    opcodes, shapes = Distinct(body.opcodes), Distinct[bytes](body.read("shape"))
-    parsed = [ShapeProto.FromString(shape) for shape in shapes.values]
-    spaces = [None if shape.tuple_shapes else memory_space(shape) for shape in parsed]
-    starts = [opcode in ASYNC_STARTS for opcode in opcodes.values]
-    columns = {
-        "name": body.read("name"),
-        "id": body.ids,
-        "channel": [number if number > 0 else None for number in body.read("channel_id")],
-        **_of_some_opcodes(body),
-        **work_columns(body, shapes, parsed),
-    }
-    return [
-        *(pl.Series(name, values, INSTRUCTIONS[name]) for name, values in columns.items()),
-        *opcodes.columns(opcode=opcodes.values, is_async_start=starts),
-        *shapes.columns(memory_space=spaces),
-        *_of_metadata(body, frames),
-    ]
-
-
-def _of_metadata(body: Body, frames: FrameTable) -> list[pl.Series]:
-    """Framework scope and source of each instruction."""
-    distinct = Distinct[bytes](body.read("metadata"))
-    metadata = [OpMetadata.FromString(data) for data in distinct.values]
-    numbers = [frames.of(m) for m in metadata]
-    places = [frames.place(number) for number in numbers]
-    return distinct.columns(
-        op_name=[m.op_name or None for m in metadata],
-        frame=numbers,
-        source_file=[place.file or None for place in places],
-        source_line=[place.line if place.line > 0 else None for place in places],
-    )
-
-
-def _of_some_opcodes(body: Body) -> dict[str, list[Any]]:
-    """The columns of fields that only instructions of some opcodes have."""
-    parameters: list[int | None] = [None] * len(body.ids)
-    sizes, counts = parameters.copy(), parameters.copy()
-    targets: list[str | None] = [None] * len(body.ids)
-    kinds = targets.copy()
-    host_transfers = [False] * len(body.ids)
-    for row, opcode in enumerate(body.opcodes):
-        if opcode == "parameter":
-            parameters[row] = body.instructions[row].parameter_number
-        elif opcode == "fusion":
-            kinds[row] = body.instructions[row].fusion_kind or None
-        elif opcode == "custom-call":
-            targets[row] = body.instructions[row].custom_call_target or None
-        elif opcode in _GROUPED:
-            groups = replica_groups(body.instructions[row], body.module.device_assignment)
-            if groups:
-                sizes[row], counts[row] = groups.size, groups.count
-        if opcode in _TRANSFERS:
-            host_transfers[row] = body.instructions[row].is_host_transfer
-    return {
-        "parameter": parameters,
-        "fusion_kind": kinds,
-        "custom_call_target": targets,
-        "group_size": sizes,
-        "group_count": counts,
-        "is_host_transfer": host_transfers,
-    }
-
-
 _Placed: TypeAlias = "dict[int, int | None]"
-
-
 _Loop: TypeAlias = "tuple[int, str, int | None, int | None, int | None]"
-
-
 _RUNS_CALLED = frozenset(("async-start", "call", "conditional", "while"))
-
-
 _DAMAGED = "is cut or damaged: its content is no HLO module with instructions"
 
 
@@ -182,20 +81,21 @@ def _module(data: bytes, path: str) -> HloModuleProto:
 
 
 def _decoded(module: HloModuleProto) -> HloModule:
+    """The module as columns, with the nesting of its computations and loops."""
     body = Body.of(module)
     entry = _entry(module)
     placed, loops = _placement(body, entry)
     frames = FrameTable(module.stack_frame_index)
-    columns = instruction_columns(body, frames)
-    instructions = pl.DataFrame([*columns, *_of_module(body, placed, loops)])
-    known = module.HasField("device_assignment")
+    columns = _instruction_columns(body, frames)
+    instructions = pl.DataFrame([*columns, *_computation_columns(body, placed, loops)])
+    has_devices = module.HasField("device_assignment")
     return HloModule(
         name=module.name,
         id=module.id,
         fingerprint=module.frontend_attributes.map.get("fingerprint_before_lhs"),
         entry=entry,
-        replicas=module.device_assignment.replica_count if known else None,
-        partitions=module.device_assignment.computation_count if known else None,
+        replicas=module.device_assignment.replica_count if has_devices else None,
+        partitions=module.device_assignment.computation_count if has_devices else None,
         instructions=instructions.select(*INSTRUCTIONS),
         computations=_computations(body, placed),
         loops=pl.DataFrame(loops, schema=LOOPS, orient="row"),
@@ -243,8 +143,8 @@ def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:
 def _trip_count(config: bytes) -> int | None:
     """known_trip_count of a while: in JSON on GPUs, in a WhileLoopBackendConfig elsewhere."""
     if config.startswith(b"{"):
-        known = json_config(config).get("known_trip_count")
-        count = str(known.get("n", 0)) if isinstance(known, dict) else ""
+        trip_count = json_config(config).get("known_trip_count")
+        count = str(trip_count.get("n", 0)) if isinstance(trip_count, dict) else ""
         return int(count) if count.isdecimal() and len(count) < 19 else None
     parsed = WhileLoopBackendConfig()
     try:
@@ -254,28 +154,8 @@ def _trip_count(config: bytes) -> int | None:
     return parsed.known_trip_count.n if parsed.HasField("known_trip_count") else None
 
 
-def _computations(body: Body, placed: _Placed) -> pl.DataFrame:
-    rows = [
-        (
-            c.id,
-            c.name,
-            _full_id(c.root_id, c.id, set(body.ids[rows.start : rows.stop])),
-            c.id in placed,
-            placed.get(c.id),
-        )
-        for c, rows in body.computations
-    ]
-    return pl.DataFrame(rows, schema=COMPUTATIONS, orient="row")
-
-
-def _full_id(number: int, computation: int, known: Container[int]) -> int:
-    """An id within a computation; some writers leave out the computation's number, 32 bits up."""
-    packed = computation << 32 | number
-    return packed if number not in known and packed in known else number
-
-
-def _of_module(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
-    """What the instructions of one computation share, and their places in it."""
+def _computation_columns(body: Body, placed: _Placed, loops: list[_Loop]) -> list[pl.Series]:
+    """Columns that the instructions of one computation share, and their positions in it."""
     trips: dict[int | None, int | None] = {loop: trips for loop, *_, trips in reversed(loops)}
     shared = [
         (c.id, c.id in placed, placed.get(c.id), trips.get(placed.get(c.id)))
@@ -310,3 +190,96 @@ def _steps(body: Body) -> list[int | None]:
                 step_of.setdefault(number, step)
             steps[rows.start : rows.stop] = map(step_of.get, body.ids[rows.start : rows.stop])
     return steps
+
+
+def _computations(body: Body, placed: _Placed) -> pl.DataFrame:
+    rows = [
+        (
+            c.id,
+            c.name,
+            _full_id(c.root_id, c.id, set(body.ids[rows.start : rows.stop])),
+            c.id in placed,
+            placed.get(c.id),
+        )
+        for c, rows in body.computations
+    ]
+    return pl.DataFrame(rows, schema=COMPUTATIONS, orient="row")
+
+
+def _full_id(number: int, computation: int, ids: Container[int]) -> int:
+    """An id within a computation; some writers leave out the computation's number, 32 bits up."""
+    packed = computation << 32 | number
+    return packed if number not in ids and packed in ids else number
+
+
+def _instruction_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
+    """The columns of `INSTRUCTIONS` that need nothing beyond the instructions.
+
+    Args:
+        body: of the module.
+        frames: of the module; takes up the source lines that older instructions name themselves.
+
+    Raises:
+        DecodeError: a part of an instruction is damaged.
+    """
+    opcodes, shapes = Distinct(body.opcodes), Distinct[bytes](body.read("shape"))
+    parsed = [ShapeProto.FromString(shape) for shape in shapes.values]
+    spaces = [None if shape.tuple_shapes else memory_space(shape) for shape in parsed]
+    starts = [opcode in _ASYNC_STARTS for opcode in opcodes.values]
+    columns = {
+        "name": body.read("name"),
+        "id": body.ids,
+        "channel": [number if number > 0 else None for number in body.read("channel_id")],
+        **_opcode_specific_columns(body),
+        **work_columns(body, shapes, parsed),
+    }
+    return [
+        *(pl.Series(name, values, INSTRUCTIONS[name]) for name, values in columns.items()),
+        *opcodes.columns(opcode=opcodes.values, is_async_start=starts),
+        *shapes.columns(memory_space=spaces),
+        *_source_columns(body, frames),
+    ]
+
+
+def _opcode_specific_columns(body: Body) -> dict[str, list[Any]]:
+    """The columns of fields that only instructions of some opcodes have."""
+    parameters: list[int | None] = [None] * len(body.ids)
+    sizes, counts = parameters.copy(), parameters.copy()
+    targets: list[str | None] = [None] * len(body.ids)
+    kinds = targets.copy()
+    host_transfers = [False] * len(body.ids)
+    for row, opcode in enumerate(body.opcodes):
+        if opcode == "parameter":
+            parameters[row] = body.instructions[row].parameter_number
+        elif opcode == "fusion":
+            kinds[row] = body.instructions[row].fusion_kind or None
+        elif opcode == "custom-call":
+            targets[row] = body.instructions[row].custom_call_target or None
+        elif opcode in _GROUPED:
+            groups = replica_groups(body.instructions[row], body.module.device_assignment)
+            if groups:
+                sizes[row], counts[row] = groups.size, groups.count
+        if opcode in _TRANSFERS:
+            host_transfers[row] = body.instructions[row].is_host_transfer
+    return {
+        "parameter": parameters,
+        "fusion_kind": kinds,
+        "custom_call_target": targets,
+        "group_size": sizes,
+        "group_count": counts,
+        "is_host_transfer": host_transfers,
+    }
+
+
+def _source_columns(body: Body, frames: FrameTable) -> list[pl.Series]:
+    """Framework scope and source of each instruction."""
+    distinct = Distinct[bytes](body.read("metadata"))
+    metadata = [OpMetadata.FromString(data) for data in distinct.values]
+    numbers = [frames.of(m) for m in metadata]
+    places = [frames.place(number) for number in numbers]
+    return distinct.columns(
+        op_name=[m.op_name or None for m in metadata],
+        frame=numbers,
+        source_file=[place.file or None for place in places],
+        source_line=[place.line if place.line > 0 else None for place in places],
+    )

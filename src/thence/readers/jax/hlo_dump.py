@@ -1,4 +1,4 @@
-"""HLO modules given beside a trace, joined to the programs of the trace that lack theirs."""
+"""HLO modules from dump files (``--xla_dump_to``), and joining them to programs of a trace without HLO."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
-
 __all__ = ["PATTERNS", "attach_hlo", "hlo_dump_modules"]
 
 PATTERNS = ("*.hlo.pb", "*.hlo.pb.xz")
-
-
 """Files of a directory that hold an HLO module. A dump folder holds each module before and after
 optimisation; where it does, only the latter count."""
 
@@ -51,18 +48,19 @@ def hlo_dump_modules(path: str) -> tuple[HloModule, ...]:
 
 
 def _files(path: str) -> list[Path]:
+    """Files behind a path or glob; only optimized modules where there are any."""
     place = Path(path)
     if place.is_dir():
-        found = sorted({f for pattern in PATTERNS for f in place.glob(pattern) if f.is_file()})
+        files = sorted({f for pattern in PATTERNS for f in place.glob(pattern) if f.is_file()})
     elif place.exists() or not glob.has_magic(path):
         return [place]
     else:
         matches = glob.glob(path, recursive=True)  # noqa: PTH207 - the pattern may be absolute
-        found = sorted(file for file in map(Path, matches) if file.is_file())
-    if not found:
+        files = sorted(file for file in map(Path, matches) if file.is_file())
+    if not files:
         raise InputError(path, f"holds no HLO module (looked for {', '.join(PATTERNS)})")
-    optimized = [f for f in found if "before_optimizations" not in f.name]
-    return optimized or found
+    optimized = [f for f in files if "before_optimizations" not in f.name]
+    return optimized or files
 
 
 def attach_hlo(tables: Tables, modules: Sequence[HloModule]) -> Tables:

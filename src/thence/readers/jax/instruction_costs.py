@@ -1,4 +1,10 @@
-"""What HLO instructions read, call, move and compute."""
+"""Operands, called computations, bytes and floating-point operations of HLO instructions.
+
+The floating-point operations are computed from shapes the way XLA counts them: an estimate for weighting
+and rooflines, not a measurement. The conventions are those of XLA's HloCostAnalysis where that is simple:
+a multiply-add counts 2, an elementwise operation 1 per result element whatever the operation, and moving
+data 0.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thence.readers.jax.protos.hlo_pb2 import HloInstructionProto
-
-__all__ = ["COUNTED", "NO_FLOPS", "flops", "json_config", "result_elements", "work_columns"]
+__all__ = ["json_config", "work_columns"]
 
 _MOVING = """
 add-dependency after-all all-gather all-gather-done all-gather-start all-reduce-done all-to-all
@@ -35,32 +40,100 @@ fusion gather get-dimension-size get-tuple-element infeed iota opt-barrier outfe
 partition-id ragged-all-to-all recv recv-done replica-id reshape reverse send send-done
 set-dimension-size slice topk transpose tuple while
 """
-
-
-NO_FLOPS = frozenset(_MOVING.split())
-
-
+_NO_FLOPS = frozenset(_MOVING.split())
 """Opcodes that compute nothing themselves: they name, move, call or communicate."""
-
-
 _GEMM_TARGETS = ("__cublas$", "__hipblas", "__triton_gemm")
-
-
 _MAX_CONFIG = 1 << 20
-
-
-COUNTED = frozenset(
+_COUNTED_BY_SHAPE = frozenset(
     (
         *("convolution", "custom-call", "dot", "ragged-dot", "reduce", "reduce-window", "scatter"),
         *("select-and-scatter", "sort"),
     )
 )
-
-
 """Opcodes that compute something else than one operation for each element of the result."""
+_NOWHERE = -1  # row of an operand that there is not
+_NO_SHAPE = ShapeProto()
+_SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
 
 
-def flops(
+def work_columns(
+    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]
+) -> dict[str, Any]:
+    """The columns of `INSTRUCTIONS` that tell what instructions read, call, move and compute.
+
+    Args:
+        body: of the module.
+        shapes: of the instructions, serialized.
+        parsed: the different shapes.
+
+    Raises:
+        DecodeError: the operands of an instruction are damaged.
+    """
+    operands = body.operands
+    producers = _producers(body, operands)
+    exists = producers != _NOWHERE
+    result_bytes = np.array([shape_bytes(shape) for shape in parsed], np.int64)[shapes.of_row]
+    ids = np.where(exists, np.array(body.ids)[producers], operands.items)
+    own_flops = _own_flops(body, shapes, parsed, IntegerLists(producers, operands.counts))
+    return {
+        "called": body.called.column(body.called.items),
+        "operands": operands.column(ids),
+        "result_bytes": result_bytes,
+        "operand_bytes": operands.sums(np.where(exists, result_bytes[producers], 0)),
+        "flops": _flops_with_callees(body, own_flops),
+        "own_flops": own_flops,
+    }
+
+
+def _producers(body: Body, operands: IntegerLists) -> Int64:
+    """The row of each operand, in the computation of its user, or `_NOWHERE`.
+
+    Some writers leave out the computation's number, 32 bits up.
+    """
+    numbers, starts = operands.items.tolist(), [0, *operands.ends.tolist()]
+    producers: list[int] = []
+    for computation, rows in body.computations:
+        high = computation.id << 32
+        row_of = dict(zip(body.ids[rows.start : rows.stop], rows, strict=True))
+        wanted = numbers[starts[rows.start] : starts[rows.stop]]
+        producers += [row_of[n] if n in row_of else row_of.get(high | n, _NOWHERE) for n in wanted]
+    return np.array(producers, np.int64)
+
+
+def _own_flops(
+    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists
+) -> list[int]:
+    """Floating-point operations of each instruction, without what it calls."""
+    elements = [_result_elements(shape) for shape in parsed]
+    shape_of = shapes.of_row.tolist()
+    result = [
+        0 if opcode in _NO_FLOPS else elements[shape]
+        for opcode, shape in zip(body.opcodes, shape_of, strict=True)
+    ]
+    for row, opcode in enumerate(body.opcodes):
+        if opcode in _COUNTED_BY_SHAPE:
+            given = [_NO_SHAPE if p == _NOWHERE else parsed[shape_of[p]] for p in producers.of(row)]
+            result[row] = _flops(
+                body.instructions[row], parsed[shape_of[row]], given, body.config(row)
+            )
+    return result
+
+
+def _flops_with_callees(body: Body, own_flops: list[int]) -> list[int]:
+    """Floating-point operations of each instruction, with what it calls; callees come first."""
+    result = own_flops.copy()
+    work: dict[int, int] = {}
+    calls = body.called.counts.tolist()
+    for computation, rows in body.computations:
+        for row in rows:
+            if calls[row] and body.opcodes[row] in _SUMS_CALLED:
+                inner = sum(work.get(callee, 0) for callee in body.called.of(row))
+                result[row] = min(own_flops[row] + inner, MAX_INT64)
+        work[computation.id] = min(sum(result[rows.start : rows.stop]), MAX_INT64)
+    return result
+
+
+def _flops(
     instruction: HloInstructionProto,
     result: ShapeProto,
     operands: Sequence[ShapeProto],
@@ -69,7 +142,7 @@ def flops(
     """Floating-point operations of one instruction, without those of computations that it calls.
 
     Args:
-        instruction: one of `COUNTED`; its dimension numbers are used.
+        instruction: one of `_COUNTED_BY_SHAPE`; its dimension numbers are used.
         result: its shape.
         operands: shapes of its operands.
         config: its backend config; cuBLAS calls keep their dimension numbers there.
@@ -88,17 +161,12 @@ def flops(
         count = _custom_call(instruction, result, operands, config)
     elif opcode in ("reduce-window", "select-and-scatter"):
         window = instruction.window.dimensions[:MAX_RANK]
-        count = result_elements(result) * prod(dimension.size for dimension in window)
+        count = _result_elements(result) * prod(dimension.size for dimension in window)
     elif operands:
         count = elements(operands[-1] if opcode == "scatter" else operands[0])
         if opcode == "sort":
             count *= count.bit_length()
     return max(0, min(count, MAX_INT64))
-
-
-def result_elements(shape: ShapeProto) -> int:
-    """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
-    return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
 
 
 def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterable[int]) -> int:
@@ -107,7 +175,7 @@ def _dot(result: ShapeProto, operands: Sequence[ShapeProto], contracting: Iterab
         return 0
     left = operands[0].dimensions[:MAX_RANK]
     return (
-        2 * result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
+        2 * _result_elements(result) * prod(left[d] for d in set(contracting) if 0 <= d < len(left))
     )
 
 
@@ -120,7 +188,7 @@ def _convolution(
     kernel = operands[1]
     feature = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
     outputs = kernel.dimensions[feature] if 0 <= feature < len(kernel.dimensions) else 0
-    return 2 * result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
+    return 2 * _result_elements(result) * elements(kernel) // outputs if outputs > 0 else 0
 
 
 def _custom_call(
@@ -143,6 +211,11 @@ def _custom_call(
     return _dot(result, operands, contracting) if contracting else 0
 
 
+def _result_elements(shape: ShapeProto) -> int:
+    """Elements of a result, of its first array if it is a tuple (multi-output reductions)."""
+    return elements(shape.tuple_shapes[0] if shape.tuple_shapes else shape)
+
+
 def json_config(config: bytes) -> dict[str, Any]:
     """A backend config that is a JSON object; empty for other forms (it may be any bytes)."""
     if not config.startswith(b"{") or len(config) > _MAX_CONFIG:
@@ -152,89 +225,3 @@ def json_config(config: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
-
-
-_NOWHERE = -1  # row of an operand that there is not
-
-
-_NO_SHAPE = ShapeProto()
-
-
-_SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
-
-
-def work_columns(
-    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]
-) -> dict[str, Any]:
-    """The columns of `INSTRUCTIONS` that tell what instructions read, call, move and compute.
-
-    Args:
-        body: of the module.
-        shapes: of the instructions, serialized.
-        parsed: the different shapes.
-
-    Raises:
-        DecodeError: the operands of an instruction are damaged.
-    """
-    operands = body.operands
-    producers = _producers(body, operands)
-    exists = producers != _NOWHERE
-    result_bytes = np.array([shape_bytes(shape) for shape in parsed], np.int64)[shapes.of_row]
-    ids = np.where(exists, np.array(body.ids)[producers], operands.items)
-    own = _own_flops(body, shapes, parsed, IntegerLists(producers, operands.counts))
-    return {
-        "called": body.called.column(body.called.items),
-        "operands": operands.column(ids),
-        "result_bytes": result_bytes,
-        "operand_bytes": operands.sums(np.where(exists, result_bytes[producers], 0)),
-        "flops": _with_called(body, own),
-        "own_flops": own,
-    }
-
-
-def _producers(body: Body, operands: IntegerLists) -> Int64:
-    """The row of each operand, in the computation of its user, or `_NOWHERE`.
-
-    Some writers leave out the computation's number, 32 bits up.
-    """
-    numbers, starts = operands.items.tolist(), [0, *operands.ends.tolist()]
-    found: list[int] = []
-    for computation, rows in body.computations:
-        high = computation.id << 32
-        row_of = dict(zip(body.ids[rows.start : rows.stop], rows, strict=True))
-        wanted = numbers[starts[rows.start] : starts[rows.stop]]
-        found += [row_of[n] if n in row_of else row_of.get(high | n, _NOWHERE) for n in wanted]
-    return np.array(found, np.int64)
-
-
-def _own_flops(
-    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists
-) -> list[int]:
-    """Floating-point operations of each instruction, without what it calls."""
-    elements = [result_elements(shape) for shape in parsed]
-    shape_of = shapes.of_row.tolist()
-    result = [
-        0 if opcode in NO_FLOPS else elements[shape]
-        for opcode, shape in zip(body.opcodes, shape_of, strict=True)
-    ]
-    for row, opcode in enumerate(body.opcodes):
-        if opcode in COUNTED:
-            given = [_NO_SHAPE if p == _NOWHERE else parsed[shape_of[p]] for p in producers.of(row)]
-            result[row] = flops(
-                body.instructions[row], parsed[shape_of[row]], given, body.config(row)
-            )
-    return result
-
-
-def _with_called(body: Body, own: list[int]) -> list[int]:
-    """Floating-point operations of each instruction, with what it calls; callees come first."""
-    result = own.copy()
-    work: dict[int, int] = {}
-    calls = body.called.counts.tolist()
-    for computation, rows in body.computations:
-        for row in rows:
-            if calls[row] and body.opcodes[row] in _SUMS_CALLED:
-                inner = sum(work.get(callee, 0) for callee in body.called.of(row))
-                result[row] = min(own[row] + inner, MAX_INT64)
-        work[computation.id] = min(sum(result[rows.start : rows.stop]), MAX_INT64)
-    return result

@@ -1,8 +1,9 @@
-"""The instructions of an HLO module as protobuf gives them, and how to read many at a time.
+"""The instructions of an HLO module by field, with lists of integers and distinct values as arrays.
 
-To read a field of an instruction is a call into protobuf, so each is read once, for all of them in a
-row. Most values repeat: a module of 37,000 instructions has some 300 different shapes, 60 opcodes and
-2,000 op_names. `Distinct` lets them be parsed and computed once each.
+Reading a field of an instruction is a call into protobuf, so each field is read once, for all instructions
+in a row. Most values repeat: a module of 37,000 instructions has some 300 different shapes, 60 opcodes and
+2,000 op_names. `Distinct` lets each distinct value be parsed once. `IntegerLists` keeps a list of integers
+for each row (operands, called computations) as two arrays.
 """
 
 from __future__ import annotations
@@ -31,117 +32,21 @@ if TYPE_CHECKING:
     )
 
     Int64 = NDArray[np.int64]
-
 __all__ = ["Body", "Distinct", "IntegerLists"]
 
 _MAX_INT64 = np.iinfo(np.int64).max
-
-
 _MAX_VARINT = 10  # bytes
-
-
 _EMPTY = pl.Series([[]], dtype=pl.List(pl.Int64))
-
-
-@dataclass(frozen=True)
-class IntegerLists:
-    """A list of integers for each row.
-
-    Attributes:
-        items: of all rows, one row after the other.
-        counts: how many of them each row has.
-    """
-
-    items: Int64
-    counts: Int64
-
-    @classmethod
-    def packed(cls, fields: Sequence[bytes]) -> IntegerLists:
-        """From packed repeated fields (https://protobuf.dev/programming-guides/encoding#packed).
-
-        Args:
-            fields: content of the field, one for each row; empty where it is missing.
-
-        Raises:
-            DecodeError: a number is cut, or longer than protobuf allows.
-        """
-        data = np.frombuffer(b"".join(fields), np.uint8)
-        end_of_row = np.cumsum(np.fromiter(map(len, fields), np.int64, len(fields)))
-        is_last = data < 128
-        numbers = np.concatenate([[0], np.cumsum(is_last)])  # that are complete before each byte
-        counts = np.diff(numbers[end_of_row], prepend=0)
-        end = np.flatnonzero(is_last) + 1
-        size = np.diff(end, prepend=0)
-        whole = is_last[end_of_row[end_of_row > 0] - 1].all()
-        if not whole or size.max(initial=0) > _MAX_VARINT:
-            raise DecodeError("a packed field ends within a number")
-        begin = end - size
-        shift = 7 * (np.arange(len(data)) - np.repeat(begin, size)).astype(np.uint64)
-        parts = (data & 127).astype(np.uint64) << shift
-        items = np.bitwise_or.reduceat(parts, begin) if len(begin) else parts
-        return cls(items.view(np.int64), counts)
-
-    @cached_property
-    def ends(self) -> Int64:
-        """Where the items of each row end."""
-        return np.cumsum(self.counts)
-
-    @cached_property
-    def rows(self) -> Int64:
-        """The row of each item."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
-    def of(self, row: int) -> list[int]:
-        """The list of one row."""
-        end = self.ends[row]
-        found: list[int] = self.items[end - self.counts[row] : end].tolist()
-        return found
-
-    def column(self, items: Int64) -> pl.Series:
-        """A Polars column of lists with these items in place of its own; fast, unlike from lists."""
-        flat = pl.DataFrame({"row": pl.Series(self.rows).set_sorted(), "items": items})
-        filled = flat.group_by("row", maintain_order=True).agg("items")
-        place = np.zeros(len(self.counts), np.int64)  # 0: the empty list
-        place[filled["row"].to_numpy()] = np.arange(1, filled.height + 1)
-        return pl.concat([_EMPTY, filled["items"]])[place]
-
-    def sums(self, values: Int64) -> Int64:
-        """Sums of values that are not negative, one for each item, by row; at most 2**63 - 1.
-
-        Added as halves of 32 bits, which doubles hold exactly: the sum itself may not fit.
-        """
-        rows, mask = len(self.counts), 0xFFFF_FFFF
-        low = np.bincount(self.rows, values & mask, rows).astype(np.int64)
-        high = np.bincount(self.rows, values >> 32, rows).astype(np.int64) + (low >> 32)
-        return np.where(high >> 31, _MAX_INT64, high << 32 | low & mask)
-
-
 _T = TypeVar("_T", bound="Hashable")
-
-
 _LISTS = {36: "operand_ids", 38: "called_computation_ids"}
-
-
 """Lists of integers that hlo.proto declares as bytes, by field number."""
-
-
 _PLACE = {number: place for place, number in enumerate(_LISTS)}
-
-
 _WITHOUT_OPERANDS = frozenset(("constant", "iota", "parameter"))
-
-
 _CALLING = frozenset(
     ("all-reduce", "call", "conditional", "fusion", "map", "reduce", "reduce-scatter", "scatter", "sort", "while")
 )  # fmt: skip
-
-
 """Opcodes whose instructions never have operands, and those whose instructions call computations."""
-
-
 _VARINT = 0
-
-
 """Wire type (https://protobuf.dev/programming-guides/encoding#structure)."""
 
 
@@ -239,6 +144,79 @@ def _encoded(value: int) -> bytes:
     return bytes((*encoded, value))
 
 
+@dataclass(frozen=True)
+class IntegerLists:
+    """A list of integers for each row.
+
+    Attributes:
+        items: of all rows, one row after the other.
+        counts: how many of them each row has.
+    """
+
+    items: Int64
+    counts: Int64
+
+    @classmethod
+    def packed(cls, fields: Sequence[bytes]) -> IntegerLists:
+        """From packed repeated fields (https://protobuf.dev/programming-guides/encoding#packed).
+
+        Args:
+            fields: content of the field, one for each row; empty where it is missing.
+
+        Raises:
+            DecodeError: a number is cut, or longer than protobuf allows.
+        """
+        data = np.frombuffer(b"".join(fields), np.uint8)
+        end_of_row = np.cumsum(np.fromiter(map(len, fields), np.int64, len(fields)))
+        is_last = data < 128
+        numbers = np.concatenate([[0], np.cumsum(is_last)])  # that are complete before each byte
+        counts = np.diff(numbers[end_of_row], prepend=0)
+        end = np.flatnonzero(is_last) + 1
+        size = np.diff(end, prepend=0)
+        whole = is_last[end_of_row[end_of_row > 0] - 1].all()
+        if not whole or size.max(initial=0) > _MAX_VARINT:
+            raise DecodeError("a packed field ends within a number")
+        begin = end - size
+        shift = 7 * (np.arange(len(data)) - np.repeat(begin, size)).astype(np.uint64)
+        parts = (data & 127).astype(np.uint64) << shift
+        items = np.bitwise_or.reduceat(parts, begin) if len(begin) else parts
+        return cls(items.view(np.int64), counts)
+
+    @cached_property
+    def ends(self) -> Int64:
+        """Where the items of each row end."""
+        return np.cumsum(self.counts)
+
+    @cached_property
+    def rows(self) -> Int64:
+        """The row of each item."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def of(self, row: int) -> list[int]:
+        """The list of one row."""
+        end = self.ends[row]
+        items: list[int] = self.items[end - self.counts[row] : end].tolist()
+        return items
+
+    def column(self, items: Int64) -> pl.Series:
+        """A Polars column of lists with these items in place of its own; fast, unlike from lists."""
+        flat = pl.DataFrame({"row": pl.Series(self.rows).set_sorted(), "items": items})
+        filled = flat.group_by("row", maintain_order=True).agg("items")
+        place = np.zeros(len(self.counts), np.int64)  # 0: the empty list
+        place[filled["row"].to_numpy()] = np.arange(1, filled.height + 1)
+        return pl.concat([_EMPTY, filled["items"]])[place]
+
+    def sums(self, values: Int64) -> Int64:
+        """Sums of values that are not negative, one for each item, by row; at most 2**63 - 1.
+
+        Added as halves of 32 bits, which doubles hold exactly: the sum itself may not fit.
+        """
+        rows, mask = len(self.counts), 0xFFFF_FFFF
+        low = np.bincount(self.rows, values & mask, rows).astype(np.int64)
+        high = np.bincount(self.rows, values >> 32, rows).astype(np.int64) + (low >> 32)
+        return np.where(high >> 31, _MAX_INT64, high << 32 | low & mask)
+
+
 class Distinct(Generic[_T]):
     """The different values of a column, and which of them each row has.
 
@@ -254,7 +232,7 @@ class Distinct(Generic[_T]):
             map(places.__getitem__, column), np.int64, len(column)
         )
 
-    def columns(self, **known: Sequence[Any]) -> list[pl.Series]:
+    def columns(self, **values_of_distinct: Sequence[Any]) -> list[pl.Series]:
         """Columns of `INSTRUCTIONS` from what is known of each different value."""
-        schema = {name: INSTRUCTIONS[name] for name in known}
-        return pl.DataFrame(known, schema=schema)[self.of_row].get_columns()
+        schema = {name: INSTRUCTIONS[name] for name in values_of_distinct}
+        return pl.DataFrame(values_of_distinct, schema=schema)[self.of_row].get_columns()

@@ -1,4 +1,4 @@
-"""Bytes to protobuf messages, with every failure turned into one sentence about the file."""
+"""Parses protobuf messages, xz-compressed or not; every failure becomes a `DamagedInput`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from thence.errors import DamagedInput
 if TYPE_CHECKING:
     from thence.units import Bytes
 
-__all__ = ["MAX_UNPACKED", "parse", "unpacked"]
+__all__ = ["parse", "unpacked"]
 
-MAX_UNPACKED: Bytes = 1 << 30
+_MAX_UNPACKED: Bytes = 1 << 30
 """Largest content of an .xz file that is unpacked; optimized HLO protos have some MB to 200 MB."""
 
 _XZ_MAGIC = b"\xfd7zXZ\x00"
@@ -38,7 +38,7 @@ def parse(kind: type[_M], data: bytes, path: str) -> _M:
     return message
 
 
-def unpacked(data: bytes, path: str, limit: Bytes = MAX_UNPACKED) -> bytes:
+def unpacked(data: bytes, path: str, limit: Bytes = _MAX_UNPACKED) -> bytes:
     """The content of an .xz file; other bytes as they are.
 
     Args:

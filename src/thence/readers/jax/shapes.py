@@ -1,7 +1,8 @@
-"""Who takes part in a collective: the forms in which an HLO instruction says so.
+"""Sizes of XLA shapes (elements, bytes, memory space), and the device groups of HLO collectives.
 
-Explicit lists (``{{0,1},{2,3}}``), a reshaped iota (``[2,2]<=[4]``) and axes of a device mesh
-(``mesh['data'=2] {'data'}``), each in a field of its own; HloInstructionProto of hlo.proto.
+HloInstructionProto of hlo.proto has a separate field for each form of device groups: explicit lists
+(``{{0,1},{2,3}}``), a reshaped iota (``[2,2]<=[4]``), and axes of a device mesh
+(``mesh['data'=2] {'data'}``).
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
         ShapeProto,
     )
     from thence.units import Bytes
-
 __all__ = [
-    "ELEMENT_BITS",
     "MAX_INT64",
     "MAX_RANK",
     "Groups",
@@ -35,17 +34,11 @@ __all__ = [
 ]
 
 MAX_INT64 = (1 << 63) - 1
-
-
 MAX_RANK = 64
-
-
 """More dimensions than any shape of XLA has: multiplying millions must not hang the reader."""
-
-
 # PrimitiveType of xla_data.proto: number to width in bits. TUPLE (13), OPAQUE_TYPE (14), TOKEN (17)
 # and BUFFER (34) have no elements of their own.
-ELEMENT_BITS = {
+_ELEMENT_BITS = {
     **dict.fromkeys((30, 31), 1),  # S1 U1
     **dict.fromkeys((26, 27), 2),  # S2 U2
     **dict.fromkeys((21, 22), 4),  # S4 U4
@@ -62,14 +55,19 @@ ELEMENT_BITS = {
     18: 128,  # C128
     **dict.fromkeys((13, 14, 17, 34), 0),
 }
-
-
 """Width of each PrimitiveType in bits; tuples, opaque values, tokens and buffers have none."""
 
 
 def elements(shape: ShapeProto) -> int:
     """Number of elements of an array shape; 0 for others, an upper bound for dynamic dimensions."""
-    return _count(shape) if ELEMENT_BITS.get(shape.element_type) else 0
+    return _count(shape) if _ELEMENT_BITS.get(shape.element_type) else 0
+
+
+def _count(shape: ShapeProto) -> int:
+    dimensions = shape.dimensions
+    if len(dimensions) > MAX_RANK:
+        return 0
+    return min(prod(d for d in dimensions if d >= 0), MAX_INT64)
 
 
 def shape_bytes(shape: ShapeProto) -> Bytes:
@@ -80,7 +78,7 @@ def shape_bytes(shape: ShapeProto) -> Bytes:
     """
     if shape.tuple_shapes:  # of a tuple, and of a BUFFER its element
         return min(sum(shape_bytes(part) for part in shape.tuple_shapes), MAX_INT64)
-    bits = ELEMENT_BITS.get(shape.element_type, 0)
+    bits = _ELEMENT_BITS.get(shape.element_type, 0)
     if not bits:
         return 0
     stored = shape.layout.element_size_in_bits
@@ -92,16 +90,9 @@ def memory_space(shape: ShapeProto) -> int:
     return shape.layout.memory_space
 
 
-def _count(shape: ShapeProto) -> int:
-    dimensions = shape.dimensions
-    if len(dimensions) > MAX_RANK:
-        return 0
-    return min(prod(d for d in dimensions if d >= 0), MAX_INT64)
-
-
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """How many groups of how many devices each.
+    """Number and size of device groups.
 
     Attributes:
         size: devices of one group; of the largest, should explicit groups differ.
@@ -115,7 +106,7 @@ class Groups:
 def replica_groups(
     instruction: HloInstructionProto, devices: DeviceAssignmentProto
 ) -> Groups | None:
-    """The groups of a collective, or None where neither it nor the module says.
+    """The device groups of a collective, or None where neither instruction nor module specifies them.
 
     A collective-permute names pairs instead of groups: size 2, and one group a pair.
 
@@ -138,16 +129,6 @@ def replica_groups(
     return _from_lists(instruction.replica_groups) or _everyone(instruction, devices)
 
 
-def _from_lists(groups: Iterable[ReplicaGroup]) -> Groups | None:
-    sizes = [len(group.replica_ids) for group in groups]
-    largest = max(sizes, default=0)
-    return Groups(largest, len(sizes)) if largest else None
-
-
-def _from_iota(iota: IotaReplicaGroupListProto) -> Groups | None:
-    return _sane(iota.num_devices_per_group, iota.num_replica_groups)
-
-
 def _from_mesh(grouped: MeshAxesReplicaGroupListProto) -> Groups | None:
     """A group spans the named axes or parts of axes; the rest of the mesh counts the groups."""
     axes = [axis.size for axis in grouped.mesh.axes]
@@ -162,6 +143,20 @@ def _from_mesh(grouped: MeshAxesReplicaGroupListProto) -> Groups | None:
     return _sane(size, prod(axes) // size) if size > 0 else None
 
 
+def _sane(size: int, count: int) -> Groups | None:
+    return Groups(size, count) if 0 < size <= MAX_INT64 and 0 < count <= MAX_INT64 else None
+
+
+def _from_iota(iota: IotaReplicaGroupListProto) -> Groups | None:
+    return _sane(iota.num_devices_per_group, iota.num_replica_groups)
+
+
+def _from_lists(groups: Iterable[ReplicaGroup]) -> Groups | None:
+    sizes = [len(group.replica_ids) for group in groups]
+    largest = max(sizes, default=0)
+    return Groups(largest, len(sizes)) if largest else None
+
+
 def _everyone(instruction: HloInstructionProto, devices: DeviceAssignmentProto) -> Groups | None:
     """No groups at all: all replicas, and with a channel all partitions of them too."""
     replicas, partitions = devices.replica_count, devices.computation_count
@@ -169,7 +164,3 @@ def _everyone(instruction: HloInstructionProto, devices: DeviceAssignmentProto) 
         return None
     across = instruction.channel_id > 0
     return _sane(replicas * partitions if across else replicas, 1 if across else partitions)
-
-
-def _sane(size: int, count: int) -> Groups | None:
-    return Groups(size, count) if 0 < size <= MAX_INT64 and 0 < count <= MAX_INT64 else None

@@ -1,4 +1,10 @@
-"""The values of many XStats as columns."""
+"""The values of many XStats (xplane.proto) as columns, decoded without a loop over messages.
+
+The messages are small and of one kind, and one field is decoded for all of them at a time: a cursor for
+each message steps over its fields. This relies on the order in which protobuf serializes: each known
+field once, by ascending field number, unknown fields last
+(https://protobuf.dev/programming-guides/encoding).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Int64 = NDArray[np.int64]
-
 __all__ = [
     "DOUBLE",
     "INT64",
@@ -27,9 +32,73 @@ __all__ = [
 ]
 
 _PADDING = bytes(16)  # a cursor at the end may look ahead
-
-
 _MAX_VARINT = 10
+# Tags of the fields of XStat (xplane.proto): number << 3 | wire type.
+_METADATA = 0x08
+DOUBLE, UINT64, INT64, STRING, REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x38
+"""Tags of the value fields that are decoded; values of other types, mainly bytes, count as absent."""
+
+
+def decoded_stats(
+    data: bytes, row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
+) -> StatValues:
+    """The values of serialized stats.
+
+    Args:
+        data: what the positions count in.
+        row: event of each stat.
+        start: first byte of each.
+        end: first byte after each.
+    """
+    cursors = Cursors(data, start, end)
+    stat = cursors.integer(_METADATA)
+    tag = cursors.tag()
+    cursors.position += 1
+    integer = np.zeros(len(row), np.int64)
+    real = np.zeros(len(row), np.float64)
+    numbers = np.flatnonzero(np.isin(tag, (UINT64, INT64, STRING, REFERENCE)))
+    integer[numbers] = cursors.varint(numbers)
+    doubles = np.flatnonzero(tag == DOUBLE)
+    real[doubles] = cursors.double(doubles)
+    return StatValues(data, row, stat, tag, integer, real, cursors.position)
+
+
+@dataclass(frozen=True)
+class StatValues:
+    """The stats of many events, decoded.
+
+    Attributes:
+        data: the bytes that strings are in.
+        row: event of each stat.
+        stat: its metadata_id.
+        tag: of the value: number << 3 | wire type; 0 where there is none.
+        integer: the value as 64 bits; of strings their length.
+        real: the value where it is a double.
+        string_start: offset in data of each string value.
+    """
+
+    data: bytes
+    row: NDArray[np.int64]
+    stat: NDArray[np.int64]
+    tag: NDArray[np.uint8]
+    integer: NDArray[np.int64]
+    real: NDArray[np.float64]
+    string_start: NDArray[np.int64]
+
+    def of(self, stat: int) -> StatValues:
+        """The values of one stat."""
+        chosen = np.flatnonzero(self.stat == stat)
+        columns = (self.row, self.stat, self.tag, self.integer, self.real, self.string_start)
+        return StatValues(self.data, *(column[chosen] for column in columns))  # type: ignore[arg-type]
+
+    def strings(self) -> list[bytes]:
+        """The value of each where it is a string; empty for others."""
+        length = np.where(self.tag == STRING, self.integer, 0)
+        ends = (self.string_start + length).tolist()
+        return [
+            self.data[start:end]
+            for start, end in zip(self.string_start.tolist(), ends, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -58,113 +127,44 @@ class Cursors:
     """A position in each of several messages; reading a field moves those that have it.
 
     Attributes:
-        at: positions.
+        position: offset in the data of each cursor.
     """
 
     def __init__(self, data: bytes, start: Int64, end: Int64) -> None:
         self._bytes = np.frombuffer(data, np.uint8)
-        self.at = start.copy()
+        self.position = start.copy()
         self._end = end
 
     def tag(self) -> NDArray[np.uint8]:
         """The byte that says which field comes next (number << 3 | wire type); 0 at the end."""
-        return np.where(self.at < self._end, self._bytes[self.at], 0)
+        return np.where(self.position < self._end, self._bytes[self.position], 0)
 
     def integer(self, tag: int) -> Int64:
         """The varint field with this tag, as 64 bits; 0 where it is not next."""
-        result = np.zeros(len(self.at), np.int64)
+        result = np.zeros(len(self.position), np.int64)
         rows = np.flatnonzero(self.tag() == tag)
-        self.at[rows] += 1
+        self.position[rows] += 1
         result[rows] = self.varint(rows)
         return result
 
     def varint(self, rows: Int64) -> Int64:
         """Reads one varint in each of these messages."""
-        at = self.at[rows]
-        byte = self._bytes[at]
+        position = self.position[rows]
+        byte = self._bytes[position]
         value = (byte & 127).astype(np.uint64)
-        at += 1
+        position += 1
         active = np.flatnonzero(byte > 127)
         for number in range(1, _MAX_VARINT):
             if not len(active):
                 break
-            byte = self._bytes[at[active]]
+            byte = self._bytes[position[active]]
             value[active] |= (byte & 127).astype(np.uint64) << np.uint64(7 * number)
-            at[active] += 1
+            position[active] += 1
             active = active[byte > 127]
-        self.at[rows] = at
+        self.position[rows] = position
         return value.view(np.int64)
 
     def double(self, rows: Int64) -> NDArray[np.float64]:
         """The eight bytes at these cursors as a number."""
-        eight = self._bytes[self.at[rows][:, None] + np.arange(8)]
+        eight = self._bytes[self.position[rows][:, None] + np.arange(8)]
         return np.ascontiguousarray(eight).view("<f8").reshape(len(rows)).astype(np.float64)
-
-
-# Tags of the fields of XStat (xplane.proto): number << 3 | wire type.
-_METADATA = 0x08
-
-
-DOUBLE, UINT64, INT64, STRING, REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x38
-
-
-"""What a value can be; others, bytes above all, count as no value."""
-
-
-@dataclass(frozen=True)
-class StatValues:
-    """The stats of many events, decoded.
-
-    Attributes:
-        data: the bytes that strings are in.
-        row: event of each stat.
-        stat: its metadata_id.
-        tag: of the value: number << 3 | wire type; 0 where there is none.
-        integer: the value as 64 bits; of strings their length.
-        real: the value where it is a double.
-        at: where strings begin.
-    """
-
-    data: bytes
-    row: NDArray[np.int64]
-    stat: NDArray[np.int64]
-    tag: NDArray[np.uint8]
-    integer: NDArray[np.int64]
-    real: NDArray[np.float64]
-    at: NDArray[np.int64]
-
-    def of(self, stat: int) -> StatValues:
-        """Those of one stat."""
-        chosen = np.flatnonzero(self.stat == stat)
-        columns = (self.row, self.stat, self.tag, self.integer, self.real, self.at)
-        return StatValues(self.data, *(column[chosen] for column in columns))  # type: ignore[arg-type]
-
-    def strings(self) -> list[bytes]:
-        """The value of each where it is a string; empty for others."""
-        length = np.where(self.tag == STRING, self.integer, 0)
-        ends = (self.at + length).tolist()
-        return [self.data[at:end] for at, end in zip(self.at.tolist(), ends, strict=True)]
-
-
-def decoded_stats(
-    data: bytes, row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> StatValues:
-    """The values of serialized stats.
-
-    Args:
-        data: what the positions count in.
-        row: event of each stat.
-        start: first byte of each.
-        end: first byte after each.
-    """
-    cursors = Cursors(data, start, end)
-    stat = cursors.integer(_METADATA)
-    tag = cursors.tag()
-    cursors.at += 1
-    integer = np.zeros(len(row), np.int64)
-    real = np.zeros(len(row), np.float64)
-    numbers = np.flatnonzero(np.isin(tag, (UINT64, INT64, STRING, REFERENCE)))
-    integer[numbers] = cursors.varint(numbers)
-    doubles = np.flatnonzero(tag == DOUBLE)
-    real[doubles] = cursors.double(doubles)
-    return StatValues(data, row, stat, tag, integer, real, cursors.at)

@@ -3,6 +3,9 @@
 A log directory holds ``plugins/profile/<time>/<host>.xplane.pb``, one file for each host. No file says
 which process of the job it was, so within such a folder ranks count the files in the order of their
 names.
+
+Device activities are assigned to executions of XLA programs (`_launching_ranges`, `_executions_by_repetition`) and to
+runs of the same instruction within one execution, such as those of a loop body (`_iterations`).
 """
 
 from __future__ import annotations
@@ -33,25 +36,320 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.readers.source import Source
-
-__all__ = [
-    "NAME",
-    "PATTERNS",
-    "by_repetition",
-    "hlo_dump_modules",
-    "iterations",
-    "launching_ranges",
-    "read",
-    "sniff",
-]
+__all__ = ["NAME", "PATTERNS", "hlo_dump_modules", "read", "sniff"]
 
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
-
-
 """Host ranges that launch everything of one execution on one device (gpu_executable.cc)."""
+NAME = "jax.profiler (XSpace)"
+PATTERNS = ("*.xplane.pb", "*.xplane.pb.gz")
+"""Files of a directory that may be XSpaces."""
+COMMAND_BUFFER = r"^command_buffer_\d+$"
+"""HLO op that XLA writes for every activity of a CUDA graph that it made (a command buffer)."""
+_MAX_BYTES = (1 << 31) - 1  # the most that a protobuf message can be
+_CHUNK = 1 << 24
+_PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment")
+_YEAR_2001_NS = 10**18
 
 
-def launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
+def sniff(head: bytes) -> bool:
+    """Whether a file that begins like this may be an XSpace: field 1, a plane with a known name."""
+    # XSpace.planes = 1; XPlane.id = 1 (absent when 0), XPlane.name = 2.
+    match = re.match(
+        rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12[\x01-\x7f]", head
+    )
+    return match is not None and head[match.end() :].startswith(_PLANE_NAMES)
+
+
+def read(source: Source, progress: Callable[[int], None]) -> Tables:
+    """The tables of one XSpace file.
+
+    Args:
+        source: the opened file.
+        progress: called with the number of stored bytes consumed so far.
+
+    Raises:
+        DamagedInput: its content cannot be read, or is larger than protobuf allows (2 GiB).
+    """
+    space, repairs = _repaired(decode_xspace(_content(source, progress), source.name))
+    rank = _rank(source.name)
+    process = int(space.devices["process"].drop_nulls().first() or 0)  # type: ignore[arg-type]
+    host = host_table(space, rank, process)
+    events = _activities(space)
+    programs = _Programs.of(space, events, source.name)
+    events = _with_executions(events, host)
+    executions = _executions(events, host, programs, rank)
+    events = events.with_columns(iteration=_iterations(events))
+    warnings = [
+        *(f"the profiler reports an error: {text}" for text in space.errors),
+        *(f"the profiler reports: {text}" for text in space.warnings),
+        *repairs,
+        *programs.warnings,
+        *_warnings(space, events),
+    ]
+    return Tables(
+        gpu=_gpu_table(events, rank),
+        host=host,
+        threads=threads_table(space, rank, process),
+        programs=executions,
+        hlo=programs.modules,
+        meta=Meta(
+            inputs=(source.name,),
+            formats=(NAME,),
+            epoch_ns=_epoch(space),
+            facts=(dict(space.versions),),
+            devices=_devices(space, rank),
+            warnings=tuple(f"{source.name}: {text}" for text in warnings),
+        ),
+    )
+
+
+def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
+    """Without negative durations, and what that took."""
+    negative = pl.col("duration") < 0
+    counts = {
+        what: frame.filter(negative).height
+        for what, frame in (("device activities", space.gpu), ("host ranges", space.host))
+    }
+    if not any(counts.values()):
+        return space, []
+    clipped = pl.col("duration").clip(0)
+    fixed = dataclasses.replace(
+        space, gpu=space.gpu.with_columns(clipped), host=space.host.with_columns(clipped)
+    )
+    sentence = "have a negative duration; counted as 0"
+    return fixed, [f"{n:,} {what} {sentence}" for what, n in counts.items() if n]
+
+
+def _content(source: Source, progress: Callable[[int], None]) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while part := source.read(_CHUNK):
+        parts.append(part)
+        size += len(part)
+        progress(source.consumed)
+        if size > _MAX_BYTES:
+            raise DamagedInput(source.name, "has more than 2 GiB, which no XSpace message can have")
+    if source.damage:
+        raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
+    return b"".join(parts)
+
+
+def _rank(name: str) -> int:
+    """Position among the files of a jax log directory; 0 for a file elsewhere."""
+    path = Path(name)
+    if name == STANDARD_INPUT or path.parent.parent.name != "profile":
+        return 0
+    beside = {p.name.removesuffix(".gz") for pattern in PATTERNS for p in path.parent.glob(pattern)}
+    return sorted({*beside, path.name.removesuffix(".gz")}).index(path.name.removesuffix(".gz"))
+
+
+def _activities(space: XSpace) -> pl.DataFrame:
+    """Device events in the order of `GPU`; what names no kind but an HLO op or a launch is a kernel."""
+    other = pl.col("kind") == "other"
+    launched = pl.col("hlo_op").is_not_null() | pl.col("correlation").is_not_null()
+    return (
+        space.gpu.filter(~other | launched)
+        .with_columns(
+            kind=pl.when(other).then(pl.lit("kernel")).otherwise(pl.col("kind").cast(pl.String)),
+            hlo=_null_if_match(pl.col("hlo_op").cast(pl.String), COMMAND_BUFFER).cast(
+                pl.Categorical()
+            ),
+        )
+        .sort("device", "start", "stream", maintain_order=True)
+    )
+
+
+def _null_if_match(name: pl.Expr, pattern: str) -> pl.Expr:
+    return pl.when(~name.str.contains(pattern) & (name != "")).then(name)
+
+
+@dataclass(frozen=True)
+class _Programs:
+    """The programs that ran: HLO modules, and where each program number leads.
+
+    Attributes:
+        modules: of those whose HLO is known.
+        index: program number to position in ``modules``.
+        warnings: about those whose HLO is not.
+    """
+
+    modules: tuple[HloModule, ...]
+    index: dict[int, int]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, space: XSpace, events: pl.DataFrame, path: str) -> _Programs:
+        """The programs of the device events, from the file itself or from dumps beside it."""
+        used = events.select("program", pl.col("hlo_module").cast(pl.String)).drop_nulls("program")
+        names = dict(used.unique("program", keep="first", maintain_order=True).rows())
+        protos = dict(space.programs.select("program", "proto").reverse().rows())
+        hlo_of: dict[int, HloModule] = {}
+        warnings = []
+        for program in (p for p in names if p in protos):
+            try:
+                hlo_of[program] = decode_hlo(protos[program], path)
+            except DamagedInput:
+                warnings.append(f"the HLO of program {names[program]} ({program}) is damaged")
+        lacking = {p: name for p, name in names.items() if p not in hlo_of}
+        if lacking:
+            dumped, damaged = _dumps_beside(path)
+            warnings += damaged
+            hlo_of |= _dumps_of_programs(lacking, dumped, events)
+        without = [str(name or p) for p, name in lacking.items() if p not in hlo_of]
+        if without:
+            warnings.append(
+                f"no HLO of {', '.join(sorted(set(without)))}: their device time has no source lines, "
+                "op names or labels (jax.profiler.ProfileOptions.enable_hlo_proto records it, "
+                "XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto writes it; put it beside the trace)"
+            )
+        numbers = list(hlo_of)
+        index = {program: numbers.index(program) for program in numbers}
+        return cls(tuple(hlo_of[p] for p in numbers), index, tuple(warnings))
+
+    def identities(self, program: Iterable[int]) -> list[str]:
+        """The fingerprint of each program, equal on all ranks, or else its number."""
+        fingerprints = {p: self.modules[i].fingerprint for p, i in self.index.items()}
+        return [fingerprints.get(p) or str(p) for p in program]
+
+
+def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
+    """HLO dumps in the folder of the trace, and what was wrong with some of them."""
+    folder = PurePath(path).parent
+    if path == STANDARD_INPUT:
+        return (), []
+    files = sorted({str(p) for pattern in HLO_PATTERNS for p in Path(folder).glob(pattern)})
+    modules: list[HloModule] = []
+    warnings = []
+    for file in files:
+        try:
+            modules += hlo_dump_modules(file)
+        except InputError as error:
+            warnings.append(f"HLO dump left out: {error}")
+    return tuple(modules), warnings
+
+
+def _dumps_of_programs(
+    lacking: dict[int, str | None], dumped: tuple[HloModule, ...], events: pl.DataFrame
+) -> Iterator[tuple[int, HloModule]]:
+    """The dump of each program: same name, and an instruction for every HLO op that ran."""
+    for program, name in lacking.items():
+        ops_that_ran = events.filter(pl.col("program") == program)["hlo"].drop_nulls().unique()
+        wanted = set(ops_that_ran.cast(pl.String))
+        fits = [m for m in dumped if m.name == name and wanted <= set(m.instructions["name"])]
+        exact = [m for m in fits if m.id == program]
+        if exact or len(fits) == 1:
+            yield program, (exact or fits)[0]
+
+
+def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
+    """Columns launch_row (host row that launched the execution) and execution (row in programs)."""
+    launch = pl.Series("launch_row", _launching_ranges(events, host)).replace(NO_ROW, None)
+    events = events.with_columns(launch, repetition=_executions_by_repetition(events))
+    has_launch = pl.col("launch_row").is_not_null()
+    key = pl.struct(
+        "device", "program", "launch_row",
+        repetition=pl.when(~has_launch).then("repetition"),
+    )  # fmt: skip
+    keyed = events.with_columns(key=pl.when(pl.col("program").is_not_null()).then(key))
+    order = (
+        keyed.filter(pl.col("program").is_not_null())
+        .group_by("key", maintain_order=True)
+        .agg(pl.col("device").first(), pl.col("start").min())
+        .sort("device", "start", maintain_order=True)
+        .select("key", execution=pl.int_range(pl.len(), dtype=pl.Int32))
+    )
+    return keyed.join(order, on="key", how="left", maintain_order="left").drop("key", "repetition")
+
+
+def _executions(
+    events: pl.DataFrame, host: pl.DataFrame, programs: _Programs, rank: int
+) -> pl.DataFrame:
+    """Rows of `PROGRAMS`: one for each execution of a program on a device."""
+    end = pl.col("start") + pl.col("duration")
+    rows = (
+        events.filter(pl.col("execution").is_not_null())
+        .group_by("execution")
+        .agg(
+            pl.col("device", "program", "hlo_module", "launch_row").first(),
+            start=pl.col("start").min(),
+            duration=end.max() - pl.col("start").min(),
+        )
+        .sort("execution")
+    )
+    identity = pl.Series(programs.identities(rows["program"].to_list()), dtype=pl.String)
+    launch = host[["start", "duration"]]
+    return PROGRAMS.frame(
+        {
+            "rank": np.full(rows.height, rank, np.int32),
+            "device": rows["device"],
+            "program": identity,
+            "name": rows["hlo_module"],
+            "execution": rows.select(
+                pl.int_range(pl.len()).over("device", identity.alias("identity"))
+            ).to_series(),
+            "start": rows["start"],
+            "duration": rows["duration"],
+            "launch": launch["start"].gather(rows["launch_row"]),
+            "launch_duration": launch["duration"].gather(rows["launch_row"]),
+            "hlo": pl.Series(
+                [programs.index.get(p) for p in rows["program"].to_list()], dtype=pl.Int32
+            ),
+        }
+    )
+
+
+def _warnings(space: XSpace, events: pl.DataFrame) -> list[str]:
+    """Warnings about what the file lacks and what had to be assumed."""
+    if space.devices.is_empty():
+        return ["holds no GPU: only host ranges can be shown"]
+    warnings = []
+    left_out = space.gpu.height - events.height
+    if left_out:
+        warnings.append(f"{left_out:,} events of the profiler itself are left out")
+    total = int(events["duration"].sum())
+    graphs = events.filter(pl.col("hlo_op").cast(pl.String).str.contains(COMMAND_BUFFER))
+    if graphs.height:
+        share = 100 * int(graphs["duration"].sum()) / max(total, 1)
+        warnings.append(
+            f"{graphs.height:,} activities, {share:.0f} % of device time, ran inside CUDA graphs (command "
+            "buffers), where the profiler records no HLO op: theirs follows from the order of the graphs' "
+            "nodes where that fits the HLO, else XLA_FLAGS=--xla_gpu_enable_command_buffer= records them"
+        )
+    unlaunched = events.filter(pl.col("execution").is_not_null() & pl.col("launch_row").is_null())
+    if unlaunched.height:
+        warnings.append(
+            f"the launch of {unlaunched.height:,} activities was not recorded: executions of their programs "
+            "are told apart by the repetition of their first kernel"
+        )
+    return warnings
+
+
+def _gpu_table(events: pl.DataFrame, rank: int) -> pl.DataFrame:
+    columns: dict[str, Any] = {
+        name: events[name]
+        for name in GPU.schema
+        if name in events.columns and name not in ("kind", "program")
+    }
+    columns["rank"] = np.full(events.height, rank, np.int32)
+    columns["kind"] = events["kind"].cast(pl.Enum(KINDS))
+    columns["name"] = events["name"].fill_null("")
+    columns["program"] = events["execution"]
+    return GPU.frame(columns)
+
+
+def _epoch(space: XSpace) -> int | None:
+    if space.start_ns is not None:
+        return space.start_ns
+    first = space.gpu["start"].min() if space.gpu.height else space.host["start"].min()
+    return 0 if isinstance(first, int) and first > _YEAR_2001_NS else None
+
+
+def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
+    columns = ("device", "name", "memory_bytes", "multiprocessors", "compute_capability")
+    return tuple(Device(rank, *row) for row in space.devices.select(columns).iter_rows())
+
+
+def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
     """Host row of the range that executed the program each activity is part of.
 
     It is around the API call with the same correlation id.
@@ -86,7 +384,7 @@ def launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]
     return np.where(outer == NO_ROW, inner, outer)
 
 
-def by_repetition(gpu: pl.DataFrame) -> pl.Series:
+def _executions_by_repetition(gpu: pl.DataFrame) -> pl.Series:
     """Number of the execution each activity is part of, for files that lack the host ranges.
 
     A new one begins whenever the first activity of the program comes again, in a launch of its own.
@@ -108,8 +406,8 @@ def by_repetition(gpu: pl.DataFrame) -> pl.Series:
     ]
 
 
-def iterations(gpu: pl.DataFrame) -> pl.Series:
-    """How often the same instruction ran before within the same execution.
+def _iterations(gpu: pl.DataFrame) -> pl.Series:
+    """For each activity, how many earlier runs of its instruction there are in the same execution.
 
     XLA gives every run of an instruction a number of its own (scope_range_id), which all that it
     launches shares. Older files lack it; there, a kernel of the same name is the next run.
@@ -124,328 +422,6 @@ def iterations(gpu: pl.DataFrame) -> pl.Series:
     scope = pl.col("scope_range")
     numbered = scope.rank("dense").over(instruction) - 1
     counted = pl.int_range(pl.len()).over([*instruction, "name"])
-    known = pl.col("execution").is_not_null() & pl.col("hlo").is_not_null()
+    has_instruction = pl.col("execution").is_not_null() & pl.col("hlo").is_not_null()
     number = pl.when(scope.is_not_null() & (scope > 0)).then(numbered).otherwise(counted)
-    return gpu.select(iteration=pl.when(known).then(number).cast(pl.Int32))["iteration"]
-
-
-NAME = "jax.profiler (XSpace)"
-
-
-PATTERNS = ("*.xplane.pb", "*.xplane.pb.gz")
-
-
-"""Files of a directory that may be XSpaces."""
-
-
-COMMAND_BUFFER = r"^command_buffer_\d+$"
-
-
-"""What XLA writes for the HLO op of everything that a CUDA graph of its own launches."""
-
-
-_MAX_BYTES = (1 << 31) - 1  # the most that a protobuf message can be
-
-
-_CHUNK = 1 << 24
-
-
-_PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment")
-
-
-_YEAR_2001_NS = 10**18
-
-
-def sniff(head: bytes) -> bool:
-    """Whether a file that begins like this may be an XSpace: field 1, a plane with a known name."""
-    # XSpace.planes = 1; XPlane.id = 1 (absent when 0), XPlane.name = 2.
-    match = re.match(
-        rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12[\x01-\x7f]", head
-    )
-    return match is not None and head[match.end() :].startswith(_PLANE_NAMES)
-
-
-def read(source: Source, progress: Callable[[int], None]) -> Tables:
-    """The tables of one XSpace file.
-
-    Args:
-        source: the opened file.
-        progress: called with the number of stored bytes consumed so far.
-
-    Raises:
-        DamagedInput: its content cannot be read, or is larger than protobuf allows (2 GiB).
-    """
-    space, repairs = _repaired(decode_xspace(_content(source, progress), source.name))
-    rank = _rank(source.name)
-    process = int(space.devices["process"].drop_nulls().first() or 0)  # type: ignore[arg-type]
-    host = host_table(space, rank, process)
-    events = _activities(space)
-    programs = _Programs.of(space, events, source.name)
-    events = _with_executions(events, host)
-    executions = _executions(events, host, programs, rank)
-    events = events.with_columns(iteration=iterations(events))
-    warnings = [
-        *(f"the profiler reports an error: {text}" for text in space.errors),
-        *(f"the profiler reports: {text}" for text in space.warnings),
-        *repairs,
-        *programs.warnings,
-        *_doubts(space, events),
-    ]
-    return Tables(
-        gpu=_gpu_table(events, rank),
-        host=host,
-        threads=threads_table(space, rank, process),
-        programs=executions,
-        hlo=programs.modules,
-        meta=Meta(
-            inputs=(source.name,),
-            formats=(NAME,),
-            epoch_ns=_epoch(space),
-            facts=(dict(space.versions),),
-            devices=_devices(space, rank),
-            warnings=tuple(f"{source.name}: {text}" for text in warnings),
-        ),
-    )
-
-
-def _content(source: Source, progress: Callable[[int], None]) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while part := source.read(_CHUNK):
-        parts.append(part)
-        size += len(part)
-        progress(source.consumed)
-        if size > _MAX_BYTES:
-            raise DamagedInput(source.name, "has more than 2 GiB, which no XSpace message can have")
-    if source.damage:
-        raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
-    return b"".join(parts)
-
-
-def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
-    """Without negative durations, and what that took."""
-    negative = pl.col("duration") < 0
-    counts = {
-        what: frame.filter(negative).height
-        for what, frame in (("device activities", space.gpu), ("host ranges", space.host))
-    }
-    if not any(counts.values()):
-        return space, []
-    clipped = pl.col("duration").clip(0)
-    fixed = dataclasses.replace(
-        space, gpu=space.gpu.with_columns(clipped), host=space.host.with_columns(clipped)
-    )
-    sentence = "have a negative duration; counted as 0"
-    return fixed, [f"{n:,} {what} {sentence}" for what, n in counts.items() if n]
-
-
-def _rank(name: str) -> int:
-    """Position among the files of a jax log directory; 0 for a file elsewhere."""
-    path = Path(name)
-    if name == STANDARD_INPUT or path.parent.parent.name != "profile":
-        return 0
-    beside = {p.name.removesuffix(".gz") for pattern in PATTERNS for p in path.parent.glob(pattern)}
-    return sorted({*beside, path.name.removesuffix(".gz")}).index(path.name.removesuffix(".gz"))
-
-
-def _epoch(space: XSpace) -> int | None:
-    if space.start_ns is not None:
-        return space.start_ns
-    first = space.gpu["start"].min() if space.gpu.height else space.host["start"].min()
-    return 0 if isinstance(first, int) and first > _YEAR_2001_NS else None
-
-
-def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
-    columns = ("device", "name", "memory_bytes", "multiprocessors", "compute_capability")
-    return tuple(Device(rank, *row) for row in space.devices.select(columns).iter_rows())
-
-
-def _activities(space: XSpace) -> pl.DataFrame:
-    """Device events in the order of `GPU`; what names no kind but an HLO op or a launch is a kernel."""
-    other = pl.col("kind") == "other"
-    launched = pl.col("hlo_op").is_not_null() | pl.col("correlation").is_not_null()
-    return (
-        space.gpu.filter(~other | launched)
-        .with_columns(
-            kind=pl.when(other).then(pl.lit("kernel")).otherwise(pl.col("kind").cast(pl.String)),
-            hlo=_unless(pl.col("hlo_op").cast(pl.String), COMMAND_BUFFER).cast(pl.Categorical()),
-        )
-        .sort("device", "start", "stream", maintain_order=True)
-    )
-
-
-def _unless(name: pl.Expr, pattern: str) -> pl.Expr:
-    return pl.when(~name.str.contains(pattern) & (name != "")).then(name)
-
-
-@dataclass(frozen=True)
-class _Programs:
-    """The programs that ran: HLO modules, and where each program number leads.
-
-    Attributes:
-        modules: of those whose HLO is known.
-        index: program number to position in ``modules``.
-        warnings: about those whose HLO is not.
-    """
-
-    modules: tuple[HloModule, ...]
-    index: dict[int, int]
-    warnings: tuple[str, ...]
-
-    @classmethod
-    def of(cls, space: XSpace, events: pl.DataFrame, path: str) -> _Programs:
-        """The programs of the device events, from the file itself or from dumps beside it."""
-        used = events.select("program", pl.col("hlo_module").cast(pl.String)).drop_nulls("program")
-        names = dict(used.unique("program", keep="first", maintain_order=True).rows())
-        protos = dict(space.programs.select("program", "proto").reverse().rows())
-        found: dict[int, HloModule] = {}
-        warnings = []
-        for program in (p for p in names if p in protos):
-            try:
-                found[program] = decode_hlo(protos[program], path)
-            except DamagedInput:
-                warnings.append(f"the HLO of program {names[program]} ({program}) is damaged")
-        lacking = {p: name for p, name in names.items() if p not in found}
-        if lacking:
-            dumped, damaged = _dumps_beside(path)
-            warnings += damaged
-            found |= _matching(lacking, dumped, events)
-        without = [str(name or p) for p, name in lacking.items() if p not in found]
-        if without:
-            warnings.append(
-                f"no HLO of {', '.join(sorted(set(without)))}: their device time has no source lines, "
-                "op names or labels (jax.profiler.ProfileOptions.enable_hlo_proto records it, "
-                "XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto writes it; put it beside the trace)"
-            )
-        numbers = list(found)
-        index = {program: numbers.index(program) for program in numbers}
-        return cls(tuple(found[p] for p in numbers), index, tuple(warnings))
-
-    def identities(self, program: Iterable[int]) -> list[str]:
-        """The fingerprint of each program, equal on all ranks, or else its number."""
-        known = {p: self.modules[i].fingerprint for p, i in self.index.items()}
-        return [known.get(p) or str(p) for p in program]
-
-
-def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
-    """HLO dumps in the folder of the trace, and what was wrong with some of them."""
-    folder = PurePath(path).parent
-    if path == STANDARD_INPUT:
-        return (), []
-    files = sorted({str(p) for pattern in HLO_PATTERNS for p in Path(folder).glob(pattern)})
-    modules: list[HloModule] = []
-    warnings = []
-    for file in files:
-        try:
-            modules += hlo_dump_modules(file)
-        except InputError as error:
-            warnings.append(f"HLO dump left out: {error}")
-    return tuple(modules), warnings
-
-
-def _matching(
-    lacking: dict[int, str | None], dumped: tuple[HloModule, ...], events: pl.DataFrame
-) -> Iterator[tuple[int, HloModule]]:
-    """The dump of each program: same name, and an instruction for every HLO op that ran."""
-    for program, name in lacking.items():
-        ran = events.filter(pl.col("program") == program)["hlo"].drop_nulls().unique()
-        wanted = set(ran.cast(pl.String))
-        fits = [m for m in dumped if m.name == name and wanted <= set(m.instructions["name"])]
-        exact = [m for m in fits if m.id == program]
-        if exact or len(fits) == 1:
-            yield program, (exact or fits)[0]
-
-
-def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
-    """Columns launch_row (host row that launched the execution) and execution (row in programs)."""
-    launch = pl.Series("launch_row", launching_ranges(events, host)).replace(NO_ROW, None)
-    events = events.with_columns(launch, repetition=by_repetition(events))
-    known = pl.col("launch_row").is_not_null()
-    key = pl.struct(
-        "device", "program", "launch_row",
-        repetition=pl.when(~known).then("repetition"),
-    )  # fmt: skip
-    keyed = events.with_columns(key=pl.when(pl.col("program").is_not_null()).then(key))
-    order = (
-        keyed.filter(pl.col("program").is_not_null())
-        .group_by("key", maintain_order=True)
-        .agg(pl.col("device").first(), pl.col("start").min())
-        .sort("device", "start", maintain_order=True)
-        .select("key", execution=pl.int_range(pl.len(), dtype=pl.Int32))
-    )
-    return keyed.join(order, on="key", how="left", maintain_order="left").drop("key", "repetition")
-
-
-def _executions(
-    events: pl.DataFrame, host: pl.DataFrame, programs: _Programs, rank: int
-) -> pl.DataFrame:
-    end = pl.col("start") + pl.col("duration")
-    rows = (
-        events.filter(pl.col("execution").is_not_null())
-        .group_by("execution")
-        .agg(
-            pl.col("device", "program", "hlo_module", "launch_row").first(),
-            start=pl.col("start").min(),
-            duration=end.max() - pl.col("start").min(),
-        )
-        .sort("execution")
-    )
-    identity = pl.Series(programs.identities(rows["program"].to_list()), dtype=pl.String)
-    launch = host[["start", "duration"]]
-    return PROGRAMS.frame(
-        {
-            "rank": np.full(rows.height, rank, np.int32),
-            "device": rows["device"],
-            "program": identity,
-            "name": rows["hlo_module"],
-            "execution": rows.select(
-                pl.int_range(pl.len()).over("device", identity.alias("identity"))
-            ).to_series(),
-            "start": rows["start"],
-            "duration": rows["duration"],
-            "launch": launch["start"].gather(rows["launch_row"]),
-            "launch_duration": launch["duration"].gather(rows["launch_row"]),
-            "hlo": pl.Series(
-                [programs.index.get(p) for p in rows["program"].to_list()], dtype=pl.Int32
-            ),
-        }
-    )
-
-
-def _gpu_table(events: pl.DataFrame, rank: int) -> pl.DataFrame:
-    columns: dict[str, Any] = {
-        name: events[name]
-        for name in GPU.schema
-        if name in events.columns and name not in ("kind", "program")
-    }
-    columns["rank"] = np.full(events.height, rank, np.int32)
-    columns["kind"] = events["kind"].cast(pl.Enum(KINDS))
-    columns["name"] = events["name"].fill_null("")
-    columns["program"] = events["execution"]
-    return GPU.frame(columns)
-
-
-def _doubts(space: XSpace, events: pl.DataFrame) -> list[str]:
-    """What a reader of the numbers must know about the file."""
-    if space.devices.is_empty():
-        return ["holds no GPU: only host ranges can be shown"]
-    warnings = []
-    left_out = space.gpu.height - events.height
-    if left_out:
-        warnings.append(f"{left_out:,} events of the profiler itself are left out")
-    total = int(events["duration"].sum())
-    graphs = events.filter(pl.col("hlo_op").cast(pl.String).str.contains(COMMAND_BUFFER))
-    if graphs.height:
-        share = 100 * int(graphs["duration"].sum()) / max(total, 1)
-        warnings.append(
-            f"{graphs.height:,} activities, {share:.0f} % of device time, ran inside CUDA graphs (command "
-            "buffers), where the profiler records no HLO op: theirs follows from the order of the graphs' "
-            "nodes where that fits the HLO, else XLA_FLAGS=--xla_gpu_enable_command_buffer= records them"
-        )
-    unlaunched = events.filter(pl.col("execution").is_not_null() & pl.col("launch_row").is_null())
-    if unlaunched.height:
-        warnings.append(
-            f"the launch of {unlaunched.height:,} activities was not recorded: executions of their programs "
-            "are told apart by the repetition of their first kernel"
-        )
-    return warnings
+    return gpu.select(iteration=pl.when(has_instruction).then(number).cast(pl.Int32))["iteration"]

@@ -7,6 +7,13 @@ the plane's metadata. What the planes of a JAX trace on a GPU are:
 - ``/host:CPU``: a line per host thread, with TraceMe ranges and CUDA API calls.
 - ``/host:metadata``: no lines; its event metadata hold the HLO module of each program.
 - ``Task Environment``: no lines; when the profile began and ended.
+
+XLA's profiler (ToXStat in cupti_collector.cc) writes the parameters of launches and copies as one text of
+``key:value`` pairs separated by blanks, which `parsed_details` decodes:
+
+    kernel_details  regs:22 static_shared:0 dynamic_shared:0 grid:256,1,1 block:256,1,1 occ_pct:100
+    memcpy_details  kind_src:device kind_dst:device size:2097152 dest:0 async:1
+    Memset_details  kind:device num_bytes:4 async:1
 """
 
 from __future__ import annotations
@@ -36,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from thence.readers.jax.protos.xplane_pb2 import XPlane
-
 __all__ = [
     "DETAILS",
     "DEVICES",
@@ -62,67 +68,16 @@ DETAILS: dict[str, pl.DataType] = {
     "destination_device": pl.Int64(),
     "is_async": pl.Boolean(),
 }
-
-
 """Schema of parsed details; a text that lacks a key leaves null."""
-
-
 _NUMBER = re.compile(r"\d{1,18}")
-
-
 _UINT32 = 1 << 32
-
-
-def parsed_details(texts: Sequence[str]) -> pl.DataFrame:
-    """One row for each text; there are few different ones, however many events refer to them."""
-    rows = [_row(dict(_pairs(text))) for text in texts]
-    return pl.DataFrame(rows, schema=DETAILS, orient="row")
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    return [(key, value) for key, _, value in (word.partition(":") for word in text.split())]
-
-
-def _row(values: dict[str, str]) -> tuple[object, ...]:
-    static, dynamic = _number(values.get("static_shared")), _number(values.get("dynamic_shared"))
-    registers = _number(values.get("regs"))
-    flag = values.get("async")
-    return (
-        registers if registers is not None and registers < 1 << 31 else None,
-        static,
-        dynamic,
-        None if static is None and dynamic is None else (static or 0) + (dynamic or 0),
-        _triple(values.get("grid")),
-        _triple(values.get("block")),
-        _number(values.get("size", values.get("num_bytes"))),
-        values.get("kind_src"),
-        values.get("kind_dst", values.get("kind")),
-        _number(values.get("dest")),
-        None if flag is None else flag == "1",
-    )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
-
-
-def _triple(text: str | None) -> list[int] | None:
-    numbers = [_number(part) for part in (text or "").split(",")]
-    found = [n for n in numbers if n is not None and n < _UINT32]
-    return found if len(found) == len(numbers) == 3 else None
-
-
 _TIMES: dict[str, pl.DataType] = {
     "start": pl.Int64(),  # ns, rounded down; on the file's clock, see XSpace.start_ns
     "duration": pl.Int64(),  # ns, such that start + duration is the end rounded down
     "start_rest_ps": pl.Int16(),  # what rounding the start took away, 0 to 999
     "duration_ps": pl.Int64(),  # exact
 }
-
-
 _KIND = pl.Enum(["kernel", "memcpy", "memset", "other"])
-
-
 GPU_EVENTS: dict[str, pl.DataType] = {
     "device": pl.Int32(),  # ordinal, from the plane's name
     "stream": pl.Int64(),  # id of the line
@@ -133,11 +88,7 @@ GPU_EVENTS: dict[str, pl.DataType] = {
     **{name: kind.dtype for name, kind in GPU_STATS.items()},
     **DETAILS,
 }
-
-
 """Schema of the GPU events; from correlation on, null where the event lacks the stat."""
-
-
 HOST_EVENTS: dict[str, pl.DataType] = {
     "plane": pl.Categorical(),
     "thread": pl.Int64(),  # id of the line: a hash of the thread, or the thread id
@@ -146,11 +97,7 @@ HOST_EVENTS: dict[str, pl.DataType] = {
     **_TIMES,
     **{name: kind.dtype for name, kind in HOST_STATS.items()},
 }
-
-
 """Schema of the host events; stats as for the GPU events."""
-
-
 LINES: dict[str, pl.DataType] = {
     "plane": pl.String(),
     "line": pl.Int64(),  # id
@@ -158,11 +105,7 @@ LINES: dict[str, pl.DataType] = {
     "start": pl.Int64(),  # ns, XLine.timestamp_ns
     "events": pl.Int64(),
 }
-
-
 """Schema of the lines: every line of every plane, also of planes that are not decoded further."""
-
-
 DEVICES: dict[str, pl.DataType] = {
     "device": pl.Int32(),
     "vendor": pl.String(),
@@ -174,19 +117,16 @@ DEVICES: dict[str, pl.DataType] = {
     "compute_capability": pl.String(),  # such as 9.0
     "process": pl.Int64(),
 }
-
-
 """Schema of the GPUs; null where the plane does not say."""
-
-
 PROGRAMS: dict[str, pl.DataType] = {
     "program": pl.Int64(),  # program_id of the events; 0 is a number like others
     "name": pl.String(),  # such as jit_train_step
     "proto": pl.Binary(),  # serialized HloProto
 }
-
-
 """Schema of the programs whose HLO the file holds."""
+_GPU_PLANE = re.compile(r"/device:GPU:(\d{1,9})")
+_FACTS = ("/host:metadata", "Task Environment")
+_SUFFIX = re.compile(r"(.*)\((\d{1,18})\)")
 
 
 @dataclass(frozen=True)
@@ -258,18 +198,14 @@ def decode_xspace(data: bytes, path: str) -> XSpace:
     )
 
 
-_GPU_PLANE = re.compile(r"/device:GPU:(\d{1,9})")
-
-
-_FACTS = ("/host:metadata", "Task Environment")
-
-
-_SUFFIX = re.compile(r"(.*)\((\d{1,18})\)")
-
-
 def _ordinal(name: str) -> int | None:
     match = _GPU_PLANE.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def _plane_stats(plane: XPlane) -> dict[str, int | float | str | bytes | None]:
+    names = {key: text(metadata.name) for key, metadata in plane.stat_metadata.items()}
+    return {names.get(stat.metadata_id, ""): stat_value(stat, plane) for stat in plane.stats}
 
 
 def _gpu_frame(events: Events) -> pl.DataFrame:
@@ -307,11 +243,6 @@ def _lines(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=LINES, orient="row")
 
 
-def _plane_stats(plane: XPlane) -> dict[str, int | float | str | bytes | None]:
-    names = {key: text(metadata.name) for key, metadata in plane.stat_metadata.items()}
-    return {names.get(stat.metadata_id, ""): stat_value(stat, plane) for stat in plane.stats}
-
-
 def _devices(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
     rows = []
     for name, plane in planes:
@@ -334,6 +265,14 @@ def _devices(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
             )
         )
     return pl.DataFrame(rows, schema=DEVICES, orient="row")
+
+
+def _string(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
 
 
 def _programs(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
@@ -363,9 +302,40 @@ def _programs(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=PROGRAMS, orient="row")
 
 
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and abs(value) < 1 << 63 else None
+def parsed_details(texts: Sequence[str]) -> pl.DataFrame:
+    """One row for each text; there are few different ones, however many events refer to them."""
+    rows = [_row(dict(_pairs(text))) for text in texts]
+    return pl.DataFrame(rows, schema=DETAILS, orient="row")
 
 
-def _string(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+def _row(values: dict[str, str]) -> tuple[object, ...]:
+    static, dynamic = _number(values.get("static_shared")), _number(values.get("dynamic_shared"))
+    registers = _number(values.get("regs"))
+    flag = values.get("async")
+    return (
+        registers if registers is not None and registers < 1 << 31 else None,
+        static,
+        dynamic,
+        None if static is None and dynamic is None else (static or 0) + (dynamic or 0),
+        _triple(values.get("grid")),
+        _triple(values.get("block")),
+        _number(values.get("size", values.get("num_bytes"))),
+        values.get("kind_src"),
+        values.get("kind_dst", values.get("kind")),
+        _number(values.get("dest")),
+        None if flag is None else flag == "1",
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
+
+
+def _triple(text: str | None) -> list[int] | None:
+    numbers = [_number(part) for part in (text or "").split(",")]
+    valid = [n for n in numbers if n is not None and n < _UINT32]
+    return valid if len(valid) == len(numbers) == 3 else None
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(key, value) for key, _, value in (word.partition(":") for word in text.split())]

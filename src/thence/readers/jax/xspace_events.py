@@ -1,4 +1,4 @@
-"""The events of XPlanes as columns; no loop over events but the one that serializes them."""
+"""The events of XPlanes as columns; the only Python loop over events is the one that serializes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Which stat becomes a column.
+    """A stat that becomes a column.
 
     Attributes:
         names: how versions of XLA spell it (xplane_schema.cc).
@@ -211,18 +211,18 @@ class Events:
         rows, starts, ends = self._constants(key, constant, messages, count)
         active = np.flatnonzero(cursors.tag() == _STATS)
         while len(active):
-            cursors.at[active] += 1
+            cursors.position[active] += 1
             size = cursors.varint(active)
             rows.append(active)
-            starts.append(cursors.at[active])
-            cursors.at[active] += size
-            ends.append(cursors.at[active])
+            starts.append(cursors.position[active])
+            cursors.position[active] += size
+            ends.append(cursors.position[active])
             active = active[cursors.tag()[active] == _STATS]
         single = (
             cursors.integer(_OCCURRENCES) == 0
         )  # others are aggregated: no place on the time axis
-        known, position = np.unique(key, return_inverse=True)
-        codes = np.asarray([names.get(k, -1) for k in known.tolist()], np.int64)
+        distinct_keys, position = np.unique(key, return_inverse=True)
+        codes = np.asarray([names.get(k, -1) for k in distinct_keys.tolist()], np.int64)
         self._names.append(codes[position][single])
         self._offsets.append(offset[single])
         self._durations.append(duration[single])
@@ -244,14 +244,14 @@ class Events:
         rows: list[NDArray[np.int64]] = []
         starts: list[NDArray[np.int64]] = []
         ends: list[NDArray[np.int64]] = []
-        at = count
+        next_position = count
         for number, stats in constant.items():
             chosen = np.flatnonzero(key == number)
-            for position in range(at, at + len(stats)):
+            for position in range(next_position, next_position + len(stats)):
                 rows.append(chosen)
                 starts.append(np.full(len(chosen), messages.start[position]))
                 ends.append(np.full(len(chosen), messages.end[position]))
-            at += len(stats)
+            next_position += len(stats)
         return rows, starts, ends
 
     def _take(self, column: str, values: StatValues, plane: XPlane) -> None:
@@ -271,8 +271,8 @@ class Events:
             integers = np.where(whole, values.integer, 0)
             if (values.tag == STRING).any():
                 texts = values.strings()
-                numbers = {each: _number(each) for each in set(texts)}
-                integers += np.asarray([numbers[each] for each in texts], np.int64)
+                numbers = {written: _number(written) for written in set(texts)}
+                integers += np.asarray([numbers[written] for written in texts], np.int64)
             cells.values.append(integers)
 
     def _codes_of(self, values: StatValues, plane: XPlane) -> NDArray[np.int64]:
@@ -280,8 +280,8 @@ class Events:
         references, position = np.unique(
             np.where(values.tag == REFERENCE, values.integer, 0), return_inverse=True
         )
-        known = [plane.stat_metadata.get(i) if i > 0 else None for i in references.tolist()]
-        codes = [self.strings.code(text(each.name) if each else "") for each in known]
+        metadata = [plane.stat_metadata.get(i) if i > 0 else None for i in references.tolist()]
+        codes = [self.strings.code(text(stat.name) if stat else "") for stat in metadata]
         result = np.asarray(codes, np.int64)[position]
         written = np.flatnonzero(values.tag == STRING)
         if len(written):

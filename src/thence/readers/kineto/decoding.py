@@ -1,4 +1,4 @@
-"""Pieces of a file -> columns, in this process or, for large files, in several.
+"""Decodes the pieces of a file to columns, in this process or, for large files, in several processes.
 
 The decoding processes are started with ``python -m`` on this module: unlike multiprocessing's
 spawn this does not import the caller's main module again, and unlike fork it is safe beside the
@@ -85,6 +85,7 @@ def _usable_cores() -> int:
 def _in_processes(
     first: Piece, pieces: Iterator[Piece], path: str, processes: int
 ) -> Iterator[Columns]:
+    """The columns of each piece, in order, decoded by several worker processes."""
     workers = [_Worker(path) for _ in range(processes)]
     free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     for worker in workers:

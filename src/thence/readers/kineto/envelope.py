@@ -1,7 +1,12 @@
-"""A Kineto file as a stream: what stands before the events, pieces of events, what stands after.
+"""A Kineto file as a stream: metadata before the events, pieces of whole events, metadata after them.
 
-Memory stays bounded whatever the file holds: one piece, one event or one head may not exceed the
-limits below.
+Memory is bounded whatever the file holds: a piece, an event and the metadata before the events may not
+exceed the limits below.
+
+Exporters use one layout throughout a file. The bytes between the first two events (the separator) are
+therefore the same between any two events, and a plain byte search finds where to cut, at memory
+bandwidth. In a file of any other layout, brackets are followed instead (`boundaries`), which is about ten
+times slower.
 """
 
 from __future__ import annotations
@@ -21,7 +26,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.readers.source import Source
-
 __all__ = [
     "PIECE_BYTES",
     "Boundaries",
@@ -33,131 +37,18 @@ __all__ = [
 ]
 
 _BETWEEN_EVENTS = re.compile(rb"(\s*)\}(\s*),(\s*)\{(\s*)(\"\w+\")")
-
-
 _EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|pid|id|bp)\"\s*:)")
-
-
 # Of the C++ and of the Python exporter: tried where the first event is not valid JSON.
 _EXPORTERS_SEPARATORS = (b"\n  },\n  {", b"},\n{")
-
-
-@dataclass(frozen=True, slots=True)
-class Boundaries:
-    """Where the events in a buffer end.
-
-    Attributes:
-        ends: offset just after each whole event, ascending.
-        array_end: offset of the bracket that closes the array of events; -1 where it is not in the buffer.
-    """
-
-    ends: npt.NDArray[np.int64]
-    array_end: int
-
-
-def boundaries(buffer: bytes) -> Boundaries:
-    """Follows quotes and brackets from the beginning of an event, or of the gap before it.
-
-    Args:
-        buffer: valid JSON from there on; what follows the end of the array does not matter.
-    """
-    text = np.frombuffer(buffer, np.uint8)
-    quotes = np.flatnonzero(text == ord('"'))
-    quotes = quotes[~_escaped(text, quotes)]
-    opening = (text == ord("{")) | (text == ord("["))
-    closing = (text == ord("}")) | (text == ord("]"))
-    brackets = np.flatnonzero(opening | closing)
-    outside = np.searchsorted(quotes, brackets) % 2 == 0
-    brackets = brackets[outside]
-    depth = np.cumsum(np.where(opening[brackets], 1, -1))
-    below = np.flatnonzero(depth < 0)
-    array_end = int(brackets[below[0]]) if len(below) else -1
-    if len(below):
-        brackets, depth = brackets[: below[0]], depth[: below[0]]
-    return Boundaries(brackets[(depth == 0) & closing[brackets]] + 1, array_end)
-
-
-def _escaped(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which quotes follow an odd number of backslashes."""
-    escaped = np.zeros(len(quotes), np.bool_)
-    suspects = np.flatnonzero((quotes > 0) & (text[quotes - 1] == ord("\\")))
-    distance = 1
-    while len(suspects):
-        escaped[suspects] ^= True
-        distance += 1
-        at = quotes[suspects] - distance
-        suspects = suspects[(at >= 0) & (text[at] == ord("\\"))]
-    return escaped
-
-
-def find_separator(buffer: bytes) -> bytes | None:
-    r"""The bytes from the end of one event into the beginning of the next, if they are the same throughout.
-
-    Args:
-        buffer: begins with the first event.
-
-    Returns:
-        such as ``\\n  },\\n  {``: a closing brace and an opening one with what is around them. A
-        line break in it makes it safe, since no JSON string holds one; a layout without line
-        breaks needs the first key in it as well: ``}, {"ph"``. None: the layout is not regular.
-    """
-    match = _first_gap(buffer)
-    if match is None:
-        return next((known for known in _EXPORTERS_SEPARATORS if buffer.count(known) > 1), None)
-    before, after_close, before_open, indent, key = match.groups()
-    before = before[max(before.rfind(b"\n"), 0) :]  # some events have blank lines before the brace
-    separator = before + b"}" + after_close + b"," + before_open + b"{"
-    # A brace at the margin of its own line, or a whole event on each line.
-    if b"\n" in before_open or b"\n" in after_close:
-        return bytes(separator)
-    return bytes(separator + indent + key)
-
-
-def _first_gap(buffer: bytes) -> re.Match[bytes] | None:
-    """The match of _BETWEEN_EVENTS that ends the first event."""
-    found = boundaries(buffer).ends
-    if len(found) == 0:
-        return None
-    end = int(found[0])
-    begin = end - 1
-    while begin > 0 and buffer[begin - 1 : begin].isspace():
-        begin -= 1
-    return _BETWEEN_EVENTS.match(buffer, begin)
-
-
-def split_events(piece: bytes) -> list[bytes]:
-    """The events of a piece one by one, also where some are not valid JSON.
-
-    Args:
-        piece: an array of events, with its brackets.
-    """
-    inner = piece.strip()[1:-1]
-    parts = _EVENT_START.split(inner)
-    return [part + b"}" for part in parts[:-1]] + ([parts[-1]] if parts[-1].strip() else [])
-
-
 PIECE_BYTES = 4 << 20
-
-
-"""How much JSON is decoded at a time: enough to amortise a call, small enough for the caches."""
-
-
+"""Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the caches."""
 _READ_BYTES = 1 << 20
-
-
 _WINDOW_BYTES = 1 << 18
-
-
 _MOST_HEAD_BYTES = 64 << 20
-
-
 _MOST_EVENT_BYTES = 16 << 20
-
-
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-
-
 _LAST_EVENT_END = re.compile(rb"\}\s*\]\s*(?:,\s*\"|\}\s*$|$)")
+_CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +116,16 @@ class Envelope:
         while self._offset + 2 * PIECE_BYTES < self.source.stored_bytes:
             window = self._offset + PIECE_BYTES - _WINDOW_BYTES
             self.source.seek(window)
-            at = self.source.read(_WINDOW_BYTES).rfind(separator)
-            if at < 0:
+            position = self.source.read(_WINDOW_BYTES).rfind(separator)
+            if position < 0:
                 break
-            yield Piece(self._offset, window + at + close - self._offset)
-            self._offset = window + at + comma
+            yield Piece(self._offset, window + position + close - self._offset)
+            self._offset = window + position + comma
         self._buffer = b""
         self.source.seek(self._offset)
 
     def _fill(self, size: int) -> bool:
-        """Has at least ``size`` bytes in the buffer, or returns False at the end of the file."""
+        """Reads until the buffer has at least ``size`` bytes; False if the file ends before."""
         while len(self._buffer) < size:
             more = self.source.read(max(_READ_BYTES, size - len(self._buffer)))
             if not more:
@@ -247,6 +138,7 @@ class Envelope:
         self._offset += length
 
     def _find_events(self) -> None:
+        """Reads the metadata before the events and moves to the first event."""
         self._fill(_READ_BYTES)
         if self._buffer[:3] == b"\xef\xbb\xbf":  # UTF-8 byte order mark
             self._drop(3)
@@ -254,7 +146,7 @@ class Envelope:
         if stripped[:1] == b"[":  # Chrome's array format: only events
             self._drop(len(self._buffer) - len(stripped) + 1)
             return
-        while (found := _EVENTS_KEY.search(self._buffer)) is None:
+        while (match := _EVENTS_KEY.search(self._buffer)) is None:
             size = len(self._buffer)
             if size > _MOST_HEAD_BYTES or not self._fill(2 * size + _READ_BYTES):
                 if len(self._buffer) > size:
@@ -263,34 +155,35 @@ class Envelope:
                     self.source.name,
                     'no "traceEvents" in it; expected the JSON that torch.profiler\'s export_chrome_trace() writes',
                 )
-        head = self._buffer[: found.start()].rstrip().rstrip(b",")
+        head = self._buffer[: match.start()].rstrip().rstrip(b",")
         self._add_metadata(head + b"}", "before")
-        self._drop(found.end())
+        self._drop(match.end())
 
     def _last_cut(self, separator: bytes | None) -> tuple[int, int] | None:
         """Where the last whole event in the buffer ends that has another behind it, and where that begins."""
         if separator is not None:
-            at = self._buffer.rfind(separator)
-            if at > 0:
-                return at + separator.index(b"}") + 1, at + separator.index(b",") + 1
-        found = boundaries(self._buffer)
-        if found.array_end >= 0 or len(found.ends) < 2:
+            position = self._buffer.rfind(separator)
+            if position > 0:
+                return position + separator.index(b"}") + 1, position + separator.index(b",") + 1
+        event_ends = boundaries(self._buffer)
+        if event_ends.array_end >= 0 or len(event_ends.ends) < 2:
             return None
         # The last end may be followed by the end of the array; the one before it has a comma behind.
-        end = int(found.ends[-2])
+        end = int(event_ends.ends[-2])
         return end, self._buffer.index(b",", end) + 1
 
     def _last_piece(self) -> Iterator[Piece]:
+        """The events left in the buffer at the end of the file; reads the metadata after them."""
         rest = self._buffer
-        found = boundaries(rest)
-        if found.array_end >= 0:
-            events, tail = rest[: found.array_end], rest[found.array_end + 1 :]
+        event_ends = boundaries(rest)
+        if event_ends.array_end >= 0:
+            events, tail = rest[: event_ends.array_end], rest[event_ends.array_end + 1 :]
         elif (last := _find_last(_LAST_EVENT_END, rest)) is not None:
             # Quotes that are not escaped lead `boundaries` astray; the last event ends where the
             # last bracket closes.
             events, tail = rest[: last.start() + 1], rest[rest.index(b"]", last.start()) + 1 :]
         else:
-            events, tail = rest[: int(found.ends[-1])] if len(found.ends) else b"", b""
+            events, tail = rest[: int(event_ends.ends[-1])] if len(event_ends.ends) else b"", b""
             self._warn_cut(self.source.damage or "the file ends inside an event", len(events))
         if events.strip(b" \t\r\n,"):
             events = events.rstrip().rstrip(b",")
@@ -305,6 +198,7 @@ class Envelope:
         self.warnings.append(f"{self.source.name}: cut short: {reason}; read up to byte {end:,}")
 
     def _add_metadata(self, text: bytes, where: str) -> None:
+        """Adds the keys of a JSON object; where it is invalid, a warning instead."""
         if text.strip() in (b"{}", b"{", b"{ }"):
             return
         try:
@@ -321,11 +215,104 @@ class Envelope:
                 )
 
 
-_CONTROL = re.compile(rb"[\x00-\x1f]")
-
-
 def _find_last(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes] | None:
     last = None
     for last in pattern.finditer(text):  # noqa: B007 - the last one is what is wanted
         pass
     return last
+
+
+def split_events(piece: bytes) -> list[bytes]:
+    """The events of a piece one by one, also where some are not valid JSON.
+
+    Args:
+        piece: an array of events, with its brackets.
+    """
+    inner = piece.strip()[1:-1]
+    parts = _EVENT_START.split(inner)
+    return [part + b"}" for part in parts[:-1]] + ([parts[-1]] if parts[-1].strip() else [])
+
+
+def find_separator(buffer: bytes) -> bytes | None:
+    r"""The bytes from the end of one event into the beginning of the next, if they are the same throughout.
+
+    Args:
+        buffer: begins with the first event.
+
+    Returns:
+        such as ``\\n  },\\n  {``: a closing brace and an opening one with what is around them. A
+        line break in it makes it safe, since no JSON string holds one; a layout without line
+        breaks needs the first key in it as well: ``}, {"ph"``. None: the layout is not regular.
+    """
+    match = _first_gap(buffer)
+    if match is None:
+        return next(
+            (separator for separator in _EXPORTERS_SEPARATORS if buffer.count(separator) > 1), None
+        )
+    before, after_close, before_open, indent, key = match.groups()
+    before = before[max(before.rfind(b"\n"), 0) :]  # some events have blank lines before the brace
+    separator = before + b"}" + after_close + b"," + before_open + b"{"
+    # A brace at the margin of its own line, or a whole event on each line.
+    if b"\n" in before_open or b"\n" in after_close:
+        return bytes(separator)
+    return bytes(separator + indent + key)
+
+
+def _first_gap(buffer: bytes) -> re.Match[bytes] | None:
+    """The match of _BETWEEN_EVENTS that ends the first event."""
+    ends = boundaries(buffer).ends
+    if len(ends) == 0:
+        return None
+    end = int(ends[0])
+    begin = end - 1
+    while begin > 0 and buffer[begin - 1 : begin].isspace():
+        begin -= 1
+    return _BETWEEN_EVENTS.match(buffer, begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Where the events in a buffer end.
+
+    Attributes:
+        ends: offset just after each whole event, ascending.
+        array_end: offset of the bracket that closes the array of events; -1 where it is not in the buffer.
+    """
+
+    ends: npt.NDArray[np.int64]
+    array_end: int
+
+
+def boundaries(buffer: bytes) -> Boundaries:
+    """Follows quotes and brackets from the beginning of an event, or of the gap before it.
+
+    Args:
+        buffer: valid JSON from there on; what follows the end of the array does not matter.
+    """
+    text = np.frombuffer(buffer, np.uint8)
+    quotes = np.flatnonzero(text == ord('"'))
+    quotes = quotes[~_escaped(text, quotes)]
+    opening = (text == ord("{")) | (text == ord("["))
+    closing = (text == ord("}")) | (text == ord("]"))
+    brackets = np.flatnonzero(opening | closing)
+    outside = np.searchsorted(quotes, brackets) % 2 == 0
+    brackets = brackets[outside]
+    depth = np.cumsum(np.where(opening[brackets], 1, -1))
+    below = np.flatnonzero(depth < 0)
+    array_end = int(brackets[below[0]]) if len(below) else -1
+    if len(below):
+        brackets, depth = brackets[: below[0]], depth[: below[0]]
+    return Boundaries(brackets[(depth == 0) & closing[brackets]] + 1, array_end)
+
+
+def _escaped(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """A mask of the quotes that are escaped: an odd number of backslashes precedes them."""
+    escaped = np.zeros(len(quotes), np.bool_)
+    suspects = np.flatnonzero((quotes > 0) & (text[quotes - 1] == ord("\\")))
+    distance = 1
+    while len(suspects):
+        escaped[suspects] ^= True
+        distance += 1
+        positions = quotes[suspects] - distance
+        suspects = suspects[(positions >= 0) & (text[positions] == ord("\\"))]
+    return escaped

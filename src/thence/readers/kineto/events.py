@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 MISSING = int(np.iinfo(np.int64).min)
-"""What an integer column holds where the event lacks the field."""
+"""Value (int64) in integer columns where the event lacks the field."""
 
 Columns = dict[str, Any]
 """Column name to array, list of strings, or number; see `decode`."""
@@ -111,7 +111,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
-    """Arguments that tell device activities apart."""
+    """The arguments that identify a device activity."""
 
     correlation: int = -1
     device: int | None = None
@@ -121,7 +121,7 @@ class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceEvent(msgspec.Struct, gc=False):
-    """What tells one device activity from others."""
+    """The fields that identify a device activity."""
 
     ts: msgspec.Raw = NO_TIME
     dur: msgspec.Raw = NO_TIME
@@ -165,7 +165,7 @@ _HOST = {
     "overhead": "overhead",
 }
 RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
-"""What the numbers in ``host.category`` stand for."""
+"""Category names, by their index in ``host.category``."""
 _UNPAIRED = ("B", "E")
 _FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
 # Numbers that an event's category gets: kinds of device activities first, then host categories.
@@ -178,7 +178,7 @@ _NUMBERS = (
 
 _strict = msgspec.json.Decoder(list[Event])
 _lax = msgspec.json.Decoder(list[Event], strict=False)
-"""Takes numbers that were written as text; a sixth slower."""
+"""Also accepts numbers written as text; about one sixth slower than `_strict`."""
 
 
 class _Codes(dict[Any, int]):
@@ -220,6 +220,7 @@ def decode(piece: bytes | bytearray) -> Columns:
 
 
 def _columns(events: Sequence[Event], damaged: int) -> Columns:
+    """The columns of decoded events; ``damaged`` counts events that could not be decoded."""
     numbers = np.fromiter(
         map(_CategoryNumbers(_NUMBERS).__getitem__, map(attrgetter("cat"), events)),
         np.uint8,
@@ -245,7 +246,7 @@ def _columns(events: Sequence[Event], damaged: int) -> Columns:
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.events, "host": host.events}))
-    columns |= _prefixed("joined", _joined(gpu.events))
+    columns |= _prefixed("joined", _graph_label_columns(gpu.events))
     columns["names"] = list(names)
     columns["lanes"] = list(lanes)
     return columns
@@ -259,7 +260,7 @@ class _Complete:
         events: the complete ones.
         number: of the category of each.
         start, duration: ns; the duration may be `NO_TIME_NS`.
-        timeless: how many do not say when they began.
+        timeless: number of events without a start time.
         unpaired: how many begin or end something; torch.profiler writes no such events.
     """
 
@@ -399,18 +400,18 @@ _JOINED = {
 }
 
 
-def _joined(events: Sequence[Event]) -> Columns:
+def _graph_label_columns(events: Sequence[Event]) -> Columns:
     """Labels that thence joined to graphed activities, from a file that it wrote itself."""
     rows = [row for row, event in enumerate(events) if type(event.args.label_rule) is str]
     args = [events[row].args for row in rows]
     result: Columns = {
-        name: [_text(getattr(one, key)) for one in args] for name, key in _JOINED.items()
+        name: [_text(getattr(arg, key)) for arg in args] for name, key in _JOINED.items()
     }
     result["metadata"] = [
-        msgspec.json.encode(one.annotations).decode() if isinstance(one.annotations, dict) else ""
-        for one in args
+        msgspec.json.encode(arg.annotations).decode() if isinstance(arg.annotations, dict) else ""
+        for arg in args
     ]
-    confidence = (one.label_confidence for one in args)
+    confidence = (arg.label_confidence for arg in args)
     values = (float(c) if isinstance(c, int | float) else float("nan") for c in confidence)
     return result | {
         "gpu": np.array(rows, np.int64),

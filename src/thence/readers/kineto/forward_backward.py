@@ -1,8 +1,8 @@
-"""Which forward op each backward op belongs to.
+"""The forward op of each backward op.
 
-Kineto says it twice: by a flow arrow between the two, exact; and by the autograd sequence number
-that both ops carry, together with the thread that ran the forward op. Traces written without flows
-still have the latter.
+Kineto records this link in two ways: as a flow arrow between the two ops, which is exact, and by the
+autograd sequence number of both ops together with the thread that ran the forward op. Traces written
+without flows have only the latter.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Rows, Rows]:
     if not len(flows["id"]) or not len(ops["row"]):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     op_key, flow_key = _keys(ops, flows)
-    found = np.searchsorted(op_key, flow_key, side="right") - 1
-    tied = (found >= 0) & (op_key[found] == flow_key)
-    row = ops["row"][found]
+    op_before = np.searchsorted(op_key, flow_key, side="right") - 1
+    tied = (op_before >= 0) & (op_key[op_before] == flow_key)
+    row = ops["row"][op_before]
     _, identity = np.unique(flows["id"], return_inverse=True)
     arrow = flows["rank"].astype(np.int64) * (int(identity.max()) + 1) + identity
     begin_ids, begin_rows = _once(arrow[tied & flows["is_start"]], row[tied & flows["is_start"]])

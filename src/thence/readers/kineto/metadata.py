@@ -23,14 +23,14 @@ _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
 
 def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Versions and settings. Host names and job variables stay in the file."""
-    found = {
+    result = {
         key: metadata[key] for key in _FACTS if isinstance(metadata.get(key), str | int | float)
     }
     distributed = _mapping(metadata.get("distributedInfo"))
     for key in ("backend", "world_size", "nccl_version"):
         if isinstance(distributed.get(key), str | int):
-            found[key] = distributed[key]
-    return found
+            result[key] = distributed[key]
+    return result
 
 
 def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:
@@ -65,12 +65,14 @@ def described_devices(
         used: (rank, device) pairs that have activities.
     """
     listed = metadata.get("deviceProperties")
-    known = (
+    properties_of = (
         {d["id"]: d for d in listed if isinstance(d, dict) and isinstance(d.get("id"), int)}
         if isinstance(listed, list)
         else {}
     )
-    return tuple(_device(rank, device, known.get(device, {})) for rank, device in sorted(used))
+    return tuple(
+        _device(rank, device, properties_of.get(device, {})) for rank, device in sorted(used)
+    )
 
 
 def _device(rank: int, device: int, properties: Mapping[str, Any]) -> Device:

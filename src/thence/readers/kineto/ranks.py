@@ -1,4 +1,4 @@
-"""Which rank each lane of a file belongs to.
+"""The rank of each lane of a file; a lane is one (pid, tid) pair as written in the file.
 
 Most files hold one process. Merged files hold several, in which device numbers, stream numbers and
 correlation ids of different ranks collide.
@@ -101,9 +101,11 @@ def gpu_ranks(
         launches: lane and correlation of the API calls.
         fallback: rank for what can't be assigned, in a file of one rank the rank itself.
     """
-    known = np.unique(lanes.rank[launches["lane"]])
-    if len(known) <= 1:
-        return np.full(len(gpu["lane"]), known[0] if len(known) else fallback, np.int32)
+    launching_ranks = np.unique(lanes.rank[launches["lane"]])
+    if len(launching_ranks) <= 1:
+        return np.full(
+            len(gpu["lane"]), launching_ranks[0] if len(launching_ranks) else fallback, np.int32
+        )
     tagged: npt.NDArray[np.int32] = lanes.rank[gpu["lane"]]
     if (tagged >= 0).all():
         return tagged
@@ -128,7 +130,9 @@ def gpu_ranks(
     )
     rows = rows.join(by_device, on="device", how="left", maintain_order="left")
     chosen = (
-        pl.when("sure").then("rank").otherwise(pl.coalesce("owner", "rank", pl.lit(int(known[0]))))
+        pl.when("sure")
+        .then("rank")
+        .otherwise(pl.coalesce("owner", "rank", pl.lit(int(launching_ranks[0]))))
     )
     ranks: npt.NDArray[np.int32] = rows.select(chosen.cast(pl.Int32)).to_series().to_numpy()
     return ranks

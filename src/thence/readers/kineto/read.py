@@ -1,4 +1,7 @@
-"""A Kineto file as the tables of a trace."""
+"""A Kineto file as the tables of a trace: columns of all pieces are joined, repaired, sorted and nested.
+
+A lane is one (pid, tid) pair of the file; a track is a host thread in the order of the host table.
+"""
 
 from __future__ import annotations
 
@@ -37,61 +40,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from thence.readers.source import Source
+__all__ = ["NAME", "PATTERNS", "read", "sniff"]
 
-__all__ = ["NAME", "PATTERNS", "Growing", "read", "sniff"]
-
-_OF_GRAPHS = [code for code in REASONS if code.startswith("graph")]
+_GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 _FIRST_ROWS = 1 << 14
-
-
-class Growing:
-    """Rows appended piece by piece, without keeping the pieces.
-
-    Room that is not used yet is never touched, so the system does not have to provide memory for it.
-    """
-
-    def __init__(self) -> None:
-        self._room: np.ndarray[Any, Any] | None = None
-        self._used = 0
-
-    def extend(self, values: np.ndarray[Any, Any]) -> None:
-        """Adds rows of the same dtype and row shape as before."""
-        if self._room is None:
-            self._room = np.empty((_FIRST_ROWS, *values.shape[1:]), values.dtype)
-        needed = self._used + len(values)
-        if needed > len(self._room):
-            larger = np.empty((2 * needed, *values.shape[1:]), values.dtype)
-            larger[: self._used] = self._room[: self._used]
-            self._room = larger
-        self._room[self._used : needed] = values
-        self._used = needed
-
-    @property
-    def array(self) -> np.ndarray[Any, Any]:
-        """The rows so far, shape (rows, ...)."""
-        return np.empty(0) if self._room is None else self._room[: self._used]
-
-
 NAME = "torch.profiler (Kineto JSON)"
-
-
 PATTERNS = ("*.json", "*.json.gz")
-
-
 """Files of a directory that may be Kineto traces."""
-
-
 Array = np.ndarray[Any, Any]
-
-
 Arrays = dict[str, Any]
-
-
 _FIRST_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
 )
-
-
 # jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
 _OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
 
@@ -148,7 +108,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         host=_host_frame(host, host_order, lanes, names, flows),
         collectives=_collectives(moved, gpu_order, host_order),
         threads=_threads_frame(threads, on_host, lanes),
-        graph_places=_joined_labels(joined, gpu_order),
+        graph_places=_graph_places(joined, gpu_order),
     )
     meta = Meta(
         inputs=(source.name,),
@@ -169,7 +129,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
     # Rows of the table before this piece.
     rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
-    columns: dict[str, Growing | list[Any]] = {}
+    columns: dict[str, _GrowingArray | list[Any]] = {}
     for piece in pieces:
         renamed = _numbered(piece["names"], names)
         moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
@@ -177,31 +137,31 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
             counts[key] += piece[key]
         for key, values in piece.items():
             if key.endswith(".lane"):
-                columns.setdefault(key, Growing()).extend(moved[values])
+                columns.setdefault(key, _GrowingArray()).extend(moved[values])
             elif key in ("gpu.name", "host.name"):
-                columns.setdefault(key, Growing()).extend(renamed[values])
+                columns.setdefault(key, _GrowingArray()).extend(renamed[values])
             elif key in rows:
-                columns.setdefault(key, Growing()).extend(
+                columns.setdefault(key, _GrowingArray()).extend(
                     np.where(values < 0, NO_ROW, values + rows[key])
                 )
             elif "." in key:
-                columns.setdefault(key, Growing() if isinstance(values, np.ndarray) else []).extend(
-                    values
-                )
+                columns.setdefault(
+                    key, _GrowingArray() if isinstance(values, np.ndarray) else []
+                ).extend(values)
         rows["collective.gpu"] += len(piece["gpu.start"])
         rows["joined.gpu"] += len(piece["gpu.start"])
         rows["collective.host"] += len(piece["host.start"])
         tick()
-    joined = {key: c.array if isinstance(c, Growing) else c for key, c in columns.items()}
+    joined = {key: c.array if isinstance(c, _GrowingArray) else c for key, c in columns.items()}
     return joined | counts | {"names": list(names), "lanes": list(lanes)}
 
 
-def _numbered(values: Iterable[Any], known: dict[Any, int]) -> Array:
-    return np.array([known.setdefault(value, len(known)) for value in values], np.int32)
+def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int32)
 
 
 def _table(columns: Arrays, name: str) -> Arrays:
-    """Takes the columns of one table out, so that each can be freed when it has been used."""
+    """Removes and returns the columns of one table, so that each can be freed after use."""
     prefix = f"{name}."
     return {
         key.removeprefix(prefix): columns.pop(key)
@@ -229,31 +189,6 @@ def _first_known(*choices: Array) -> Array:
     return result
 
 
-def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[str]:
-    """What had to be left out or assumed; replaces unusable durations by 0 on the way."""
-    warnings = list(lanes.warnings)
-    if columns["damaged"]:
-        warnings.append(
-            f"{columns['damaged']:,} of {columns['events']:,} events could not be read and are left out"
-        )
-    if columns["unpaired"]:
-        warnings.append(
-            f"{columns['unpaired']:,} begin/end events are left out: torch.profiler writes complete events only"
-        )
-    if columns["timeless"]:
-        warnings.append(
-            f"{columns['timeless']:,} events do not say when they began and are left out"
-        )
-    for what, table in (("device activities", gpu), ("host ranges", host)):
-        unusable = table["duration"] < 0
-        if unusable.any():
-            table["duration"] = np.where(unusable, 0, table["duration"])
-            warnings.append(
-                f"{int(unusable.sum()):,} {what} have no duration, or a negative one; counted as 0"
-            )
-    return warnings
-
-
 def _categories(recorded: Array, name: Array, names: list[str]) -> Array:
     """Index in HOST_CATEGORIES of each host row, told by category and, where it takes that, name."""
     numbers: Array = np.array([HOST_CATEGORIES.index(c) for c in RECORDED_CATEGORIES], np.uint8)
@@ -275,6 +210,29 @@ def _launches(host: Arrays, gpu: Arrays) -> Arrays:
     return {"lane": host["lane"][calls][launched], "correlation": correlation[launched]}
 
 
+def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[str]:
+    """Warnings about rows left out or repaired; also replaces unusable durations by 0, in place."""
+    warnings = list(lanes.warnings)
+    if columns["damaged"]:
+        warnings.append(
+            f"{columns['damaged']:,} of {columns['events']:,} events could not be read and are left out"
+        )
+    if columns["unpaired"]:
+        warnings.append(
+            f"{columns['unpaired']:,} begin/end events are left out: torch.profiler writes complete events only"
+        )
+    if columns["timeless"]:
+        warnings.append(f"{columns['timeless']:,} events have no start time and are left out")
+    for what, table in (("device activities", gpu), ("host ranges", host)):
+        unusable = table["duration"] < 0
+        if unusable.any():
+            table["duration"] = np.where(unusable, 0, table["duration"])
+            warnings.append(
+                f"{int(unusable.sum()):,} {what} have no duration, or a negative one; counted as 0"
+            )
+    return warnings
+
+
 def _gpu_order(gpu: Arrays) -> Array:
     order: Array = np.lexsort((gpu["stream"], gpu["start"], gpu["device"], gpu["rank"]))
     return order
@@ -288,26 +246,8 @@ def _host_order(host: Arrays, lanes: Lanes) -> Array:
     return host_order(position[host["lane"]], host["category"], host["start"], host["duration"])
 
 
-def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
-    """With null for what is missing or cannot be true."""
-    return pl.select(
-        pl.when(pl.lit(pl.Series((values >= low) & (values <= high)))).then(
-            pl.lit(pl.Series(values))
-        )
-    ).to_series()
-
-
-def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
-    return pl.Series(values, dtype=pl.Enum(values)).gather(numbers)
-
-
-def _triples(values: Array) -> pl.Series:
-    known = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
-    array = pl.Series(np.where(known, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
-    return pl.select(pl.when(pl.lit(pl.Series(known[:, 0]))).then(pl.lit(array))).to_series()
-
-
 def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
+    """Rows of `GPU` in the given order."""
     sorted_gpu = {key: values[order] for key, values in gpu.items()}
     # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
     # of the node's id, and then the first node of a graph is 0 too.
@@ -335,9 +275,29 @@ def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     return GPU.frame(columns)
 
 
+def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
+    """With null for what is missing or cannot be true."""
+    return pl.select(
+        pl.when(pl.lit(pl.Series((values >= low) & (values <= high)))).then(
+            pl.lit(pl.Series(values))
+        )
+    ).to_series()
+
+
+def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
+    return pl.Series(values, dtype=pl.Enum(values)).gather(numbers)
+
+
+def _triples(values: Array) -> pl.Series:
+    valid = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
+    array = pl.Series(np.where(valid, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
+    return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
+
+
 def _host_frame(
     host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
 ) -> pl.DataFrame:
+    """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
     for key in list(host):
         host[key] = host[key][order]
     lane = host["lane"]
@@ -380,6 +340,26 @@ def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arra
     return {**flows, "rank": rank[flows["lane"]], "track": track_of[flows["lane"]]}
 
 
+def _collectives(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
+    """Rows of `COLLECTIVES` from the arguments of kernels, or of the host ops that launched them."""
+    rows = {
+        "gpu": _row_after(moved["gpu"], gpu_order),
+        "host": _row_after(moved["host"], host_order),
+    }
+    frame = COLLECTIVES.frame({**described(moved).to_dict(), **rows})
+    return frame.sort("gpu", "host", nulls_last=True)
+
+
+def _row_after(file_rows: Array, order: Array) -> pl.Series:
+    """Where rows of the file stand in the sorted table."""
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    has_row = file_rows >= 0
+    return pl.Series(
+        np.where(has_row, position[np.where(has_row, file_rows, 0)] if len(order) else 0, MISSING)
+    ).replace(MISSING, None)
+
+
 def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
     """The last name given to each host thread: Kineto gives the process name first, the thread's own later."""
     lane = threads["lane"][on_host]
@@ -394,27 +374,7 @@ def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFram
     return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
 
 
-def _collectives(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
-    """What kernels, or the host ops that started them, say of collectives."""
-    rows = {
-        "gpu": _row_after(moved["gpu"], gpu_order),
-        "host": _row_after(moved["host"], host_order),
-    }
-    frame = COLLECTIVES.frame({**described(moved).to_dict(), **rows})
-    return frame.sort("gpu", "host", nulls_last=True)
-
-
-def _row_after(file_rows: Array, order: Array) -> pl.Series:
-    """Where rows of the file stand in the sorted table."""
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    known = file_rows >= 0
-    return pl.Series(
-        np.where(known, position[np.where(known, file_rows, 0)] if len(order) else 0, MISSING)
-    ).replace(MISSING, None)
-
-
-def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
+def _graph_places(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     """Labels of graphed activities that thence wrote into the file."""
     columns = {
         name: pl.Series(values, dtype=pl.String).replace("", None)
@@ -425,11 +385,11 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
     columns["lane"] = columns.pop("shown_in")
     rows = _row_after(joined["gpu"], gpu_order)
     labelled, rule = columns["label"].is_not_null(), columns["rule"]
-    # Of another version, of nobody's, or one that does not fit the label.
-    unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_OF_GRAPHS))
-    found = pl.Series(["in_trace"]).new_from_index(0, len(rule))
+    # Rules that this version does not know, or that do not fit whether there is a label.
+    unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_GRAPH_REASONS))
+    in_trace = pl.Series(["in_trace"]).new_from_index(0, len(rule))
     reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
-    columns["rule"] = found.zip_with(labelled, reason).zip_with(unknown, rule)
+    columns["rule"] = in_trace.zip_with(labelled, reason).zip_with(unknown, rule)
     columns["detail"] = rule.zip_with(unknown & ~labelled, columns["detail"])
     return GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence}).sort("gpu")
 
@@ -437,3 +397,32 @@ def _joined_labels(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
 def _earliest(tables: Tables) -> int | None:
     starts = (table["start"].min() for table in (tables.gpu, tables.host))
     return min((start for start in starts if isinstance(start, int)), default=None)
+
+
+class _GrowingArray:
+    """An array that grows at its end, piece by piece, without keeping the pieces.
+
+    Capacity that is not used yet is never written to, so the operating system does not allocate pages
+    for it.
+    """
+
+    def __init__(self) -> None:
+        self._room: np.ndarray[Any, Any] | None = None
+        self._used = 0
+
+    def extend(self, values: np.ndarray[Any, Any]) -> None:
+        """Adds rows of the same dtype and row shape as before."""
+        if self._room is None:
+            self._room = np.empty((_FIRST_ROWS, *values.shape[1:]), values.dtype)
+        needed = self._used + len(values)
+        if needed > len(self._room):
+            larger = np.empty((2 * needed, *values.shape[1:]), values.dtype)
+            larger[: self._used] = self._room[: self._used]
+            self._room = larger
+        self._room[self._used : needed] = values
+        self._used = needed
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The rows so far, shape (rows, ...)."""
+        return np.empty(0) if self._room is None else self._room[: self._used]

@@ -1,8 +1,8 @@
-"""Events that strict decoding refuses.
+"""Lenient decoding of pieces that strict decoding rejects.
 
-A piece comes here when one of its events is not valid JSON or has a field of another type than
-Kineto documents. Its events are then taken one by one; those that are merely odd are read, those
-that are broken in a known way are mended, and the rest is counted.
+A piece is rejected if one of its events is not valid JSON or has a field of another type than Kineto
+documents. Its events are then decoded one by one: unusual field types are converted or dropped, known
+kinds of broken JSON are repaired, and events that remain unreadable are counted.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def decode_leniently(
             damaged += 1
             continue
         args = fields.get("args")
-        known = _fitting(fields, event_type) | {
+        values = _fitting(fields, event_type) | {
             "args": args_type(**_fitting(args, args_type))
             if isinstance(args, dict)
             else args_type()
         }
         for name in ("ts", "dur"):
             if isinstance(fields.get(name), int | float | str):
-                known[name] = msgspec.Raw(str(fields[name]).encode())
-        events.append(event_type(**known))
+                values[name] = msgspec.Raw(str(fields[name]).encode())
+        events.append(event_type(**values))
     return events, damaged
 
 

@@ -1,4 +1,4 @@
-"""Decimal microseconds as text -> integer nanoseconds, exactly."""
+"""Exact conversion of decimal microseconds, as text, to integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDEST = 19
 """Characters of a number with a point that fits int64 whatever its digits are."""
 
 NO_TIME_NS = int(np.iinfo(np.int64).min)
-"""What stands for a time that is absent or no number."""
+"""Value (int64) for a time that is absent or not a number."""
 
 
 def nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
@@ -57,16 +57,17 @@ def _parsed(digits: bytes) -> npt.NDArray[np.int64]:
 
 
 def _one_by_one(texts: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    known: dict[bytes, int] = {}
+    value_of: dict[bytes, int] = {}
     values = np.empty(len(texts), np.int64)
     for i, key in enumerate(texts):
-        if key not in known:
-            known[key] = _exact(key)
-        values[i] = known[key]
+        if key not in value_of:
+            value_of[key] = _exact(key)
+        values[i] = value_of[key]
     return values
 
 
 def _exact(text: bytes) -> int:
+    """Microseconds as text in ns, rounded half to even; `NO_TIME_NS` if it is no finite number that fits."""
     try:
         value = Decimal(text.decode("ascii", "replace").strip('"'))
     except InvalidOperation:

@@ -1,1 +1,1 @@
-"""What Nsight Systems leaves behind: SQLite exports, table folders, CSV reports and ``.nsys-rep``."""
+"""Readers of Nsight Systems files: SQLite exports, table folders, CSV reports and ``.nsys-rep`` reports."""

@@ -1,4 +1,4 @@
-"""Kernels, copies and sets of an export, with the names that torch's profiler gives copies."""
+"""Kernels, memory copies and memsets of an export; copies and memsets are named as Kineto names them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from thence.readers.nsight.store import bounded, lasting, names, process_of
 if TYPE_CHECKING:
     from thence.readers.nsight.store import Store
 
-__all__ = ["DIRECTIONS", "activities", "copy_name", "set_name"]
+__all__ = ["activities", "copy_name", "set_name"]
 
-DIRECTIONS = {
+_DIRECTIONS = {
     "Host-to-Device": "HtoD", "Device-to-Host": "DtoH", "Host-to-Array": "HtoA", "Array-to-Host": "AtoH",
     "Array-to-Array": "AtoA", "Array-to-Device": "AtoD", "Device-to-Array": "DtoA", "Device-to-Device": "DtoD",
     "Host-to-Host": "HtoH", "Peer-to-Peer": "PtoP",
 }  # fmt: skip
-"""Labels of ENUM_CUDA_MEMCPY_OPER, as Kineto abbreviates them; the rest is shown as it is."""
+"""Labels of ENUM_CUDA_MEMCPY_OPER and Kineto's abbreviations of them; other labels are shown unchanged."""
 
 # The enums of the exporter schema reference, for exports from before 2022 that lack their tables.
-_COPY_KINDS = ("Unknown", *DIRECTIONS)
+_COPY_KINDS = ("Unknown", *_DIRECTIONS)
 _MEMORY_KINDS = (
     *("Pageable", "Pinned", "Device", "Array", "Managed"),
     *("Device Static", "Managed Static", "Unknown"),
@@ -37,14 +37,14 @@ _KERNEL = (
 
 
 def copy_name(direction: str | None, source: str | None, destination: str | None) -> str:
-    """``Memcpy HtoD (Pinned -> Device)``, of labels as nsys writes them."""
-    short = DIRECTIONS.get(direction or "", direction or "")
+    """Name of a copy, such as ``Memcpy HtoD (Pinned -> Device)``, from the labels that nsys writes."""
+    short = _DIRECTIONS.get(direction or "", direction or "")
     kinds = f" ({source or 'Unknown'} -> {destination or 'Unknown'})"
     return f"Memcpy {short}{kinds if source or destination else ''}"
 
 
 def set_name(kind: str | None) -> str:
-    """``Memset (Device)``."""
+    """Name of a memset, such as ``Memset (Device)``."""
     return f"Memset ({kind or 'Unknown'})"
 
 
@@ -87,17 +87,17 @@ def _kernels(store: Store) -> pl.DataFrame:
 
 
 def _triple(columns: pl.DataFrame) -> pl.Series:
-    """Three columns as one of `GPU`, null where one of them is no size."""
-    known = columns.select(
+    """Three columns as one array column of `GPU`, null where one of them is not an unsigned 32-bit size."""
+    valid = columns.select(
         pl.all_horizontal(pl.all().is_between(0, (1 << 32) - 1).fill_null(value=False))
     ).to_series()
     values = columns.select(pl.all().fill_null(0).cast(pl.UInt32, wrap_numerical=True)).to_numpy(
         order="c"
     )
     triple = pl.Series(values, dtype=pl.Array(pl.UInt32, 3))
-    if known.all():
+    if valid.all():
         return triple
-    return pl.select(pl.when(known).then(triple)).to_series()
+    return pl.select(pl.when(valid).then(triple)).to_series()
 
 
 def _kind(name: str) -> pl.Expr:
@@ -105,7 +105,7 @@ def _kind(name: str) -> pl.Expr:
 
 
 def _graphs(store: Store) -> pl.DataFrame:
-    """Launches of whole graphs, of recordings with --cuda-graph-trace=graph."""
+    """Launches of whole graphs, in recordings made with --cuda-graph-trace=graph."""
     frame = store.frame("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", (*_WHERE, "graphId"))
     return frame.with_columns(
         kind=_kind("kernel"),
@@ -139,9 +139,11 @@ def _sets(store: Store) -> pl.DataFrame:
     ).with_columns(kind=_kind("memset"))
 
 
-def _labels(store: Store, table: str, known: tuple[str, ...]) -> dict[int, str]:
+def _labels(store: Store, table: str, default_labels: tuple[str, ...]) -> dict[int, str]:
     frame = store.frame(table, ("id",), ("label",)).drop_nulls()
-    return dict(enumerate(known)) | dict(frame.with_columns(pl.col("label").cast(pl.String)).rows())
+    return dict(enumerate(default_labels)) | dict(
+        frame.with_columns(pl.col("label").cast(pl.String)).rows()
+    )
 
 
 def _common(frame: pl.DataFrame) -> pl.DataFrame:

@@ -27,7 +27,7 @@ __all__ = ["NAME", "PATTERNS", "read", "sniff"]
 
 NAME = "Nsight Systems cuda_gpu_trace (CSV)"
 PATTERNS: tuple[str, ...] = ()
-"""None: beside a CSV lies the export that it was made from, and both would count twice."""
+"""Empty: the export that a CSV was made from is usually in the same directory, and is read instead."""
 
 _HEADER = re.compile(
     rb'^"?Start ?\([a-z]+\)"?,"?Duration ?\([a-z]+\)"?,"?CorrId"?,.*Name"?\r?$', re.MULTILINE
@@ -43,7 +43,7 @@ _BYTES = {
 _MAX_BYTES = 8 << 30
 _COPY = r"^\[CUDA (?:Unified Memory )?memcpy ?(.*)\]$"
 _SET = r"^\[CUDA (?:Unified Memory )?memset\]$"
-_EARLIER = {
+_DIRECTION_LABELS = {
     "HtoD": "Host-to-Device",
     "DtoH": "Device-to-Host",
     "DtoD": "Device-to-Device",
@@ -70,7 +70,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     progress(source.consumed)
     name = source.name
     times = {column: _scaled(frame, column, units, _NS, name) for column in ("Start", "Duration")}
-    known = times["Start"].is_not_null() & (times["Duration"].fill_null(-1) >= 0)
+    has_times = times["Start"].is_not_null() & (times["Duration"].fill_null(-1) >= 0)
     rank = rank_of({}, name) or 0
     device = _number(frame, "Device", r"\((\d{1,9})\)\s*$").fill_null(0)
     sizes, rounded = _sizes(frame, units, name)
@@ -89,15 +89,15 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
             **sizes,
         }
     )
-    if not known.any():
+    if not has_times.any():
         raise DamagedInput(name, "holds no activity that could be read")
     warnings = ["a cuda_gpu_trace CSV does not say what launched anything; the SQLite export does"]
-    if lost := int((~known).sum()):
+    if lost := int((~has_times).sum()):
         warnings.append(f"{lost:,} rows have no times that can be read and are left out")
     if rounded:
         warnings.append(f"sizes are rounded to thousandths of {rounded}: shown as unknown")
     return Tables(
-        gpu=gpu.filter(known).sort("rank", "device", "start", "stream", maintain_order=True),
+        gpu=gpu.filter(has_times).sort("rank", "device", "start", "stream", maintain_order=True),
         meta=Meta(
             inputs=(name,),
             formats=(NAME,),
@@ -150,7 +150,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
 def _scaled(
     frame: pl.DataFrame, column: str, units: dict[str, str], factors: dict[str, int], path: str
 ) -> pl.Series:
-    """Numbers with a unit as whole numbers of the smallest one; null where there is none."""
+    """Numbers with a unit as integers of the smallest unit (ns, bytes); null where a cell is no number."""
     factor = factors.get(units.get(column, ""))
     if factor is None:
         raise DamagedInput(
@@ -161,7 +161,7 @@ def _scaled(
         whole = text.cast(pl.Int64, strict=False)
         if whole.null_count() == text.null_count():
             return whole
-    # Decimal places are taken as digits: a float has no room for the nanoseconds of a long recording.
+    # Decimal places are parsed as digits: a double cannot hold the nanoseconds of a long recording.
     places = len(str(factor)) - 1
     number = text.str.extract(r"^(\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False)
     digits = text.str.extract(r"^\d+\.(\d+)$").fill_null("")
@@ -179,7 +179,7 @@ def _scaled(
 def _sizes(
     frame: pl.DataFrame, units: dict[str, str], path: str
 ) -> tuple[dict[str, pl.Series], str | None]:
-    """Sizes in bytes where the report gives bytes; a megabyte with three decimals tells none."""
+    """Sizes in bytes if the report gives bytes, else none, and the unit: other units are rounded."""
     columns = {"bytes": ("Bytes",), "shared_memory": ("StcSMem", "DymSMem")}
     used = [c for names in columns.values() for c in names if c in frame.columns]
     coarse = next((units[c] for c in used if units.get(c) in _BYTES and units[c] != "B"), None)
@@ -202,11 +202,11 @@ def _number(frame: pl.DataFrame, column: str, pattern: str = r"^\s*(\d{1,18})\s*
 def _triple(frame: pl.DataFrame, prefix: str) -> pl.Series:
     parts = [_number(frame, f"{prefix}{axis}") for axis in "XYZ"]
     columns = [part.alias(axis) for part, axis in zip(parts, "xyz", strict=True)]
-    known = pl.all_horizontal(pl.col("x", "y", "z").is_not_null())
+    complete = pl.all_horizontal(pl.col("x", "y", "z").is_not_null())
     values = (
         pl.concat_list(pl.col("x", "y", "z").fill_null(0)).cast(pl.List(pl.UInt32)).list.to_array(3)
     )
-    return pl.DataFrame(columns).select(pl.when(known).then(values)).to_series()
+    return pl.DataFrame(columns).select(pl.when(complete).then(values)).to_series()
 
 
 def _names(frame: pl.DataFrame) -> dict[str, pl.Series]:
@@ -216,7 +216,7 @@ def _names(frame: pl.DataFrame) -> dict[str, pl.Series]:
                                    for i, c in enumerate(kinds)))  # fmt: skip
     cells = cells.rename(dict(zip(cells.columns, ("name", "source", "destination"), strict=True)))
     distinct = cells.unique()
-    shown = [_shown(*row) for row in distinct.rows()]
+    shown = [_kind_and_name(*row) for row in distinct.rows()]
     named = distinct.with_columns(
         kind=pl.Series([kind for kind, _ in shown], dtype=pl.String),
         shown=pl.Series([name for _, name in shown], dtype=pl.String),
@@ -227,10 +227,12 @@ def _names(frame: pl.DataFrame) -> dict[str, pl.Series]:
     return {"kind": joined["kind"], "name": joined["shown"]}
 
 
-def _shown(name: str | None, source: str | None, destination: str | None) -> tuple[str, str]:
+def _kind_and_name(
+    name: str | None, source: str | None, destination: str | None
+) -> tuple[str, str]:
     name = name or "(unnamed)"
     if copy := re.match(_COPY, name):
-        return "memcpy", copy_name(_EARLIER.get(copy[1], copy[1]), source, destination)
+        return "memcpy", copy_name(_DIRECTION_LABELS.get(copy[1], copy[1]), source, destination)
     if re.match(_SET, name):
         return "memset", set_name(source or destination)
     return "kernel", name

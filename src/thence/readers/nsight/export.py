@@ -1,4 +1,4 @@
-"""``.nsys-rep`` reports: exported by ``nsys`` itself, once, into a cache."""
+"""Reader of ``.nsys-rep`` reports: ``nsys`` exports them to SQLite once, into the user's cache."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["NAME", "PATTERNS", "cache_file", "read", "sniff_archive"]
 
 NAME = "Nsight Systems report (.nsys-rep)"
 PATTERNS = ("*.nsys-rep", "*.qdrep")
-"""Reports; in a directory that also holds their export, that is read instead."""
+"""Reports; where a directory also holds the export of one, the export is read instead."""
 
 _POLL_S = 0.2
 
 
 def sniff_archive(path: str) -> bool:
-    """Whether a file is a report: by its name, as its content is nobody's business but nsys's."""
+    """Whether a file is a report, judged by its name alone: only nsys can read the content."""
     return path.endswith((".nsys-rep", ".qdrep")) and Path(path).is_file()
 
 
@@ -39,7 +39,7 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
 
     Args:
         name: path of the report.
-        progress: called with the number of bytes that nsys has exported so far.
+        progress: called with the bytes that nsys has written to the export so far.
 
     Raises:
         InputError: the report cannot be opened.
@@ -76,20 +76,25 @@ def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:
     command = ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "--output"]
     nsys = shutil.which("nsys")
     if nsys is None:
-        beside = Path(name).with_suffix(".sqlite")
+        suggested = Path(name).with_suffix(".sqlite")
         raise MissingRequirement(
             f"{name}: only nsys can read a report, and none is on PATH. Where it is installed, run "
-            f"`{' '.join(command)} {beside} {name}` and give the result to thence"
+            f"`{' '.join(command)} {suggested} {name}` and give the result to thence"
         )
-    # An export holds the environment of the program: nobody else may read it.
+    # An export holds the environment variables of the program: only the user may read the folder.
     exported.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=exported.parent, prefix="export-") as folder:
-        made = Path(folder) / "export.sqlite"
-        _run([nsys, *command[1:], str(made), str(Path(name).resolve())], name, made, progress)
-        made.replace(exported)
+        output_path = Path(folder) / "export.sqlite"
+        _run(
+            [nsys, *command[1:], str(output_path), str(Path(name).resolve())],
+            name,
+            output_path,
+            progress,
+        )
+        output_path.replace(exported)
 
 
-def _run(command: list[str], name: str, made: Path, progress: Callable[[int], None]) -> None:
+def _run(command: list[str], name: str, output_path: Path, progress: Callable[[int], None]) -> None:
     with tempfile.TemporaryFile() as output:
         try:
             child = subprocess.Popen(  # noqa: S603 - no shell, and the path is absolute
@@ -100,12 +105,12 @@ def _run(command: list[str], name: str, made: Path, progress: Callable[[int], No
         try:
             while child.poll() is None:
                 time.sleep(_POLL_S)
-                progress(made.stat().st_size if made.is_file() else 0)
+                progress(output_path.stat().st_size if output_path.is_file() else 0)
         finally:
             child.kill()  # does nothing where it has ended
             child.wait()
         output.seek(0)
         lines = output.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
-    if child.returncode or not made.is_file():
-        said = f": {lines[-1].strip()}" if lines else ""
-        raise DamagedInput(name, f"nsys cannot export it (exit code {child.returncode}{said})")
+    if child.returncode or not output_path.is_file():
+        last_line = f": {lines[-1].strip()}" if lines else ""
+        raise DamagedInput(name, f"nsys cannot export it (exit code {child.returncode}{last_line})")

@@ -23,7 +23,7 @@ __all__ = ["NAME", "PATTERNS", "Folder", "read", "sniff_archive"]
 
 NAME = f"{EXPORT} (parquetdir, arrowdir)"
 PATTERNS: tuple[str, ...] = ()
-"""None: an export is a directory itself."""
+"""Empty: an export is a directory, not a file in one."""
 
 _SUFFIXES = (".parquet", ".arrow")
 _MARKS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS")
@@ -93,7 +93,7 @@ class Folder:
     def parts(
         self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
     ) -> list[Part]:
-        """What the work makes of each part of a table; see `Store.parts`."""
+        """Applies a function to the whole table as one part; see `Store.parts`."""
         return [work(self.frame(table, integers))]
 
     def payloads(self) -> pl.DataFrame:
@@ -114,7 +114,7 @@ class Folder:
         return frame.filter(pl.col("binary").is_not_null() | pl.col("json").is_not_null())
 
     def strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
+        """Texts of StringIds for the given ids only: columns id (Int64) and value (Categorical).
 
         Raises:
             DamagedInput: the table cannot be read.

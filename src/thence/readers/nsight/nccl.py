@@ -1,10 +1,10 @@
-"""What NCCL's NVTX ranges say of collectives: message size, communicator and its size.
+"""Message size, communicator and communicator size of collectives, from the payloads of NCCL's NVTX ranges.
 
 NCCL describes its payloads by schemas (nccl/src/include/nvtx_payload_schemas.h). nsys exports a
-payload as JSON (``jsonText``) or as bytes (``binaryData``) where asked to (nsys export
---include-json=true or --include-blobs=true). Bytes are read by the exported schema, and only where
-their lengths fit it: a header of schema id and size, with or without a pointer, before the payload
-(nvtxPayloadData_t of nvToolsExtPayload.h).
+payload as JSON (``jsonText``) with --include-json=true, or as bytes (``binaryData``) with
+--include-blobs=true. Bytes are decoded by the exported schema if their length fits it: before the payload
+stands a header of schema id and size (16 bytes), or of these and a pointer (24 bytes); see
+nvtxPayloadData_t in nvToolsExtPayload.h.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLLECTIVE_NAMES = {
     "ncclAlltoAll": "all_to_all", "ncclAllToAll": "all_to_all", "ncclGather": "gather",
     "ncclScatter": "scatter", "ncclSend": "send", "ncclRecv": "recv",
 }  # fmt: skip
-"""Calls that move data, and their names here."""
+"""NCCL calls that move data, and the names of these collectives in thence."""
 
 _FIELDS = {
     "communicator": "NCCL communicator ID",
@@ -60,12 +60,14 @@ class Described:
         Args:
             ranges: process and row of NVTX ranges.
         """
-        told = self.payloads.filter(pl.col("rank").is_between(0, 1 << 30) & (pl.col("ranks") > 0))
-        joined = told.join(ranges.select("process", "row"), on="row").sort("ranks", "row")
+        with_rank = self.payloads.filter(
+            pl.col("rank").is_between(0, 1 << 30) & (pl.col("ranks") > 0)
+        )
+        joined = with_rank.join(ranges.select("process", "row"), on="row").sort("ranks", "row")
         return dict(joined.select("process", "rank").rows())
 
     def collectives(self, ranges: pl.DataFrame) -> pl.DataFrame:
-        """Rows of `COLLECTIVES`, by host range; the kernels are found when launches are known.
+        """Rows of `COLLECTIVES` by host range; attribution adds the kernels that the ranges launched.
 
         Args:
             ranges: the NVTX ranges: host (row there), name, domain and row (in NVTX_EVENTS).
@@ -78,17 +80,19 @@ class Described:
         )
         sizes = self.payloads.filter(pl.col("ranks") > 0).select("communicator", group_size="ranks")
         sizes = sizes.drop_nulls().unique("communicator", keep="first", maintain_order=True)
-        told = calls.join(self.payloads, on="row", how="left", maintain_order="left").join(
-            sizes, on="communicator", how="left", maintain_order="left"
-        )
+        described_calls = calls.join(
+            self.payloads, on="row", how="left", maintain_order="left"
+        ).join(sizes, on="communicator", how="left", maintain_order="left")
         name = pl.format("{}", pl.col("communicator").cast(pl.UInt64, wrap_numerical=True))
         return COLLECTIVES.frame(
-            told.select("host", "collective", "bytes", "group_size", group_name=name).to_dict()
+            described_calls.select(
+                "host", "collective", "bytes", "group_size", group_name=name
+            ).to_dict()
         )
 
 
 def described(store: Store) -> Described:
-    """What the payloads of an export say; nothing where it holds none.
+    """The decoded payloads of an export; an empty table where it holds none.
 
     Raises:
         DamagedInput: a table cannot be read.
@@ -104,7 +108,7 @@ def described(store: Store) -> Described:
 
 
 def _from_json(payloads: pl.DataFrame) -> pl.DataFrame:
-    """Numbers by their names, wherever in the text they stand: the nesting differs by version."""
+    """Numbers by key, searched in the JSON text, because the nesting of keys differs between versions."""
     return payloads.select(
         "row",
         *(
@@ -149,16 +153,16 @@ def _fields(
 ) -> pl.DataFrame:
     columns: dict[str, pl.Series] = {"row": row}
     for field, name in _FIELDS.items():
-        at, width = header + offsets.get(name, 0), _FIELD_BYTES[field]
-        fits = name in offsets and header <= at <= data.shape[1] - width
-        values = _words(data, at, width) if fits else [None] * len(row)
+        offset, width = header + offsets.get(name, 0), _FIELD_BYTES[field]
+        fits = name in offsets and header <= offset <= data.shape[1] - width
+        values = _words(data, offset, width) if fits else [None] * len(row)
         columns[field] = pl.Series(field, values, pl.Int64)
     return pl.DataFrame(columns)
 
 
 def _words(
-    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], at: int, width: int
+    data: np.ndarray[tuple[int, int], np.dtype[np.uint8]], offset: int, width: int
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Little-endian whole numbers of a width in bytes at a place of every row."""
-    words = np.ascontiguousarray(data[:, at : at + width]).view(f"<i{width}").ravel()
+    """Little-endian signed integers of ``width`` bytes at a byte offset of every row, as int64."""
+    words = np.ascontiguousarray(data[:, offset : offset + width]).view(f"<i{width}").ravel()
     return words.astype(np.int64)

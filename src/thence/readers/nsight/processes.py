@@ -33,7 +33,7 @@ class Ranks:
     warnings: tuple[str, ...]
 
     def column(self, process: pl.Series) -> pl.Series:
-        """Rank of each process; one that used no device counts with the first that did."""
+        """Rank of each process; processes that used no device get the lowest rank."""
         first = min(self.of_process.values(), default=0)
         return process.replace_strict(
             list(self.of_process),
@@ -48,8 +48,8 @@ def ranks(
 ) -> Ranks:
     """The rank of each process that used a device.
 
-    XLA's launching threads say it, then NCCL's communicators, then the file's name where there is
-    one process only. Where nothing does, ranks count the process ids.
+    Sources in order of preference: the names of XLA's launching threads, NCCL's communicators, and, for
+    a single process, the file name. If a rank is missing or occurs twice, processes are numbered by id.
 
     Args:
         used: ids of the processes that used a device.
@@ -57,26 +57,28 @@ def ranks(
         of_nccl: rank of each process in NCCL's largest communicator.
         file_name: the input as the user named it.
     """
-    found = {}
+    rank_by_process = {}
     for process in used:
-        own = named.filter(pl.col("process") == process)
-        own = own.filter(pl.col("name").str.starts_with("XlaLauncher:"))
-        if own.height:
+        launching_threads = named.filter(pl.col("process") == process)
+        launching_threads = launching_threads.filter(pl.col("name").str.starts_with("XlaLauncher:"))
+        if launching_threads.height:
             columns = {"process": "PID", "thread": "TID", "name": "Name"}
-            found[process] = launchers(own.rename(columns), None).rank
+            rank_by_process[process] = launchers(launching_threads.rename(columns), None).rank
         elif process in of_nccl:
-            found[process] = of_nccl[process]
-    if not found and len(used) == 1:
-        found[used[0]] = rank_of({}, file_name) or 0
-    if len(found) == len(used) and len(set(found.values())) == len(used):
-        return Ranks(found, ())
+            rank_by_process[process] = of_nccl[process]
+    if not rank_by_process and len(used) == 1:
+        rank_by_process[used[0]] = rank_of({}, file_name) or 0
+    if len(rank_by_process) == len(used) and len(set(rank_by_process.values())) == len(used):
+        return Ranks(rank_by_process, ())
     counted = {process: number for number, process in enumerate(sorted(used))}
     shown = ", ".join(f"{rank} is process {process}" for process, rank in counted.items())
-    return Ranks(counted, (f"does not tell the ranks of its processes; counted by id: {shown}",))
+    return Ranks(
+        counted, (f"does not name the ranks of its processes; numbered by process id: {shown}",)
+    )
 
 
 def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:
-    """Names of threads: process, thread, name (String); what NVTX says comes first.
+    """Names of threads: process, thread, name (String); names given through NVTX take precedence.
 
     Args:
         store: the export.
@@ -97,7 +99,7 @@ def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:
 
 
 def devices(store: Store, gpu: pl.DataFrame) -> tuple[Device, ...]:
-    """Facts of every device that did something.
+    """Properties of every device that has activities.
 
     Args:
         store: the export.
@@ -105,10 +107,10 @@ def devices(store: Store, gpu: pl.DataFrame) -> tuple[Device, ...]:
     """
     numbers = ("id", "cuDevice", "totalMemory", "smCount", "computeMajor", "computeMinor")
     frame = store.frame("TARGET_INFO_GPU", numbers, ("name",))
-    known = {}
+    properties = {}
     for number, cuda, memory, multiprocessors, major, minor, name in frame.rows():
         capability = None if major is None else f"{major}.{minor or 0}"
-        known[number if cuda is None else cuda] = (name, memory, multiprocessors, capability)
+        properties[number if cuda is None else cuda] = (name, memory, multiprocessors, capability)
     used = gpu.select("rank", "device").unique().sort("rank", "device").rows()
     nothing = (None, None, None, None)
-    return tuple(Device(rank, device, *known.get(device, nothing)) for rank, device in used)
+    return tuple(Device(rank, device, *properties.get(device, nothing)) for rank, device in used)

@@ -1,4 +1,7 @@
-"""The host ranges of an export: NVTX ranges, API calls and the profiler's own work, nested."""
+"""Host ranges of an Nsight Systems export: NVTX ranges, CUDA API calls and profiler overhead, nested.
+
+NVTX ranges are push/pop and start/end ranges with their names and domains.
+"""
 
 from __future__ import annotations
 
@@ -26,156 +29,96 @@ from thence.readers.nsight.store import (
 if TYPE_CHECKING:
     from thence.readers.nsight.processes import Ranks
     from thence.readers.nsight.store import Store, Timed
-
 __all__ = ["LIBRARIES", "NCCL", "XLA", "Nvtx", "host_ranges", "nvtx"]
 
 NCCL = "NCCL"
-
-
 XLA = "TSL"
-
-
 """Domains of ranges that NCCL and XLA open (nccl/src/include/nvtx.h, tsl/profiler/lib/nvtx_utils)."""
-
-
 LIBRARIES = r"(?i)^(?:NCCL|TSL|XLA|CCCL|NVSHMEM|cu(?:BLAS|DNN|SPARSE|SOLVER|FFT|RAND|TENSOR|DF|ML).*|libcu.*|RAPIDS.*)$"
-
-
 """Domains that libraries open for ranges of their own."""
-
-
 # ENUM_NSYS_EVENT_TYPE of the exporter schema reference.
 _THREAD_NAME, _PUSH_POP, _START_END, _DOMAIN = 39, 59, 60, 75
-
-
 _OPERATOR = r"^(?:aten|c10d|prims|torchvision|autograd)::"  # torch.autograd.profiler.emit_nvtx
-
-
 _COLUMNS = (
     *("start", "end", "eventType", "globalTid", "endGlobalTid"),
     *("textId", "domainId", "rangeId"),
 )
-
-
-@dataclass(frozen=True)
-class Nvtx:
-    """What a program said through NVTX.
-
-    Attributes:
-        ranges: start, duration (ns), process, thread, name, domain (name; null is the default one),
-            category and row (in NVTX_EVENTS, from 0).
-        threads: names of threads: process, thread, name.
-        warnings: what had to be assumed.
-    """
-
-    ranges: pl.DataFrame
-    threads: pl.DataFrame
-    warnings: tuple[str, ...]
-
-
-def nvtx(store: Store) -> Nvtx:
-    """The NVTX ranges of an export.
-
-    Ranges that were open when recording ended last until the last time that any range has.
-
-    Raises:
-        DamagedInput: the table cannot be read.
-    """
-    events = _named(store).with_columns(
-        process=process_of(pl.col("globalTid")), thread=thread_of(pl.col("globalTid"))
-    )
-    kinds = events["eventType"]
-    threads = events.filter(kinds == _THREAD_NAME).select(
-        "process", "thread", pl.col("name").cast(pl.String)
-    )
-    domains = (
-        events.filter(kinds == _DOMAIN)
-        .select("process", "domainId", pl.col("name").alias("domain"))
-        .unique(["process", "domainId"], keep="last", maintain_order=True)
-    )
-    ranges = events.filter(kinds.is_in([_PUSH_POP, _START_END])).join(
-        domains, on=["process", "domainId"], how="left", maintain_order="left"
-    )
-    ranges, warnings = _closed(ranges)
-    timed, more = lasting(ranges, "NVTX ranges")
-    return Nvtx(
-        timed.select(
-            *("start", "duration", "process", "thread", "name", "domain", "row"),
-            _categories(timed),
-        ),
-        threads.drop_nulls("name"),
-        (*warnings, *more),
-    )
-
-
-def _named(store: Store) -> pl.DataFrame:
-    """Events with row and name: their own text, or the registered string."""
-    events = store.frame("NVTX_EVENTS", _COLUMNS, ("text",)).with_row_index("row")
-    # Exports write the id 0 as null: the domain 0 is the default one, the string 0 a string like any.
-    domain = pl.col("domainId").fill_null(0)
-    texts = store.strings(events["textId"])
-    joined = events.with_columns(domain, pl.col("row").cast(pl.Int64)).join(
-        texts, left_on="textId", right_on="id", how="left", maintain_order="left"
-    )
-    unnamed = pl.lit("(unnamed)").cast(pl.Categorical())
-    return joined.with_columns(name=pl.coalesce("text", "value", unnamed)).drop("text", "value")
-
-
-def _closed(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    ranges = ranges.filter(pl.col("globalTid").is_not_null())
-    still_open = ranges["end"].null_count()
-    if not still_open:
-        return ranges, []
-    last = ranges.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
-    sentence = f"{still_open:,} NVTX ranges were open when recording ended and are shown until then"
-    return ranges.with_columns(pl.col("end").fill_null(last)), [sentence]
-
-
-def _categories(ranges: pl.DataFrame) -> pl.Expr:
-    """Category of each range: libraries' domains, operators that torch emits, else by name."""
-    names = ranges["name"].unique()
-    told = pl.DataFrame(
-        {"name": names, "told": [category_of("range", str(name)) for name in names]},
-        schema={"name": pl.Categorical(), "told": pl.String},
-    )
-    by_name = ranges.select("name").join(told, on="name", how="left", maintain_order="left")["told"]
-    return (
-        pl.when(pl.col("domain").cast(pl.String).str.contains(LIBRARIES).fill_null(value=False))
-        .then(pl.lit("framework"))
-        .when(pl.col("name").cast(pl.String).str.contains(_OPERATOR))
-        .then(pl.lit("op"))
-        .otherwise(pl.lit(by_name))
-        .alias("category")
-    )
-
-
 _DRIVER = 1  # ENUM_NSYS_EVENT_CLASS: 0 is the CUDA runtime, 1 the driver
-
-
 _CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: the version of the call's shape
-
-
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
-
-
 _THREAD_BITS = 24
-
-
 _PLACE = (1 << 48) - 1  # process and thread in a serialised GlobalId, see `store.process_of`
-
-
 _RANGE = {
     "kind": pl.UInt32(), "start": pl.Int64(), "duration": pl.Int64(), "correlation": pl.Int64(),
     "nvtx": pl.Int32(),
 }  # fmt: skip
-
-
 _KIND = {"place": pl.Int64(), "category": _CATEGORY, "name": pl.Categorical()}
 
 
+def host_ranges(
+    store: Store, of_nvtx: pl.DataFrame, ranks: Ranks
+) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    """All host ranges of an export in the order of `HOST`, the threads, and warnings.
+
+    Args:
+        store: the export.
+        of_nvtx: `Nvtx.ranges`.
+        ranks: rank of each process that used a device. API calls of other processes launched no device
+            work; their correlation ids are dropped, as they could equal those of these processes.
+
+    Returns:
+        columns of `HOST` as far as the export tells them, and nvtx, the row in of_nvtx; rank, process
+        and thread of every thread that has some, in order.
+
+    Raises:
+        DamagedInput: a table cannot be read.
+    """
+    calls, warnings = _calls(store, list(ranks.of_process))
+    overhead, more = lasting(_overhead(store), "overhead ranges")
+    place = pl.col("process") * (1 << _THREAD_BITS) + pl.col("thread")
+    nvtx_ranges = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
+    return *_nested(
+        _concatenated([_RangesByKind.of(nvtx_ranges), *calls, _RangesByKind.of(overhead)]), ranks
+    ), [
+        *warnings,
+        *more,
+    ]
+
+
+def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], list[str]]:
+    columns = ("start", "end", "globalTid", "correlationId", "nameId", "eventClass")
+    launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
+
+    def calls_and_kinds(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
+        """Calls with the index of their kind; and place, nameId and eventClass of each kind."""
+        part = part.with_columns(_place("globalTid"))
+        first, of = distinct_values(part["place"], part["nameId"], part["eventClass"])
+        kinds = part.select("place", "nameId", "eventClass")[first]
+        launches = kinds.select(launching).to_series().gather(of)
+        calls = part.select(
+            pl.Series("kind", of), "start", "end",
+            pl.when(launches).then("correlationId").alias("correlation"),
+            pl.lit(None, pl.Int32).alias("nvtx"),
+        )  # fmt: skip
+        return with_durations(calls), kinds
+
+    parts = store.parts("CUPTI_ACTIVITY_KIND_RUNTIME", columns, calls_and_kinds)
+    kinds = _kinds_of_calls(store, pl.concat([kinds_of_part for _, kinds_of_part in parts]))
+    before = 0
+    calls = []
+    for timed, kinds_of_part in parts:
+        calls.append(
+            _RangesByKind(
+                timed.frame.select(list(_RANGE)), kinds[before : before + kinds_of_part.height]
+            )
+        )
+        before += kinds_of_part.height
+    return calls, left_out([timed for timed, _ in parts], "API calls")
+
+
 @dataclass(frozen=True)
-class _Ranges:
-    """Some ranges. Ranges are many, and mostly of few kinds: those are kept once.
+class _RangesByKind:
+    """Some ranges; what many of them have in common (thread, category, name) is stored once.
 
     Attributes:
         frame: columns of `_RANGE`: kind is a row of kinds, nvtx one of `Nvtx.ranges`; times in ns.
@@ -186,7 +129,7 @@ class _Ranges:
     kinds: pl.DataFrame
 
     @classmethod
-    def of(cls, frame: pl.DataFrame) -> _Ranges:
+    def of(cls, frame: pl.DataFrame) -> _RangesByKind:
         """Ranges with the columns of both; correlation and nvtx may be absent."""
         kinds = frame.select(pl.col(c).cast(dtype) for c, dtype in _KIND.items())
         first, of = distinct_values(*kinds.select(pl.all().to_physical().cast(pl.Int64)))
@@ -201,77 +144,17 @@ class _Ranges:
         )
 
 
-def host_ranges(
-    store: Store, of_nvtx: pl.DataFrame, ranks: Ranks
-) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    """Every host range of an export in the order of `HOST`, the threads, and warnings.
-
-    Args:
-        store: the export.
-        of_nvtx: `Nvtx.ranges`.
-        ranks: rank of each process that used a device. Of others no call launched anything, and
-            their correlation ids would only collide.
-
-    Returns:
-        columns of `HOST` as far as the export tells them, and nvtx, the row in of_nvtx; rank, process
-        and thread of every thread that has some, in order.
-
-    Raises:
-        DamagedInput: a table cannot be read.
-    """
-    calls, warnings = _calls(store, list(ranks.of_process))
-    overhead, more = lasting(_overhead(store), "overhead ranges")
-    place = pl.col("process") * (1 << _THREAD_BITS) + pl.col("thread")
-    told = of_nvtx.with_columns(place=place, nvtx=pl.int_range(pl.len(), dtype=pl.Int32))
-    return *_nested(_joined([_Ranges.of(told), *calls, _Ranges.of(overhead)]), ranks), [
-        *warnings,
-        *more,
-    ]
+def _place(column: str) -> pl.Expr:
+    return (pl.col(column).fill_null(0) & _PLACE).alias("place")
 
 
-def _joined(parts: list[_Ranges]) -> _Ranges:
-    before = 0
-    frames = []
-    for part in parts:
-        frames.append(part.frame.with_columns(pl.col("kind") + before))
-        before += part.kinds.height
-    return _Ranges(pl.concat(frames), pl.concat([part.kinds for part in parts], rechunk=True))
-
-
-def _calls(store: Store, with_device: list[int]) -> tuple[list[_Ranges], list[str]]:
-    columns = ("start", "end", "globalTid", "correlationId", "nameId", "eventClass")
-    launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
-
-    def some(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
-        """Calls with the number of their kind; and place, nameId and eventClass of the kinds."""
-        part = part.with_columns(_place("globalTid"))
-        first, of = distinct_values(part["place"], part["nameId"], part["eventClass"])
-        kinds = part.select("place", "nameId", "eventClass")[first]
-        launches = kinds.select(launching).to_series().gather(of)
-        calls = part.select(
-            pl.Series("kind", of), "start", "end",
-            pl.when(launches).then("correlationId").alias("correlation"),
-            pl.lit(None, pl.Int32).alias("nvtx"),
-        )  # fmt: skip
-        return with_durations(calls), kinds
-
-    parts = store.parts("CUPTI_ACTIVITY_KIND_RUNTIME", columns, some)
-    kinds = _kinds_of_calls(store, pl.concat([few for _, few in parts]))
-    before = 0
-    calls = []
-    for timed, few in parts:
-        calls.append(_Ranges(timed.frame.select(list(_RANGE)), kinds[before : before + few.height]))
-        before += few.height
-    return calls, left_out([timed for timed, _ in parts], "API calls")
-
-
-def _kinds_of_calls(store: Store, few: pl.DataFrame) -> pl.DataFrame:
-    """Kinds of calls by place, nameId and eventClass."""
+def _kinds_of_calls(store: Store, call_kinds: pl.DataFrame) -> pl.DataFrame:
+    """Columns of `_KIND` from place, nameId and eventClass of API calls."""
     text = pl.col("value").cast(pl.String)
     by_name = pl.col("eventClass").is_null() & ~text.str.starts_with("cuda") & (text != UNNAMED)
     is_driver = (pl.col("eventClass") == _DRIVER).fill_null(value=False) | by_name
     category = pl.when(is_driver).then(pl.lit("driver")).otherwise(pl.lit("runtime"))
-    return few.with_columns(names(store, few["nameId"]).alias("value")).select(
+    return call_kinds.with_columns(names(store, call_kinds["nameId"]).alias("value")).select(
         "place",
         category.cast(_CATEGORY).alias("category"),
         text.str.replace(_CALL_VERSION, "$1").cast(pl.Categorical()).alias("name"),
@@ -286,11 +169,7 @@ def _overhead(store: Store) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _place(column: str) -> pl.Expr:
-    return (pl.col(column).fill_null(0) & _PLACE).alias("place")
-
-
-def _nested(ranges: _Ranges, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _nested(ranges: _RangesByKind, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The ranges in order, with the columns of `HOST` that are known; and the threads."""
     kinds = ranges.kinds.select(
         "category", "name",
@@ -312,3 +191,106 @@ def _nested(ranges: _Ranges, ranks: Ranks) -> tuple[pl.DataFrame, pl.DataFrame]:
     kind_of = columns.pop("kind")
     columns |= {column.name: column.gather(kind_of) for column in kinds}
     return pl.DataFrame(columns), of_thread.unique().sort(of_thread.columns)
+
+
+def _concatenated(parts: list[_RangesByKind]) -> _RangesByKind:
+    before = 0
+    frames = []
+    for part in parts:
+        frames.append(part.frame.with_columns(pl.col("kind") + before))
+        before += part.kinds.height
+    return _RangesByKind(pl.concat(frames), pl.concat([part.kinds for part in parts], rechunk=True))
+
+
+@dataclass(frozen=True)
+class Nvtx:
+    """The NVTX ranges and thread names of an export.
+
+    Attributes:
+        ranges: start, duration (ns), process, thread, name, domain (name; null is the default one),
+            category and row (in NVTX_EVENTS, from 0).
+        threads: names of threads: process, thread, name.
+        warnings: what had to be assumed.
+    """
+
+    ranges: pl.DataFrame
+    threads: pl.DataFrame
+    warnings: tuple[str, ...]
+
+
+def nvtx(store: Store) -> Nvtx:
+    """The NVTX ranges of an export.
+
+    Ranges that were open when recording ended last until the last time that any range has.
+
+    Raises:
+        DamagedInput: the table cannot be read.
+    """
+    events = _events_with_names(store).with_columns(
+        process=process_of(pl.col("globalTid")), thread=thread_of(pl.col("globalTid"))
+    )
+    kinds = events["eventType"]
+    threads = events.filter(kinds == _THREAD_NAME).select(
+        "process", "thread", pl.col("name").cast(pl.String)
+    )
+    domains = (
+        events.filter(kinds == _DOMAIN)
+        .select("process", "domainId", pl.col("name").alias("domain"))
+        .unique(["process", "domainId"], keep="last", maintain_order=True)
+    )
+    ranges = events.filter(kinds.is_in([_PUSH_POP, _START_END])).join(
+        domains, on=["process", "domainId"], how="left", maintain_order="left"
+    )
+    ranges, warnings = _end_open_ranges(ranges)
+    timed, more = lasting(ranges, "NVTX ranges")
+    return Nvtx(
+        timed.select(
+            *("start", "duration", "process", "thread", "name", "domain", "row"),
+            _categories(timed),
+        ),
+        threads.drop_nulls("name"),
+        (*warnings, *more),
+    )
+
+
+def _events_with_names(store: Store) -> pl.DataFrame:
+    """Events with row and name: the text of the event itself, or its registered string."""
+    events = store.frame("NVTX_EVENTS", _COLUMNS, ("text",)).with_row_index("row")
+    # Exports write the id 0 as null: the domain 0 is the default one, the string 0 a string like any.
+    domain = pl.col("domainId").fill_null(0)
+    texts = store.strings(events["textId"])
+    joined = events.with_columns(domain, pl.col("row").cast(pl.Int64)).join(
+        texts, left_on="textId", right_on="id", how="left", maintain_order="left"
+    )
+    unnamed = pl.lit("(unnamed)").cast(pl.Categorical())
+    return joined.with_columns(name=pl.coalesce("text", "value", unnamed)).drop("text", "value")
+
+
+def _end_open_ranges(ranges: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    ranges = ranges.filter(pl.col("globalTid").is_not_null())
+    still_open = ranges["end"].null_count()
+    if not still_open:
+        return ranges, []
+    last = ranges.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
+    sentence = f"{still_open:,} NVTX ranges were open when recording ended and are shown until then"
+    return ranges.with_columns(pl.col("end").fill_null(last)), [sentence]
+
+
+def _categories(ranges: pl.DataFrame) -> pl.Expr:
+    """Category of each range: by its library's domain, as an operator that torch emits, else by name."""
+    names = ranges["name"].unique()
+    categories = pl.DataFrame(
+        {"name": names, "told": [category_of("range", str(name)) for name in names]},
+        schema={"name": pl.Categorical(), "told": pl.String},
+    )
+    by_name = ranges.select("name").join(categories, on="name", how="left", maintain_order="left")[
+        "told"
+    ]
+    return (
+        pl.when(pl.col("domain").cast(pl.String).str.contains(LIBRARIES).fill_null(value=False))
+        .then(pl.lit("framework"))
+        .when(pl.col("name").cast(pl.String).str.contains(_OPERATOR))
+        .then(pl.lit("op"))
+        .otherwise(pl.lit(by_name))
+        .alias("category")
+    )

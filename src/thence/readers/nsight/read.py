@@ -1,4 +1,10 @@
-"""An export of Nsight Systems as the tables of a trace."""
+"""An Nsight Systems export as the tables of a trace.
+
+Nodes of CUDA graphs: nsys records their creation as CUDA_GRAPH_NODE_EVENTS. Instantiating a graph clones
+its nodes; a clone names the node that it was made of (``originalGraphNodeId``). The time and thread of
+the first node's creation lie inside the ranges that were open then, such as the XLA thunk that recorded
+the command.
+"""
 
 from __future__ import annotations
 
@@ -25,80 +31,9 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Table
     from thence.readers.nsight.store import Store
+__all__ = ["NAME", "tables_of"]
 
-__all__ = ["NAME", "creation_rows", "tables_of"]
-
-_CLONES = 8  # of clones: child graphs make two or three
-
-
-def creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
-    """Host row of the innermost range that was open when each activity's graph node was created.
-
-    Args:
-        store: the export.
-        gpu: process and node of the activities.
-        host: ranges in the order of `HOST`: process, thread, start, duration and parent.
-
-    Returns:
-        int64 array, `NO_ROW` outside graphs and where nothing is known.
-
-    Raises:
-        DamagedInput: the table cannot be read.
-    """
-    columns = ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
-    frame = store.frame("CUDA_GRAPH_NODE_EVENTS", columns).select(
-        "start",
-        process_of(pl.col("globalTid")).alias("process"),
-        thread_of(pl.col("globalTid")).alias("thread"),
-        pl.col("graphNodeId").cast(pl.UInt64, strict=False).alias("node"),
-        pl.col("originalGraphNodeId").cast(pl.UInt64, strict=False).alias("original"),
-    )
-    # A clone is recorded twice, when it is made and when it is known of which node.
-    events = frame.drop_nulls(["start", "node", "process"]).sort("original", nulls_last=True)
-    events = _originals(events.unique(["process", "node"], keep="first", maintain_order=True))
-    events = events.with_columns(range=pl.Series(_around(events, host), dtype=pl.Int64))
-    keys = ["process", "node"]
-    found = gpu.select(keys).join(
-        events.select(*keys, "range"), on=keys, how="left", maintain_order="left"
-    )
-    return found["range"].fill_null(NO_ROW).to_numpy()
-
-
-def _originals(events: pl.DataFrame) -> pl.DataFrame:
-    """Time and thread of each node's creation are those of the node that it was cloned from."""
-    moments = events.select(
-        "process", pl.col("node").alias("original"), pl.col("start").alias("began"),
-        pl.col("thread").alias("on"), pl.col("original").alias("further"),
-    )  # fmt: skip
-    for _ in range(_CLONES):
-        if events["original"].null_count() == events.height:
-            break
-        joined = events.join(moments, on=["process", "original"], how="left", maintain_order="left")
-        events = joined.select(
-            "process", "node", start=pl.coalesce("began", "start"),
-            thread=pl.coalesce("on", "thread"), original="further",
-        )  # fmt: skip
-    return events
-
-
-def _around(events: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
-    """Row of the innermost range around each moment."""
-    result = np.full(events.height, NO_ROW, np.int64)
-    start = host["start"].to_numpy()
-    end = start + host["duration"].to_numpy()
-    parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    keys = ["process", "thread"]
-    rows = host.select(*keys).with_row_index("row").group_by(keys).agg(
-        pl.col("row").min().alias("low"), pl.len().alias("count")
-    )  # fmt: skip
-    moments = events.with_row_index("event").join(rows, on=keys)
-    for (low, count), part in moments.group_by("low", "count"):
-        time = part["start"].to_numpy()
-        track = int(str(low)) + np.arange(int(str(count)))
-        result[part["event"].to_numpy()] = innermost(track, start, end, parent, (time, time))
-    return result
-
-
+_MOST_CLONE_STEPS = 8  # of clones: child graphs make two or three
 NAME = "Nsight Systems export"
 
 
@@ -106,51 +41,55 @@ def tables_of(store: Store) -> Tables:
     """The tables of one export.
 
     Raises:
-        DamagedInput: a table cannot be read, or there is nothing in any.
+        DamagedInput: a table cannot be read, or the export holds no activities and no ranges.
     """
     gpu, warnings = activities(store)
-    told = nvtx(store)
-    ranges = told.ranges
+    nvtx_data = nvtx(store)
+    ranges = nvtx_data.ranges
     if (ranges["domain"] == XLA).any():
         ranges = with_compilation(ranges, store.name)
     payloads = described(store)
-    named = processes.threads(store, told.threads)
-    used = sorted(gpu["process"].unique())
-    found = processes.ranks(used, named, payloads.ranks(ranges), store.name)
-    gpu = _in_order(gpu.with_columns(found.column(gpu["process"])))
-    host, threads, more = host_ranges(store, ranges, found)
-    warnings += [*told.warnings, *more]
+    thread_names = processes.threads(store, nvtx_data.threads)
+    processes_with_gpu = sorted(gpu["process"].unique())
+    rank_of_process = processes.ranks(
+        processes_with_gpu, thread_names, payloads.ranks(ranges), store.name
+    )
+    gpu = _sorted_activities(gpu.with_columns(rank_of_process.column(gpu["process"])))
+    host, threads, more_warnings = host_ranges(store, ranges, rank_of_process)
+    warnings += [*nvtx_data.warnings, *more_warnings]
     if gpu.is_empty() and host.is_empty():
         raise DamagedInput(
             store.name,
             "holds neither device activities nor host ranges; nsys profile --trace=cuda,nvtx records them",
         )
     tables = Tables(
-        gpu=_shaped(GPU, gpu),
-        host=_shaped(HOST, host),
-        collectives=payloads.collectives(_of_nvtx(host, ranges)),
+        gpu=_conformed(GPU, gpu),
+        host=_conformed(HOST, host),
+        collectives=payloads.collectives(_nvtx_host_rows(host, ranges)),
         threads=THREADS.frame(
-            threads.join(named, on=["process", "thread"], maintain_order="left").to_dict()
+            threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()
         ),
     )
     if (ranges["domain"] == XLA).any():
-        created = creation_rows(store, gpu, host)
+        created = _creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])
         launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
-        tables, more = with_programs(tables, domain, launches, created)
-        warnings += more
+        tables, more_warnings = with_programs(tables, domain, launches, created)
+        warnings += more_warnings
     meta = Meta(
         inputs=(store.name,),
         formats=(NAME,),
         epoch_ns=_epoch(store),
-        facts=({"producer": "Nsight Systems", "processes": _process_names(store, used)},),
+        facts=(
+            {"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},
+        ),
         devices=processes.devices(store, tables.gpu),
-        warnings=tuple(f"{store.name}: {t}" for t in (*warnings, *found.warnings)),
+        warnings=tuple(f"{store.name}: {t}" for t in (*warnings, *rank_of_process.warnings)),
     )
     return dataclasses.replace(tables, meta=meta)
 
 
-def _in_order(gpu: pl.DataFrame) -> pl.DataFrame:
+def _sorted_activities(gpu: pl.DataFrame) -> pl.DataFrame:
     """Activities by rank, device, start and stream."""
     track = numbered(*gpu.select(pl.col("rank", "device").cast(pl.Int64)))
     stream = gpu["stream"].to_numpy()
@@ -161,7 +100,7 @@ def _in_order(gpu: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _shaped(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+def _conformed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """The frame's columns that the table has; the others are null, and take no room until used."""
     return frame.select(
         pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
@@ -169,7 +108,7 @@ def _shaped(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _of_nvtx(host: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
+def _nvtx_host_rows(host: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
     """Host rows of NVTX ranges: host (row), name, domain and row (in NVTX_EVENTS)."""
     rows = host.select("nvtx").with_row_index("host").drop_nulls()
     return ranges.select("name", "domain", "row")[rows["nvtx"]].with_columns(rows["host"])
@@ -186,3 +125,73 @@ def _process_names(store: Store, used: list[int]) -> dict[int, str]:
         process_of(pl.col("globalPid")), pl.col("name").cast(pl.String)
     )
     return {process: name for process, name in frame.drop_nulls().rows() if process in used}
+
+
+def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
+    """Host row of the innermost range that was open when each activity's graph node was created.
+
+    Args:
+        store: the export.
+        gpu: process and node of the activities.
+        host: ranges in the order of `HOST`: process, thread, start, duration and parent.
+
+    Returns:
+        int64 array, `NO_ROW` for activities outside graphs and for nodes whose creation is not recorded.
+
+    Raises:
+        DamagedInput: the table cannot be read.
+    """
+    columns = ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
+    frame = store.frame("CUDA_GRAPH_NODE_EVENTS", columns).select(
+        "start",
+        process_of(pl.col("globalTid")).alias("process"),
+        thread_of(pl.col("globalTid")).alias("thread"),
+        pl.col("graphNodeId").cast(pl.UInt64, strict=False).alias("node"),
+        pl.col("originalGraphNodeId").cast(pl.UInt64, strict=False).alias("original"),
+    )
+    # A clone is recorded twice: when it is made, and again with the node that it was made of.
+    events = frame.drop_nulls(["start", "node", "process"]).sort("original", nulls_last=True)
+    events = _created_as_original(
+        events.unique(["process", "node"], keep="first", maintain_order=True)
+    )
+    events = events.with_columns(range=pl.Series(_innermost_ranges(events, host), dtype=pl.Int64))
+    keys = ["process", "node"]
+    range_of_node = gpu.select(keys).join(
+        events.select(*keys, "range"), on=keys, how="left", maintain_order="left"
+    )
+    return range_of_node["range"].fill_null(NO_ROW).to_numpy()
+
+
+def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
+    """Replaces time and thread of each node's creation by those of the node that it was cloned from."""
+    moments = events.select(
+        "process", pl.col("node").alias("original"), pl.col("start").alias("began"),
+        pl.col("thread").alias("on"), pl.col("original").alias("further"),
+    )  # fmt: skip
+    for _ in range(_MOST_CLONE_STEPS):
+        if events["original"].null_count() == events.height:
+            break
+        joined = events.join(moments, on=["process", "original"], how="left", maintain_order="left")
+        events = joined.select(
+            "process", "node", start=pl.coalesce("began", "start"),
+            thread=pl.coalesce("on", "thread"), original="further",
+        )  # fmt: skip
+    return events
+
+
+def _innermost_ranges(events: pl.DataFrame, host: pl.DataFrame) -> npt.NDArray[np.int64]:
+    """Row of the innermost host range around each creation event, on its process and thread."""
+    result = np.full(events.height, NO_ROW, np.int64)
+    start = host["start"].to_numpy()
+    end = start + host["duration"].to_numpy()
+    parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    keys = ["process", "thread"]
+    rows = host.select(*keys).with_row_index("row").group_by(keys).agg(
+        pl.col("row").min().alias("low"), pl.len().alias("count")
+    )  # fmt: skip
+    moments = events.with_row_index("event").join(rows, on=keys)
+    for (low, count), part in moments.group_by("low", "count"):
+        time = part["start"].to_numpy()
+        track = int(str(low)) + np.arange(int(str(count)))
+        result[part["event"].to_numpy()] = innermost(track, start, end, parent, (time, time))
+    return result

@@ -1,7 +1,11 @@
-"""An Nsight Systems SQLite export as a `Store`. Nothing is ever written to the database.
+"""Reader of Nsight Systems SQLite exports, and such an export as a `Store`.
 
-Tables are decoded from their pages (`pages.py`, `records.py`), a few megabytes at a time, in threads:
-NumPy lets them run at once. What is out of the ordinary is read with SQLite, several times slower.
+Plain files are read in place; gzipped ones are decompressed to a temporary file first. The database is
+opened read-only and never written to.
+
+Tables are decoded from their pages (`thence.readers.nsight.sqlite_pages`), a few megabytes at a time, in
+threads, which run concurrently because NumPy releases the GIL. Tables with an unusual layout are read
+with SQLite instead, which is several times slower.
 """
 
 from __future__ import annotations
@@ -31,25 +35,30 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
     from thence.readers.source import Source
-
-__all__ = ["MAGIC", "MAX_UNPACKED", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
+__all__ = ["MAGIC", "NAME", "PATTERNS", "Database", "opened", "read", "sniff"]
 
 NAME = f"{EXPORT} (SQLite)"
-
-
 PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
-
-
 """Files of a directory that may be exports."""
-
-
-MAX_UNPACKED = 64 << 30
-
-
-"""Most bytes that a gzipped export may have, unpacked."""
-
-
+_MAX_UNPACKED = 64 << 30
+"""Largest decompressed size of a gzipped export, in bytes."""
 _CHUNK = 1 << 22
+_CHUNK_ROWS = 1 << 18
+_CHUNK_BYTES = 1 << 22
+_THREADS = 4
+_IDS_AT_ONCE = 500  # SQLite allows 999 parameters in versions before 3.32
+_ABSENT = -(1 << 63) + 1  # no time, id or size has this value
+_STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
+_STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
+_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
+_NSIGHT_TABLES = (
+    "CUPTI_ACTIVITY_KIND_KERNEL",
+    "CUPTI_ACTIVITY_KIND_RUNTIME",
+    "NVTX_EVENTS",
+    "StringIds",
+    "TARGET_INFO_SESSION_START_TIME",
+)
+"""A database with at least one of these tables is taken for an export of Nsight Systems."""
 
 
 def sniff(head: bytes) -> bool:
@@ -65,15 +74,15 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
-        DamagedInput: it cannot be read, or its unpacked content finds no room.
-        UnknownFormat: it is another program's database.
+        DamagedInput: it cannot be read, or the disk has no room for its decompressed content.
+        UnknownFormat: it is a database of another program.
     """
     if source.plain:
         tables = _read(source.name, source.name)
     else:
         with tempfile.TemporaryDirectory(prefix="thence-") as folder:
             path = Path(folder) / "unpacked.sqlite"
-            _unpack(source, path, progress)
+            _decompress(source, path, progress)
             tables = _read(str(path), source.name)
     progress(source.stored_bytes)
     return tables
@@ -90,8 +99,8 @@ def _read(path: str, name: str) -> Tables:
     return tables
 
 
-def _unpack(source: Source, path: Path, progress: Callable[[int], None]) -> None:
-    room = min(MAX_UNPACKED, shutil.disk_usage(path.parent).free)
+def _decompress(source: Source, path: Path, progress: Callable[[int], None]) -> None:
+    room = min(_MAX_UNPACKED, shutil.disk_usage(path.parent).free)
     size = 0
     with path.open("wb") as unpacked:
         while part := source.read(_CHUNK):
@@ -99,48 +108,12 @@ def _unpack(source: Source, path: Path, progress: Callable[[int], None]) -> None
             if size > room:
                 raise DamagedInput(
                     source.name,
-                    f"has more than {room:,} bytes unpacked, more than there is room for",
+                    f"decompresses to more than {room:,} bytes: the limit, or the free space for temporary files",
                 )
             unpacked.write(part)
             progress(source.consumed)
     if source.damage:
         raise DamagedInput(source.name, f"cannot be read whole: {source.damage}")
-
-
-_CHUNK_ROWS = 1 << 18
-
-
-_CHUNK_BYTES = 1 << 22
-
-
-_THREADS = 4
-
-
-_IDS_AT_ONCE = 500  # SQLite allows 999 parameters in versions before 3.32
-
-
-_ABSENT = -(1 << 63) + 1  # no time, id or size has this value
-
-
-_STEPS_AT_ONCE = 1 << 20  # of SQLite's virtual machine: about 10 ms
-
-
-_STEPS, _STEPS_PER_BYTE = 1 << 26, 64  # a row takes 6 bytes at least, and each column of it 3 steps
-
-
-_DAMAGE = (sqlite3.Error, ValueError, TypeError, OverflowError)
-
-
-_MARKS = (
-    "CUPTI_ACTIVITY_KIND_KERNEL",
-    "CUPTI_ACTIVITY_KIND_RUNTIME",
-    "NVTX_EVENTS",
-    "StringIds",
-    "TARGET_INFO_SESSION_START_TIME",
-)
-
-
-"""Tables that tell an export of Nsight Systems from any other database."""
 
 
 @contextmanager
@@ -164,16 +137,10 @@ def opened(path: str, name: str) -> Iterator[Database]:
     try:
         with closing(sqlite3.connect(address, uri=True)) as connection:
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
-            _limit(connection, size)
+            _limit_steps(connection, size)
             yield Database(name, connection, pages, _layouts(connection, name))
     except sqlite3.Error as error:
         raise DamagedInput(name, f"the database cannot be read ({error})") from error
-
-
-def _limit(connection: sqlite3.Connection, size: int) -> None:
-    """Stops what goes on for longer than a file of that size can give cause to."""
-    left = itertools.count(_STEPS // _STEPS_AT_ONCE + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
-    connection.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
 
 
 def _pages(path: str) -> PageFile | None:
@@ -181,6 +148,26 @@ def _pages(path: str) -> PageFile | None:
         return PageFile.of(path)
     except Unusual:
         return None
+
+
+def _limit_steps(connection: sqlite3.Connection, size: int) -> None:
+    """Aborts queries that take more steps than a table in a file of this size (bytes) can need."""
+    left = itertools.count(_STEPS // _STEPS_AT_ONCE + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
+    connection.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
+
+
+def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
+    roots = dict(
+        connection.execute(
+            "select name, rootpage from sqlite_master where type = 'table'"
+        ).fetchall()
+    )
+    if not any(mark in roots for mark in _NSIGHT_TABLES):
+        raise UnknownFormat(name, "is a database, but no export of Nsight Systems")
+    return {
+        table: _layout(connection, table, roots[table])
+        for table in sorted(READABLE.intersection(roots))
+    }
 
 
 @dataclass(frozen=True)
@@ -194,20 +181,6 @@ class _Layout:
 
     columns: tuple[str, ...]
     root: int
-
-
-def _layouts(connection: sqlite3.Connection, name: str) -> dict[str, _Layout]:
-    roots = dict(
-        connection.execute(
-            "select name, rootpage from sqlite_master where type = 'table'"
-        ).fetchall()
-    )
-    if not any(mark in roots for mark in _MARKS):
-        raise UnknownFormat(name, "is a database, but no export of Nsight Systems")
-    return {
-        table: _layout(connection, table, roots[table])
-        for table in sorted(READABLE.intersection(roots))
-    }
 
 
 def _layout(connection: sqlite3.Connection, table: str, root: object) -> _Layout:
@@ -256,31 +229,37 @@ class Database:
     def parts(
         self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
     ) -> list[Part]:
-        """What the work makes of each part of a table; see `Store.parts`."""
-        known = [column for column in integers if column in self.columns(table)]
+        """Applies a function to each part of a table; see `Store.parts`."""
+        present = [column for column in integers if column in self.columns(table)]
         schema = dict.fromkeys(integers, pl.Int64())
 
-        def whole(part: pl.DataFrame) -> Part:
+        def with_absent_columns(part: pl.DataFrame) -> Part:
             return work(
                 part.select(
-                    pl.col(c) if c in known else pl.lit(None, pl.Int64).alias(c) for c in schema
+                    pl.col(c) if c in present else pl.lit(None, pl.Int64).alias(c) for c in schema
                 )
             )
 
         if not self.columns(table):
             return [work(pl.DataFrame(schema=schema))]
         with self._reading(table):
-            if not known:
+            if not present:
                 (rows,) = self._connection.execute(f"select count(*) from {table}").fetchone()  # noqa: S608 - one of READABLE
-                return [whole(pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)}))]
-            found = self._decoded(
+                return [
+                    with_absent_columns(
+                        pl.DataFrame({"": pl.repeat(0, rows, dtype=pl.Int8, eager=True)})
+                    )
+                ]
+            results = self._decoded(
                 table,
-                known,
-                lambda rows, places: whole(_frame(rows, dict(zip(known, places, strict=True)))),
+                present,
+                lambda rows, places: with_absent_columns(
+                    _integer_frame(rows, dict(zip(present, places, strict=True)))
+                ),
             )
-            if found is None:
-                found = [whole(part) for part in self._rows(table, known)]
-        return found or [work(pl.DataFrame(schema=schema))]
+            if results is None:
+                results = [with_absent_columns(part) for part in self._rows(table, present)]
+        return results or [work(pl.DataFrame(schema=schema))]
 
     def payloads(self) -> pl.DataFrame:
         """Payloads of NVTX events; see `Store.payloads`."""
@@ -297,7 +276,7 @@ class Database:
             return pl.DataFrame(rows, schema=PAYLOADS, orient="row")
 
     def strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
+        """Texts of StringIds for the given ids only: columns id (Int64) and value (Categorical).
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -332,10 +311,12 @@ class Database:
     def _text(self, table: str, column: str) -> pl.Series:
         parts = None
         if self._pages is not None and self._pages.utf8:
-            parts = self._decoded(table, [column], lambda rows, places: _texts(rows, places[0]))
-        found = self._text_rows(table, column) if parts is None else parts
+            parts = self._decoded(
+                table, [column], lambda rows, places: _text_series(rows, places[0])
+            )
+        series = self._text_rows(table, column) if parts is None else parts
         empty = pl.Series([], dtype=pl.Categorical())
-        return pl.concat([empty, *found]).alias(column)
+        return pl.concat([empty, *series]).alias(column)
 
     def _text_rows(self, table: str, column: str) -> list[pl.Series]:
         """A column of texts, read with SQLite."""
@@ -347,23 +328,23 @@ class Database:
         return parts
 
     def _any_value(self, table: str, columns: Sequence[str]) -> bool:
-        """Whether any of the columns holds anything; True where that is not known."""
+        """Whether any of the columns has a value that is not null; True where that is not known."""
         if not columns:
             return False
-        found = self._decoded(
+        non_null_parts = self._decoded(
             table, columns, lambda rows, places: not all(rows.nulls(p).all() for p in places)
         )
-        return found is None or any(found)
+        return non_null_parts is None or any(non_null_parts)
 
     def _decoded(
         self, table: str, columns: Sequence[str], work: Callable[[Records, list[int]], Part]
     ) -> list[Part] | None:
-        """What the work makes of the rows, part by part; None where SQLite has to read them.
+        """Applies a function to the decoded rows, part by part; None where SQLite has to read them.
 
         Args:
             table: its name.
-            columns: what to decode, and all before it.
-            work: given rows, and the place of each of the columns in a record.
+            columns: columns to decode; those before them in a record are decoded as well.
+            work: function of the rows and the position of each of the columns in a record.
         """
         layout, pages = self._layouts[table], self._pages
         if pages is None or not layout.root:
@@ -392,7 +373,7 @@ class Database:
             ) from error
 
 
-def _frame(rows: Records, places: dict[str, int]) -> pl.DataFrame:
+def _integer_frame(rows: Records, places: dict[str, int]) -> pl.DataFrame:
     columns = []
     for name, place in places.items():
         values, nulls = rows.integers(place)
@@ -401,8 +382,8 @@ def _frame(rows: Records, places: dict[str, int]) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def _texts(rows: Records, place: int) -> pl.Series:
+def _text_series(rows: Records, place: int) -> pl.Series:
     numbers, texts = rows.texts(place)
-    known = pl.Series([text.decode("utf-8", "replace") for text in texts], dtype=pl.String)
+    distinct_texts = pl.Series([text.decode("utf-8", "replace") for text in texts], dtype=pl.String)
     index = pl.Series(numbers)
-    return known.cast(pl.Categorical()).gather(index.set(index < 0, None))
+    return distinct_texts.cast(pl.Categorical()).gather(index.set(index < 0, None))

@@ -1,9 +1,16 @@
-"""Rows of an SQLite table as columns: the cells of many leaf pages decoded at once.
+"""Tables of an SQLite file decoded to columns without SQLite, many pages at a time.
 
-A cell is the size of its record, the row's id, and the record: a header with the type of each value,
-then the values. The rows of one table have few different headers, so each of those is parsed once
-(`_Shapes`), and says for all rows that have it where each value lies and how long it is.
-Source: https://www.sqlite.org/fileformat2.html, sections 1.6 (cells) and 2.1 (records).
+SQLite returns rows one by one, which would take longer than all other work on an export. `PageFile`
+finds the leaf pages of a table, and `Records` decodes the cells of many leaf pages at once. Anything
+out of the ordinary raises `Unusual`, and the caller reads the table with SQLite, which then decides
+whether the file is damaged. Only cycles in the page tree are detected here (`Damaged`), because SQLite
+would follow them for hours.
+
+A cell is the size of its record, the row id, and the record: a header with the type of each value,
+then the values. The rows of one table have few different headers, so each distinct header is parsed
+once (`_Shapes`) and gives the offset and size of each value for all rows that have it.
+Source: https://www.sqlite.org/fileformat2.html, sections 1.3 (file header), 1.6 (b-tree pages and
+cells) and 2.1 (records).
 """
 
 from __future__ import annotations
@@ -22,56 +29,50 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Uint64 = npt.NDArray[np.uint64]
     import numpy.typing as npt
-
 __all__ = ["MAGIC", "Damaged", "PageFile", "Pages", "Records", "Unusual"]
 
 MAGIC = b"SQLite format 3\0"
-
-
-"""How every database begins."""
-
-
+"""The first 16 bytes of every SQLite database."""
 _HEADER_BYTES = 100
-
-
 _UTF8 = 1
-
-
 _INTERIOR, _LEAF = 5, 13  # table b-tree pages; index pages hold tables WITHOUT ROWID
-
-
 _INTERIOR_HEADER, _LEAF_HEADER = 12, 8
-
-
 _MAX_DEPTH = 20  # BTCURSOR_MAX_DEPTH of SQLite
-
-
 _PADDING = 8  # so that eight bytes can be read at any place
+_NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
+_INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
+"""Bytes of a value by its type, where that is null or an integer."""
+_CONTINUED = np.uint64(0x8080808080808080)  # the bit of each byte that says: more of this number
+_GATHER = np.uint64(0x0102040810204080)  # times bits 0, 8, ... 56: the same bits in bits 56 to 63
+_MAX_HEADER = 127  # bytes; a longer one has a size of two bytes
+_MAX_TYPE_BYTES = 3  # values of up to a megabyte
+
+
+def _varint_lengths() -> tuple[Int64, Int64]:
+    """Lookup tables from the continuation bits of eight bytes (first byte highest) to lengths in bytes.
+
+    The first table has the length of the varint at the first byte, the second that of the two varints
+    there together; 0 where they do not end within the eight bytes.
+    """
+    first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
+    for bits in range(256):
+        ends = [position for position in range(8) if not bits >> (7 - position) & 1]
+        first[bits] = ends[0] + 1 if ends else 0
+        both[bits] = ends[1] + 1 if len(ends) > 1 else 0
+    return first, both
+
+
+_FIRST_LENGTH, _BOTH_LENGTHS = _varint_lengths()
+_KEPT = np.array([(1 << 64) - (1 << (64 - 8 * kept)) for kept in range(9)], np.uint64)
+"""Masks that keep the first 0 to 8 bytes of a big-endian 64-bit word."""
 
 
 class Unusual(Exception):
-    """Something that SQLite itself had better read. Never leaves the package."""
+    """The table has to be read with SQLite. Never raised out of the package."""
 
 
 class Damaged(ValueError):
-    """What no database can be."""
-
-
-@dataclass(frozen=True)
-class Pages:
-    """Some pages of one kind, one behind the other.
-
-    Attributes:
-        data: uint8 array: the pages, and a few bytes more.
-        size: bytes of one page.
-        usable: bytes of it that SQLite uses; the rest belongs to extensions.
-        cells: offset in data of every cell, page by page, in the order of the pages' keys.
-    """
-
-    data: npt.NDArray[np.uint8]
-    size: int
-    usable: int
-    cells: npt.NDArray[np.int64]
+    """The file cannot be a valid database."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class PageFile:
 
         Raises:
             Damaged: a page is used twice.
-            Unusual: the tree is none of a table, or its pages are not in the file.
+            Unusual: the b-tree is not that of a table, or its pages are not in the file.
             OSError: the file cannot be read.
         """
         level = np.array([root], np.int64)
@@ -129,7 +130,7 @@ class PageFile:
             if seen[level].any() or len(np.unique(level)) < len(level):
                 raise Damaged("some of its pages are used twice")
             seen[level] = True
-            # All leaves are equally deep: the first page tells what the others are.
+            # All leaves of a b-tree have the same depth: the first page gives the type of its level.
             kind = self.read(level[:1], 0)[0]
             if kind == _LEAF:
                 return level
@@ -141,11 +142,11 @@ class PageFile:
     def read(
         self, numbers: npt.NDArray[np.int64], padding: int = _PADDING
     ) -> npt.NDArray[np.uint8]:
-        """Pages one behind the other, and some bytes more.
+        """Pages one after the other, followed by zero bytes of padding.
 
         Args:
             numbers: of the pages, from 1 to `count`.
-            padding: how many bytes more.
+            padding: number of zero bytes appended.
 
         Raises:
             Unusual: the file has become shorter.
@@ -202,7 +203,7 @@ class PageFile:
             raise Unusual("page header")
         offsets = table[:, header : header + 2 * most].view(">u2").astype(np.int64)
         there = np.arange(most) < counts[:, None]
-        # The content begins behind the offsets; the smallest cell of either kind has four bytes.
+        # Cells lie after the array of their offsets; the smallest cell of either type has four bytes.
         low, high = header + 2 * counts[:, None], self.usable - 4
         if (((offsets < low) | (offsets > high)) & there).any():
             raise Unusual("cell offsets")
@@ -211,60 +212,25 @@ class PageFile:
         return cells
 
 
-def _uint16(pages: npt.NDArray[np.uint8], at: int) -> npt.NDArray[Any]:
-    return pages[:, at].astype(np.int64) << 8 | pages[:, at + 1]
-
-
-_NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
-
-
-_INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
-
-
-"""Bytes of a value by its type, where that is null or an integer."""
-
-
-_CONTINUED = np.uint64(0x8080808080808080)  # the bit of each byte that says: more of this number
-
-
-_GATHER = np.uint64(0x0102040810204080)  # times bits 0, 8, ... 56: the same bits in bits 56 to 63
-
-
-_MAX_HEADER = 127  # bytes; a longer one has a size of two bytes
-
-
-_MAX_TYPE_BYTES = 3  # values of up to a megabyte
-
-
-def _varint_lengths() -> tuple[Int64, Int64]:
-    """By the continuation bits of eight bytes, first byte highest: bytes of a number, of two numbers.
-
-    0 where they do not end within the eight.
-    """
-    first, both = np.zeros(256, np.int64), np.zeros(256, np.int64)
-    for bits in range(256):
-        ends = [at for at in range(8) if not bits >> (7 - at) & 1]
-        first[bits] = ends[0] + 1 if ends else 0
-        both[bits] = ends[1] + 1 if len(ends) > 1 else 0
-    return first, both
-
-
-_FIRST_LENGTH, _BOTH_LENGTHS = _varint_lengths()
+def _uint16(pages: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
+    return pages[:, offset].astype(np.int64) << 8 | pages[:, offset + 1]
 
 
 @dataclass(frozen=True)
-class _Shapes:
-    """The different headers of some records.
+class Pages:
+    """Pages of one type, stored one after the other.
 
     Attributes:
-        of: number of the header of each record.
-        types: of each header and column; null where the record is too short to have the column.
-        offsets: where each value begins, from the begin of the record.
+        data: uint8 array: the pages and `_PADDING` bytes.
+        size: bytes of one page.
+        usable: bytes of it that SQLite uses; the rest belongs to extensions.
+        cells: offset in data of every cell, page by page, in the order of the pages' keys.
     """
 
-    of: npt.NDArray[np.intp]
-    types: Int64
-    offsets: Int64
+    data: npt.NDArray[np.uint8]
+    size: int
+    usable: int
+    cells: npt.NDArray[np.int64]
 
 
 class Records:
@@ -280,7 +246,7 @@ class Records:
 
     def __init__(self, pages: Pages, columns: int) -> None:
         self._data = pages.data
-        # Eight bytes at any place, first byte highest.
+        # An overlapping view: element i is the big-endian 64-bit number at byte i.
         self._words = np.ndarray(len(pages.data) - 7, ">u8", pages.data, strides=(1,))
         self._begin, self._local = self._records(pages)
         self._shapes = self._parsed(columns)
@@ -310,10 +276,11 @@ class Records:
         if not size.any():
             return constant[shapes.of], nulls
         self._check(offsets + size)
-        # The eight bytes that end with the value; before it lie at least the page's own header.
-        at = np.take(offsets + size - 8, shapes.of)
-        at += self._begin
-        values = self._words[at].astype(np.int64)
+        # Read the eight bytes that end with the value (the page header guarantees that eight exist),
+        # then shift left and right to drop the bytes before it and to extend its sign.
+        start = np.take(offsets + size - 8, shapes.of)
+        start += self._begin
+        values = self._words[start].astype(np.int64)
         surplus = np.where(size > 0, 64 - 8 * size, 0)
         if (surplus == surplus[0]).all():
             shift = surplus[0]
@@ -334,9 +301,9 @@ class Records:
         return null[self._shapes.of]
 
     def texts(self, column: int) -> tuple[npt.NDArray[np.intp], list[bytes]]:
-        """Values of a column of texts: the number of each row's, -1 where it is null, and the texts.
+        """A text column: for each row the index of its text (-1 where null), and the texts.
 
-        A text may be there several times, but far fewer times than rows have it.
+        Equal texts may be listed several times, but far fewer times than there are rows.
 
         Raises:
             Unusual: a value is no text, or does not lie in the page.
@@ -348,47 +315,47 @@ class Records:
         size = _bytes_of(types)
         self._check(offsets + size)
         length = np.take(np.where(types == _NULL, -1, size), shapes.of)
-        at = np.take(offsets, shapes.of)
-        at += self._begin
+        start = np.take(offsets, shapes.of)
+        start += self._begin
         numbers = np.full(len(self), -1, np.intp)
         texts: list[bytes] = []
         # Texts that take equally many words of eight bytes are compared together.
         count = (length + 7) // 8
         for words in np.unique(count[length >= 0]).tolist():
             rows = np.flatnonzero((count == words) & (length >= 0))
-            first, of = self._distinct_texts(at[rows], length[rows], words)
+            first, of = self._distinct_texts(start[rows], length[rows], words)
             numbers[rows] = of + len(texts)
             texts += [
                 self._data[begin : begin + size].tobytes()
                 for begin, size in zip(
-                    at[rows[first]].tolist(), length[rows[first]].tolist(), strict=True
+                    start[rows[first]].tolist(), length[rows[first]].tolist(), strict=True
                 )
             ]
         return numbers, texts
 
     def _check(self, ends: Int64) -> None:
-        """Values must lie in the page.
+        """Raises `Unusual` if a value continues on an overflow page.
 
         Args:
-            ends: where they end in the record, by shape.
+            ends: end of the value within the record, by header.
         """
         if (ends > self._shortest).any():
             raise Unusual("beyond the page")
 
     def _distinct_texts(
-        self, at: Int64, length: Int64, words: int
+        self, start: Int64, length: Int64, words: int
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
         parts = [length.view(np.uint64)]
         if words:
             size = 8 * words
             windows = np.ndarray(len(self._data) - size + 1, f"V{size}", self._data, strides=(1,))
-            table = windows[at].view(">u8").reshape(-1, words)
+            table = windows[start].view(">u8").reshape(-1, words)
             parts += [table[:, place].astype(np.uint64) for place in range(words)]
             parts[-1] &= np.take(_KEPT, length - 8 * (words - 1))
         return distinct(parts)
 
     def _records(self, pages: Pages) -> tuple[Int64, Int64]:
-        """Where each record begins, and how many bytes of it are in the page."""
+        """Offset of each record in the data, and how many of its bytes are in the leaf page."""
         head = self._words[pages.cells].astype(np.uint64)
         bits = (((head & _CONTINUED) >> np.uint64(7)) * _GATHER) >> np.uint64(56)
         length = np.take(_FIRST_LENGTH, bits.view(np.int64))
@@ -415,28 +382,28 @@ class Records:
         first, of = distinct(self._header_words(header))
         begin = self._begin[first]
         end = begin + header[first]
-        at = begin + 1
+        start = begin + 1
         offset = header[first].copy()
         types = np.zeros((len(first), columns), np.int64)
         offsets = np.zeros((len(first), columns), np.int64)
         for column in range(columns):
-            there = at < end
-            kind, after = _short_varint(self._data, at)
-            at = np.where(there, after, at)
+            there = start < end
+            kind, after = _short_varint(self._data, start)
+            start = np.where(there, after, start)
             types[:, column] = np.where(there, kind, _NULL)
             offsets[:, column] = offset
             offset = offset + _bytes_of(types[:, column])
-        if (at > end).any():
+        if (start > end).any():
             raise Unusual("header")
         return _Shapes(of.astype(np.intp), types, offsets)
 
     def _header_words(self, header: Int64) -> list[Uint64]:
-        """The headers as numbers of eight bytes, what is not of the header as 0."""
+        """The headers as 64-bit words; bytes beyond the end of a header are 0."""
         longest, shortest = int(header.max()), int(header.min())
         words = []
         for place in range(0, longest, 8):
-            at = np.minimum(self._begin + place, len(self._words) - 1)
-            word = self._words[at].astype(np.uint64)
+            start = np.minimum(self._begin + place, len(self._words) - 1)
+            word = self._words[start].astype(np.uint64)
             if shortest == longest:
                 word &= _KEPT[min(longest - place, 8)]
             elif shortest < place + 8:
@@ -445,40 +412,52 @@ class Records:
         return words
 
 
-_KEPT = np.array([(1 << 64) - (1 << (64 - 8 * kept)) for kept in range(9)], np.uint64)
-
-
-"""Masks of the first bytes of a number of eight."""
-
-
-def _short_varint(data: npt.NDArray[np.uint8], at: Int64) -> tuple[Int64, Int64]:
-    """Numbers of up to three bytes, and where each ends.
-
-    Raises:
-        Unusual: one is longer.
-    """
-    last = len(data) - 1
-    one, two, three = (data[np.minimum(at + n, last)].astype(np.int64) for n in range(3))
-    more, most = one >= 128, (one >= 128) & (two >= 128)
-    if (most & (three >= 128)).any():
-        raise Unusual("long number")
-    value = np.where(more, (one & 127) << 7 | (two & 127), one)
-    value = np.where(most, value << 7 | three, value)
-    return value, at + 1 + more + most
-
-
 def _bytes_of(types: Int64) -> Int64:
-    """Bytes of values of any type."""
+    """Size in bytes of values of the given serial types (fileformat2.html, section 2.1)."""
     long = (types - 12) // 2
     plain = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
     return np.where(types >= 12, long, plain[np.minimum(types, 11)])
 
 
+def _short_varint(data: npt.NDArray[np.uint8], start: Int64) -> tuple[Int64, Int64]:
+    """Values of varints of up to three bytes, and the offset after each.
+
+    Raises:
+        Unusual: a varint is longer.
+    """
+    last = len(data) - 1
+    first, second, third = (data[np.minimum(start + n, last)].astype(np.int64) for n in range(3))
+    more, most = first >= 128, (first >= 128) & (second >= 128)
+    if (most & (third >= 128)).any():
+        raise Unusual("long number")
+    value = np.where(more, (first & 127) << 7 | (second & 127), first)
+    value = np.where(most, value << 7 | third, value)
+    return value, start + 1 + more + most
+
+
 def _local_bytes(size: Int64, usable: int) -> Int64:
-    """How much of a record is in its leaf page; the rest is in overflow pages."""
+    """Bytes of each record that are in its leaf page; the rest is in overflow pages.
+
+    Source: fileformat2.html, section 1.6: U is `usable`, X is `most`, M is `least`, K is `kept`.
+    """
     most = usable - 35
     if size.max(initial=0) <= most:
         return size
     least = (usable - 12) * 32 // 255 - 23
     kept = least + (size - least) % (usable - 4)
     return np.where(size <= most, size, np.where(kept <= most, kept, least))
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """The distinct headers of some records.
+
+    Attributes:
+        of: index of the header of each record.
+        types: serial type by header and column; null (0) where the record is too short for the column.
+        offsets: bytes from the beginning of the record to each value, by header and column.
+    """
+
+    of: npt.NDArray[np.intp]
+    types: Int64
+    offsets: Int64

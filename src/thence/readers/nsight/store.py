@@ -1,9 +1,13 @@
-"""The tables of an Nsight Systems export, wherever they are kept: what the reader asks for.
+"""The interface through which an Nsight Systems export is read, and helpers for its columns.
 
-Schemas differ from version to version: tables and columns come and go, and a table without rows is
-not exported at all. So nothing is taken for granted: a column that is absent reads as null.
+`Store` is the interface; `thence.readers.nsight.sqlite` and `thence.readers.nsight.folder` implement it.
+The helpers look up names by the ids of their texts, find distinct rows and sort rows without copying
+more than one column at a time, and drop or repair times that cannot be true.
+
+Table schemas differ between versions of nsys: tables and columns come and go, and a table without rows
+is not exported at all. A column that is absent therefore reads as null.
 Only the tables in `READABLE` can be asked for. The others, ``TARGET_INFO_SYSTEM_ENV`` and
-``ANALYSIS_*`` among them, hold the environment of the program that was traced: its secrets.
+``ANALYSIS_*`` among them, hold the environment variables of the traced program, which may be secret.
 Source of the names: the exporter schema reference of the Nsight Systems user guide.
 """
 
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     Uint64 = npt.NDArray[np.uint64]
     Rows = npt.NDArray[np.intp]
     Numbers = npt.NDArray[np.uint32]
-
 __all__ = [
     "PAYLOADS",
     "READABLE",
@@ -44,225 +47,14 @@ __all__ = [
     "with_durations",
 ]
 
-_SLOTS_BITS = 14  # tables of this size stay in the processor's cache
-
-
-_ROUNDS = 8
-
-
-_AT_ONCE = 1 << 17
-
-
-_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
-
-
-def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
-    """One row of each kind, and which of those each row equals.
-
-    Where very many rows differ, two of the rows returned may be equal.
-
-    Args:
-        words: what a row is made of, at least one array of shape (n,).
-
-    Returns:
-        row numbers, shape (m,), and for each row a number from 0 to m - 1, shape (n,).
-    """
-    rows = len(words[0])
-    if rows <= _AT_ONCE:
-        return _distinct(words)
-    of = np.empty(rows, np.uint32)
-    firsts: list[Rows] = []
-    known = 0
-    for start in range(0, rows, _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        first, numbers = _distinct([word[part] for word in words])
-        of[part] = numbers + known
-        firsts.append(first + start)
-        known += len(first)
-    first = np.concatenate(firsts)
-    if known > rows // 4:
-        return first, of
-    chosen, numbers = distinct([word[first] for word in words])
-    return first[chosen], np.take(numbers, of)
-
-
-def _distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
-    """The same for few rows.
-
-    Rows are put into slots by a hash, one of each slot stands for it, and those that differ from it
-    are tried again with another hash. What remains after some rounds stands for itself.
-    """
-    of = np.zeros(len(words[0]), np.uint32)
-    firsts: list[Rows] = []
-    known = 0
-    rows: Rows = np.arange(len(of))
-    parts = list(words)
-    for number in range(_ROUNDS):
-        slot = _slots(parts, number)
-        taken = np.full(1 << _SLOTS_BITS, -1, np.intp)
-        taken[slot] = np.arange(len(slot))
-        used = np.flatnonzero(taken >= 0)
-        chosen = taken[used]
-        taken[used] = np.arange(len(used))
-        found = np.take(taken, slot)
-        firsts.append(rows[chosen])
-        differs = np.zeros(len(slot), np.bool_)
-        for part in parts:
-            differs |= np.take(part[chosen], found) != part
-        of[rows] = found + known
-        known += len(chosen)
-        if not differs.any():
-            break
-        rows = rows[differs]
-        parts = [part[differs] for part in parts]
-    else:
-        of[rows] = known + np.arange(len(rows))
-        firsts.append(rows)
-    return np.concatenate(firsts), of
-
-
-def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
-    """The same for columns of whole numbers; null is a value like any.
-
-    Args:
-        columns: Int64, at least one.
-    """
-    words = []
-    for column in columns:
-        words.append(column.fill_null(0).to_numpy().view(np.uint64))
-        if column.null_count():
-            words.append(column.is_null().to_numpy().astype(np.uint64))
-    return distinct(words)
-
-
-def _slots(words: Sequence[Uint64], number: int) -> Rows:
-    mixed = words[0] * np.uint64(_MIX[number % len(_MIX)] + 2 * number)
-    for word in words[1:]:
-        mixed ^= mixed >> np.uint64(29)
-        mixed += word
-        mixed *= np.uint64(_MIX[(number + 1) % len(_MIX)] + 2 * number)
-    mixed >>= np.uint64(64 - _SLOTS_BITS)
-    return mixed.view(np.int64)
-
-
+_SLOT_BITS = 14  # tables of this size stay in the processor's cache
+_HASH_ROUNDS = 8
+_BLOCK_ROWS = 1 << 17
+_HASH_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 UNNAMED = "(unnamed)"
-
-
-"""What has no name is called."""
-
-
-def names(store: Store, *ids: pl.Series) -> pl.Series:
-    """Name of each row (Categorical): the text of the first of its ids that has one, or `UNNAMED`.
-
-    Args:
-        store: the export.
-        ids: rows of StringIds, Int64, at least one column.
-
-    Raises:
-        DamagedInput: the texts cannot be read.
-    """
-    first, of = distinct_values(*ids)
-    few = [column.gather(first) for column in ids]
-    texts = store.strings(pl.concat(few))
-    found = [
-        column.to_frame("id").join(texts, on="id", how="left", maintain_order="left")["value"]
-        for column in few
-    ]
-    unnamed = pl.lit(UNNAMED).cast(pl.Categorical())
-    return pl.select(pl.coalesce(*found, unnamed)).to_series().gather(of).alias("name")
-
-
+"""Name of activities and ranges whose name id is null or has no text."""
 _LATEST_NS = 1 << 62
-
-
-def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
-    """The rows with a start, with a duration (ns) instead of an end, and what that took.
-
-    Args:
-        frame: columns start and end, ns.
-        what: plural, for the warnings.
-    """
-    timed = with_durations(frame)
-    return timed.frame, left_out([timed], what)
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Rows with a duration.
-
-    Attributes:
-        frame: the rows with a start; duration (ns) instead of an end.
-        lost: how many had no start.
-        unusable: how many had no end, or one before their start: they have the duration 0.
-    """
-
-    frame: pl.DataFrame
-    lost: int
-    unusable: int
-
-
-def with_durations(frame: pl.DataFrame) -> Timed:
-    """See `lasting`."""
-    begins = frame.select(pl.col("start").is_between(-_LATEST_NS, _LATEST_NS)).to_series()
-    timed = frame if begins.all(ignore_nulls=False) else frame.filter(begins)
-    ended = pl.col("end").is_between(pl.col("start"), _LATEST_NS)
-    unusable = timed.height - int(timed.select(ended.sum()).item() or 0)
-    length = pl.col("end") - pl.col("start")
-    duration = pl.when(ended).then(length).otherwise(0) if unusable else length
-    return Timed(
-        timed.with_columns(duration.alias("duration")).drop("end"),
-        frame.height - timed.height,
-        unusable,
-    )
-
-
-def left_out(parts: Sequence[Timed], what: str) -> list[str]:
-    """Warnings of what `with_durations` left out or assumed."""
-    warnings = []
-    if lost := sum(part.lost for part in parts):
-        warnings.append(f"{lost:,} {what} do not say when they began and are left out")
-    if unusable := sum(part.unusable for part in parts):
-        warnings.append(f"{unusable:,} {what} have no end, or one before they began; counted as 0")
-    return warnings
-
-
-def bounded(column: str, bits: int) -> pl.Expr:
-    """The column, null where it is negative or does not fit the bits."""
-    return pl.when(pl.col(column).is_between(0, (1 << bits) - 1)).then(pl.col(column)).alias(column)
-
-
-def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
-    """For each row how many smaller combinations of the columns there are, null being the smallest.
-
-    Args:
-        columns: Int64, at least one; there are few combinations.
-
-    Returns:
-        uint16 array of shape (n,), int64 where there are too many.
-    """
-    first, of = distinct_values(*columns)
-    few = pl.DataFrame([column.gather(first).alias(str(n)) for n, column in enumerate(columns)])
-    known = few.unique().sort(few.columns, nulls_last=False).with_row_index("number")
-    joined = few.join(known, on=few.columns, how="left", nulls_equal=True, maintain_order="left")
-    number = joined["number"].to_numpy()
-    # Small numbers are sorted faster.
-    result: npt.NDArray[np.generic] = number.astype(
-        np.uint16 if len(known) <= 1 << 16 else np.int64
-    )
-    return result[of]
-
-
-def gathered(columns: dict[str, pl.Series], order: npt.NDArray[np.intp]) -> None:
-    """Puts every column into an order, in place and one by one: each is large."""
-    rows = pl.Series(order.astype(np.uint32))
-    for name in list(columns):
-        # Gathering from many pieces takes four times as long.
-        columns[name] = columns[name].rechunk().gather(rows)
-
-
 Part = TypeVar("Part")
-
-
 READABLE = frozenset(
     {
         "CUDA_GRAPH_NODE_EVENTS",
@@ -283,14 +75,8 @@ READABLE = frozenset(
         "ThreadNames",
     }
 )
-
-
-"""Every table that thence ever reads."""
-
-
+"""Every table that thence reads."""
 PAYLOADS = {"row": pl.Int64(), "binary": pl.Binary(), "json": pl.String()}
-
-
 """Schema of payloads: row of NVTX_EVENTS, from 0, and its payload as bytes or as JSON, or both."""
 
 
@@ -314,14 +100,14 @@ class Store(Protocol):
     def parts(
         self, table: str, integers: Sequence[str], work: Callable[[pl.DataFrame], Part]
     ) -> list[Part]:
-        """What the work makes of each part of a table, in order.
+        """Applies a function to each part of a table and returns the results in table order.
 
-        So that a large table need not be there whole. Parts may be worked on at the same time.
+        The whole table is never in memory at once. Several parts may be processed concurrently.
 
         Args:
             table: its name.
             integers: columns, as for `frame`.
-            work: given the columns of some rows; a pure function.
+            work: pure function of the columns of some consecutive rows.
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -335,7 +121,7 @@ class Store(Protocol):
         """
 
     def strings(self, ids: pl.Series) -> pl.DataFrame:
-        """Texts of StringIds, those asked for only: columns id (Int64) and value (Categorical).
+        """Texts of StringIds for the given ids only: columns id (Int64) and value (Categorical).
 
         Raises:
             DamagedInput: the table cannot be read.
@@ -350,3 +136,217 @@ def process_of(global_id: pl.Expr) -> pl.Expr:
 def thread_of(global_id: pl.Expr) -> pl.Expr:
     """Thread id in a serialised GlobalId: the low 24 bits."""
     return global_id % (1 << 24)
+
+
+def names(store: Store, *ids: pl.Series) -> pl.Series:
+    """Name of each row (Categorical): the text of the first of its ids that has one, or `UNNAMED`.
+
+    Args:
+        store: the export.
+        ids: rows of StringIds, Int64, at least one column.
+
+    Raises:
+        DamagedInput: the texts cannot be read.
+    """
+    first, number_of_row = distinct_values(*ids)
+    ids_of_firsts = [column.gather(first) for column in ids]
+    texts = store.strings(pl.concat(ids_of_firsts))
+    named = [
+        column.to_frame("id").join(texts, on="id", how="left", maintain_order="left")["value"]
+        for column in ids_of_firsts
+    ]
+    unnamed = pl.lit(UNNAMED).cast(pl.Categorical())
+    return pl.select(pl.coalesce(*named, unnamed)).to_series().gather(number_of_row).alias("name")
+
+
+def distinct_values(*columns: pl.Series) -> tuple[Rows, Numbers]:
+    """Distinct rows, as `distinct` returns them, of integer columns; null equals null.
+
+    Args:
+        columns: Int64, at least one.
+    """
+    words = []
+    for column in columns:
+        words.append(column.fill_null(0).to_numpy().view(np.uint64))
+        if column.null_count():
+            words.append(column.is_null().to_numpy().astype(np.uint64))
+    return distinct(words)
+
+
+def distinct(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
+    """Row numbers of the distinct rows, and the index of its distinct row for every row.
+
+    Rows are compared without sorting, which is fast where few of many rows are distinct. Where more
+    than a quarter of the rows are distinct, some of the rows returned may be equal.
+
+    Args:
+        words: columns of the rows, at least one array of shape (n,).
+
+    Returns:
+        row numbers, shape (m,), and for each row an index from 0 to m - 1, shape (n,).
+    """
+    rows = len(words[0])
+    if rows <= _BLOCK_ROWS:
+        return _distinct_in_block(words)
+    numbers_of_rows = np.empty(rows, np.uint32)
+    first_rows: list[Rows] = []
+    count = 0
+    for start in range(0, rows, _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        first, numbers = _distinct_in_block([word[part] for word in words])
+        numbers_of_rows[part] = numbers + count
+        first_rows.append(first + start)
+        count += len(first)
+    first = np.concatenate(first_rows)
+    if count > rows // 4:
+        return first, numbers_of_rows
+    chosen, numbers = distinct([word[first] for word in words])
+    return first[chosen], np.take(numbers, numbers_of_rows)
+
+
+def _distinct_in_block(words: Sequence[Uint64]) -> tuple[Rows, Numbers]:
+    """Distinct rows, as `distinct` returns them, of at most `_BLOCK_ROWS` rows.
+
+    Rows are put into slots by a hash. One row represents each slot; rows that differ from it are hashed
+    again with other multipliers. Rows left after `_HASH_ROUNDS` rounds count as distinct.
+    """
+    numbers_of_rows = np.zeros(len(words[0]), np.uint32)
+    first_rows: list[Rows] = []
+    count = 0
+    rows: Rows = np.arange(len(numbers_of_rows))
+    parts = list(words)
+    for number in range(_HASH_ROUNDS):
+        slot = _hash_slots(parts, number)
+        taken = np.full(1 << _SLOT_BITS, -1, np.intp)
+        taken[slot] = np.arange(len(slot))
+        used = np.flatnonzero(taken >= 0)
+        chosen = taken[used]
+        taken[used] = np.arange(len(used))
+        candidate = np.take(taken, slot)
+        first_rows.append(rows[chosen])
+        differs = np.zeros(len(slot), np.bool_)
+        for part in parts:
+            differs |= np.take(part[chosen], candidate) != part
+        numbers_of_rows[rows] = candidate + count
+        count += len(chosen)
+        if not differs.any():
+            break
+        rows = rows[differs]
+        parts = [part[differs] for part in parts]
+    else:
+        numbers_of_rows[rows] = count + np.arange(len(rows))
+        first_rows.append(rows)
+    return np.concatenate(first_rows), numbers_of_rows
+
+
+def _hash_slots(words: Sequence[Uint64], number: int) -> Rows:
+    mixed = words[0] * np.uint64(_HASH_MULTIPLIERS[number % len(_HASH_MULTIPLIERS)] + 2 * number)
+    for word in words[1:]:
+        mixed ^= mixed >> np.uint64(29)
+        mixed += word
+        mixed *= np.uint64(_HASH_MULTIPLIERS[(number + 1) % len(_HASH_MULTIPLIERS)] + 2 * number)
+    mixed >>= np.uint64(64 - _SLOT_BITS)
+    return mixed.view(np.int64)
+
+
+def numbered(*columns: pl.Series) -> npt.NDArray[np.generic]:
+    """Dense rank, from 0, of each row's combination of column values; null sorts first.
+
+    Args:
+        columns: Int64, at least one; few distinct combinations are expected.
+
+    Returns:
+        uint16 array of shape (n,); int64 where there are over 65,536 combinations.
+    """
+    first, number_of_row = distinct_values(*columns)
+    distinct_rows = pl.DataFrame(
+        [column.gather(first).alias(str(n)) for n, column in enumerate(columns)]
+    )
+    combinations = (
+        distinct_rows.unique()
+        .sort(distinct_rows.columns, nulls_last=False)
+        .with_row_index("number")
+    )
+    joined = distinct_rows.join(
+        combinations,
+        on=distinct_rows.columns,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
+    number = joined["number"].to_numpy()
+    # Small numbers are sorted faster.
+    result: npt.NDArray[np.generic] = number.astype(
+        np.uint16 if len(combinations) <= 1 << 16 else np.int64
+    )
+    return result[number_of_row]
+
+
+def gathered(columns: dict[str, pl.Series], order: npt.NDArray[np.intp]) -> None:
+    """Reorders every column in place, one after the other, so that only one large copy exists."""
+    rows = pl.Series(order.astype(np.uint32))
+    for name in list(columns):
+        # Gathering from many pieces takes four times as long.
+        columns[name] = columns[name].rechunk().gather(rows)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Rows with a duration.
+
+    Attributes:
+        frame: the rows with a start; duration (ns) instead of an end.
+        lost: how many had no start.
+        unusable: how many had no end, or one before their start: they have the duration 0.
+    """
+
+    frame: pl.DataFrame
+    lost: int
+    unusable: int
+
+
+def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
+    """The rows that have a start, with a duration (ns) instead of an end; and warnings.
+
+    Args:
+        frame: columns start and end, ns.
+        what: plural noun for the rows, used in the warnings.
+    """
+    timed = with_durations(frame)
+    return timed.frame, left_out([timed], what)
+
+
+def with_durations(frame: pl.DataFrame) -> Timed:
+    """The rows that have a start, with a duration (ns) instead of an end, and counts of repairs.
+
+    Args:
+        frame: columns start and end, ns.
+    """
+    begins = frame.select(pl.col("start").is_between(-_LATEST_NS, _LATEST_NS)).to_series()
+    timed = frame if begins.all(ignore_nulls=False) else frame.filter(begins)
+    ended = pl.col("end").is_between(pl.col("start"), _LATEST_NS)
+    unusable = timed.height - int(timed.select(ended.sum()).item() or 0)
+    length = pl.col("end") - pl.col("start")
+    duration = pl.when(ended).then(length).otherwise(0) if unusable else length
+    return Timed(
+        timed.with_columns(duration.alias("duration")).drop("end"),
+        frame.height - timed.height,
+        unusable,
+    )
+
+
+def left_out(parts: Sequence[Timed], what: str) -> list[str]:
+    """Warnings about rows that `with_durations` dropped or gave the duration 0."""
+    warnings = []
+    if lost := sum(part.lost for part in parts):
+        warnings.append(f"{lost:,} {what} have no start time and are left out")
+    if unusable := sum(part.unusable for part in parts):
+        warnings.append(
+            f"{unusable:,} {what} have no end, or one before their start; their duration counts as 0"
+        )
+    return warnings
+
+
+def bounded(column: str, bits: int) -> pl.Expr:
+    """The column, null where it is negative or does not fit the bits."""
+    return pl.when(pl.col(column).is_between(0, (1 << bits) - 1)).then(pl.col(column)).alias(column)

@@ -1,7 +1,7 @@
-"""XLA's NVTX ranges: which program and HLO instruction each activity ran, and what was compiled.
+"""Program and HLO instruction of each activity, and compile ranges, from XLA's NVTX ranges.
 
-The rules are those of the nsys-jax reader: of nested thunks the innermost launched the work, and it
-is part of the innermost program (XlaModule) around it.
+The rules are those of the nsys-jax reader: the innermost of nested thunks launched the work, and the
+work belongs to the innermost program (XlaModule) around the thunk.
 """
 
 from __future__ import annotations
@@ -22,33 +22,38 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["COMMAND_BUFFER", "with_compilation", "with_programs"]
+__all__ = ["with_compilation", "with_programs"]
 
-COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
-"""HLO op of the thunk that launches a CUDA graph of XLA's own: it names no instruction."""
+_COMMAND_BUFFER = r"^command_buffer(?:_\d+)?$"
+"""HLO op of a thunk that launches a CUDA graph made by XLA (a command buffer); not an instruction."""
 
 
 def with_compilation(ranges: pl.DataFrame, path: str) -> pl.DataFrame:
-    """NVTX ranges, those of XLA's compilation with the category compile.
+    """The NVTX ranges, with the category of XLA's compilation ranges set to compile.
 
     Args:
         ranges: columns of `Nvtx.ranges`.
         path: for messages.
     """
-    of_xla = ranges.filter(pl.col("domain") == XLA)
-    if of_xla.is_empty():
+    xla_ranges = ranges.filter(pl.col("domain") == XLA)
+    if xla_ranges.is_empty():
         return ranges
     compiled = compile_ranges(
-        of_xla.select(
+        xla_ranges.select(
             Name=pl.col("name").cast(pl.String), Start="start",
             End=pl.col("start") + pl.col("duration"), PID="process", TID="thread",
         ),
         path,
     )  # fmt: skip
     keys = ["process", "thread", "start", "duration", "name"]
-    found = compiled.select(keys).with_columns(pl.col("name").cast(pl.Categorical())).unique()
+    compile_keys = (
+        compiled.select(keys).with_columns(pl.col("name").cast(pl.Categorical())).unique()
+    )
     joined = ranges.join(
-        found.with_columns(compiles=pl.lit(value=True)), on=keys, how="left", maintain_order="left"
+        compile_keys.with_columns(compiles=pl.lit(value=True)),
+        on=keys,
+        how="left",
+        maintain_order="left",
     )
     compiles = pl.col("compiles").fill_null(value=False) & (pl.col("domain") == XLA)
     category = pl.when(compiles).then(pl.lit("compile")).otherwise(pl.col("category"))
@@ -63,8 +68,8 @@ def with_programs(
 ) -> tuple[Tables, list[str]]:
     """The tables with programs, and each activity's program, HLO instruction and iteration.
 
-    What XLA put into a CUDA graph (a command buffer) is launched by one thunk for all of it. Its
-    instruction is that of the thunk that was recorded when the activity's node was created.
+    One thunk launches everything that XLA put into a CUDA graph (a command buffer). The instruction of
+    such an activity is that of the thunk that was open when the activity's graph node was created.
 
     Args:
         tables: gpu and host.
@@ -73,7 +78,7 @@ def with_programs(
         created: host row around the creation of its graph node, `NO_ROW` where there is none.
 
     Returns:
-        the tables, and warnings; the tables as they are where XLA named nothing.
+        the tables, and warnings; the tables unchanged where no host range is a thunk or program of XLA.
     """
     host = tables.host
     names = _names(host["name"], domain)
@@ -81,53 +86,53 @@ def with_programs(
     if not (is_thunk.any() or is_module.any()):
         return tables, []
     parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    ran = tables.gpu.select(
+    activities = tables.gpu.select(
         *("rank", "device", "start"),
         end=pl.col("start") + pl.col("duration"),
         thunk=chain_to(parent, launch, is_thunk),
         module=chain_to(parent, launch, is_module),
         recorded=chain_to(parent, created, is_thunk),
     )
-    placed = _Placed.of(ran)
+    placed = _ActivitiesByThunk.of(activities)
     parts, programs, warnings = [], [PROGRAMS.empty()], []
     for rank in sorted(placed.thunks["rank"].unique()):
-        projected, known = placed.projection(rank, names, host)
-        found, more = device_tables(projected, known, {})
+        projected, launchers = placed.projection(rank, names, host)
+        device_part, more = device_tables(projected, launchers, {})
         before = sum(part.height for part in programs)
         rows = pl.col("correlation").alias("group")
-        parts.append(found.gpu.select(rows, pl.col("program") + before, "hlo", "iteration"))
-        programs.append(found.programs)
+        parts.append(device_part.gpu.select(rows, pl.col("program") + before, "hlo", "iteration"))
+        programs.append(device_part.programs)
         warnings += more
     if not parts:
         return tables, []
-    told = placed.group.to_frame("group").join(
+    joined = placed.group.to_frame("group").join(
         pl.concat(parts), on="group", how="left", maintain_order="left"
     )
-    gpu = tables.gpu.with_columns(told["program"], told["hlo"], told["iteration"])
+    gpu = tables.gpu.with_columns(joined["program"], joined["hlo"], joined["iteration"])
     return dataclasses.replace(tables, gpu=gpu, programs=pl.concat(programs)), warnings
 
 
 def _names(name: pl.Series, domain: pl.Series) -> pl.DataFrame:
-    """Of each host row: hlo, module and id where it is one of XLA's ranges."""
-    of_xla = domain == XLA
+    """Columns hlo, module and id of each host row, null for rows that are not ranges of XLA."""
+    is_xla = domain == XLA
     text = pl.col("name").cast(pl.String)
     hlo = text.str.extract(THUNK)
-    told = name.filter(of_xla).unique().to_frame("name").with_columns(
-        # A command buffer launches what many instructions compute.
-        hlo=pl.when(hlo.str.contains(COMMAND_BUFFER)).then(pl.lit("")).otherwise(hlo),
+    names_by_text = name.filter(is_xla).unique().to_frame("name").with_columns(
+        # A command buffer runs many instructions: "" marks a thunk without an instruction of its own.
+        hlo=pl.when(hlo.str.contains(_COMMAND_BUFFER)).then(pl.lit("")).otherwise(hlo),
         module=text.str.extract(MODULE),
         id=text.str.extract(PROGRAM_ID).cast(pl.Int64),
     )  # fmt: skip
     return (
-        pl.DataFrame({"name": name.set(~of_xla.fill_null(value=False), None)})
-        .join(told, on="name", how="left", maintain_order="left")
+        pl.DataFrame({"name": name.set(~is_xla.fill_null(value=False), None)})
+        .join(names_by_text, on="name", how="left", maintain_order="left")
         .drop("name")
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Placed:
-    """Activities by the thunk and program that launched them.
+class _ActivitiesByThunk:
+    """Activities grouped by the thunk and program that launched them.
 
     Attributes:
         thunks: one row per thunk, program and device: rank, device, thunk, recorded, module (host rows),
@@ -141,15 +146,17 @@ class _Placed:
     group: pl.Series
 
     @classmethod
-    def of(cls, ran: pl.DataFrame) -> _Placed:
-        inside = ran.filter((pl.col("thunk") != NO_ROW) | (pl.col("module") != NO_ROW))
+    def of(cls, activities: pl.DataFrame) -> _ActivitiesByThunk:
+        inside = activities.filter((pl.col("thunk") != NO_ROW) | (pl.col("module") != NO_ROW))
         spans = (pl.col("start").min(), pl.col("end").max())
         keys = ["rank", "device", "thunk", "recorded", "module"]
         thunks = inside.group_by(keys, maintain_order=True).agg(spans)
         thunks = thunks.with_row_index("group").with_columns(pl.col("group").cast(pl.Int64))
         modules = inside.filter(pl.col("module") != NO_ROW)
         modules = modules.group_by("rank", "device", "module", maintain_order=True).agg(spans)
-        group = ran.join(thunks.select("group", *keys), on=keys, how="left", maintain_order="left")
+        group = activities.join(
+            thunks.select("group", *keys), on=keys, how="left", maintain_order="left"
+        )
         return cls(thunks, modules, group["group"])
 
     def projection(
@@ -157,7 +164,8 @@ class _Placed:
     ) -> tuple[Projection, Launchers]:
         """One rank's thunks and programs in the shape of the nsys-jax reader.
 
-        There a thread stands for a device; here the device is known, and takes the thread's place.
+        That reader finds the device from the launching thread. Here the device is known, so the column
+        thread holds the device number.
         """
         lasting = (pl.col("end") - pl.col("start")).alias("duration")
         place = (

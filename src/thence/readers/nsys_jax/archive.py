@@ -1,8 +1,11 @@
 """An nsys-jax archive as named members: a zip file, or the directory it was unpacked into.
 
-Nothing is ever extracted. A member's name is checked all the same, since it is shown and compared,
-and both each member and the sum of all that is read are limited, so that a small hostile file
-cannot fill the memory.
+Members are read into memory and never extracted to disk. Their names are checked nevertheless, because
+they are shown and compared. The size of each member and the total that is read are limited, so that a
+small malicious file cannot fill the memory.
+
+`parquet_frame`, `csv_frame`, `renamed` and `as_int64` turn members into frames; every failure becomes a
+`DamagedInput`.
 """
 
 from __future__ import annotations
@@ -25,128 +28,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from thence.units import Bytes
-
-__all__ = [
-    "MAX_MEMBER",
-    "MAX_MEMBERS",
-    "MAX_TOTAL",
-    "TRACE",
-    "Archive",
-    "as_int64",
-    "csv_frame",
-    "parquet_frame",
-    "renamed",
-    "sniff_archive",
-]
+__all__ = ["TRACE", "Archive", "as_int64", "csv_frame", "parquet_frame", "renamed", "sniff_archive"]
 
 _DAMAGED_PARQUET = (PolarsError, PanicException, OSError, ValueError, UnicodeError, MemoryError)
-
-
-def parquet_frame(data: bytes, path: str) -> pl.DataFrame:
-    """The frame in a Parquet file.
-
-    Raises:
-        DamagedInput: it is none, is damaged, or claims more than `MAX_ROWS` rows.
-    """
-    try:
-        rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
-        if rows > MAX_ROWS:
-            raise DamagedInput(path, f"claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
-        return pl.read_parquet(io.BytesIO(data))
-    except _DAMAGED_PARQUET as error:
-        raise DamagedInput(
-            path, f"is no Parquet file that can be read ({_first_line(error)})"
-        ) from error
-
-
-def csv_frame(data: bytes, path: str) -> pl.DataFrame:
-    """The frame in a CSV file with a header.
-
-    Raises:
-        DamagedInput: it is none.
-    """
-    try:
-        return pl.read_csv(data, infer_schema_length=10_000, truncate_ragged_lines=False)
-    except _DAMAGED_PARQUET as error:
-        raise DamagedInput(
-            path, f"is no CSV table that can be read ({_first_line(error)})"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) -> pl.DataFrame:
-    """The wanted columns under the names used here; the first spelling that exists is taken.
-
-    Args:
-        frame: as the producer wrote it.
-        names: name here to its possible spellings there; an empty spelling makes it optional.
-        path: for messages.
-
-    Raises:
-        DamagedInput: a column that is needed is missing.
-    """
-    chosen = []
-    for name, spellings in names.items():
-        there = next((s for s in spellings if s in frame.columns), None)
-        if there is None and "" not in spellings:
-            raise DamagedInput(
-                path, f"has no column {spellings[0]!r}; its columns: {frame.columns}"
-            )
-        chosen.append(pl.lit(None).alias(name) if there is None else pl.col(there).alias(name))
-    return frame.select(chosen)
-
-
-def as_int64(frame: pl.DataFrame, columns: Sequence[str], path: str) -> pl.DataFrame:
-    """The columns as int64, whatever number type pandas gave them; NaN becomes null.
-
-    Raises:
-        DamagedInput: a column holds no whole numbers.
-    """
-    try:
-        floats = [c for c in columns if frame.schema[c].is_float()]
-        return frame.with_columns(pl.col(floats).fill_nan(None)).with_columns(
-            pl.col(*columns).cast(pl.Int64)
-        )
-    except PolarsError as error:
-        raise DamagedInput(path, f"holds no whole numbers ({_first_line(error)})") from error
-
-
 TRACE = "nvtx_gpu_proj_trace/trace.parquet"
-
-
 """The member that makes an archive one of nsys-jax; a folder of one file per rank when combined."""
-
-
-MAX_MEMBER: Bytes = 2 << 30
-
-
+_MAX_MEMBER: Bytes = 2 << 30
 """Largest member that is read, unpacked; a trace.parquet of 10 million rows has some 400 MB."""
-
-
-MAX_TOTAL: Bytes = 8 << 30
-
-
+_MAX_TOTAL: Bytes = 8 << 30
 """Most bytes that are read from one archive, unpacked."""
-
-
-MAX_MEMBERS = 1_000_000
-
-
+_MAX_MEMBERS = 1_000_000
 """Most members an archive may list."""
-
-
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
-
-
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack without a bound
-
-
 _ENCRYPTED = 1
-
-
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError)
 
 
@@ -179,14 +74,14 @@ class Archive:
 
     name: str
     sizes: dict[str, Bytes]
-    max_member: Bytes = MAX_MEMBER
-    max_total: Bytes = MAX_TOTAL
+    max_member: Bytes = _MAX_MEMBER
+    max_total: Bytes = _MAX_TOTAL
     skipped: tuple[str, ...] = ()
     read_bytes: Bytes = field(default=0, init=False)
 
     @classmethod
     def open(
-        cls, name: str, max_member: Bytes = MAX_MEMBER, max_total: Bytes = MAX_TOTAL
+        cls, name: str, max_member: Bytes = _MAX_MEMBER, max_total: Bytes = _MAX_TOTAL
     ) -> Archive:
         """The members of a zip file or a directory.
 
@@ -252,13 +147,46 @@ class Archive:
             member: its name in a single rank's archive.
             stem: of the rank's input in a combined archive; None in a single rank's.
         """
-        own = f"{member}/{stem}"
-        if stem is not None and own in self.sizes:
-            return own
+        variant = f"{member}/{stem}"
+        if stem is not None and variant in self.sizes:
+            return variant
         return member if member in self.sizes else None
 
 
+def _directory_members(name: str) -> tuple[dict[str, Bytes], list[str]]:
+    """Size of each file below a directory, and a reason for each link that is left out."""
+    sizes: dict[str, Bytes] = {}
+    skipped: list[str] = []
+    for member, entry in _files(name):
+        if entry.is_symlink():
+            skipped.append(f"{member} is a link and was not followed")
+        elif entry.is_file():
+            sizes[member] = entry.stat().st_size
+        if len(sizes) > _MAX_MEMBERS:
+            raise DamagedInput(name, "holds too many files; expected an unpacked nsys-jax archive")
+    return sizes, skipped
+
+
+def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below a directory that is no directory, links included and not followed."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(Path(root) / folder) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            raise InputError(root, f"cannot be listed ({error.strerror or error})") from error
+        for entry in listed:
+            member = f"{folder}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{member}/")
+            else:
+                yield member, entry
+
+
 def _zip_members(name: str) -> dict[str, Bytes]:
+    """Unpacked size of each member as listed; raises `DamagedInput` for unsafe names and encryption."""
     try:
         with zipfile.ZipFile(name) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
@@ -266,7 +194,7 @@ def _zip_members(name: str) -> dict[str, Bytes]:
         raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
     except _DAMAGE as error:
         raise DamagedInput(name, f"is no complete zip file ({error})") from error
-    if len(infos) > MAX_MEMBERS:
+    if len(infos) > _MAX_MEMBERS:
         raise DamagedInput(name, f"lists {len(infos):,} members; expected an nsys-jax archive")
     for info in infos:
         _check_name(name, info.filename)
@@ -285,32 +213,73 @@ def _check_name(archive: str, member: str) -> None:
         raise DamagedInput(archive, f"names a member outside its folder: {member!r}")
 
 
-def _directory_members(name: str) -> tuple[dict[str, Bytes], list[str]]:
-    sizes: dict[str, Bytes] = {}
-    skipped: list[str] = []
-    for member, entry in _files(name):
-        if entry.is_symlink():
-            skipped.append(f"{member} is a link and was not followed")
-        elif entry.is_file():
-            sizes[member] = entry.stat().st_size
-        if len(sizes) > MAX_MEMBERS:
-            raise DamagedInput(name, "holds too many files; expected an unpacked nsys-jax archive")
-    return sizes, skipped
+def parquet_frame(data: bytes, path: str) -> pl.DataFrame:
+    """The frame in a Parquet file.
+
+    Raises:
+        DamagedInput: it is none, is damaged, or claims more than `MAX_ROWS` rows.
+    """
+    try:
+        rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+        if rows > MAX_ROWS:
+            raise DamagedInput(path, f"claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
+        return pl.read_parquet(io.BytesIO(data))
+    except _DAMAGED_PARQUET as error:
+        raise DamagedInput(
+            path, f"is no Parquet file that can be read ({_first_line(error)})"
+        ) from error
 
 
-def _files(root: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below a directory that is no directory, links included and not followed."""
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            with os.scandir(Path(root) / folder) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
-        except OSError as error:
-            raise InputError(root, f"cannot be listed ({error.strerror or error})") from error
-        for entry in found:
-            member = f"{folder}{entry.name}"
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(f"{member}/")
-            else:
-                yield member, entry
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def csv_frame(data: bytes, path: str) -> pl.DataFrame:
+    """The frame in a CSV file with a header.
+
+    Raises:
+        DamagedInput: it is none.
+    """
+    try:
+        return pl.read_csv(data, infer_schema_length=10_000, truncate_ragged_lines=False)
+    except _DAMAGED_PARQUET as error:
+        raise DamagedInput(
+            path, f"is no CSV table that can be read ({_first_line(error)})"
+        ) from error
+
+
+def renamed(frame: pl.DataFrame, names: Mapping[str, Sequence[str]], path: str) -> pl.DataFrame:
+    """The wanted columns under the names used here; the first spelling that exists is taken.
+
+    Args:
+        frame: as the producer wrote it.
+        names: name here to its possible spellings there; an empty spelling makes it optional.
+        path: for messages.
+
+    Raises:
+        DamagedInput: a column that is needed is missing.
+    """
+    chosen = []
+    for name, spellings in names.items():
+        there = next((s for s in spellings if s in frame.columns), None)
+        if there is None and "" not in spellings:
+            raise DamagedInput(
+                path, f"has no column {spellings[0]!r}; its columns: {frame.columns}"
+            )
+        chosen.append(pl.lit(None).alias(name) if there is None else pl.col(there).alias(name))
+    return frame.select(chosen)
+
+
+def as_int64(frame: pl.DataFrame, columns: Sequence[str], path: str) -> pl.DataFrame:
+    """The columns as int64, whatever number type pandas gave them; NaN becomes null.
+
+    Raises:
+        DamagedInput: a column holds no whole numbers.
+    """
+    try:
+        floats = [c for c in columns if frame.schema[c].is_float()]
+        return frame.with_columns(pl.col(floats).fill_nan(None)).with_columns(
+            pl.col(*columns).cast(pl.Int64)
+        )
+    except PolarsError as error:
+        raise DamagedInput(path, f"holds no whole numbers ({_first_line(error)})") from error

@@ -68,7 +68,7 @@ PROGRAM_ID = r",program_id=(\d{1,18})#?$"
 
 @dataclass(frozen=True)
 class Projection:
-    """What the GPU did, by thunk and by program.
+    """Device time of thunks and of program executions.
 
     Attributes:
         thunks: leaf thunks: hlo (instruction), start, duration (ns), process, thread, and module
@@ -127,6 +127,7 @@ def _ranges(frame: pl.DataFrame, path: str) -> pl.DataFrame:
 
 
 def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
+    """Leaf thunks and the innermost program around each of them."""
     parent = _parent_rows(named["range"].to_numpy(), named["parent"])
     is_thunk = named["hlo"].is_not_null().to_numpy()
     is_module = named["module_name"].is_not_null().to_numpy()
@@ -154,18 +155,18 @@ def _placed(named: pl.DataFrame, unreadable: int) -> Projection:
 
 
 def _parent_rows(ids: npt.NDArray[np.int64], parents: pl.Series) -> npt.NDArray[np.int64]:
-    """Row of each range's parent; links that would make a circle are cut."""
+    """Row of each range's parent; links that would make a cycle are cut."""
     rows = pl.DataFrame({"range": ids, "row": np.arange(len(ids), dtype=np.int64)})
     wanted = pl.DataFrame({"range": parents})
-    found = wanted.join(rows, on="range", how="left", maintain_order="left")["row"]
-    parent = found.fill_null(NO_ROW).to_numpy().astype(np.int64)
+    parent_row = wanted.join(rows, on="range", how="left", maintain_order="left")["row"]
+    parent = parent_row.fill_null(NO_ROW).to_numpy().astype(np.int64)
     return bounded_nesting(parent)
 
 
 def bounded_nesting(parent: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Parents, but none for rows 1024 levels deep or more, nor for those that lead into a circle.
+    """The parents, with those of rows 1024 levels deep or more, or of rows in a cycle, replaced by `NO_ROW`.
 
-    Real ranges nest some 20 deep; walking a million deep would take for ever.
+    Real ranges nest some 20 deep; a chain of a million would take too long to walk.
 
     Args:
         parent: parent row of every row, `NO_ROW` at the top.

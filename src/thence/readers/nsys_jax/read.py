@@ -58,8 +58,8 @@ _NO_STREAM = (
 def read(name: str, progress: Callable[[int], None]) -> Tables:
     """The tables of one archive: of one rank, or of several combined by nsys-jax-combine.
 
-    GPU rows are leaf thunks. Members that are missing cost what they would have told, with a
-    warning each; only the projected ranges (trace.parquet) are indispensable.
+    GPU rows are leaf thunks. Only the projected ranges (trace.parquet) are required. For every other
+    member that is missing there is a warning, and what it would have contained is absent.
 
     Args:
         name: path of a zip file or a directory.
@@ -104,27 +104,27 @@ def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> 
     member = archive.of(TRACE, stem)
     if member is None:  # pragma: no cover - stems come from this very member
         raise DamagedInput(label, f"has no member {TRACE}")
-    ran = projection(parquet_frame(archive.read(member), f"{archive.name}:{member}"), label)
+    projected = projection(parquet_frame(archive.read(member), f"{archive.name}:{member}"), label)
     warnings: list[str] = []
     threads = _optional(archive, stem, _THREADS, warnings)
-    described = _optional(archive, stem, _DEVICES, warnings)
-    known = launchers(threads, described)
-    warnings += known.warnings
-    host = _host(archive, stem, known, warnings)
+    device_metadata = _optional(archive, stem, _DEVICES, warnings)
+    launching = launchers(threads, device_metadata)
+    warnings += launching.warnings
+    host = _host(archive, stem, launching, warnings)
     if not modules:
         warnings.append(_NO_HLO)
-    tables, more = device_tables(ran, known, modules)
+    tables, more = device_tables(projected, launching, modules)
     meta = Meta(
         inputs=(label,),
         formats=(NAME,),
         facts=({"producer": "nsys-jax", "archive": label, "stream": None},),
-        devices=_devices(tables.gpu, known),
+        devices=_devices(tables.gpu, launching),
         warnings=tuple(f"{label}: {text}" for text in (*warnings, *more)),
     )
     return dataclasses.replace(
         tables,
         host=host,
-        threads=_threads(threads, host, known.rank, label),
+        threads=_threads(threads, host, launching.rank, label),
         hlo=tuple(modules.values()),
         meta=meta,
     )
@@ -149,7 +149,7 @@ def _parquet_members(archive: Archive) -> list[str]:
 def _hlo(archive: Archive, stems: list[str | None]) -> dict[str | None, dict[int, HloModule]]:
     """The HLO modules of every rank by XLA's module number; equal bytes are decoded once."""
     decoded: dict[bytes, HloModule] = {}
-    found: dict[str | None, dict[int, HloModule]] = {stem: {} for stem in stems}
+    modules: dict[str | None, dict[int, HloModule]] = {stem: {} for stem in stems}
     for member in sorted(archive.sizes):
         match = _DUMP.match(member)
         if match is None:
@@ -160,12 +160,12 @@ def _hlo(archive: Archive, stems: list[str | None]) -> dict[str | None, dict[int
             decoded[digest] = decode_hlo(data, f"{archive.name}:{member}")
         for stem in stems:
             if archive.of(match["path"], stem) == member:
-                found[stem][int(match["id"])] = decoded[digest]
-    return found
+                modules[stem][int(match["id"])] = decoded[digest]
+    return modules
 
 
 def _host(
-    archive: Archive, stem: str | None, known: Launchers, warnings: list[str]
+    archive: Archive, stem: str | None, launching: Launchers, warnings: list[str]
 ) -> pl.DataFrame:
     """Compile ranges as rows of HOST."""
     for wanted in _PUSHPOP:
@@ -178,9 +178,9 @@ def _host(
             parquet_frame(data, where) if is_parquet else csv_frame(unpacked(data, where), where)
         )
         ranges = compile_ranges(frame, where)
-        process = ranges["process"].fill_null(known.process)
+        process = ranges["process"].fill_null(launching.process)
         columns: dict[str, Any] = {
-            "rank": pl.repeat(known.rank, ranges.height, dtype=pl.Int32, eager=True),
+            "rank": pl.repeat(launching.rank, ranges.height, dtype=pl.Int32, eager=True),
             "process": process,
             "category": pl.repeat("compile", ranges.height, dtype=pl.String, eager=True),
             **{c: ranges[c] for c in ("thread", "name", "start", "duration", "parent")},
@@ -190,9 +190,9 @@ def _host(
     return HOST.empty()
 
 
-def _devices(gpu: pl.DataFrame, known: Launchers) -> tuple[Device, ...]:
+def _devices(gpu: pl.DataFrame, launching: Launchers) -> tuple[Device, ...]:
     used = gpu.select("rank", "device").unique().sort("rank", "device").rows()
-    return tuple(known.properties.get(device, Device(rank, device)) for rank, device in used)
+    return tuple(launching.properties.get(device, Device(rank, device)) for rank, device in used)
 
 
 def _threads(

@@ -34,17 +34,17 @@ def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> 
         rank: of the process.
     """
     parts = [_kernels(folder, names), _copies(folder), _sets(folder)]
-    shaped = [_shaped(part, zero_ns, rank) for part in parts]
+    shaped = [_as_gpu_rows(part, zero_ns, rank) for part in parts]
     whole = pl.concat(shaped)
-    known = whole.filter(
+    timed = whole.filter(
         pl.col("start").is_not_null() & (pl.col("duration") >= 0) & pl.col("device").is_not_null()
     )
-    if known.height < whole.height:
+    if timed.height < whole.height:
         folder.warnings.append(
-            f"{whole.height - known.height:,} activities have no end, because the recording ended before "
+            f"{whole.height - timed.height:,} activities have no end, because the recording ended before "
             "they did, and are left out"
         )
-    return known.sort("device", "start", "stream", maintain_order=True)
+    return timed.sort("device", "start", "stream", maintain_order=True)
 
 
 def _kernels(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
@@ -69,25 +69,25 @@ def _sizes(name: str) -> pl.Expr:
 def _copies(folder: Folder) -> pl.DataFrame:
     text = pl.format(
         "Memcpy {} ({} -> {})",
-        _word("copy_kind", _DIRECTIONS),
-        _word("source_memory", _MEMORIES),
-        _word("destination_memory", _MEMORIES),
+        _enum_text("copy_kind", _DIRECTIONS),
+        _enum_text("source_memory", _MEMORIES),
+        _enum_text("destination_memory", _MEMORIES),
     )
     return folder.table("copies").with_columns(name=text, kind=pl.lit("memcpy"))
 
 
 def _sets(folder: Folder) -> pl.DataFrame:
-    text = pl.format("Memset ({})", _word("memory", _MEMORIES))
+    text = pl.format("Memset ({})", _enum_text("memory", _MEMORIES))
     return folder.table("sets").with_columns(name=text, kind=pl.lit("memset"))
 
 
-def _word(column: str, words: tuple[str, ...]) -> pl.Expr:
+def _enum_text(column: str, words: tuple[str, ...]) -> pl.Expr:
     return pl.col(column).replace_strict(
         dict(enumerate(words)), default="Unknown", return_dtype=pl.String
     )
 
 
-def _shaped(frame: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
+def _as_gpu_rows(frame: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
     inside = pl.col("graph") != 0
     frame = frame.select(
         pl.lit(rank, pl.Int32()).alias("rank"),

@@ -1,7 +1,13 @@
-"""Host ranges of a recording: API calls, marks, backward nodes, steps, NVTX ranges and overhead.
+"""Host ranges of a recording (API calls, marks, backward nodes, steps, NVTX ranges, overhead) and collectives.
 
-Marks, and NVTX ranges, are recorded as moments of opening and closing; here they become ranges. What was
-open when the recording ended lasts until its last moment, unless its end could not be seen.
+Marks and NVTX ranges are recorded as separate events for opening and closing, which are paired into ranges
+here. A range that was open when the recording ended lasts until the last recorded time, except for ranges
+of NCCL whose end CUPTI does not report.
+
+A recording has a mark around every collective of PyTorch (`thence.torch.label_collectives`); attribution
+finds the kernels that it launched. The table ``collectives`` describes collectives by the serial of their
+mark. In recordings of version 1, and for marks that the program made itself, the metadata of the mark
+describe the collective instead, and the table has at most the number of the call.
 """
 
 from __future__ import annotations
@@ -26,64 +32,15 @@ from thence.readers.recording.xla import compile_phases
 if TYPE_CHECKING:
     from thence.model.collectives import Collective
     from thence.readers.recording.parts import Folder
-
-
-__all__ = ["HostRanges", "described_collectives", "host_ranges", "named"]
-
-
-def described_collectives(
-    host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
-) -> pl.DataFrame:
-    """Rows of `COLLECTIVES` without a device activity.
-
-    Args:
-        host: of the process.
-        table: the table ``collectives`` of its recording.
-        names: number and text (Categorical).
-    """
-    marks = pl.DataFrame({"serial": host.serial, "described": host.described})
-    marks = marks.with_row_index("host").drop_nulls("serial")
-    calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
-    return pl.concat([_by_columns(calls, names), _by_metadata(calls, host)]).sort("host")
-
-
-def _by_columns(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
-    rows = calls.filter(pl.col("collective") > 0)
-    raw = {name: named(rows, name, names).cast(pl.String) for name in TEXTS}
-    raw |= {name: rows[name] for name in NUMBERS}
-    found = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
-    return found.drop_nulls("collective")  # the part with its name can be damaged
-
-
-def _by_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
-    known = (pl.col("collective") > 0).fill_null(value=False)
-    rows = calls.filter(pl.col("described").is_not_null() & ~known)
-    frame = described_structs(host.collectives).gather(rows["described"]).struct.unnest()
-    sequence = pl.coalesce(rows["sequence"], frame["sequence"])
-    return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})
-
+__all__ = ["HostRanges", "described_collectives", "host_ranges"]
 
 _START, _END = 2, 4
-
-
 """CUPTI_ACTIVITY_FLAG_MARKER_START and _END"""
-
-
 _RUNTIME = 5
-
-
 """``api`` in the table calls: CUPTI_ACTIVITY_KIND_RUNTIME, else the driver's"""
-
-
 _THREAD = 2
-
-
 """CUPTI_ACTIVITY_OBJECT_THREAD"""
-
-
 _BACKWARD = "autograd::engine::evaluate_function: "
-
-
 _OVERHEADS = {
     1: "Driver Compiler",
     1 << 16: "CUPTI Buffer Flush",
@@ -95,14 +52,8 @@ _OVERHEADS = {
     7 << 16: "Activity Buffer Request",
     8 << 16: "Unified Memory Initialisation",
 }
-
-
 """CUpti_ActivityOverheadKind"""
-
-
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
-
-
 _COLUMNS = {
     "thread": pl.Int64(),
     "category": _CATEGORY,
@@ -141,7 +92,7 @@ class HostRanges:
 def host_ranges(
     folder: Folder, names: pl.DataFrame, gpu: pl.DataFrame, zero_ns: int, rank: int
 ) -> HostRanges:
-    """All of them.
+    """All host ranges of one process.
 
     Args:
         folder: the recording.
@@ -157,7 +108,7 @@ def host_ranges(
     times = [marks["time"], ranges["time"], calls["end"], ends]
     moments = [folder.description.stopped_ns, *(series.max() for series in times)]
     last = max((int(moment) for moment in moments if moment is not None), default=0)  # type: ignore[arg-type]
-    facts = _Facts.of(named(marks, "metadata", names).cast(pl.String).unique())
+    facts = _Facts.of(_names_of_numbers(marks, "metadata", names).cast(pl.String).unique())
     parts = [
         _calls(calls, names),
         _marks(folder, marks, names, facts, last),
@@ -165,111 +116,21 @@ def host_ranges(
         _nvtx(folder, ranges, names, last),
         _overheads(folder),
     ]
-    whole = pl.concat(_shaped(part) for part in parts)
-    known = whole.filter(
+    whole = pl.concat(_with_all_columns(part) for part in parts)
+    timed = whole.filter(
         pl.all_horizontal(pl.col("start", "end", "thread").is_not_null()) & (pl.col("start") > 0)
     )
-    if known.height < whole.height:
+    if timed.height < whole.height:
         folder.warnings.append(
-            f"{whole.height - known.height:,} host ranges have no time; left out"
+            f"{whole.height - timed.height:,} host ranges have no time; left out"
         )
-    frame, domain, serial, described = _nested(known, folder.description.pid, zero_ns, rank)
+    frame, domain, serial, described = _nested(timed, folder.description.pid, zero_ns, rank)
     return HostRanges(frame, domain, serial, described, facts.collectives)
-
-
-def _nested(
-    frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
-) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
-    """Rows of `HOST`; NVTX domain, serial and description of each."""
-    frame = frame.with_columns(duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0))
-    names = ("thread", "category", "start", "duration")
-    columns = [frame[name].to_physical().to_numpy() for name in names]
-    order = host_order(*columns)
-    frame = frame[order]
-    parent = host_parents(*(column[order] for column in columns))
-    rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
-    forward = frame.select(pl.col("of").alias("serial")).join(
-        rows, on="serial", how="left", maintain_order="left"
-    )["forward"]
-    more = frame["domain"], frame["serial"], frame["described"]
-    frame = frame.select(
-        "thread", "category", "name", "correlation", "lane", "metadata",
-        pl.lit(rank, pl.Int32()).alias("rank"),
-        pl.lit(pid, pl.Int64()).alias("process"),
-        (pl.col("start") - zero_ns).alias("start"),
-        "duration",
-        parent_column(parent),
-        forward.alias("forward"),
-    )  # fmt: skip
-    shaped = frame.select(
-        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
-        for c, dtype in HOST.schema.items()
-    )
-    return shaped, *more
-
-
-def _shaped(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.select(
-        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
-        for c, dtype in _COLUMNS.items()
-    )
-
-
-def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
-    """Names by their numbers, as text: for columns that have few rows."""
-    return named(frame, column, names).cast(pl.String)
-
-
-def named(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
-    """Names by their numbers in a column, null where there is none; `names` has number and text."""
-    return frame.select(pl.col(column).alias("number")).join(
-        names, on="number", how="left", maintain_order="left"
-    )["text"]
-
-
-def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
-    runtime = pl.col("api") == _RUNTIME
-    return frame.with_columns(
-        named(frame, "function", names).alias("name"),
-        category=pl.when(runtime).then(pl.lit("runtime")).otherwise(pl.lit("driver")),
-    )
-
-
-def _marks(
-    folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, facts: _Facts, last: int
-) -> pl.DataFrame:
-    """Marks as ranges; nodes of the backward pass as ops that refer to the mark of their forward op."""
-    opened = marks.filter(pl.col("what").is_in([OPENED, BACKWARD_OPENED]))
-    closed = marks.filter(pl.col("what") == CLOSED).select("serial", end="time")
-    frame = opened.join(closed.unique("serial"), on="serial", how="left", maintain_order="left")
-    still_open = frame["end"].null_count()
-    if still_open:
-        folder.warnings.append(
-            f"{still_open:,} marks were open when the recording ended and are shown until then"
-        )
-    backward = pl.col("what") == BACKWARD_OPENED
-    name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
-    # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
-    told = {text: category_of("range", text) for text in name.unique()}
-    frame = frame.with_columns(
-        name,
-        named(frame, "lane", names).alias("lane"),
-        *facts.columns(_text(frame, "metadata", names)),
-    )
-    return frame.with_columns(
-        pl.col("end").fill_null(last),
-        start="time",
-        name=pl.when(backward).then(pl.lit(_BACKWARD) + pl.col("name")).otherwise("name"),
-        category=pl.when(backward)
-        .then(pl.lit("op"))
-        .otherwise(pl.col("name").replace_strict(told, return_dtype=pl.String)),
-        of=pl.when(backward & (pl.col("forward") >= 0)).then("forward"),
-    )
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What metadata of marks say: each distinct text is read once.
+    """Parsed metadata of marks; each distinct text is parsed once.
 
     Attributes:
         rest: metadata by their text, without what describes a collective; whatever is no object is missing.
@@ -290,10 +151,10 @@ class _Facts:
         for text in texts.drop_nulls().to_list():
             # What Python's JSON reads but cannot be text again, such as half a surrogate pair, raises too.
             with suppress(ValueError, OverflowError, RecursionError):
-                said = json.loads(text, parse_constant=lambda _: None)
-                if not isinstance(said, dict):
+                metadata = json.loads(text, parse_constant=lambda _: None)
+                if not isinstance(metadata, dict):
                     continue
-                collective, further = split(said)
+                collective, further = split(metadata)
                 if further or collective is None:
                     rest[text] = msgspec.json.encode(further).decode()
                 if collective is not None:
@@ -306,6 +167,51 @@ class _Facts:
         metadata = texts.replace_strict(self.rest, default=None, return_dtype=pl.String)
         described = texts.replace_strict(self.number, default=None, return_dtype=pl.UInt32)
         return metadata.alias("metadata"), described.alias("described")
+
+
+def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    runtime = pl.col("api") == _RUNTIME
+    return frame.with_columns(
+        _names_of_numbers(frame, "function", names).alias("name"),
+        category=pl.when(runtime).then(pl.lit("runtime")).otherwise(pl.lit("driver")),
+    )
+
+
+def _marks(
+    folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, facts: _Facts, last: int
+) -> pl.DataFrame:
+    """Marks as ranges; nodes of the backward pass as ops that refer to the mark of their forward op."""
+    opened = marks.filter(pl.col("what").is_in([OPENED, BACKWARD_OPENED]))
+    closed = marks.filter(pl.col("what") == CLOSED).select("serial", end="time")
+    frame = opened.join(closed.unique("serial"), on="serial", how="left", maintain_order="left")
+    still_open = frame["end"].null_count()
+    if still_open:
+        folder.warnings.append(
+            f"{still_open:,} marks were open when the recording ended and are shown until then"
+        )
+    backward = pl.col("what") == BACKWARD_OPENED
+    name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
+    # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
+    categories = {text: category_of("range", text) for text in name.unique()}
+    frame = frame.with_columns(
+        name,
+        _names_of_numbers(frame, "lane", names).alias("lane"),
+        *facts.columns(_text(frame, "metadata", names)),
+    )
+    return frame.with_columns(
+        pl.col("end").fill_null(last),
+        start="time",
+        name=pl.when(backward).then(pl.lit(_BACKWARD) + pl.col("name")).otherwise("name"),
+        category=pl.when(backward)
+        .then(pl.lit("op"))
+        .otherwise(pl.col("name").replace_strict(categories, return_dtype=pl.String)),
+        of=pl.when(backward & (pl.col("forward") >= 0)).then("forward"),
+    )
+
+
+def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+    """Names by their numbers, as text: for columns that have few rows."""
+    return _names_of_numbers(frame, column, names).cast(pl.String)
 
 
 def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
@@ -343,7 +249,7 @@ def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) 
             f"{still_open:,} NVTX ranges were open when the recording ended and are shown until then"
         )
     name = _text(frame, "name", names).fill_null("(unnamed)")
-    told = {text: category_of("range", text) for text in name.unique()}
+    categories = {text: category_of("range", text) for text in name.unique()}
     of_library = domain.str.contains(LIBRARIES).fill_null(value=False)
     frame = frame.with_columns(
         name.alias("name"),
@@ -354,7 +260,7 @@ def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) 
     ).with_columns(
         category=pl.when("library")
         .then(pl.lit("framework"))
-        .otherwise(pl.col("name").replace_strict(told, return_dtype=pl.String))
+        .otherwise(pl.col("name").replace_strict(categories, return_dtype=pl.String))
     )
     return frame.with_columns(compile_phases(frame, folder.path.name))
 
@@ -368,3 +274,82 @@ def _overheads(folder: Folder) -> pl.DataFrame:
             _OVERHEADS, default="Overhead", return_dtype=pl.String
         ),
     )
+
+
+def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.select(
+        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
+        for c, dtype in _COLUMNS.items()
+    )
+
+
+def _nested(
+    frame: pl.DataFrame, pid: int, zero_ns: int, rank: int
+) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
+    """Rows of `HOST`; NVTX domain, serial and description of each."""
+    frame = frame.with_columns(duration=pl.max_horizontal(pl.col("end") - pl.col("start"), 0))
+    names = ("thread", "category", "start", "duration")
+    columns = [frame[name].to_physical().to_numpy() for name in names]
+    order = host_order(*columns)
+    frame = frame[order]
+    parent = host_parents(*(column[order] for column in columns))
+    rows = frame.select("serial").with_row_index("forward").drop_nulls().unique("serial")
+    forward = frame.select(pl.col("of").alias("serial")).join(
+        rows, on="serial", how="left", maintain_order="left"
+    )["forward"]
+    more = frame["domain"], frame["serial"], frame["described"]
+    frame = frame.select(
+        "thread", "category", "name", "correlation", "lane", "metadata",
+        pl.lit(rank, pl.Int32()).alias("rank"),
+        pl.lit(pid, pl.Int64()).alias("process"),
+        (pl.col("start") - zero_ns).alias("start"),
+        "duration",
+        parent_column(parent),
+        forward.alias("forward"),
+    )  # fmt: skip
+    shaped = frame.select(
+        pl.col(c).cast(dtype) if c in frame.columns else pl.lit(None, dtype).alias(c)
+        for c, dtype in HOST.schema.items()
+    )
+    return shaped, *more
+
+
+def described_collectives(
+    host: HostRanges, table: pl.DataFrame, names: pl.DataFrame
+) -> pl.DataFrame:
+    """Rows of `COLLECTIVES` without a device activity.
+
+    Args:
+        host: of the process.
+        table: the table ``collectives`` of its recording.
+        names: number and text (Categorical).
+    """
+    marks = pl.DataFrame({"serial": host.serial, "described": host.described})
+    marks = marks.with_row_index("host").drop_nulls("serial")
+    calls = marks.join(table.drop_nulls("serial").unique("serial"), on="serial", how="left")
+    return pl.concat(
+        [_collectives_from_table(calls, names), _collectives_from_metadata(calls, host)]
+    ).sort("host")
+
+
+def _collectives_from_table(calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    rows = calls.filter(pl.col("collective") > 0)
+    raw = {name: _names_of_numbers(rows, name, names).cast(pl.String) for name in TEXTS}
+    raw |= {name: rows[name] for name in NUMBERS}
+    collectives = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+    return collectives.drop_nulls("collective")  # the part with its name can be damaged
+
+
+def _collectives_from_metadata(calls: pl.DataFrame, host: HostRanges) -> pl.DataFrame:
+    has_columns = (pl.col("collective") > 0).fill_null(value=False)
+    rows = calls.filter(pl.col("described").is_not_null() & ~has_columns)
+    frame = described_structs(host.collectives).gather(rows["described"]).struct.unnest()
+    sequence = pl.coalesce(rows["sequence"], frame["sequence"])
+    return COLLECTIVES.frame({"host": rows["host"], **frame.with_columns(sequence).to_dict()})
+
+
+def _names_of_numbers(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
+    """Names by their numbers in a column, null where there is none; `names` has number and text."""
+    return frame.select(pl.col(column).alias("number")).join(
+        names, on="number", how="left", maintain_order="left"
+    )["text"]

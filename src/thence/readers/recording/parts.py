@@ -1,4 +1,4 @@
-"""The parts of one process's recording, whichever of them can be read.
+"""The tables of one process's recording, read from those of its part files that are intact.
 
 `thence.model.formats` says what a recording is. A process that was killed leaves fewer parts.
 """
@@ -126,15 +126,15 @@ class Folder:
     def _description(self) -> Description:
         try:
             content = (self.path / DESCRIPTION).read_bytes()
-            found = msgspec.json.decode(content, type=Description)
+            description = msgspec.json.decode(content, type=Description)
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             self.warnings.append(
                 f"{DESCRIPTION} cannot be read ({error}): rank and facts are unknown"
             )
             return Description()
-        if found.format != RECORDING or found.version not in _VERSIONS:
+        if description.format != RECORDING or description.version not in _VERSIONS:
             self.warnings.append(
-                f"{DESCRIPTION} says {found.format!r} version {found.version}; {RECORDING} versions "
+                f"{DESCRIPTION} says {description.format!r} version {description.version}; {RECORDING} versions "
                 f"{_VERSIONS[0]} to {_VERSIONS[-1]} are what this thence reads: update thence if something is missing"
             )
-        return found
+        return description

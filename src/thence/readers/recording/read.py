@@ -27,7 +27,7 @@ __all__ = ["NAME", "PATTERNS", "read", "sniff_archive"]
 
 NAME = "thence recording"
 PATTERNS: tuple[str, ...] = ()
-"""No single file of it is one: a recording is named by its folder."""
+"""Empty: a recording is a folder, not a file in one."""
 
 _MOST_RANK = 1 << 30
 
@@ -57,7 +57,7 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
             name, f"nothing of the recording can be read: {reasons or 'it is empty'}"
         )
     useful.sort(key=lambda part: part.ranks[0])
-    return concat(useful).with_warnings(_apart(name, useful))
+    return concat(useful).with_warnings(_disjoint_runs_warning(name, useful))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -95,7 +95,8 @@ def _tables(folder: Folder) -> Tables:
             Device(rank=rank, **msgspec.structs.asdict(device)) for device in about.devices
         ),
         warnings=tuple(
-            f"{folder.path.name}: {text}" for text in (*folder.warnings, *_told(folder))
+            f"{folder.path.name}: {text}"
+            for text in (*folder.warnings, *_recorder_warnings(folder))
         ),
     )
     tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), host.domain, folder.path)
@@ -128,29 +129,29 @@ def _facts(folder: Folder) -> dict[str, Any]:
     }
 
 
-def _told(folder: Folder) -> list[str]:
-    """What the recorder itself had to say."""
+def _recorder_warnings(folder: Folder) -> list[str]:
+    """Warnings of the recorder, from the description of the recording."""
     about = folder.description
-    told = [f"while recording: {text}" for text in about.warnings]
+    warnings = [f"while recording: {text}" for text in about.warnings]
     if not about.finished:
-        told.append(
+        warnings.append(
             "the recording was cut: the process ended before it could finish it; what came last is missing"
         )
     if about.dropped:
-        told.append(
+        warnings.append(
             f"{about.dropped:,} records were dropped, because they came faster than they could be written"
         )
-    told += [
+    warnings += [
         f"{rows:,} rows of the {table} could not be written" for table, rows in about.lost.items()
     ]
-    told += [
+    warnings += [
         f"{count:,} records of a kind that thence does not know (CUPTI's {kind}) were passed over"
         for kind, count in about.unknown_kinds.items()
     ]
-    return told
+    return warnings
 
 
-def _apart(name: str, parts: list[Tables]) -> list[str]:
+def _disjoint_runs_warning(name: str, parts: list[Tables]) -> list[str]:
     """A warning where processes of one directory never ran at the same time."""
     spans = sorted(
         (int(zero + table["start"].min()), int(zero + (table["start"] + table["duration"]).max()))  # type: ignore[operator]

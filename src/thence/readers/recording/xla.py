@@ -1,8 +1,15 @@
-"""XLA in a recording: programs, HLO instructions and compile phases, from XLA's own NVTX ranges.
+"""XLA in a recording: programs, HLO instructions and compile phases, from XLA's NVTX ranges and HLO modules.
 
-The ranges are those that nsys records, and `thence.readers.nsight.xla` reads them. What belongs to a CUDA
-graph of XLA's own keeps its program but has no instruction here: that follows from the order of the graph's
-nodes (`thence.attribution.xla.command_buffers`) and the HLO modules beside the recording.
+The ranges are those that nsys records, and `thence.readers.nsight.xla` reads them. Activities of a CUDA
+graph that XLA made get their program but no instruction here: `thence.attribution.xla.command_buffers`
+derives that from the order of the graph's nodes and the HLO modules beside the recording.
+
+Each HLO module is matched to one of the recording's programs. JAX renumbers modules when it hands them
+out, so a module's own number cannot be used. XLA names program and number in the NVTX ranges of its
+compiler passes: a module was made by the last compilation of its name on a thread before the time at which
+JAX reported, on the same thread, that it had compiled the module. Modules from a compilation cache have no
+such ranges. If as many programs as modules of one name remain unmatched, they are matched in order,
+because the numbers of both count up.
 """
 
 from __future__ import annotations
@@ -30,179 +37,42 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
     from thence.model.tables import Tables
-
-__all__ = ["Compiled", "compile_phases", "compiled_modules", "numbered", "with_xla"]
+__all__ = ["compile_phases", "with_xla"]
 
 _COMPILING = r"[#,]module=([^#,]+),program_id=(\d{1,18})#?$"
-
-
 _NUMBERED = r"^(.+)\.(\d{1,18})$"
-
-
 _UNKNOWN = (
     "several compilations of {} cannot be told apart, so their HLO is not known: they came out of a "
     "compilation cache, or were compiled before the recording began"
 )
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A module on disk.
-
-    Attributes:
-        path: of the file.
-        name: of the program, such as ``jit_train_step``.
-        thread: that compiled it; None where that was not seen.
-        ended_ns: when it was compiled, Unix time; None as above.
-    """
-
-    path: Path
-    name: str
-    thread: int | None = None
-    ended_ns: int | None = None
-
-
-class _Listed(msgspec.Struct):
-    file: str
-    name: str
-    thread: int | None = None
-    ended_ns: int | None = None
-
-
-class _Index(msgspec.Struct):
-    format: str
-    modules: list[_Listed]
-
-
-def compiled_modules(folder: Path) -> tuple[list[Compiled], list[str]]:
-    """The modules beside a recording in the order of their compilation, not yet read; and warnings."""
-    place = folder / HLO_FOLDER
-    if not place.is_dir():
-        return [], []
-    # The index is written after the files: a program that was killed can leave one without.
-    files = {file.name: file for file in sorted(place.glob(f"*{HLO_ENDING}")) if file.is_file()}
-    try:
-        index = msgspec.json.decode((place / COMPILED_INDEX).read_bytes(), type=_Index)
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
-        if not files:
-            return [], []
-        listed, warnings = {}, [f"{HLO_FOLDER}/{COMPILED_INDEX} cannot be read ({error})"]
-    else:
-        listed, warnings = {m.file: m for m in index.modules}, []
-    found = []
-    for name, path in files.items():
-        told = listed.get(name) or _Listed(name, name.removesuffix(HLO_ENDING).partition(".")[2])
-        found.append(Compiled(path, told.name, told.thread, told.ended_ns))
-    return found, warnings
-
-
-def numbered(
-    compiled: Sequence[Compiled], tables: Tables, domain: pl.Series
-) -> tuple[list[HloModule], list[str]]:
-    """The modules of programs that the tables hold, with XLA's number of each as ``id``; and warnings.
-
-    Args:
-        compiled: modules on disk.
-        tables: host, programs and meta.
-        domain: NVTX domain of each host row.
-    """
-    wanted = dict.fromkeys(_identities(tables))
-    numbers = _by_compilation(compiled, _passes(tables, domain))
-    doubtful = _by_order(compiled, wanted, numbers)
-    modules, warnings = [], [_UNKNOWN.format(name) for name in doubtful]
-    for place, number in numbers.items():
-        one = compiled[place]
-        if (one.name, number) not in wanted:
-            continue
-        try:
-            module = decode_hlo(one.path.read_bytes(), str(one.path))
-        except (OSError, DamagedInput, ValueError, OverflowError) as error:
-            warnings.append(f"the HLO of {one.name} cannot be read: {error}")
-            continue
-        modules.append(dataclasses.replace(module, name=one.name, id=number))
-    return modules, warnings
-
-
-def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
-    """Name and number of each program, by number; those that the autotuner times have none."""
-    found = (
-        tables.programs.select(pl.col("program").cast(pl.String).str.extract_groups(_NUMBERED))
-        .unnest("program")
-        .drop_nulls()
-        .select("1", pl.col("2").cast(pl.Int64))
-        .unique()
-        .sort("2")
-    )
-    yield from found.iter_rows()
-
-
-def _passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
-    """Of each compilation: thread, name, number and end of the last compiler pass (Unix time)."""
-    host = tables.host.select(
-        "thread",
-        pl.col("name").cast(pl.String).str.extract_groups(_COMPILING).alias("told"),
-        (pl.col("start") + pl.col("duration") + (tables.meta.epoch_ns or 0)).alias("end"),
-    )
-    return (
-        host.filter((domain == XLA).fill_null(value=False))
-        .unnest("told")
-        .drop_nulls()
-        .rename({"1": "name", "2": "number"})
-        .group_by("thread", "name", pl.col("number").cast(pl.Int64))
-        .agg(pl.col("end").max())
-        .sort("end")
-    )
-
-
-def _by_compilation(compiled: Sequence[Compiled], passes: pl.DataFrame) -> dict[int, int]:
-    """Number of each module, by place, where its compilation was recorded."""
-    open_ones: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for thread, name, number, end in passes.select("thread", "name", "number", "end").iter_rows():
-        open_ones.setdefault((thread, name), []).append((end, number))
-    found = {}
-    last: dict[tuple[int, str], int] = {}
-    timed = [
-        (one.ended_ns, place) for place, one in enumerate(compiled) if one.ended_ns is not None
-    ]
-    for ended, place in sorted(timed):
-        one = compiled[place]
-        assert one.thread is not None or ended is not None
-        key = (one.thread if one.thread is not None else -1, one.name)
-        since = last.get(key, 0)
-        last[key] = ended
-        before = [number for end, number in open_ones.get(key, ()) if since < end <= ended]
-        if before:
-            found[place] = before[-1]
-    return found
-
-
-def _by_order(
-    compiled: Sequence[Compiled], wanted: Mapping[tuple[str, int], None], numbers: dict[int, int]
-) -> list[str]:
-    """Adds numbers of modules whose compilation was not recorded; the names for which that fails."""
-    taken = {(compiled[place].name, number) for place, number in numbers.items()}
-    missing: dict[str, list[int]] = {}
-    for name, number in wanted:
-        if (name, number) not in taken:
-            missing.setdefault(name, []).append(number)
-    doubtful = []
-    for name, programs in missing.items():
-        places = [p for p, one in enumerate(compiled) if one.name == name and p not in numbers]
-        timed = [p for p in places if compiled[p].ended_ns is not None]
-        if len(places) == len(programs) == 1:
-            numbers[places[0]] = programs[0]
-        elif len(places) == len(programs) == len(timed):
-            timed.sort(key=lambda p: compiled[p].ended_ns or 0)
-            numbers.update(zip(timed, sorted(programs), strict=True))
-        elif places:
-            doubtful.append(name)
-    return doubtful
-
-
 _NO_RANGES = (
     "it ran XLA programs, but holds no NVTX ranges of XLA, so which kernel is part of which program is not "
     "known: record with thence record -- COMMAND, or begin before JAX is imported, and leave NVTX on"
 )
+
+
+def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, list[str]]:
+    """The tables of one process with XLA's programs, their HLO and their collectives; and warnings.
+
+    Args:
+        tables: gpu, host and meta of one process.
+        domain: NVTX domain of each host row.
+        folder: of the recording.
+    """
+    has_ranges = bool((domain == XLA).any())
+    compiled, warnings = _compiled_modules(folder)
+    if not has_ranges:
+        return tables, [*warnings, *([_NO_RANGES] if compiled else [])]
+    nowhere = np.full(tables.gpu.height, NO_ROW, np.int64)
+    launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
+    tables, more = with_programs(tables, domain, launches, nowhere)
+    warnings += more
+    if not compiled:
+        return tables, warnings
+    modules, more = _numbered_modules(compiled, tables, domain)
+    attached = attach_hlo(tables, modules)
+    added = attached.meta.warnings[len(tables.meta.warnings) :]
+    return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *added]
 
 
 def compile_phases(ranges: pl.DataFrame, name: str) -> pl.Series:
@@ -224,25 +94,163 @@ def compile_phases(ranges: pl.DataFrame, name: str) -> pl.Series:
     return with_compilation(shaped, name)["category"]
 
 
-def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, list[str]]:
-    """The tables of one process with XLA's programs, their HLO and their collectives; and warnings.
+@dataclass(frozen=True)
+class _ModuleFile:
+    """A module on disk.
+
+    Attributes:
+        path: of the file.
+        name: of the program, such as ``jit_train_step``.
+        thread: that compiled it; None where that was not seen.
+        ended_ns: when it was compiled, Unix time; None as above.
+    """
+
+    path: Path
+    name: str
+    thread: int | None = None
+    ended_ns: int | None = None
+
+
+def _compiled_modules(folder: Path) -> tuple[list[_ModuleFile], list[str]]:
+    """The HLO module files beside a recording, not yet read, in the order of compilation; and warnings."""
+    place = folder / HLO_FOLDER
+    if not place.is_dir():
+        return [], []
+    # The index is written after the files: a program that was killed can leave one without.
+    files = {file.name: file for file in sorted(place.glob(f"*{HLO_ENDING}")) if file.is_file()}
+    try:
+        index = msgspec.json.decode((place / COMPILED_INDEX).read_bytes(), type=_Index)
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        if not files:
+            return [], []
+        listed, warnings = {}, [f"{HLO_FOLDER}/{COMPILED_INDEX} cannot be read ({error})"]
+    else:
+        listed, warnings = {m.file: m for m in index.modules}, []
+    modules = []
+    for name, path in files.items():
+        entry = listed.get(name) or _Listed(name, name.removesuffix(HLO_ENDING).partition(".")[2])
+        modules.append(_ModuleFile(path, entry.name, entry.thread, entry.ended_ns))
+    return modules, warnings
+
+
+class _Index(msgspec.Struct):
+    format: str
+    modules: list[_Listed]
+
+
+class _Listed(msgspec.Struct):
+    file: str
+    name: str
+    thread: int | None = None
+    ended_ns: int | None = None
+
+
+def _numbered_modules(
+    compiled: Sequence[_ModuleFile], tables: Tables, domain: pl.Series
+) -> tuple[list[HloModule], list[str]]:
+    """The modules of programs that the tables hold, with XLA's number of each as ``id``; and warnings.
 
     Args:
-        tables: gpu, host and meta of one process.
+        compiled: modules on disk.
+        tables: host, programs and meta.
         domain: NVTX domain of each host row.
-        folder: of the recording.
     """
-    has_ranges = bool((domain == XLA).any())
-    compiled, warnings = compiled_modules(folder)
-    if not has_ranges:
-        return tables, [*warnings, *([_NO_RANGES] if compiled else [])]
-    nowhere = np.full(tables.gpu.height, NO_ROW, np.int64)
-    launches = matched_rows(tables.gpu, tables.host, "correlation", IDENTIFIED)
-    tables, more = with_programs(tables, domain, launches, nowhere)
-    warnings += more
-    if not compiled:
-        return tables, warnings
-    modules, more = numbered(compiled, tables, domain)
-    attached = attach_hlo(tables, modules)
-    own = attached.meta.warnings[len(tables.meta.warnings) :]
-    return dataclasses.replace(attached, meta=tables.meta), [*warnings, *more, *own]
+    wanted = dict.fromkeys(_identities(tables))
+    numbers = _numbers_by_compilation(compiled, _compiler_passes(tables, domain))
+    doubtful = _number_by_order(compiled, wanted, numbers)
+    modules, warnings = [], [_UNKNOWN.format(name) for name in doubtful]
+    for place, number in numbers.items():
+        module_file = compiled[place]
+        if (module_file.name, number) not in wanted:
+            continue
+        try:
+            module = decode_hlo(module_file.path.read_bytes(), str(module_file.path))
+        except (OSError, DamagedInput, ValueError, OverflowError) as error:
+            warnings.append(f"the HLO of {module_file.name} cannot be read: {error}")
+            continue
+        modules.append(dataclasses.replace(module, name=module_file.name, id=number))
+    return modules, warnings
+
+
+def _identities(tables: Tables) -> Iterator[tuple[str, int]]:
+    """Name and number of each program, by number; those that the autotuner times have none."""
+    identities = (
+        tables.programs.select(pl.col("program").cast(pl.String).str.extract_groups(_NUMBERED))
+        .unnest("program")
+        .drop_nulls()
+        .select("1", pl.col("2").cast(pl.Int64))
+        .unique()
+        .sort("2")
+    )
+    yield from identities.iter_rows()
+
+
+def _numbers_by_compilation(
+    compiled: Sequence[_ModuleFile], passes: pl.DataFrame
+) -> dict[int, int]:
+    """Number of each module, by place, where its compilation was recorded."""
+    passes_of: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for thread, name, number, end in passes.select("thread", "name", "number", "end").iter_rows():
+        passes_of.setdefault((thread, name), []).append((end, number))
+    numbers = {}
+    last: dict[tuple[int, str], int] = {}
+    timed = [
+        (module_file.ended_ns, place)
+        for place, module_file in enumerate(compiled)
+        if module_file.ended_ns is not None
+    ]
+    for ended, place in sorted(timed):
+        module_file = compiled[place]
+        assert module_file.thread is not None or ended is not None
+        key = (module_file.thread if module_file.thread is not None else -1, module_file.name)
+        since = last.get(key, 0)
+        last[key] = ended
+        before = [number for end, number in passes_of.get(key, ()) if since < end <= ended]
+        if before:
+            numbers[place] = before[-1]
+    return numbers
+
+
+def _compiler_passes(tables: Tables, domain: pl.Series) -> pl.DataFrame:
+    """Of each compilation: thread, name, number and end of the last compiler pass (Unix time)."""
+    host = tables.host.select(
+        "thread",
+        pl.col("name").cast(pl.String).str.extract_groups(_COMPILING).alias("told"),
+        (pl.col("start") + pl.col("duration") + (tables.meta.epoch_ns or 0)).alias("end"),
+    )
+    return (
+        host.filter((domain == XLA).fill_null(value=False))
+        .unnest("told")
+        .drop_nulls()
+        .rename({"1": "name", "2": "number"})
+        .group_by("thread", "name", pl.col("number").cast(pl.Int64))
+        .agg(pl.col("end").max())
+        .sort("end")
+    )
+
+
+def _number_by_order(
+    compiled: Sequence[_ModuleFile], wanted: Mapping[tuple[str, int], None], numbers: dict[int, int]
+) -> list[str]:
+    """Adds numbers of modules whose compilation was not recorded; the names for which that fails."""
+    taken = {(compiled[place].name, number) for place, number in numbers.items()}
+    missing: dict[str, list[int]] = {}
+    for name, number in wanted:
+        if (name, number) not in taken:
+            missing.setdefault(name, []).append(number)
+    doubtful = []
+    for name, programs in missing.items():
+        places = [
+            p
+            for p, module_file in enumerate(compiled)
+            if module_file.name == name and p not in numbers
+        ]
+        timed = [p for p in places if compiled[p].ended_ns is not None]
+        if len(places) == len(programs) == 1:
+            numbers[places[0]] = programs[0]
+        elif len(places) == len(programs) == len(timed):
+            timed.sort(key=lambda p: compiled[p].ended_ns or 0)
+            numbers.update(zip(timed, sorted(programs), strict=True))
+        elif places:
+            doubtful.append(name)
+    return doubtful

@@ -111,8 +111,14 @@ def _header(words: Words, path: str) -> tuple[int, int, int, list[int], Words]:
             f"has a header of {blocks:,} blocks of {block_bytes:,} bytes and {units:,} warps, of which"
             f" {traced:,} are traced, and {4 * len(words):,} bytes: it is cut or damaged",
         )
-    at = offset // 4
-    return blocks, units, block_bytes // 4, uids, words[at : at + blocks * block_bytes // 4]
+    first_word = offset // 4
+    return (
+        blocks,
+        units,
+        block_bytes // 4,
+        uids,
+        words[first_word : first_word + blocks * block_bytes // 4],
+    )
 
 
 def _columns(table: Words, header: int, units: int, uids: list[int], ring: int) -> Columns:

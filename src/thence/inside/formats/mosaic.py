@@ -133,26 +133,26 @@ def _overhead(counter: Int64, count: Int64) -> float | None:
 
 
 def _warnings(path: str, odd: int, over: int, counter: Int64, count: Int64) -> list[str]:
-    found = []
+    warnings = []
     if odd:
-        found.append(
+        warnings.append(
             f"{path}: {several(odd, 'trace')} count an odd number of words: memory was overwritten,"
             " most likely by events that found no room; their last word is left out"
         )
     if over:
-        found.append(
+        warnings.append(
             f"{path}: {several(over, 'trace')} count more events than fit; without bounds checks"
             " these have overwritten other memory: profile with more space"
         )
     if int(counter.max(initial=0)) < _LONG_GAP:
-        return found
+        return warnings
     gap = np.diff(counter, prepend=counter[:1])
     begins = starts_of(count)[:-1]
     gap[begins[begins < len(counter)]] = 0
     long = int((gap >= _LONG_GAP).sum())
     if long:
-        found.append(
+        warnings.append(
             f"{path}: {several(long, 'gap')} of 2^31 cycles or more between neighbouring events: so"
             " long, or the clock ran backwards there"
         )
-    return found
+    return warnings
