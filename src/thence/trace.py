@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
-from thence.analysis.clock_sync import Alignment, align
+from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.communication import Collectives, collectives, compute_spread
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import Patterns
-from thence.analysis.missing_collectives import no_collectives
+from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
@@ -220,7 +220,7 @@ class Trace:
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
-        return align(self.attributed)
+        return align_clocks(self.attributed)
 
     def program_times(self, warm_up: str = "heuristic") -> Programs:
         """Executions, GPU time, idle time and launch latency of XLA programs.
@@ -247,7 +247,7 @@ class Trace:
             MissingData: the trace describes no collectives.
         """
         if self.collectives.is_empty():
-            raise MissingData(f"{self._inputs}: {no_collectives(self.attributed)}")
+            raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
         return collectives(self.attributed, _choice(WarmUp, warm_up), alignment)
 

@@ -41,17 +41,21 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     if tables.programs.is_empty():
         places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
     else:
-        found = instructions(tables)
-        tables = dataclasses.replace(tables, gpu=tables.gpu.with_columns(found["hlo"]))
-        of_hlo = hlo_places(tables, found["hlo_rule"]).with_columns(
-            *_programs(tables), found["hlo"], found["hlo_rule"]
+        instruction_columns = instructions(tables)
+        tables = dataclasses.replace(
+            tables, gpu=tables.gpu.with_columns(instruction_columns["hlo"])
+        )
+        of_hlo = hlo_places(tables, instruction_columns["hlo_rule"]).with_columns(
+            *_programs(tables), instruction_columns["hlo"], instruction_columns["hlo_rule"]
         )
         places = of_launch.with_columns(
             *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
             *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
-            detail=of_launch["detail"].zip_with(found["detail"].is_null(), found["detail"]),
+            detail=of_launch["detail"].zip_with(
+                instruction_columns["detail"].is_null(), instruction_columns["detail"]
+            ),
         )
-        shares = source_shares(tables, found["hlo_rule"]) if tables.hlo else None
+        shares = source_shares(tables, instruction_columns["hlo_rule"]) if tables.hlo else None
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
         "collectives": complete_collectives(tables, of_launch["launch"]),

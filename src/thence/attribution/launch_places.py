@@ -25,9 +25,9 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.launches import launch_rows
-from thence.attribution.metadata import merged_metadata, within
+from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
-from thence.attribution.sources import source_lines
+from thence.attribution.sources import parse_frames
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.places import LAUNCH, Kind
@@ -83,12 +83,12 @@ class _Host:
     @cached_property
     def forward_op(self) -> Rows:
         """The forward op of that op."""
-        return _at(self.forward, self.backward_op, NO_ROW)
+        return _values_at(self.forward, self.backward_op, NO_ROW)
 
     @cached_property
     def frames(self) -> Frames:
         """What the host rows are as Python frames."""
-        return source_lines(self.names, self.of("python"), self.own)
+        return parse_frames(self.names, self.of("python"), self.own)
 
     @cached_property
     def in_graph(self) -> Mask:
@@ -98,7 +98,7 @@ class _Host:
         of_graph: Mask = np.isin(
             self.names.to_physical().to_numpy(), launches.to_physical().to_numpy()
         )
-        return _at(of_graph, self.launch, missing=False)
+        return _values_at(of_graph, self.launch, missing=False)
 
     def of(self, *categories: str) -> Mask:
         """Which host rows are of one of the categories."""
@@ -128,10 +128,10 @@ def launch_places(tables: Tables, own: Sequence[str] = ()) -> pl.DataFrame:
     host = _host(tables, launch, own)
     columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
     for kind in LAUNCH:
-        columns |= _SPECIAL.get(kind.name, _around)(host, kind)
-    columns |= _said(host)
+        columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
+    columns |= _mark_lane_and_metadata(host)
     if tables.graph_places.height:
-        columns |= _of_graphs(tables, columns)
+        columns |= _with_graph_labels(tables, columns)
     return pl.DataFrame(columns)
 
 
@@ -160,20 +160,20 @@ def paths_of(
     return path_tree(host.parent, names, row, wanted)
 
 
-def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
+def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
     """The columns with what labels of graphs say; the rest as it was."""
     joined = tables.graph_places
-    at = np.full(tables.gpu.height, NO_ROW, np.int64)
-    at[joined["gpu"].to_numpy()] = np.arange(joined.height)
-    rule = _gathered(joined["rule"], at)
+    label_row = np.full(tables.gpu.height, NO_ROW, np.int64)
+    label_row[joined["gpu"].to_numpy()] = np.arange(joined.height)
+    rule = _gathered(joined["rule"], label_row)
     changed: dict[str, pl.Series] = {}
     for kind in (kind.name for kind in LAUNCH if kind.name in joined.columns):
-        found = _gathered(joined[kind], at)
-        known = found.is_not_null()
+        labels = _gathered(joined[kind], label_row)
+        labelled = labels.is_not_null()
         if kind == "label":
-            found = _below_launch(columns["label"], columns["label_rule"], found, rule)
-        changed[kind] = found.zip_with(known, columns[kind]).alias(kind)
-        rules = rule.zip_with(known, columns[f"{kind}_rule"])
+            labels = _below_launch(columns["label"], columns["label_rule"], labels, rule)
+        changed[kind] = labels.zip_with(labelled, columns[kind]).alias(kind)
+        rules = rule.zip_with(labelled, columns[f"{kind}_rule"])
         if kind == "label":
             # An activity without a label has the reason that joining gave; one whose node had a label
             # without a name has none yet.
@@ -184,10 +184,10 @@ def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Se
             rules = reasons.zip_with(silent, rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
     lane, metadata, detail = (
-        _gathered(joined[name], at) for name in ("lane", "metadata", "detail")
+        _gathered(joined[name], label_row) for name in ("lane", "metadata", "detail")
     )
     changed["lane"] = lane.zip_with(lane.is_not_null(), columns["lane"])
-    changed["metadata"] = within(columns["metadata"], metadata)
+    changed["metadata"] = merge_metadata(columns["metadata"], metadata)
     changed["detail"] = detail
     return changed
 
@@ -203,8 +203,8 @@ def _below_launch(
     pairs = pl.DataFrame({"around": around, "label": label, "below": below})
     distinct = pairs.filter("below").unique(maintain_order=True)
     paths = [
-        own if own == outer or own.startswith(outer + SEPARATOR) else outer + SEPARATOR + own
-        for outer, own in distinct.select(pl.col("around", "label").cast(pl.String)).iter_rows()
+        path if path == outer or path.startswith(outer + SEPARATOR) else outer + SEPARATOR + path
+        for outer, path in distinct.select(pl.col("around", "label").cast(pl.String)).iter_rows()
     ]
     distinct = distinct.with_columns(path=pl.Series(paths, dtype=pl.String).cast(pl.Categorical()))
     joined = pairs.join(
@@ -229,7 +229,7 @@ def _own_or_forward(host: _Host, wanted: Mask) -> tuple[Rows, Codes]:
     if not wanted.any():  # no use in climbing to the top from everywhere
         return np.full(len(host.launch), NO_ROW, np.int64), around_launch
     nearest = host.climb(host.launch, wanted | (host.forward != NO_ROW))
-    inside = _at(wanted, nearest, missing=False)
+    inside = _values_at(wanted, nearest, missing=False)
     around_forward = host.climb(host.forward_op, wanted)
     around = host.climb(nearest, wanted)
     by_forward = ~inside & (around_forward != NO_ROW)
@@ -237,7 +237,7 @@ def _own_or_forward(host: _Host, wanted: Mask) -> tuple[Rows, Codes]:
     return row, np.where(by_forward, _number("forward_op"), around_launch)
 
 
-def _around(host: _Host, kind: Kind) -> dict[str, pl.Series]:
+def _enclosing_ranges(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     """The host ranges of the kind that were open at the launch: all of them, or the innermost."""
     wanted = host.of(*kind.categories)
     rule: Codes | int
@@ -276,7 +276,7 @@ def _coded(codes: Codes | int, count: int) -> pl.Series:
 
 def _label(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     """Ranges of the user; failing those, ranges that a library opened around the launch."""
-    columns = _around(host, kind)
+    columns = _enclosing_ranges(host, kind)
     library = host.climb(host.launch, host.of("framework"))
     given = columns["label"].is_null() & pl.Series(library != NO_ROW)
     if given.any():
@@ -287,7 +287,7 @@ def _label(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     return columns
 
 
-def _said(host: _Host) -> dict[str, pl.Series]:
+def _mark_lane_and_metadata(host: _Host) -> dict[str, pl.Series]:
     """Lane and metadata of the marks around the launch, or around the forward op; no details yet."""
     lane, metadata = host.tables.host["lane"], host.tables.host["metadata"]
     nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
@@ -296,9 +296,9 @@ def _said(host: _Host) -> dict[str, pl.Series]:
         row, _ = _own_or_forward(host, lane.is_not_null().to_numpy())
         columns["lane"] = _gathered(lane, row)
     if metadata.null_count() < len(metadata):
-        told = metadata.is_not_null().to_numpy()
-        row, _ = _own_or_forward(host, told)
-        columns["metadata"] = merged_metadata(host.parent, metadata, row, told)
+        has_metadata = metadata.is_not_null().to_numpy()
+        row, _ = _own_or_forward(host, has_metadata)
+        columns["metadata"] = merged_metadata(host.parent, metadata, row, has_metadata)
     return columns
 
 
@@ -339,28 +339,28 @@ def _step(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     """The step that was open in the launching process when the launch began, on whatever thread."""
     table = host.tables.host
     start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
-    at = np.where(host.launch == NO_ROW, 0, host.launch)
-    found = np.full(len(at), NO_ROW, np.int64)
+    launch_row = np.where(host.launch == NO_ROW, 0, host.launch)
+    step_row = np.full(len(launch_row), NO_ROW, np.int64)
     steps = table.with_row_index("row").filter(pl.col("category") == "step")
-    for (of_rank, of_process), own in steps.group_by("rank", "process"):
-        rows = own["row"].to_numpy().astype(np.int64)
-        ends = (own["start"] + own["duration"]).to_numpy()
-        last = last_begun(own["start"].to_numpy(), start[at])
-        inside = (last != NO_ROW) & (start[at] < ends[last]) & (host.launch != NO_ROW)
-        inside &= (rank[at] == of_rank) & (process[at] == of_process)
-        found[inside] = rows[last[inside]]
-    return _column(host, kind, _gathered(host.names, found), _number("launch_time"))
+    for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
+        rows = rank_steps["row"].to_numpy().astype(np.int64)
+        ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
+        last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
+        inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (host.launch != NO_ROW)
+        inside &= (rank[launch_row] == of_rank) & (process[launch_row] == of_process)
+        step_row[inside] = rows[last[inside]]
+    return _column(host, kind, _gathered(host.names, step_row), _number("launch_time"))
 
 
 _SPECIAL = {"label": _label, "source": _source, "phase": _phase, "step": _step}
 """Kinds that need more than the ranges around the launch."""
 
 
-def _at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
+def _values_at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
     """The value at each row, ``missing`` at `NO_ROW`; there may be no rows at all."""
     result = np.full(len(rows), missing, values.dtype)
-    known = rows != NO_ROW
-    result[known] = values[rows[known]]
+    valid = rows != NO_ROW
+    result[valid] = values[rows[valid]]
     return result
 
 

@@ -20,7 +20,7 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MOST_CHARACTERS", "MOST_MEMBERS", "merged_metadata", "within"]
+__all__ = ["MOST_CHARACTERS", "MOST_MEMBERS", "merge_metadata", "merged_metadata"]
 
 MOST_MEMBERS = 64
 MOST_CHARACTERS = 4096
@@ -30,7 +30,7 @@ def merged_metadata(
     parent: npt.NDArray[np.int64],
     metadata: pl.Series,
     rows: npt.NDArray[np.int64],
-    told: npt.NDArray[np.bool_],
+    has_metadata: npt.NDArray[np.bool_],
 ) -> pl.Series:
     """The metadata of all marks around each of the rows.
 
@@ -38,20 +38,22 @@ def merged_metadata(
         parent: parent row of every host row, `NO_ROW` at the top.
         metadata: Categorical JSON object of every host row, null where there is none.
         rows: innermost host row with metadata of each activity, `NO_ROW` for none.
-        told: which host rows have metadata.
+        has_metadata: which host rows have metadata.
 
     Returns:
         Categorical Series of JSON objects, one value per row, null where nothing was said.
     """
-    tree, node = path_tree(parent, metadata, rows, told)
-    own = tree.name.cast(pl.String).to_list()
+    tree, node = path_tree(parent, metadata, rows, has_metadata)
+    node_texts = tree.name.cast(pl.String).to_list()
     texts: list[str | None] = []
-    known: dict[tuple[str | None, str], str | None] = {}  # marks often say again what others said
-    for above, text in zip(tree.parent.tolist(), own, strict=True):
+    merged_pairs: dict[
+        tuple[str | None, str], str | None
+    ] = {}  # marks often say again what others said
+    for above, text in zip(tree.parent.tolist(), node_texts, strict=True):
         pair = (None if above == NO_ROW else texts[above], text)
-        if pair not in known:
-            known[pair] = _merged(*pair)
-        texts.append(known[pair])
+        if pair not in merged_pairs:
+            merged_pairs[pair] = _merged(*pair)
+        texts.append(merged_pairs[pair])
     texts.append(None)  # that of NO_ROW
     return (
         pl.Series("metadata", texts, dtype=pl.String)
@@ -60,14 +62,16 @@ def merged_metadata(
     )
 
 
-def within(outer: pl.Series, inner: pl.Series) -> pl.Series:
+def merge_metadata(outer: pl.Series, inner: pl.Series) -> pl.Series:
     """The metadata of one place inside another, row by row; columns as `merged_metadata` takes and returns."""
     pairs = pl.DataFrame({"outer": outer, "inner": inner})
     distinct = pairs.unique(maintain_order=True)
     texts = [_merged(*pair) for pair in distinct.cast(pl.String).iter_rows()]
-    known = distinct.with_columns(metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
+    merged = distinct.with_columns(
+        metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical())
+    )
     both = ["outer", "inner"]
-    return pairs.join(known, on=both, how="left", maintain_order="left", nulls_equal=True)[
+    return pairs.join(merged, on=both, how="left", maintain_order="left", nulls_equal=True)[
         "metadata"
     ]
 

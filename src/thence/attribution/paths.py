@@ -103,10 +103,10 @@ class PathTree:
     def _tails(self, nodes: npt.NDArray[np.int64], separator: str) -> pl.Series:
         """The innermost names of deep paths."""
         names = self.name.cast(pl.String).fill_null("")
-        text, at = names.gather(nodes), nodes
+        text, ancestor = names.gather(nodes), nodes
         for _ in range(KEPT_LEVELS - 1):
-            at = self.parent[at]
-            text = names.gather(at) + separator + text
+            ancestor = self.parent[ancestor]
+            text = names.gather(ancestor) + separator + text
         return text
 
 

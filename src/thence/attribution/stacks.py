@@ -66,7 +66,7 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
         by: one of `thence.model.places.FLAMES`.
     """
     if by == "source" and trace.shares is not None:
-        return _shared(trace)
+        return _weighted_source_stacks(trace)
     places = trace.places
     empty = np.empty(0, np.int64)
     host, node = PathTree(empty, pl.Series([], dtype=pl.String)), np.full(places.height, NO_ROW)
@@ -75,7 +75,7 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
     rows = pl.DataFrame({"place": places[by], "rule": places[f"{by}_rule"], "host": node})
     distinct = rows.unique(maintain_order=True)
     place, rule = (distinct[name].cast(pl.String) for name in ("place", "rule"))
-    spelt = _spelt(by, host, distinct["host"].to_numpy(), place)
+    spelt = _known_from_host_ranges(by, host, distinct["host"].to_numpy(), place)
     of_hlo = _hlo_stacks(trace) if by == "stack" else {}
     frames = [
         (f"[{text_of(reason)}]",) if text is None else _frames(by, text, of_hlo)
@@ -96,15 +96,17 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
     )
 
 
-def _spelt(by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series) -> pl.Series:
+def _known_from_host_ranges(
+    by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series
+) -> pl.Series:
     """Which places the ranges of the host spell: their frames are known apart."""
     around = node != NO_ROW
     used = np.unique(node[around])
     innermost = host.name.gather(used).cast(pl.String)
     texts = innermost if by == "source" else host.texts(used)
-    found = texts.gather(np.searchsorted(used, node[around])) == place.filter(pl.Series(around))
+    equal = texts.gather(np.searchsorted(used, node[around])) == place.filter(pl.Series(around))
     result = np.zeros(len(node), np.bool_)
-    result[around] = found.fill_null(value=False).to_numpy()
+    result[around] = equal.fill_null(value=False).to_numpy()
     return pl.Series(result, dtype=pl.Boolean)
 
 
@@ -130,12 +132,12 @@ def _with_paths(
     parent = np.concatenate([tree.parent, chained])
     more = pl.Series([name for path in paths for name in path], dtype=pl.String)
     names = pl.concat([tree.name.cast(pl.String), more]).cast(pl.Categorical())
-    known = np.concatenate([np.ones(old, np.bool_), np.repeat(attributed, lengths)])
-    code = names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy() * 2 + known
+    is_frame = np.concatenate([np.ones(old, np.bool_), np.repeat(attributed, lengths)])
+    code = names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy() * 2 + is_frame
     node, first = trie(parent, code)
     above = parent[first]
     new = PathTree(np.where(above == NO_ROW, NO_ROW, node[above]), names.gather(first))
-    return new, known[first], np.concatenate([node[:old], np.append(node, NO_ROW)[last]])
+    return new, is_frame[first], np.concatenate([node[:old], np.append(node, NO_ROW)[last]])
 
 
 def _frames(by: str, place: str, of_hlo: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -158,7 +160,7 @@ def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
     return {";".join(stack): stack for stack in stacks}
 
 
-def _shared(trace: Attributed) -> Stacks:
+def _weighted_source_stacks(trace: Attributed) -> Stacks:
     """Source stacks of XLA work, each with its share of the time."""
     rows = stack_shares(trace)
     keys = ["module", "frame", "rule"]

@@ -65,12 +65,12 @@ def command(
     inputs: Inputs, groups: tuple[str, ...], expectations: tuple[str, ...], result: Result
 ) -> int:
     """Streams: kernels by group, what ran at the same time, and tests of where kernels run."""
-    from thence.analysis.expectations import judge, parse
+    from thence.analysis.expectations import judge, parse_expectation
     from thence.analysis.kernel_groups import Patterns
 
     # What is wrong with the question is said before a large trace is read.
     patterns = Patterns(tuple(map(_pair, groups)))
-    parsed = [parse(text, patterns.names) for text in expectations]
+    parsed = [parse_expectation(text, patterns.names) for text in expectations]
     trace = inputs.open()
     found = trace.streams(patterns)
     checks = [judge(expectation, found.rows) for expectation in parsed]

@@ -113,7 +113,7 @@ def aligned_group(
     nothing = np.full(shape, UNDECIDED, np.int64)
     if not candidates:
         return _refused(shape, "no captured graph with edges and kernel names is known")
-    fits = [fit for fit in (_fit(group, replays, *one) for one in candidates) if fit]
+    fits = [fit for fit in (_fit(group, replays, *candidate) for candidate in candidates) if fit]
     if not fits:
         return _refused(shape, _difference(group, replays, candidates))
     results = []
@@ -153,11 +153,11 @@ def _fit(
     for kinds in (ACTIVITIES, ("kernel",)):
         leave = candidate.graph.nodes["type"].is_in(kinds).to_numpy()
         nodes = np.sort(signatures.nodes[leave])
-        ran = np.sort(signatures.variants[variant[np.isin(kind, kinds)]])
-        if not len(nodes) or len(ran) % len(nodes) or nodes[0] < 0 or len(ran) == 0:
+        activities = np.sort(signatures.variants[variant[np.isin(kind, kinds)]])
+        if not len(nodes) or len(activities) % len(nodes) or nodes[0] < 0 or len(activities) == 0:
             continue
-        times = len(ran) // len(nodes)
-        if (ran == np.repeat(nodes, times)).all():
+        times = len(activities) // len(nodes)
+        if (activities == np.repeat(nodes, times)).all():
             return _Fit(candidate, signatures, kinds, times)
     return None
 
@@ -218,10 +218,10 @@ def _difference(
     variant = replays.variant[group.rows[0]]
     names = replays.kinds.frame["name"].gather(variant).to_list()
 
-    def likeness(one: tuple[Candidate, Signatures]) -> tuple[int, int]:
-        nodes = np.bincount(one[1].nodes[one[1].nodes >= 0])
-        ran = one[1].variants[variant]
-        counts = np.bincount(ran[ran >= 0], minlength=len(nodes))
+    def likeness(pair: tuple[Candidate, Signatures]) -> tuple[int, int]:
+        nodes = np.bincount(pair[1].nodes[pair[1].nodes >= 0])
+        replayed = pair[1].variants[variant]
+        counts = np.bincount(replayed[replayed >= 0], minlength=len(nodes))
         return int(np.minimum(nodes, counts).sum()), -abs(int(nodes.sum()) - len(variant))
 
     candidate, signatures = max(candidates, key=likeness)
@@ -233,18 +233,21 @@ def _difference(
         )
     except NotOrdered as error:
         return f"{sizes}; {error}"
-    at, due = place
+    position, due = place
     expected = " or ".join(_node(candidate, candidate.kernel_names, row) for row in due[:2])
-    if at == len(names):
+    if position == len(names):
         return f"{sizes}; they first differ at the end, where {expected} was due"
-    ran = f"activity {at} is `{short_name(names[at])}`"
+    actual = f"activity {position} is `{short_name(names[position])}`"
     if not due:
-        return f"{sizes}; they first differ after the last node: {ran}"
-    return f"{sizes}; they first differ where {expected} was due: {ran}"
+        return f"{sizes}; they first differ after the last node: {actual}"
+    return f"{sizes}; they first differ where {expected} was due: {actual}"
 
 
 def _first_difference(
-    candidate: Candidate, signatures: Signatures, ran: Sequence[int], leave: NDArray[np.bool_]
+    candidate: Candidate,
+    signatures: Signatures,
+    activities: Sequence[int],
+    leave: NDArray[np.bool_],
 ) -> tuple[int, list[int]]:
     """How many activities fit one after the other, and the nodes that were due then."""
     topology = candidate.topology
@@ -270,9 +273,9 @@ def _first_difference(
         return [later for later in after[node] if not waits[later]]
 
     done(node for node in range(count) if not waits[node])
-    for at, signature in enumerate(ran):
+    for position, signature in enumerate(activities):
         if not ready[signature]:
-            return at, sorted(node for nodes in ready.values() for node in nodes)
+            return position, sorted(node for nodes in ready.values() for node in nodes)
         ready[signature].sort(reverse=True)
         done(finished(ready[signature].pop()))
-    return len(ran), sorted(node for nodes in ready.values() for node in nodes)
+    return len(activities), sorted(node for nodes in ready.values() for node in nodes)

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["why_foreign"]
+__all__ = ["process_mismatch"]
 
 _CLOCKS_NS = (
     2_000_000_000  # by how much clocks of one machine may disagree about when a process began
 )
 
 
-def why_foreign(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
+def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
     """Why labels cannot be of the process behind a rank, as the end of a sentence; None if they can.
 
     Compared are process id, boot of the machine, and the time of the trace with the time at which the

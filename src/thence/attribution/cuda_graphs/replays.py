@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["Group", "Replays", "graphed"]
+__all__ = ["Group", "Replays", "in_cuda_graph"]
 
 
-def graphed(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
     """Which rows of gpu ran as part of a CUDA graph.
 
     Those whose graph is recorded, those behind the launch of a whole graph, and those that share their
@@ -41,16 +41,16 @@ def graphed(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[
     used = names.unique().drop_nulls()
     launches = used.filter(used.cast(pl.String).str.contains("GraphLaunch", literal=True))
     of_graph = np.isin(names.to_physical().to_numpy(), launches.to_physical().to_numpy())
-    known = rows != NO_ROW
-    found: NDArray[np.bool_] = inside.copy()
-    found[known] |= of_graph[rows[known]]
-    if not known.all():
-        key = gpu.select("rank", "correlation").filter(pl.Series(~known))
+    has_launch = rows != NO_ROW
+    mask: NDArray[np.bool_] = inside.copy()
+    mask[has_launch] |= of_graph[rows[has_launch]]
+    if not has_launch.all():
+        key = gpu.select("rank", "correlation").filter(pl.Series(~has_launch))
         shared = key.select(
             (pl.len().over("rank", "correlation") > 1) & pl.col("correlation").is_not_null()
         )
-        found[~known] |= shared.to_series().to_numpy()
-    return found
+        mask[~has_launch] |= shared.to_series().to_numpy()
+    return mask
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Replays:
     @classmethod
     def of(cls, tables: Tables) -> Replays:
         """Those of a trace. XLA's command buffers are not among them: their HLO says what they run."""
-        inside = graphed(tables) & tables.gpu["program"].is_null().to_numpy()
+        inside = in_cuda_graph(tables) & tables.gpu["program"].is_null().to_numpy()
         rows = np.flatnonzero(inside)
         kinds = Variants.of(tables.gpu[rows])
         variant = np.full(tables.gpu.height, -1, np.int64)

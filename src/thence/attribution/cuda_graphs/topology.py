@@ -69,8 +69,10 @@ class Topology:
 
     def before(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each second node waits, directly or not, for the first one beside it."""
-        known: NDArray[np.bool_] = self.position[first] <= self.reach[second, self.chain[first]]
-        return known
+        is_ancestor: NDArray[np.bool_] = (
+            self.position[first] <= self.reach[second, self.chain[first]]
+        )
+        return is_ancestor
 
 
 def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:

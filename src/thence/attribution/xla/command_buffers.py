@@ -67,15 +67,15 @@ def derived_instructions(tables: Tables) -> pl.DataFrame:
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     texts = ("derived", "rule", "detail")
     none = pl.DataFrame(schema={"row": pl.UInt32, **dict.fromkeys(texts, pl.String)})
-    found = [none]
+    parts = [none]
     for module in inside["module"].drop_nulls().unique().sort():
         schedule = schedule_of(tables.hlo[module])
         of_module = rows.filter(pl.col("module") == module)
         devices = of_module.partition_by("rank", "device", maintain_order=True)
-        found += [_of_device(part, schedule) for part in devices]
+        parts += [_of_device(part, schedule) for part in devices]
     return (
         tables.gpu.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
-        .join(pl.concat(found), on="row", how="left", maintain_order="left")
+        .join(pl.concat(parts), on="row", how="left", maintain_order="left")
         .select(pl.col("derived").alias("hlo"), "rule", "detail")
     )
 
@@ -206,28 +206,30 @@ def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
 
 
 def _ended(
-    found: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
+    fits: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
 ) -> dict[int, _Fit]:
     """The fit of each graph, without places where its end cannot be told.
 
     Every execution runs every command. So a run is no shorter than it can be where, in some execution,
     the commands that it would leave ran neither without a graph nor at the beginning of another one.
     """
-    begins = {g: {int(p) for fit in fits for p in fit.places} for g, fits in found.items()}
+    begins = {
+        g: {int(p) for fit in graph_fits for p in fit.places} for g, graph_fits in fits.items()
+    }
 
     def leaves_some(graph: int, left: range) -> bool:
         names = {schedule.names[command] for command in left}
         return any(
-            graph in one.graphs
-            and names.isdisjoint(one.alone)
-            and all(begins.get(g, set()).isdisjoint(left) for g in one.graphs if g != graph)
-            for one in executions
+            graph in execution.graphs
+            and names.isdisjoint(execution.alone)
+            and all(begins.get(g, set()).isdisjoint(left) for g in execution.graphs if g != graph)
+            for execution in executions
         )
 
     chosen = {}
-    for graph, fits in found.items():
-        longest = max(fits, key=lambda fit: fit.length)
-        shorter = [fit for fit in fits if fit is not longest]
+    for graph, graph_fits in fits.items():
+        longest = max(graph_fits, key=lambda fit: fit.length)
+        shorter = [fit for fit in graph_fits if fit is not longest]
         certain = all(
             place in longest.places
             and leaves_some(graph, range(place + fit.length, place + longest.length))
@@ -310,7 +312,7 @@ class _Execution:
 def _executions(rows: pl.DataFrame) -> list[_Execution]:
     """Each different kind of execution."""
     alone = pl.col("graph").is_null() & pl.col("hlo").is_not_null()
-    found = (
+    executions = (
         rows.sort("start")
         .group_by("program", maintain_order=True)
         .agg(
@@ -321,7 +323,7 @@ def _executions(rows: pl.DataFrame) -> list[_Execution]:
         .select("graphs", "alone")
         .unique(maintain_order=True)
     )  # fmt: skip
-    return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in found.iter_rows()]
+    return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in executions.iter_rows()]
 
 
 def _places(
@@ -332,20 +334,20 @@ def _places(
     Within one execution the graphs ran in the order of the schedule, apart from each other and from
     what was launched without a graph.
     """
-    found: dict[int, set[int]] = {}
-    for ran in executions:
-        outside = np.cumsum([0, *(name in ran.alone for name in schedule.names)])
-        order = [g for g in ran.graphs if g in fits and fits[g].places.size]
-        choices = [_apart(fits[g], outside) for g in order]
+    commands: dict[int, set[int]] = {}
+    for execution in executions:
+        outside = np.cumsum([0, *(name in execution.alone for name in schedule.names)])
+        order = [g for g in execution.graphs if g in fits and fits[g].places.size]
+        choices = [_without_separate_launches(fits[g], outside) for g in order]
         lengths = [fits[g].length for g in order]
         first, last = _earliest(choices, lengths), _latest(choices, lengths)
-        for graph, one, other in zip(order, first, last, strict=False):
-            if one == other:
-                found.setdefault(graph, set()).add(one)
-    return {graph: places.pop() for graph, places in found.items() if len(places) == 1}
+        for graph, lowest, highest in zip(order, first, last, strict=False):
+            if lowest == highest:
+                commands.setdefault(graph, set()).add(lowest)
+    return {graph: places.pop() for graph, places in commands.items() if len(places) == 1}
 
 
-def _apart(fit: _Fit, outside: NDArray[np.int64]) -> NDArray[np.int64]:
+def _without_separate_launches(fit: _Fit, outside: NDArray[np.int64]) -> NDArray[np.int64]:
     """Places where no command of the run was launched without a graph."""
     apart: NDArray[np.bool_] = outside[fit.places + fit.length] == outside[fit.places]
     return fit.places[apart]

@@ -99,10 +99,10 @@ def _candidates(module: HloModule) -> list[dict[str, Any]]:
         .rows(named=True)
     )
     wanted = {n for row in rows if row["opcode"] not in _WRAPPERS for n in row["operands"]}
-    known = module.instructions.select("id", "result_bytes", "memory_space").filter(
+    operands = module.instructions.select("id", "result_bytes", "memory_space").filter(
         pl.col("id").is_in(pl.Series([*wanted], dtype=pl.Int64).implode())
     )
-    first = {number: given for number, *given in reversed(known.rows())}
+    first = {number: given for number, *given in reversed(operands.rows())}
     for row in rows:
         given = [first.get(n, _UNKNOWN) for n in row["operands"]] + [_UNKNOWN] * 2
         row["given_bytes"], row["spaces"] = zip(*given[:2], strict=True)

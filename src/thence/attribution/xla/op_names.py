@@ -126,8 +126,8 @@ def _common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:
 def _scopes(path: str) -> tuple[str, ...]:
     """Scopes, outermost first, and the primitive; "" where the path ends without one."""
     segments = _split(path, "/")
-    found = list(_unwrapped(segments))
-    return (*found, "") if _WRAPPED.fullmatch(segments[-1]) else tuple(found)
+    scopes = list(_unwrapped(segments))
+    return (*scopes, "") if _WRAPPED.fullmatch(segments[-1]) else tuple(scopes)
 
 
 def _unwrapped(segments: list[str]) -> Iterator[str]:
@@ -156,7 +156,7 @@ def _split(text: str, separator: str) -> list[str]:
     if separator not in text:
         return [text]
     parts, depth, begin, quote = [], 0, 0, ""
-    for at, character in enumerate(text):
+    for position, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
         elif character in "'\"" and depth:
@@ -166,16 +166,16 @@ def _split(text: str, separator: str) -> list[str]:
         elif character in ")]":
             depth -= 1
         elif character == separator and depth <= 0:
-            parts.append(text[begin:at])
-            begin = at + 1
+            parts.append(text[begin:position])
+            begin = position + 1
     return [*parts, text[begin:]]
 
 
 def _closes_at_end(text: str) -> bool:
     """Whether the bracket that opens the text is the one that ends it."""
     depth = 0
-    for at, character in enumerate(text):
+    for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")
         if depth == 0:
-            return at == len(text) - 1
+            return position == len(text) - 1
     return False

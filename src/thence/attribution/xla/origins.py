@@ -144,10 +144,12 @@ class _Links:
         """A wrapper without a place has that of its root, or of the last instruction with one."""
         for _ in range(_NESTED):
             has = pl.Series(origin >= 0)
-            held = self.held.filter(has.gather(self.held["row"]) & ~has.gather(self.held["caller"]))
-            if held.is_empty():
+            contents = self.held.filter(
+                has.gather(self.held["row"]) & ~has.gather(self.held["caller"])
+            )
+            if contents.is_empty():
                 return
-            chosen = held.sort("is_root", "row").unique("caller", keep="last")
+            chosen = contents.sort("is_root", "row").unique("caller", keep="last")
             caller = chosen["caller"].to_numpy()
             origin[caller] = origin[chosen["row"].to_numpy()]
             rule[caller] = _INSIDE

@@ -140,10 +140,10 @@ def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
         .select("row", "source")
     )
     commands = order.select("row")
-    found = []
+    inputs = []
     open_edges = edges.join(commands, on="row", how="semi")
     for _ in range(table.height):
-        found.append(open_edges.join(commands, left_on="source", right_on="row", how="semi"))
+        inputs.append(open_edges.join(commands, left_on="source", right_on="row", how="semi"))
         silent = open_edges.join(commands, left_on="source", right_on="row", how="anti")
         open_edges = (
             silent.rename({"source": "via"})
@@ -155,7 +155,7 @@ def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
             break
     positions = order.select("row", "command")
     return (
-        pl.concat(found)
+        pl.concat(inputs)
         .unique()
         .join(positions, on="row")
         .join(positions.rename({"row": "source", "command": "input"}), on="source")
