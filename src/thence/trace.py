@@ -470,5 +470,5 @@ def _choice(choices: type[_Choice], name: str) -> _Choice:
     try:
         return choices(name)
     except ValueError:
-        known = ", ".join(str(choice.value) for choice in choices)
-        raise UsageError(f"{name!r} is no choice here; choose one of {known}") from None
+        allowed = ", ".join(str(choice.value) for choice in choices)
+        raise UsageError(f"{name!r} is no choice here; choose one of {allowed}") from None

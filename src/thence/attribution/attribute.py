@@ -1,7 +1,7 @@
-"""Everything that is known about where the device time of a trace came from, found once.
+"""Attributes every device activity of a trace: `Tables` -> `Attributed`.
 
-PyTorch work is traced through its launches (`launch_places`), XLA work through its HLO (`hlo_places`). A trace
-may hold both; where an activity has an HLO instruction, what that says comes first.
+PyTorch work is attributed through its launches (`launch_places`), XLA work through its HLO
+(`hlo_places`). A trace may hold both; for an activity with an HLO instruction, the HLO takes precedence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FROM_HLO = tuple(kind.name for kind in HLO if kind.name not in _BOTH)
 
 
 def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
-    """The trace with every device activity attributed.
+    """Attributes every device activity of a trace.
 
     Args:
         tables: as the readers returned them, labels of CUDA graphs joined (`graphs.labelling`).
@@ -83,9 +83,10 @@ def _programs(tables: Tables) -> tuple[pl.Series, pl.Series]:
 def _merged(
     of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str
 ) -> tuple[pl.Series, pl.Series]:
-    """What the HLO says of an activity of an XLA program; what the launch says of any other.
+    """Merges the places of HLO and launch: HLO for activities of XLA programs, launch for all others.
 
-    What the autotuner ran is part of no program, and no range, frame or step would tell more of it.
+    Activities of the autotuner belong to no program, but keep the HLO's reason ("autotuning"): the ranges
+    and frames around their launch are those of the compilation, not of the code that uses the result.
     """
     rule = f"{kind}_rule"
     trying = (of_hlo[rule] == "autotuning").fill_null(value=False)

@@ -1,8 +1,8 @@
-"""The collectives of a trace, each with its kernel, whoever described them.
+"""Matches descriptions of collectives (kind, bytes, group) to the kernels that ran them.
 
-A description comes with the kernel itself (Kineto), with the label of a CUDA graph's node, with the HLO
+A description comes with the kernel itself (Kineto), with the label of a CUDA graph node, with the HLO
 instruction that the kernel runs, or with the host op around the launch (``record_param_comms`` of older
-torch, recordings, NCCL's NVTX ranges). Of one kernel the first of these counts.
+torch, recordings, NCCL's NVTX ranges). If a kernel has several, the first in this order is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
 def _collectives_of_host_ops(
     tables: Tables, described_rows: pl.Series, launch: pl.Series
 ) -> pl.DataFrame:
-    """What host ops describe, for the kernels launched inside them that nothing else describes."""
+    """Collectives described by host ops, for the kernels launched inside them without a description yet."""
     on_host = tables.collectives.filter(pl.col("gpu").is_null())
     if on_host.is_empty():
         return COLLECTIVES.empty()
@@ -60,9 +60,9 @@ def _collectives_of_host_ops(
 
 
 def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) -> pl.DataFrame:
-    """What HLO instructions describe: one row for each run of one, that of its longest kernel.
+    """Collectives described by HLO instructions: one row per execution, that of its longest kernel.
 
-    Where NCCL's kernel is among them it is that one, however long its helpers take.
+    If one of the kernels is NCCL's, the row is that kernel's, however long its helper kernels take.
     """
     described = [
         collective_instructions(module).select(
@@ -80,7 +80,7 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
     of_program = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
-    # In a command buffer nobody counts iterations: there each launch of the graph is one.
+    # Command buffers have no iteration number, so each launch of the graph counts as one.
     replay = pl.when(pl.col("graph").is_not_null()).then("correlation")
     kernels = (
         tables.gpu.select(
@@ -105,7 +105,7 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
 
 
 def _collectives_of_graph_labels(tables: Tables, described_rows: pl.Series) -> pl.DataFrame:
-    """What labels of graph nodes say of collectives, for kernels that nothing else describes."""
+    """Collectives described by labels of graph nodes, for kernels without a description yet."""
     kinds = tables.gpu["kind"].gather(tables.graph_places["gpu"])
     joined = tables.graph_places.select("gpu", "collective").filter(
         (kinds == "kernel")

@@ -1,17 +1,18 @@
-"""Where each device activity came from, by the host ranges around its launch.
+"""Attributes each device activity by the host ranges around its launch.
 
-One place of every kind of `thence.model.places.LAUNCH`, beside ``<kind>_rule``: the code of how the place was
-found or, where it is null, of why not (`thence.model.reasons`). The way is always the same: activity -> the
-API call that launched it -> the ranges around that call on its thread. Work of a backward op belongs to the
-label, module and source of its forward op.
+For every kind of `thence.model.places.LAUNCH` there is a place column and ``<kind>_rule``: the code of the
+rule that found the place or, if the place is null, of the reason why there is none (`thence.model.reasons`).
+The lookup is always activity -> API call that launched it -> ranges around that call on its thread.
+Work of a backward op is attributed to the label, module and source of its forward op.
 
-Three columns without a rule: ``lane``, that of the innermost mark that named one; ``metadata``, the facts of
-all marks around the launch as one JSON object, inner marks winning, without what describes a collective; and
-``detail``, a sentence about the one CUDA graph that could not be told, null almost everywhere.
+Three columns have no rule: ``lane``, from the innermost mark that set one; ``metadata``, the merged metadata
+of all marks around the launch as one JSON object, where inner marks override outer ones and keys that
+describe a collective are removed; and ``detail``, a sentence on why a CUDA graph could not be matched,
+null almost everywhere.
 
-Inside a CUDA graph that way ends at the launch of the whole graph. There `Tables.graph_places` says more
-where labels were joined (`thence.attribution.cuda_graphs`): a label of the capture stands below the ranges
-that were open around the launch.
+For an activity inside a CUDA graph this lookup only reaches the launch of the whole graph. If labels were
+joined (`thence.attribution.cuda_graphs`), `Tables.graph_places` has the label from the capture, and the path
+continues with it below the ranges that were open around the graph launch.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class _Host:
 
     @cached_property
     def in_graph(self) -> Mask:
-        """Which activities came from the launch of a whole graph (cuda, cu or hipGraphLaunch)."""
+        """Which activities were launched by cudaGraphLaunch, cuGraphLaunch or hipGraphLaunch."""
         calls = self.names.filter(pl.Series(self.of("runtime", "driver"))).unique()
         launches = calls.filter(calls.cast(pl.String).str.contains("GraphLaunch", literal=True))
         of_graph: Mask = np.isin(
@@ -108,7 +109,7 @@ class _Host:
         return self._masks[categories]
 
     def climb(self, rows: Rows, wanted: Mask) -> Rows:
-        """Nearest wanted host row around each of the rows."""
+        """The nearest wanted host row among each row and its ancestors."""
         return chain_to(self.parent, rows, wanted)
 
 
@@ -138,7 +139,7 @@ def launch_places(tables: Tables, own: Sequence[str] = ()) -> pl.DataFrame:
 def paths_of(
     tables: Tables, launch: pl.Series, kind: str, own: Sequence[str] = ()
 ) -> tuple[PathTree, Rows]:
-    """The names on the path of each activity, apart: the names themselves may hold a separator.
+    """The path of each activity as a node of a prefix tree of names; names may contain the separator.
 
     Args:
         tables: of the trace.
@@ -161,7 +162,7 @@ def paths_of(
 
 
 def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
-    """The columns with what labels of graphs say; the rest as it was."""
+    """The place columns, overridden by joined labels of CUDA graphs where there are any."""
     joined = tables.graph_places
     label_row = np.full(tables.gpu.height, NO_ROW, np.int64)
     label_row[joined["gpu"].to_numpy()] = np.arange(joined.height)
@@ -195,7 +196,10 @@ def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[st
 def _below_launch(
     around: pl.Series, around_rule: pl.Series, label: pl.Series, rule: pl.Series
 ) -> pl.Series:
-    """The path of a captured label behind that of the ranges around the launch, unless it has that already."""
+    """Appends captured labels to the path of the ranges around the graph launch.
+
+    A captured label that already starts with that path is used as it is.
+    """
     named = around_rule.is_in(["launch_ranges", "forward_op"]) & around.is_not_null()
     below = named & label.is_not_null() & (rule != "eager_alignment").fill_null(value=False)
     if not below.any():
@@ -220,13 +224,13 @@ def _host(tables: Tables, launch: Rows, own: Sequence[str]) -> _Host:
 
 
 def _own_or_forward(host: _Host, wanted: Mask) -> tuple[Rows, Codes]:
-    """The nearest wanted row of each activity, and the rule that gave it.
+    """The nearest wanted row of each activity, and the rule that found it.
 
-    What is open inside the backward op itself is nearest; then what was open around its forward op;
-    then what is open around the backward op.
+    The order of precedence is: ranges inside the backward op, ranges around its forward op, ranges
+    around the backward op.
     """
     around_launch = np.full(len(host.launch), _number("launch_ranges"))
-    if not wanted.any():  # no use in climbing to the top from everywhere
+    if not wanted.any():  # skip the climb to the root from every launch
         return np.full(len(host.launch), NO_ROW, np.int64), around_launch
     nearest = host.climb(host.launch, wanted | (host.forward != NO_ROW))
     inside = _values_at(wanted, nearest, missing=False)
@@ -251,9 +255,9 @@ def _enclosing_ranges(host: _Host, kind: Kind) -> dict[str, pl.Series]:
 
 
 def _column(host: _Host, kind: Kind, place: pl.Series, rule: Codes | int) -> dict[str, pl.Series]:
-    """A place and its rule; where there is no place, the rule is the reason."""
+    """The columns of a place and its rule; where the place is null, the rule column has the reason."""
     recorded = bool(host.of(*kind.categories).any())
-    # The moment of the launch tells the step, so a graph's activities have that of its launch.
+    # Steps are found by the time of the launch, so activities in a graph have the step of its launch.
     hidden = host.in_graph & (kind.name != "step")
     absent = _number(kind.outside if recorded else kind.missing)
     reason = np.where(hidden, _number("graph"), absent)
@@ -275,7 +279,7 @@ def _coded(codes: Codes | int, count: int) -> pl.Series:
 
 
 def _label(host: _Host, kind: Kind) -> dict[str, pl.Series]:
-    """Ranges of the user; failing those, ranges that a library opened around the launch."""
+    """Ranges of the user around the launch; without any, ranges that a library opened."""
     columns = _enclosing_ranges(host, kind)
     library = host.climb(host.launch, host.of("framework"))
     given = columns["label"].is_null() & pl.Series(library != NO_ROW)

@@ -1,8 +1,8 @@
-"""What marks said beside their names, put together: one JSON object, inner marks winning over outer ones.
+"""Merges the metadata of nested marks into one JSON object; inner marks override outer ones.
 
-What the marks around a mark said is bounded, since they can be any number: of their members at most
-`MOST_MEMBERS`, and of these no more than `MOST_CHARACTERS` characters of keys and values; what was first
-said farthest outside is left out first. What a mark says itself is kept in full.
+Marks can be nested arbitrarily deep, so the inherited part is bounded: at most `MOST_MEMBERS` members, and
+at most `MOST_CHARACTERS` characters of keys and values among these; members from the outermost marks are
+dropped first. The metadata of the innermost mark itself is kept in full.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def merged_metadata(
         has_metadata: which host rows have metadata.
 
     Returns:
-        Categorical Series of JSON objects, one value per row, null where nothing was said.
+        Categorical Series of JSON objects, one value per row, null where no mark has metadata.
     """
     tree, node = path_tree(parent, metadata, rows, has_metadata)
     node_texts = tree.name.cast(pl.String).to_list()
@@ -63,7 +63,7 @@ def merged_metadata(
 
 
 def merge_metadata(outer: pl.Series, inner: pl.Series) -> pl.Series:
-    """The metadata of one place inside another, row by row; columns as `merged_metadata` takes and returns."""
+    """Merges two metadata columns row by row; ``inner`` overrides ``outer``. See `merged_metadata`."""
     pairs = pl.DataFrame({"outer": outer, "inner": inner})
     distinct = pairs.unique(maintain_order=True)
     texts = [_merged(*pair) for pair in distinct.cast(pl.String).iter_rows()]
@@ -77,7 +77,7 @@ def merge_metadata(outer: pl.Series, inner: pl.Series) -> pl.Series:
 
 
 def _merged(outer: str | None, inner: str | None) -> str | None:
-    """One object of two."""
+    """Merges two JSON objects; members of ``inner`` override those of ``outer``."""
     members = _bounded(outer) | _members(inner)
     return msgspec.json.encode(members).decode() if members else None
 
@@ -89,7 +89,7 @@ def _members(text: str | None) -> dict[str, msgspec.Raw]:
 
 
 def _bounded(text: str | None) -> dict[str, msgspec.Raw]:
-    """The last members, as many as the bounds allow, in their order."""
+    """The last members of an object, as many as the bounds allow, in their order."""
     members = _members(text)
     kept = min(len(members), MOST_MEMBERS)
     if text is not None and len(text) > MOST_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Python frames as source lines, and which of them are the user's own code."""
+"""Parses names of Python frames into source lines, and finds the frames of the user's own code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INSTALLED = re.compile(
 
 @dataclass(frozen=True)
 class Frames:
-    """What the host rows are as Python frames.
+    """The host rows that are Python frames.
 
     Attributes:
         line: Categorical ``file.py:12``, null where the row is no frame with a file.
@@ -63,7 +63,7 @@ def _is_own(file: str, own: Sequence[str] = ()) -> bool:
 def parse_frames(
     names: pl.Series, python: npt.NDArray[np.bool_], own: Sequence[str] = ()
 ) -> Frames:
-    """Source lines of the host rows.
+    """Parses the source line of each host row that is a Python frame.
 
     Args:
         names: Categorical names of the host rows; frames are written ``file.py(12): function``.

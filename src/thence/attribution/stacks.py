@@ -1,16 +1,16 @@
-"""The frames that each device activity ran under, outermost first: what a flame graph is made of.
+"""The stack of frames of each device activity, outermost first: the input of flame graphs.
 
 source   lines of the user's own code that were open, ``file.py:12``; of XLA work the whole stack that
-         the HLO keeps, a fusion's time divided among the stacks of what it is made of
+         the HLO keeps, a fusion's time divided among the stacks of its constituent instructions
 op_name  parts of the HLO instruction's op_name
 module   nn.Module calls
 label    ranges that the user named
 stack    all Python frames, ``file.py(12): function``
 ops      operators, and the ranges that libraries named
 
-Frames come from the ranges of the host and from the stacks in the HLO, so a name may hold any
-character. Only what exists as text alone is cut: op_names and labels of XLA work at each ``/`` outside
-of brackets, labels that stem from a library's ranges at each ``/``.
+Frames come from host ranges and from the stacks in the HLO, so a name may contain any character,
+separators included. Only paths that exist as text alone are split: op_names and labels of XLA work at
+each ``/`` outside of brackets, labels from a library's ranges at each ``/``.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Stacks:
         claims: columns gpu (row), node (of ``tree``: the innermost frame; `NO_ROW` for none) and weight;
             the weights of one activity sum to 1.
         tree: every distinct path; may hold more than those of the claims.
-        attributed: of each node, whether it is a frame; if not, it is an outermost one that says why
-            nothing is known.
-        shared: whether several paths may share one activity.
+        attributed: for each node, whether it is a frame; if not, it is an outermost node that names the
+            reason why there is no place.
+        shared: whether one activity's time may be split among several paths.
     """
 
     claims: pl.DataFrame
@@ -99,7 +99,7 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
 def _known_from_host_ranges(
     by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series
 ) -> pl.Series:
-    """Which places the ranges of the host spell: their frames are known apart."""
+    """Which places equal the text of their host path; their frames are known without splitting text."""
     around = node != NO_ROW
     used = np.unique(node[around])
     innermost = host.name.gather(used).cast(pl.String)
@@ -113,7 +113,7 @@ def _known_from_host_ranges(
 def _with_paths(
     tree: PathTree, paths: Sequence[Sequence[str]], attributed: npt.NDArray[np.bool_]
 ) -> tuple[PathTree, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """A tree with more paths in it.
+    """Adds paths to a prefix tree.
 
     Args:
         tree: whose nodes are all attributed.
@@ -141,7 +141,7 @@ def _with_paths(
 
 
 def _frames(by: str, place: str, of_hlo: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The frames that the text of a place stands for."""
+    """Splits the text of a place into frames."""
     if by == "source":
         return (place,)
     if by == "stack":
@@ -155,13 +155,13 @@ def _used_frames(trace: Attributed) -> Iterable[tuple[int, int]]:
 
 
 def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
-    """Stacks of the HLO by the text that stands for them among the places."""
+    """Stacks of the HLO by their text in the place column."""
     stacks = {frame_names(trace.hlo[module], frame) for module, frame in _used_frames(trace)}
     return {";".join(stack): stack for stack in stacks}
 
 
 def _weighted_source_stacks(trace: Attributed) -> Stacks:
-    """Source stacks of XLA work, each with its share of the time."""
+    """Source stacks of XLA work, each weighted by its share of the time."""
     rows = stack_shares(trace)
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")

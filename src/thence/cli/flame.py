@@ -69,7 +69,7 @@ def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT00
     if output != "-":
         check_output(output, force=force)
     flame = _flame(**options)  # type: ignore[arg-type] # click passes what it declares
-    with _written(output) as stream:
+    with _open_output(output) as stream:
         _write(flame, form, stream)
     if output != "-":
         for note in flame.notes:
@@ -113,7 +113,7 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
 
 
 @contextmanager
-def _written(output: str) -> Iterator[TextIO]:
+def _open_output(output: str) -> Iterator[TextIO]:
     """A text stream into the file, which appears under its name only when it is complete."""
     if output == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):

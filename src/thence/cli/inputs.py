@@ -122,19 +122,19 @@ def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[.
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def called(**given: Any) -> Any:
-            paths, hlo = given.pop("inputs"), given.pop("hlo", ())
+        def called(**options: Any) -> Any:
+            paths, hlo = options.pop("inputs"), options.pop("hlo", ())
             check_inputs((*paths, *hlo))
-            steps, window = given.pop("steps", None), given.pop("window", None)
+            steps, window = options.pop("steps", None), options.pop("window", None)
             selection = Selection(
-                ranks=given.pop("ranks", ()),
-                devices=given.pop("devices", ()),
+                ranks=options.pop("ranks", ()),
+                devices=options.pop("devices", ()),
                 steps=None if steps is None else parse_steps(steps),
                 window_ns=None if window is None else parse_window(window),
-                only=given.pop("only", None),
-                warm_up=given.pop("warm_up") if "warm-up" in offered else WARM_UP[0],
+                only=options.pop("only", None),
+                warm_up=options.pop("warm_up") if "warm-up" in offered else WARM_UP[0],
             )
-            return command(inputs=Inputs(paths, hlo, given.pop("own", ()), selection), **given)
+            return command(inputs=Inputs(paths, hlo, options.pop("own", ()), selection), **options)
 
         wrapped: Callable[..., Any] = called
         for name in reversed(offered):

@@ -77,7 +77,7 @@ def command(
     """Inside a kernel: time by range, how evenly the SMs were loaded, and timelines of it."""
     merge: tuple[str, ...] = merging["merge"]
     launch: int | None = merging["launch"]
-    _check(output, merge, launch, force=force)
+    _check_options(output, merge, launch, force=force)
     parts = _decoded(buffers, clock_ghz)
     timeline = None if output is None else _timeline(parts, merge, launch)
     _print(parts, form)
@@ -85,18 +85,20 @@ def command(
         from thence.writers.timelines.write import write_timeline
 
         write_timeline(timeline, output)
-        said = {
+        printed = {
             text
             for name, decoded in parts
             for note in decoded.notes
             for text in (note, f"{name}: {note}")
         }
         for note in timeline.notes:
-            if note not in said:
+            if note not in printed:
                 click.echo(note, err=True)
 
 
-def _check(output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool) -> None:
+def _check_options(
+    output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool
+) -> None:
     """What is wrong with the request is said before anything is read."""
     check_inputs(merge)
     if output is None:

@@ -72,14 +72,14 @@ def command(
     patterns = Patterns(tuple(map(_pair, groups)))
     parsed = [parse_expectation(text, patterns.names) for text in expectations]
     trace = inputs.open()
-    found = trace.streams(patterns)
-    checks = [judge(expectation, found.rows) for expectation in parsed]
-    notes = (*found.notes, *trace.meta.warnings)
+    streams = trace.streams(patterns)
+    checks = [judge(expectation, streams.rows) for expectation in parsed]
+    notes = (*streams.notes, *trace.meta.warnings)
     if result.form == "table":
-        result.table(found.rows, _ROWS)
-        _show(found, notes)
+        result.table(streams.rows, _ROWS)
+        _show(streams, notes)
     else:
-        result.emit(found.to_json(checks), found.rows, _ROWS, notes)
+        result.emit(streams.to_json(checks), streams.rows, _ROWS, notes)
     _show_checks(checks, result.form)
     verdicts = {check.ok for check in checks}
     return 1 if False in verdicts else 2 if None in verdicts else 0

@@ -61,13 +61,13 @@ def _known_number(name: str) -> pl.Expr:
 
 def described_structs(collectives: Sequence[Collective | None]) -> pl.Series:
     """Descriptions as one column, as `thence.model.tables.GRAPH_PLACES` has it; None gives null."""
-    known = [one for one in collectives if one is not None]
+    descriptions = [collective for collective in collectives if collective is not None]
     columns = {
-        name: pl.Series([getattr(one, name) for one in known], dtype=dtype)
+        name: pl.Series([getattr(collective, name) for collective in descriptions], dtype=dtype)
         for names, dtype in ((TEXTS, pl.String), (NUMBERS, pl.Int64))
         for name in names
     }
     structs = described(columns).to_struct().cast(GRAPH_PLACES.schema["collective"])
-    number = iter(range(len(known)))
-    rows = [None if one is None else next(number) for one in collectives]
+    number = iter(range(len(descriptions)))
+    rows = [None if collective is None else next(number) for collective in collectives]
     return structs.gather(pl.Series(rows, dtype=pl.UInt32))

@@ -92,14 +92,14 @@ def split(metadata: Mapping[str, Any]) -> tuple[Collective | None, Mapping[str, 
     """
     if not isinstance(metadata.get(KINETO_KEYS["collective"]), str):
         return None, metadata
-    known: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for key, value in metadata.items():
         name = _COLUMN_OF.get(key)
         if name is None:
             rest[key] = value
         elif name in TEXTS:
-            known[name] = None if value is None else str(value)
+            described[name] = None if value is None else str(value)
         elif type(value) is int and 0 <= value < 1 << 62:
-            known[name] = value
-    return Collective(**known), rest
+            described[name] = value
+    return Collective(**described), rest

@@ -89,12 +89,12 @@ def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
         The node of every row, shape (n,), and the first row of every node, shape (m,). Nodes are in
         order of their depth, those of one depth in order of their first rows.
     """
-    known = parent >= 0
+    has_parent = parent >= 0
     while True:
         hashes = _hashes(parent, code, secrets.randbits(63))
         _, first, node = np.unique(hashes, return_index=True, return_inverse=True)
         around = np.full(len(parent), NO_ROW, np.int64)
-        around[known] = node[parent[known]]
+        around[has_parent] = node[parent[has_parent]]
         # Rows of a node that agree in code and in their parent's node agree in all above, by induction.
         of_first = first[node]
         if (code == code[of_first]).all() and (around == around[of_first]).all():

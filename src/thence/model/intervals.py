@@ -288,24 +288,24 @@ def innermost(
     """
     begin, until = moments
     begun = np.searchsorted(start[rows], begin, side="right")
-    found: Int64 = np.concatenate([[NO_ROW], rows])[begun]
-    climbing = np.flatnonzero(found >= 0)
-    climbing = climbing[end[found[climbing]] < until[climbing]]
+    enclosing_row: Int64 = np.concatenate([[NO_ROW], rows])[begun]
+    climbing = np.flatnonzero(enclosing_row >= 0)
+    climbing = climbing[end[enclosing_row[climbing]] < until[climbing]]
     while len(climbing):
-        found[climbing] = parent[found[climbing]]
-        climbing = climbing[found[climbing] >= 0]
-        climbing = climbing[end[found[climbing]] < until[climbing]]
-    return found
+        enclosing_row[climbing] = parent[enclosing_row[climbing]]
+        climbing = climbing[enclosing_row[climbing] >= 0]
+        climbing = climbing[end[enclosing_row[climbing]] < until[climbing]]
+    return enclosing_row
 
 
-def shared_length(one: tuple[Int64, Int64], other: tuple[Int64, Int64]) -> int:
+def shared_length(first: tuple[Int64, Int64], second: tuple[Int64, Int64]) -> int:
     """Time in which both of two unions last, in nanoseconds.
 
     Args:
-        one: starts and ends of intervals that do not overlap each other, as `union` returns them.
-        other: the same.
+        first: starts and ends of intervals that do not overlap each other, as `union` returns them.
+        second: the second union, in the same form.
     """
-    return int(covered_lengths(*one, *other).sum())
+    return int(covered_lengths(*first, *second).sum())
 
 
 def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64:
@@ -349,8 +349,8 @@ def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64
         inside += low
         same = track[rows[last]] == track[inside]
         inside, last = inside[same], last[same]
-        found = _climbed(steps, ends, last, end[inside])
-        result[inside] = np.where(found >= 0, rows[found], NO_ROW)
+        container = _climbed(steps, ends, last, end[inside])
+        result[inside] = np.where(container >= 0, rows[container], NO_ROW)
     return result
 
 
@@ -385,15 +385,15 @@ def _climbed(steps: list[Int64], ends: Int64, rows: Int64, wanted: Int64) -> Int
 
     Ends never fall on the way up, so that steps of 2^n, ... 4, 2 and 1 find it.
     """
-    found = rows.copy()
+    result = rows.copy()
     climbing = np.flatnonzero(ends[rows] < wanted)
-    at, wanted = found[climbing], wanted[climbing]
+    row, wanted = result[climbing], wanted[climbing]
     for step in reversed(steps[:-1]):
-        up = step[at]
+        up = step[row]
         goes = (up >= 0) & (ends[up] < wanted)
-        at[goes] = up[goes]
-    found[climbing] = steps[0][at]
-    return found
+        row[goes] = up[goes]
+    result[climbing] = steps[0][row]
+    return result
 
 
 def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
@@ -409,19 +409,19 @@ def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     """
     if not wanted.any():
         return np.full(len(rows), NO_ROW, np.int64)
-    found = rows.copy()
-    climbing = np.flatnonzero(found >= 0)
-    climbing = climbing[~wanted[found[climbing]]]
+    result = rows.copy()
+    climbing = np.flatnonzero(result >= 0)
+    climbing = climbing[~wanted[result[climbing]]]
     spent = 0
     while len(climbing) and spent <= _MOST_CLIMBED * len(parent):
         spent += len(climbing) + _ROUND
-        up = parent[found[climbing]]
-        found[climbing] = up
+        up = parent[result[climbing]]
+        result[climbing] = up
         climbing = climbing[up >= 0]
-        climbing = climbing[~wanted[found[climbing]]]
+        climbing = climbing[~wanted[result[climbing]]]
     if len(climbing):  # very deep: from here on every row jumps twice as far each time
-        found[climbing] = _nearest(parent, wanted)[found[climbing]]
-    return found
+        result[climbing] = _nearest(parent, wanted)[result[climbing]]
+    return result
 
 
 def _nearest(parent: Int64, wanted: Mask) -> Int64:

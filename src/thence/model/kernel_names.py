@@ -285,8 +285,8 @@ def _operations(path: _Path, depth: int) -> list[str]:
 
 
 def _inside(arguments: list[_Path] | None, depth: int = 0) -> list[str]:
-    found = (operation for path in arguments or [] for operation in _operations(path, depth))
-    return list(dict.fromkeys(found))
+    operations = (operation for path in arguments or [] for operation in _operations(path, depth))
+    return list(dict.fromkeys(operations))
 
 
 def _wrapped(part: _Part, depth: int) -> list[str]:

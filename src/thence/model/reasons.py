@@ -226,6 +226,6 @@ def advice(code: str, formats: Iterable[str], *, labels_joined: bool = False) ->
     """
     if code == "graph" and labels_joined:
         return None
-    known = {name for name in formats if name in ADVICE}
-    of_format = ADVICE[known.pop()] if len(known) == 1 else {}
+    producers = {name for name in formats if name in ADVICE}
+    of_format = ADVICE[producers.pop()] if len(producers) == 1 else {}
     return of_format.get(code) or _FOR_EVERYBODY.get(code)

@@ -374,7 +374,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         for name, references in _ROW_REFERENCES.items()
     }
     hlo = tuple(module for part in parts for module in part.hlo)
-    labels = tuple(one for part in parts for one in part.graph_labels)
+    labels = tuple(file for part in parts for file in part.graph_labels)
     metas = [part.meta for part in parts]
     meta = Meta(
         inputs=tuple(x for m in metas for x in m.inputs),
@@ -435,9 +435,9 @@ def _renumbered(part: Tables, new: Mapping[int, int]) -> Tables:
     devices = tuple(dataclasses.replace(d, rank=new.get(d.rank, d.rank)) for d in part.meta.devices)
     labels = tuple(
         dataclasses.replace(
-            one, process=dataclasses.replace(one.process, rank=_new_rank(one.process.rank, new))
+            file, process=dataclasses.replace(file.process, rank=_new_rank(file.process.rank, new))
         )
-        for one in part.graph_labels
+        for file in part.graph_labels
     )
     return dataclasses.replace(
         part,

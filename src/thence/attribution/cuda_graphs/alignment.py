@@ -1,16 +1,16 @@
-"""Which node of a captured graph each activity of its replays was, from their times alone.
+"""Aligns the activities of a graph replay to the nodes of the captured graph by their times.
 
-Known of a replay are its activities, with kernel name and shape; of the graph its nodes, with the same,
-and its edges. Streams say nothing: a replay spreads its nodes over whatever streams the driver takes.
-But a node never begins before those that it waits for have ended, and this is enough nearly always:
+The replay has activities with kernel name and shape; the captured graph has nodes with the same data, and
+edges. Stream ids are useless, because the driver assigns the nodes of a replay to arbitrary streams.
+But a node never starts before its predecessors have ended, and that nearly always suffices:
 
-- Nodes of equal kernels that wait for each other, as those of repeated layers do, ran in that order.
-- Others, on branches side by side, are told apart by what must have run before and afterwards. Each
-  activity keeps every node that it may have been; nodes that no other activity can have been, and
-  activities that can have been no other node, narrow what is left, until nothing changes.
+- Nodes of equal kernels that depend on each other, as in repeated layers, ran in topological order.
+- Nodes on parallel branches are distinguished by what must have run before and after them. Each
+  activity keeps a set of possible nodes; constraint propagation narrows these sets until nothing
+  changes: a node that only one activity can be, or an activity that can only be one node, is final.
 
-Nothing is guessed. What is ruled out is impossible, so an activity gets a label only if all nodes that
-are left for it have the same one.
+Only impossible nodes are ruled out, nothing is guessed: an activity gets a label only if all nodes that
+remain possible for it have the same label.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Mask: TypeAlias = "NDArray[np.bool_]"
 
 @dataclass(frozen=True)
 class Pattern:
-    """A captured graph as far as replays are aligned to it.
+    """The data of a captured graph that alignment needs.
 
     Attributes:
         topology: of all its nodes.
@@ -60,7 +60,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Aligned:
-    """What became of the activities of some replays; arrays of shape (replays, activities).
+    """The result of alignment; arrays of shape (replays, activities).
 
     Attributes:
         node: index in ``Pattern.rows``, -1 where several nodes are possible.
@@ -196,7 +196,7 @@ class _Work:
         )  # fmt: skip
 
     def settle_chains(self) -> None:
-        """Nodes of one signature that wait for each other ran in that order."""
+        """Assigns nodes of one signature that depend on each other in topological order."""
         ordered = np.zeros(len(self.slots.node), np.bool_)
         for members in self.slots.classes:
             ordered[members.slots] = members.ordered
@@ -211,7 +211,7 @@ class _Work:
         self._untie()
 
     def _untie(self) -> None:
-        """Activities of one class that began at the same moment have no order."""
+        """Activities of one class that started at the same time have no order."""
         together = self.start[:, 1:] == self.start[:, :-1]
         for members in self.slots.classes:
             together[:, members.low - 1 : members.low] = False  # of two signatures
@@ -228,7 +228,10 @@ class _Work:
                 self.label[:, members.slots][own] = UNDECIDED
 
     def verify(self) -> None:
-        """No node may have begun before one that it waits for; mind whether any began before its end."""
+        """Checks the edges: no node may start before a predecessor.
+
+        Also notes whether any node started before a predecessor ended.
+        """
         edges = self.slots.pattern.topology.edges
         for part in np.array_split(edges, 1 + len(edges) * len(self.start) // _MOST_CELLS):
             first, second = part.T
@@ -260,7 +263,11 @@ class _Work:
         self.contradicts |= contradicted
 
     def _bounds(self) -> tuple[_Ints, _Ints]:
-        """(all nodes, replays): before when each node cannot have begun, and must have ended (or begun)."""
+        """Time bounds of each node, shape (all nodes, replays).
+
+        The lower bound is the time before which it cannot have started, the upper bound the time by which
+        it must have ended (or started, if activities overlap their predecessors).
+        """
         topology = self.slots.pattern.topology
         ended = self.node_start if self.overlapping else self.node_end
         lower = np.full(self.known.shape, _ALWAYS, np.int64)
@@ -298,7 +305,7 @@ class _Work:
         return ends
 
     def _by_counts(self, members: _Class) -> _Mask:
-        """Of the same signature, as many must have ended before as the node waits for, and so on."""
+        """Possible nodes by counting: of one signature, a node's predecessors must precede the activity."""
         rows = self.slots.row[members.slots]
         waits = self.slots.pattern.topology.before(rows[:, None], rows[None, :])
         earlier, later = waits.sum(axis=0), waits.sum(axis=1)
@@ -312,7 +319,7 @@ class _Work:
         return possible
 
     def _narrowed(self, members: _Class, lower: _Ints, upper: _Ints) -> bool:
-        """Whether something more could be ruled out."""
+        """Rules out impossible nodes; returns whether any were ruled out."""
         possible = self.possible[members]
         count = int(possible.sum())
         rows = self.slots.row[members.slots]

@@ -1,12 +1,12 @@
-"""Labels for the replays of graphs from an eager run of the same code.
+"""Labels graph replays from an eager run of the same code.
 
-The eager run is taken for the captured graph: its kernels in the order of their launch are the nodes, and
-those of one stream ran one after the other, as capture turns streams into edges. So the same alignment
-applies. The iteration to align to is a run of consecutive eager launches with exactly the kernels of a
-replay; kernels that no graph ran are left out first. Such a run may also lie across two iterations, or be
-one without its last kernel, aligned to a replay of which another one was lost. So only runs count that
-make up the whole eager run one after the other, or all that a profiler step or an outermost range holds.
-Where several iterations fit, an activity gets what all of them say.
+The eager run serves as the captured graph: its kernels in launch order are the nodes, and consecutive
+kernels of one stream are joined by edges, as stream capture does. So the same alignment applies. The
+iteration to align to is a window of consecutive eager launches with exactly the kernels of a replay;
+kernels that no graph ran are dropped first. A window could also straddle two iterations, or lack its last
+kernel and match a replay that lost another one. So windows only count if they tile the whole eager run,
+or if each holds all launches of a profiler step or an outermost range. If several iterations match, an
+activity gets a label only if all of them agree.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOST_COMPARED = 20_000
 
 @dataclass(frozen=True)
 class _Eager:
-    """The eager run as one sequence of launches.
+    """An eager run as one sequence of launches.
 
     Attributes:
         tables: of the run.
@@ -115,7 +115,7 @@ class _Eager:
         )  # fmt: skip
 
     def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
-        """Some launches as a captured graph: each waits for the one before it on its stream."""
+        """A window of launches as a captured graph: an edge joins consecutive launches of a stream."""
         stream = self.tables.gpu.select("device", "stream")[self.rows[chosen]]
         order = np.lexsort((np.arange(len(chosen)), stream["stream"], stream["device"]))
         stream_number = (
@@ -133,7 +133,7 @@ class _Eager:
 
 
 def join_eager(tables: Tables, eager: Attributed) -> Joined:
-    """Carries the places of an eager run over to the replays of graphs.
+    """Transfers the places of an eager run to graph replays.
 
     Args:
         tables: with the replays.
@@ -207,7 +207,7 @@ def _join_rank(run: _Eager, labels: Numbered, rows: NDArray[np.int64]) -> list[s
 def _aligned(
     run: _Eager, names: Names, signatures: Signatures, group: Group, replays: Replays
 ) -> tuple[Outcome, str | None]:
-    """One group of replays against all iterations that fit."""
+    """Aligns one group of replays to all matching iterations; the outcome, and a note or None."""
     variant = replays.variant[group.rows[0]]
     windows: list[NDArray[np.int64]] = []
     left_out = 0
@@ -268,7 +268,7 @@ def _windows(
 def _fills_a_step(
     run: _Eager, like: NDArray[np.int64], begins: NDArray[np.int64], size: int
 ) -> NDArray[np.bool_]:
-    """Whether a window is all that some step or outermost range launched of such kernels."""
+    """Whether each window holds all launches of such kernels of some step or outermost range."""
     called = run.called[like]
     before = np.concatenate([[np.iinfo(np.int64).min], called])[begins, None]
     after = np.concatenate([called, [np.iinfo(np.int64).max]])[begins + size, None]
@@ -278,7 +278,7 @@ def _fills_a_step(
 
 
 def _agreed(outcomes: Sequence[Outcome]) -> Outcome:
-    """What all iterations that fit say."""
+    """Merges the outcomes of all matching iterations; labels on which they differ are UNDECIDED."""
     possible = np.array([[reason is None for reason in outcome.refused] for outcome in outcomes])
     result = outcomes[0]
     label, confidence = result.label.copy(), np.zeros(len(result.label))
@@ -296,7 +296,7 @@ def _agreed(outcomes: Sequence[Outcome]) -> Outcome:
 def _difference(
     run: _Eager, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
 ) -> str:
-    """Where a replay and the most similar part of the eager run differ first, as a sentence."""
+    """A sentence on where a replay and the most similar part of the eager run first differ."""
     names = replays.kinds.frame["name"].gather(variant).to_list()
     replayed = signatures.variants[variant]
     for position in np.flatnonzero(replayed < 0).tolist():
@@ -314,11 +314,11 @@ def _difference(
 
 
 def _first_unlike(eager: list[int], replayed: list[int]) -> tuple[int, int]:
-    """Where a replay first leaves the eager run: places in the replay and in the eager run."""
+    """The first difference: its positions in the replay and in the eager run."""
     position = other = 0
     blocks = SequenceMatcher(None, eager, replayed, autojunk=False).get_matching_blocks()
     for block in blocks:
-        # Before its first activity that is in the replay the eager run may do anything.
+        # Launches of the eager run before the first common activity do not count as a difference.
         if block.b > position or (block.a > other and position):
             return position, other
         position, other = block.b + block.size, block.a + block.size

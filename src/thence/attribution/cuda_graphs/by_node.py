@@ -1,4 +1,4 @@
-"""Labels by the id of the graph node that each activity ran.
+"""Labels activities by the id of their graph node.
 
 The id of a node of an executable graph is the graph's id << 32 | number (CUPTI; some exporters write the
 number alone). Instantiation keeps the numbers of the captured graph's own nodes; those inside child
@@ -69,7 +69,7 @@ class Match:
 
 
 def executed(replays: Replays) -> list[Executed]:
-    """The executable graphs that ran, as far as the trace has ids of graph and node."""
+    """The executable graphs that ran, for activities that have ids of graph and node."""
     gpu, rows = replays.tables.gpu, replays.rows
     if not gpu["node"].count() or not len(rows):
         return []
@@ -152,7 +152,7 @@ def _matched(
     kernels: pl.DataFrame,
     rule: str,
 ) -> Match:
-    """One executable graph against one captured one."""
+    """Matches one executable graph to one captured graph."""
     nodes = graph.nodes.with_columns(pl.col("label").fill_null(-1))
     row_of_number = {number: i for i, number in enumerate(nodes["number"].to_list())}
     top = nodes["parent"].is_null().to_list()
@@ -186,7 +186,7 @@ def _matched(
 
 @dataclass(frozen=True)
 class _NodesAndKernels:
-    """The nodes of a captured graph beside the kernels of a trace."""
+    """Compares the nodes of a captured graph with the kernels of a trace."""
 
     nodes: pl.DataFrame
     labels: GraphLabels
@@ -210,18 +210,18 @@ class _NodesAndKernels:
         ]
 
     def fits(self, row: int, variant: int) -> bool:
-        """Whether a node can have run a kernel, as far as both are known."""
+        """Whether a node can have run a kernel; unknown types and names match anything."""
         (captured, kernel), (kind, name) = self._captured[row], self._traced[variant]
         if captured in ACTIVITIES and captured != kind:
             return False
         return kernel < 0 or kind != "kernel" or name == kernel
 
     def ran(self, variant: int) -> str:
-        """What a trace calls a kernel."""
+        """The kernel name of a variant for messages."""
         return f"`{short_name(self.kernels['name'][variant] or '')}`"
 
     def was(self, row: int) -> str:
-        """What the labels call a node."""
+        """The kernel name or type of a captured node for messages."""
         kernel = self.nodes["kernel"][row]
         if kernel is None:
             return f"a {self.nodes['type'][row]}"
@@ -231,10 +231,10 @@ class _NodesAndKernels:
     def children(
         self, inside: Sequence[tuple[int, int]], row_of_number: dict[int, int]
     ) -> dict[int, int] | None:
-        """Row of each node inside child graphs, by number; None where they cannot be told.
+        """Maps the numbers of nodes inside child graphs to rows; None if that is ambiguous.
 
-        They have numbers of the executable graph's own, in the order of the child graphs. As not every
-        one leaves an activity, the first one's place is found by what ran.
+        Instantiation gives these nodes new numbers, in the order of the child graphs. Not every node
+        leaves an activity, so the offset of the first one is found by comparing kernels.
         """
         if not inside:
             return {}

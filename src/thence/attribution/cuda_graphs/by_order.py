@@ -1,7 +1,7 @@
-"""Labels for replays without ids: their activities aligned to captured graphs.
+"""Labels replays without node ids by aligning their activities to captured graphs.
 
-The graph is the one whose nodes have exactly the kernels that ran, as often. Where several captured
-graphs do, an activity gets a label only if it has that label in all of them.
+The graph is the one whose nodes have exactly the kernels that ran, with equal multiplicities. If several
+captured graphs match, an activity gets a label only if it has that label in all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Candidate", "Outcome", "aligned_group"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What alignment made of the activities of one group of launches.
+    """The result of aligning one group of launches.
 
     Attributes:
         label: int64 (launches, activities): number of the label, -1 where the node has none,
@@ -64,15 +64,15 @@ class Candidate:
     kernel_names: Sequence[str]
 
     def signatures(self, replays: Replays) -> Signatures:
-        """Of its nodes, and of the variants of the trace."""
+        """Signatures of its nodes and of the variants of the trace."""
         return Signatures.of(self.graph, self.names, replays.kinds)
 
     @cached_property
     def topology(self) -> Topology:
-        """The order of its nodes.
+        """The partial order of its nodes.
 
         Raises:
-            NotOrdered: there is none.
+            NotOrdered: the edges give none.
         """
         return Topology.of(*edges_of(self.graph))
 
@@ -102,7 +102,7 @@ class _Fit:
 def aligned_group(
     group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
 ) -> Outcome:
-    """Labels of the activities of alike launches.
+    """Labels the activities of a group of equal launches.
 
     Args:
         group: the launches.
@@ -163,7 +163,7 @@ def _fit(
 
 
 def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
-    """The group against one graph."""
+    """Aligns the group to one graph."""
     gpu, rows = replays.tables.gpu, group.rows
     kind = replays.kinds.frame["kind"].to_numpy()[replays.variant[rows]]
     counts = np.isin(kind, fit.kinds)
@@ -214,7 +214,7 @@ def _node(candidate: Candidate, names: Sequence[str], row: int) -> str:
 def _difference(
     group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
 ) -> str:
-    """The first place where launches and the most similar graph differ, as a sentence."""
+    """A sentence on where the launches and the most similar graph first differ."""
     variant = replays.variant[group.rows[0]]
     names = replays.kinds.frame["name"].gather(variant).to_list()
 
@@ -249,7 +249,7 @@ def _first_difference(
     activities: Sequence[int],
     leave: NDArray[np.bool_],
 ) -> tuple[int, list[int]]:
-    """How many activities fit one after the other, and the nodes that were due then."""
+    """The number of leading activities that fit the graph, and the nodes that could have come next."""
     topology = candidate.topology
     after: dict[int, list[int]] = defaultdict(list)
     for first, second in topology.edges.tolist():

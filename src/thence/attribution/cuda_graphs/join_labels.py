@@ -1,7 +1,7 @@
-"""Labels of captured graphs joined to the activities of a trace.
+"""Joins labels of captured graphs to the activities of a trace.
 
-Each labels file counts for the ranks whose process it is of. Ids decide where the trace has them,
-alignment everywhere else. What cannot be joined keeps its reason.
+Each labels file applies to the ranks of the process that saved it. Node ids decide where the trace has
+them, alignment everywhere else. Activities that cannot be joined keep the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOST_LISTED = 3  # launches whose first difference is told
 
 @dataclass(frozen=True)
 class Joined:
-    """What came of joining.
+    """The result of joining labels.
 
     Attributes:
         places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
@@ -60,7 +60,7 @@ class Joined:
 
     @property
     def labelled(self) -> int:
-        """How many activities got a label."""
+        """Number of activities that got a label."""
         return int(self.places["label"].count())
 
 
@@ -87,7 +87,7 @@ class Numbered:
 
     @classmethod
     def of(cls, replays: Replays) -> Numbered:
-        """Nothing found yet."""
+        """The initial state: no labels."""
         rows = replays.tables.gpu.height
         nothing = np.full(rows, -1)
         return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
@@ -95,7 +95,7 @@ class Numbered:
     def put(
         self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int
     ) -> None:
-        """Takes labels over; where there is none, the rule becomes the reason."""
+        """Stores labels; where there is none, the rule column gets the reason."""
         self.number[rows] = number
         self.rule[rows] = rule
         self.rule[rows[number == -1]] = CODES.index("graph_no_label")
@@ -103,7 +103,7 @@ class Numbered:
         self.detail[rows] = -1
 
     def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
-        """Takes an alignment over.
+        """Stores the outcome of an alignment.
 
         Returns:
             why launches were refused, one text a launch.
@@ -120,7 +120,7 @@ class Numbered:
         return reasons
 
     def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
-        """Keeps why activities got no label."""
+        """Stores the reason why activities got no label."""
         self.number[rows] = UNDECIDED
         self.rule[rows] = CODES.index("graph_not_joined")
         if reason not in self.details:
@@ -169,7 +169,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
 
 @dataclass(frozen=True)
 class _File:
-    """A labels file beside a trace.
+    """A labels file prepared for joining to one trace.
 
     Attributes:
         labels: the file.
@@ -205,7 +205,7 @@ class _File:
 def _join_rank(
     files: Sequence[_File], assigned: Numbered, rows: NDArray[np.int64]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Joins files of one process to its rows; what could not be joined, and what is foreign."""
+    """Joins files of one process to its rows; returns notes on refusals, and labels of other programs."""
     replays = assigned.replays
     foreign: list[tuple[str, str]] = []
     for file in files:
@@ -224,7 +224,7 @@ def _join_rank(
 
 
 def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
-    """Sentences about the launches that could not be aligned."""
+    """Notes on the launches that could not be aligned; the first few in full."""
     refused = sorted(refused)
     correlation = replays.tables.gpu["correlation"]
     texts = [
@@ -239,7 +239,7 @@ def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Repl
 def _by_ids(
     file: _File, assigned: Numbered, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
-    """Joins by node ids; the rows that alignment has to try, and graphs that ran other kernels."""
+    """Joins by node ids; returns the rows left for alignment, and graphs that ran other kernels."""
     replays = assigned.replays
     foreign = []
     done = np.zeros(replays.tables.gpu.height, np.bool_)
@@ -261,7 +261,7 @@ def _by_ids(
 def _put_matched(
     assigned: Numbered, graph: Executed, matched: Match, label: NDArray[np.int64]
 ) -> None:
-    """Takes over the labels of one executable graph's nodes."""
+    """Stores the labels of one executable graph's nodes."""
     order = np.argsort(np.array(matched.number, np.int64))
     numbers = np.array(matched.number, np.int64)[order]
     rule = np.array([CODES.index(rule) for rule in matched.rule], np.int64)[order]
@@ -315,7 +315,7 @@ def _place(label: Label) -> dict[str, Any]:
 
 
 def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `GRAPH_PLACES` for everything that is known.
+    """Rows of `GRAPH_PLACES` for all activities with a label or a reason.
 
     Args:
         assigned: label numbers of the activities.

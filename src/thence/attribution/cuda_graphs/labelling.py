@@ -1,4 +1,4 @@
-"""Tables with labels joined to what ran in CUDA graphs: on request, or because they came with the trace."""
+"""Joins labels to the activities of CUDA graphs: on request, or because they came with the trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_LISTED = 3
 
 
 def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
-    """The tables with labels files joined.
+    """Joins labels files to the tables.
 
     Raises:
         MissingData: nothing ran in a graph, or nothing of it could be joined; the message has the
@@ -44,7 +44,7 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
 
 
 def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
-    """The tables with the places of an eager run of the same code.
+    """Labels the tables from an eager run of the same code.
 
     Args:
         tables: with the replays of graphs.
@@ -60,7 +60,7 @@ def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
 
 
 def with_labels(tables: Tables) -> Tables:
-    """The tables with `Tables.graph_labels` joined. What does not fit is a warning, never an error."""
+    """Joins `Tables.graph_labels` to the tables. Labels that do not match cause warnings, not errors."""
     labels = tables.graph_labels
     if not labels or tables.gpu.is_empty():
         return tables
@@ -92,7 +92,7 @@ def _replace_labels(tables: Tables, joined: Joined, what: str) -> Tables:
         inputs = ", ".join(tables.meta.inputs)
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
         raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
-    # These labels take the place of those that lay beside the trace, which a note tells of.
+    # These labels replace those found next to the trace, so the note about those is removed.
     meta = dataclasses.replace(tables.meta, notes=())
     result = with_places(dataclasses.replace(tables, meta=meta), joined)
     refusals = (f"{source}: {text}" for source, text in joined.foreign)

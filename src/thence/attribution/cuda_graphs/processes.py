@@ -1,4 +1,4 @@
-"""Whether labels and a trace are of one process: ids of nodes are small numbers that fit anywhere."""
+"""Checks that labels and a trace are of one process, because node ids alone match any process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLOCKS_NS = (
 
 
 def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
-    """Why labels cannot be of the process behind a rank, as the end of a sentence; None if they can.
+    """The reason why labels are not of a rank's process, as the end of a sentence; None if they may be.
 
     Compared are process id, boot of the machine, and the time of the trace with the time at which the
     labelled process began; what either side does not say is not compared.

@@ -1,4 +1,4 @@
-"""The replays of CUDA graphs in a trace: which activities one launch of a graph brought about."""
+"""Finds the replays of CUDA graphs in a trace: the activities of each graph launch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> ND
 
 @dataclass(frozen=True)
 class Group:
-    """Launches that brought about the same activities, though perhaps in another order.
+    """Launches with equal multisets of activities, possibly in different orders.
 
     Attributes:
         rows: int64 (launches, activities): rows of gpu, ascending by start.
@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Replays:
-    """What graphs ran in a trace.
+    """All activities of CUDA graphs in a trace.
 
     Attributes:
         tables: of the trace.
@@ -82,7 +82,7 @@ class Replays:
 
     @classmethod
     def of(cls, tables: Tables) -> Replays:
-        """Those of a trace. XLA's command buffers are not among them: their HLO says what they run."""
+        """The replays of a trace, without XLA's command buffers, which are attributed by their HLO."""
         inside = in_cuda_graph(tables) & tables.gpu["program"].is_null().to_numpy()
         rows = np.flatnonzero(inside)
         kinds = Variants.of(tables.gpu[rows])
@@ -91,7 +91,11 @@ class Replays:
         return cls(tables, rows, kinds, variant)
 
     def groups(self, rows: NDArray[np.int64]) -> Iterator[Group]:
-        """The launches behind some of the rows, alike ones together, in the order of the trace."""
+        """Groups the launches of some rows by their multiset of kernels, in the order of the trace.
+
+        Two launches are equal if their sums of random 64-bit numbers, one per kernel variant, are
+        equal: a hash that does not depend on the order of the activities.
+        """
         gpu = self.tables.gpu
         keyed = gpu.select("rank", "correlation", "graph", "start")[rows].with_columns(
             row=pl.Series(rows), variant=pl.Series(self.variant[rows])

@@ -1,8 +1,8 @@
-"""Which kernels of a trace are the same as which captured ones, by name and shape.
+"""Matches kernels of a trace to captured kernels by name and launch shape.
 
-A name is spelled in one way by the driver (``_ZN2at6native...``) and in another by a profiler
-(``void at::native::...<...>(...)``), and readable spellings differ a little. Equal text decides; where a
-name of the trace is found nowhere, the function's own name does, for all kernels that share it.
+The driver gives mangled names (``_ZN2at6native...``), profilers demangled ones
+(``void at::native::...<...>(...)``), and demanglers differ a little. Equal text matches first; for a
+name of the trace without an equal text, the plain function name matches all kernels that share it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Names:
         return self._root(kernel)
 
     def of_trace(self, name: str | None) -> int:
-        """Number of a kernel of the trace, -1 where no captured one has its name."""
+        """Number of a kernel of the trace, -1 if no captured kernel has its name."""
         number = self._of_trace.get(name or "")
         return -1 if number is None else self._root(number)
 
@@ -165,7 +165,7 @@ class Signatures:
 def _keys(
     frame: pl.DataFrame, shapes: Sequence[str], static: dict[int, int]
 ) -> list[tuple[Any, ...] | None]:
-    """What makes kernels equal; None for nodes that leave no activity or are not known."""
+    """The key by which kernels are equal; None for nodes that leave no activity or are unknown."""
     columns = [frame[shape].to_list() for shape in shapes]
     keys: list[tuple[Any, ...] | None] = []
     for row, (kind, name, memory) in enumerate(

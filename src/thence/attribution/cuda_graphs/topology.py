@@ -1,8 +1,8 @@
-"""Which node of a graph runs after which: the order that its edges enforce.
+"""The partial order of a graph's nodes, with reachability queries.
 
-Reachability is kept by chains: the nodes are divided into paths of the graph, and each node knows how
-far up each path its ancestors go. A captured graph consists of as many paths as streams were captured,
-so this takes little room, and whether a node comes before another is one comparison.
+Reachability uses a chain decomposition: the nodes are divided into paths of the graph, and for each path
+a node stores the last position that is an ancestor. A captured graph consists of about as many paths
+as streams were captured, so this takes little memory, and a query is one comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_CELLS = 60_000_000  # of the table of ancestors: 240 MB
 
 
 class NotOrdered(ValueError):
-    """The edges give no order that can be worked with; the message says why."""
+    """The edges give no usable order; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Topology:
         return cls(order, edges, chain, position, reach)
 
     def before(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each second node waits, directly or not, for the first one beside it."""
+        """Whether each first node is an ancestor of the second node at the same index."""
         is_ancestor: NDArray[np.bool_] = (
             self.position[first] <= self.reach[second, self.chain[first]]
         )
@@ -110,7 +110,7 @@ def _neighbours(count: int, of: NDArray[np.int64], other: NDArray[np.int64]) -> 
 
 
 def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows such that edges lead forward; capture creates nodes in such an order already."""
+    """A topological order of the rows; capture already creates nodes in such an order."""
     if (edges[:, 0] < edges[:, 1]).all():
         return np.arange(count)
     after = _neighbours(count, edges[:, 0], edges[:, 1])
@@ -130,7 +130,7 @@ def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
 def _chains(
     order: NDArray[np.int64], before: list[list[int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """A path for each node: that of one it waits for, if nothing continued that yet."""
+    """Greedy chain decomposition: a node extends the path of a predecessor that nothing extended yet."""
     count = len(order)
     chain, position = np.zeros(count, np.int64), np.zeros(count, np.int64)
     last: list[int] = []  # node at the end of each path

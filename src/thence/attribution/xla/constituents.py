@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = NDArray[np.int64]
 
-__all__ = ["CONSTITUENTS", "constituents_by_cost", "constituents_by_place"]
+__all__ = ["constituents_by_cost", "constituents_by_place"]
 
-CONSTITUENTS: dict[str, pl.DataType] = {
+_CONSTITUENTS: dict[str, pl.DataType] = {
     "instruction": pl.UInt32(),
     "constituent": pl.UInt32(),
     "weight": pl.Float64(),
@@ -58,7 +58,7 @@ def constituents_by_place(module: HloModule) -> pl.DataFrame:
     stack and op_name gets the same part, and its first instruction stands for it.
 
     Returns:
-        Columns of `CONSTITUENTS` for every instruction of the module.
+        Columns of `_CONSTITUENTS` for every instruction of the module.
 
     Raises:
         DamagedInput: the same computations are called so often that the table would not fit.
@@ -91,8 +91,8 @@ def constituents_by_place(module: HloModule) -> pl.DataFrame:
     )
     return (
         chosen.with_columns(weight=1 / pl.len().over("instruction"))
-        .select(*CONSTITUENTS)
-        .cast(pl.Schema(CONSTITUENTS))
+        .select(*_CONSTITUENTS)
+        .cast(pl.Schema(_CONSTITUENTS))
         .sort("instruction", maintain_order=True)
     )
 
@@ -118,7 +118,7 @@ def constituents_by_cost(module: HloModule) -> pl.DataFrame:
     tuples and bitcasts are free. Where everything inside is free, the kernel keeps its own place.
 
     Returns:
-        Columns of `CONSTITUENTS` for the instructions on the top level, the ones that run.
+        Columns of `_CONSTITUENTS` for the instructions on the top level, the ones that run.
     """
     graph = _Graph(module)
     return graph.shares(_cost(module, graph))
@@ -271,4 +271,4 @@ class _Graph:
                 "weight": np.concatenate([cost[used] / total[kernel[used]], np.ones(alone.sum())]),
             },
         )
-        return parts.cast(pl.Schema(CONSTITUENTS)).sort("instruction", maintain_order=True)
+        return parts.cast(pl.Schema(_CONSTITUENTS)).sort("instruction", maintain_order=True)

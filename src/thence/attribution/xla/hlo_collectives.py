@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.units import Bytes
 
-__all__ = ["COLLECTIVE_INSTRUCTIONS", "collective_instructions"]
+__all__ = ["collective_instructions"]
 
-COLLECTIVE_INSTRUCTIONS = {
+_COLLECTIVE_INSTRUCTIONS = {
     "row": pl.UInt32(),  # of the instruction in HloModule.instructions
     "id": pl.Int64(),
     "name": pl.String(),
@@ -59,7 +59,7 @@ _RECV_CONTEXT: Bytes = 4  # the result of a recv is (data, u32[], token)
 
 
 def collective_instructions(module: HloModule) -> pl.DataFrame:
-    """One row for each instruction that communicates, in the columns of `COLLECTIVE_INSTRUCTIONS`.
+    """One row for each instruction that communicates, in the columns of `_COLLECTIVE_INSTRUCTIONS`.
 
     An async-start or fusion counts as what it holds, at any depth; instructions inside have rows of
     their own, since traces name now the one and now the other. The message size is per rank and
@@ -72,7 +72,7 @@ def collective_instructions(module: HloModule) -> pl.DataFrame:
         (*head, move.collective, move.bytes, move.size, move.count, move.parts)
         for head, move in _moves(_candidates(module))
     ]
-    return pl.DataFrame(rows, schema=COLLECTIVE_INSTRUCTIONS, orient="row")
+    return pl.DataFrame(rows, schema=_COLLECTIVE_INSTRUCTIONS, orient="row")
 
 
 @dataclass(frozen=True, slots=True)

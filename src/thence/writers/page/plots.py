@@ -143,10 +143,10 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
 def waits_figure(collectives: Collectives) -> go.Figure:
     """How long each kind of collective waited for its last device to start: quartiles and extremes."""
     figure = new_figure(height=380)
-    known = collectives.instances.filter(pl.col("wait_ns").is_not_null())
-    largest = int(known.select(pl.col("wait_ns").max()).item() or 0)
+    waits = collectives.instances.filter(pl.col("wait_ns").is_not_null())
+    largest = int(waits.select(pl.col("wait_ns").max()).item() or 0)
     unit, unit_name = (_MS, "ms") if largest >= _MS else (_US, "us")
-    groups = known.group_by("collective").agg(
+    groups = waits.group_by("collective").agg(
         pl.len().alias("count"),
         *(pl.col("wait_ns").quantile(q, "linear").alias(f"q{int(100 * q)}") / unit for q in (0, 0.25, 0.5, 0.75, 1)),
     )  # fmt: skip

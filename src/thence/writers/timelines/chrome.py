@@ -103,9 +103,9 @@ def _metadata(timeline: Timeline) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for of_input in reversed(meta.facts):
         facts |= of_input
-    found: dict[str, Any] = {"schemaVersion": 1}
-    found |= {key: value for key, value in facts.items() if key not in _IN_GROUPS}
-    found["deviceProperties"] = _devices(timeline)
+    metadata: dict[str, Any] = {"schemaVersion": 1}
+    metadata |= {key: value for key, value in facts.items() if key not in _IN_GROUPS}
+    metadata["deviceProperties"] = _devices(timeline)
     group: dict[str, Any] = {key: facts[key] for key in _IN_GROUPS if key in facts}
     ranks = timeline.trace.ranks
     if len(ranks) == 1 and (group or ranks[0]):
@@ -116,17 +116,17 @@ def _metadata(timeline: Timeline) -> dict[str, Any]:
         distinct = {repr(g): g for g in meta.process_groups}.values()
         group["pg_config"] = [{names.get(k, k): v for k, v in g.items()} for g in distinct]
     if group:
-        found["distributedInfo"] = group
-    found["displayTimeUnit"] = "ms"
+        metadata["distributedInfo"] = group
+    metadata["displayTimeUnit"] = "ms"
     if meta.epoch_ns is not None:
-        found["baseTimeNanoseconds"] = meta.epoch_ns
-    found["thence"] = {
+        metadata["baseTimeNanoseconds"] = meta.epoch_ns
+    metadata["thence"] = {
         "inputs": meta.inputs,
         "clock_corrections_ns": {str(rank): ns for rank, ns in timeline.corrections.items()},
         "clocks": list(timeline.notes),
         "warnings": meta.warnings,
     }
-    return found
+    return metadata
 
 
 def _devices(timeline: Timeline) -> list[dict[str, Any]]:
@@ -141,8 +141,8 @@ def _devices(timeline: Timeline) -> list[dict[str, Any]]:
             "computeMinor": int(minor) if minor.isdigit() else None,
             "numSms": device.multiprocessors,
         }
-        known = {key: value for key, value in values.items() if value is not None}
-        described.setdefault(device.device, known)
+        properties = {key: value for key, value in values.items() if value is not None}
+        described.setdefault(device.device, properties)
     return list(described.values())
 
 

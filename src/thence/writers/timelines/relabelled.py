@@ -129,17 +129,17 @@ def _edited(piece: bytes, waiting: _Waiting) -> Iterator[bytes]:
         yield piece  # as broken as it was; the count of labels will show it
         return
     rows = [i for i, event in enumerate(raw) if b'"kernel"' in event or b'"gpu_mem' in event]
-    found: list[DeviceEvent | None] = [None] * len(raw)
+    edited: list[DeviceEvent | None] = [None] * len(raw)
     for i in rows:
         try:
-            found[i] = _device_event.decode(raw[i])
+            edited[i] = _device_event.decode(raw[i])
         except (msgspec.MsgspecError, RecursionError):
             continue
-    known = [i for i in rows if found[i] is not None]
-    starts = nanoseconds([event.ts for i in known if (event := found[i])]).tolist()
-    durations = nanoseconds([event.dur for i in known if (event := found[i])]).tolist()
-    for i, start, duration in zip(known, starts, durations, strict=True):
-        event = found[i]
+    matched = [i for i in rows if edited[i] is not None]
+    starts = nanoseconds([event.ts for i in matched if (event := edited[i])]).tolist()
+    durations = nanoseconds([event.dur for i in matched if (event := edited[i])]).tolist()
+    for i, start, duration in zip(matched, starts, durations, strict=True):
+        event = edited[i]
         if event is not None and (texts := waiting.get(event.key(start, duration))):
             raw[i] = _with_arguments(raw[i], texts.popleft())
     yield from raw

@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Timeline
 
-__all__ = ["ENDINGS", "ending_of", "write_timeline", "write_timeline_to"]
+__all__ = ["ending_of", "write_timeline", "write_timeline_to"]
 
-ENDINGS = (".pftrace", ".perfetto-trace", ".json", ".json.gz", ".parquet")
+_ENDINGS = (".pftrace", ".perfetto-trace", ".json", ".json.gz", ".parquet")
 """What the name of an output can end with."""
 
 _GZIP_LEVEL = 2
 
 
 def ending_of(path: str | os.PathLike[str]) -> str:
-    """Which of `ENDINGS` a path has.
+    """Which of `_ENDINGS` a path has.
 
     Raises:
         UsageError: none of them.
     """
     name = os.fspath(path).rstrip("/")
-    for ending in ENDINGS:
+    for ending in _ENDINGS:
         if name.lower().endswith(ending):
             return ending
-    known = ", ".join(ENDINGS)
+    endings = ", ".join(_ENDINGS)
     raise UsageError(
-        f"{name}: the ending says no format that can be written; choose one of {known}"
+        f"{name}: the ending says no format that can be written; choose one of {endings}"
     )
 
 
@@ -55,7 +55,7 @@ def write_timeline(
 
     Args:
         timeline: to be written.
-        path: with one of `ENDINGS`; replaced if it exists.
+        path: with one of `_ENDINGS`; replaced if it exists.
         progress: called with how many rows are written, and how many there are.
 
     Raises:
@@ -86,7 +86,7 @@ def write_timeline_to(
     Args:
         timeline: to be written.
         stream: binary; not closed.
-        ending: of `ENDINGS`, but no folder's.
+        ending: of `_ENDINGS`, but no folder's.
         progress: called with how many rows are written, and how many there are.
     """
     if ending == ".json.gz":
