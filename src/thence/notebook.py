@@ -1,4 +1,4 @@
-"""How results show themselves in notebooks: HTML from texts, below everything that has results."""
+"""HTML fragments by which results display themselves in notebooks. Imported by analyses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace as users meet it: tables, attribution and analyses in one object."""
+"""`Trace`: the public object with tables, attribution and analyses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = ["Trace"]
 
 @dataclass(frozen=True)
 class Trace:
-    """What one or several ranks did on their GPUs, and where it came from.
+    """A trace of one or several ranks with attributed GPU time.
 
     Every table is a Polars frame; ``thence.model.tables`` documents their columns. Frames convert
     with ``.to_pandas()`` (needs pandas and pyarrow) and ``.to_arrow()``.
@@ -74,7 +74,7 @@ class Trace:
 
     @cached_property
     def attributed(self) -> Attributed:
-        """What is selected of it: all that analyses and writers see."""
+        """The selected part of `whole`: the input of all analyses and writers."""
         return select(self.whole, self.selection)
 
     def select(
@@ -111,7 +111,7 @@ class Trace:
         return self.selected(chosen)
 
     def selected(self, selection: Selection) -> Trace:
-        """The same with conditions that are put together already."""
+        """A part of the trace, from a `Selection`; see `select`."""
         part = Trace(self.tables, self.own, selection)
         vars(part)["whole"] = self.whole  # the trace is attributed once
         _ = part.attributed  # says now what is wrong with the selection
@@ -154,7 +154,7 @@ class Trace:
 
     @cached_property
     def activities(self) -> pl.DataFrame:
-        """`gpu` and `places` side by side: the frame for questions of one's own."""
+        """`gpu` and `places` joined by row: one frame for custom queries."""
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
         return pl.concat([recorded, self.places], how="horizontal")
 
@@ -411,7 +411,7 @@ class Trace:
         return ", ".join(self.meta.inputs)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """The answer to an SQL query over the tables gpu, host, places, activities, collectives, threads, programs.
+        """Runs an SQL query over the tables gpu, host, places, activities, collectives, threads, programs.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``

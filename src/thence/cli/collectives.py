@@ -49,7 +49,7 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
 
 
 def _clocks(trace: Trace) -> str:
-    """What was done about the clocks of several ranks."""
+    """A note on the alignment of the ranks' clocks."""
     if len(trace.attributed.ranks) == 1:
         return "waits are among the devices of one process, which share a clock"
     alignment = trace.alignment

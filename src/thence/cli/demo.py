@@ -1,4 +1,4 @@
-"""``thence demo``: the main job on a recording that ships with the package."""
+"""``thence demo``: the report on a recording that ships with the package."""
 
 from __future__ import annotations
 

@@ -51,12 +51,12 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
     multiple=True,
     metavar="TRACE",
     type=click.Path(),
-    help="Trace or recording made at the same time, to be written with the ranges under the kernel.",
+    help="Trace or recording of the same run; the timeline then shows the ranges under its kernels.",
 )
 @click.option(
     "--launch",
     type=click.IntRange(min=0),
-    help="Which launch of the kernel in the trace it is, from 0, where nothing in the buffer says.",
+    help="Index (from 0) of the kernel's launch in the trace, if the buffer could be of several.",
 )
 @click.option(
     "--clock-ghz",
@@ -99,7 +99,7 @@ def command(
 def _check_options(
     output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool
 ) -> None:
-    """What is wrong with the request is said before anything is read."""
+    """Checks the options before anything is read and raises `UsageError` or `InputError`."""
     check_inputs(merge)
     if output is None:
         if merge or launch is not None:

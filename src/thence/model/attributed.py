@@ -1,4 +1,4 @@
-"""A trace whose device time has been attributed: what every analysis and every writer reads."""
+"""`Attributed`: a trace with attributed device time, the input of every analysis and every writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What describes a collective, as columns of the tables."""
+"""Converts descriptions of collectives to typed columns of the tables."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _known_number(name: str) -> pl.Expr:
 
 
 def described_structs(collectives: Sequence[Collective | None]) -> pl.Series:
-    """Descriptions as one column, as `thence.model.tables.GRAPH_PLACES` has it; None gives null."""
+    """Descriptions as one struct column of `thence.model.tables.GRAPH_PLACES`; None becomes null."""
     descriptions = [collective for collective in collectives if collective is not None]
     columns = {
         name: pl.Series([getattr(collective, name) for collective in descriptions], dtype=dtype)

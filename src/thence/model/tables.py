@@ -1,8 +1,7 @@
 """The tables of a trace: every column with its type, unit and missing value.
 
-This is the vocabulary of thence. Readers fill these tables, everything else only reads them. Times
-are int64 nanoseconds on the trace's own clock; ``Meta.epoch_ns`` says where that clock began.
-A null always means "the trace does not say".
+Readers fill these tables; everything else only reads them. Times are int64 nanoseconds on the trace's
+own clock; ``Meta.epoch_ns`` is the epoch of that clock. A null always means "the trace does not say".
 """
 
 from __future__ import annotations
@@ -340,7 +339,7 @@ _ROW_REFERENCES = {
 
 
 def concat(parts: Sequence[Tables]) -> Tables:
-    """Several inputs as one: rows after rows, row references and clocks adjusted.
+    """Concatenates the tables of several inputs; adjusts row references and clocks.
 
     Ranks that two inputs share are told apart by giving the later input the next free numbers, with
     a warning. Clocks that began at different moments are expressed on the first one's.

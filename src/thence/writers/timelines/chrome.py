@@ -98,7 +98,7 @@ def write_chrome(
 
 
 def _metadata(timeline: Timeline) -> dict[str, Any]:
-    """The top-level keys that Kineto writes, as far as they are known; ours under ``thence``."""
+    """The top-level keys of Kineto files, where values are available; thence's facts under ``thence``."""
     meta = timeline.trace.meta
     facts: dict[str, Any] = {}
     for of_input in reversed(meta.facts):
@@ -147,7 +147,7 @@ def _devices(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
-    """Rows done and lines of JSON, in the order of the tables: equal times keep theirs when read."""
+    """Yields the number of rows done and JSON lines, in table order, which readers keep at equal times."""
     yield 0, _named_lanes(timeline)
     of_host = _described(timeline, "host")
     for frame in timeline.trace.host.with_row_index("row").iter_slices(_CHUNK_ROWS):
@@ -165,7 +165,7 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
 
 
 def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    """The rows with arguments of joined labels, which then tell the places alone."""
+    """Adds the arguments of joined labels to rows, in place of the other place arguments."""
     if timeline.trace.graph_places.is_empty():
         return rows.with_columns(joined=pl.lit(None, pl.String))
     arguments = graph_arguments(timeline.trace, collectives=False)
@@ -188,7 +188,7 @@ def _described(timeline: Timeline, table: str) -> pl.DataFrame:
 
 
 def _quoted(values: pl.Series) -> pl.Series:
-    """Each text as JSON; every distinct one is encoded once."""
+    """Each text as JSON; distinct texts are encoded once."""
     texts = values.cast(pl.String)
     distinct = texts.drop_nulls().unique()
     encoded = [msgspec.json.encode(text).decode() for text in distinct.to_list()]
@@ -214,7 +214,7 @@ def _triple(column: str) -> pl.Expr:
 
 
 def _microseconds(ns: pl.Expr) -> pl.Expr:
-    """Decimal microseconds: exact, as no float is involved."""
+    """Nanoseconds as decimal microseconds, exact because only integers are used."""
     size = ns.abs()
     decimals = (size % 1000).cast(pl.String).str.zfill(3)
     sign = pl.when(ns < 0).then(pl.lit("-")).otherwise(pl.lit(""))

@@ -1,7 +1,7 @@
-"""A Kineto file once more, as it is, with labels in the arguments of what ran in CUDA graphs.
+"""Copies a Kineto file and adds labels to the arguments of activities in CUDA graphs.
 
-The file is copied event by event: those that got a label get further arguments, every other byte of an
-event stays, with all that thence itself does not read. Nothing moves: streams, times and flows stay.
+The file is copied event by event: labelled events get further arguments, every other byte of an event is
+kept, including fields that thence does not read. Streams, times and flows do not change.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write_relabelled(trace: Attributed, source: str, target: str) -> None:
 
 
 def _waiting(trace: Attributed) -> _Waiting:
-    """Arguments for each labelled activity, by what tells its event from others, in their order."""
+    """Arguments of the labelled activities, queued by the key that identifies their events."""
     arguments = graph_arguments(trace, collectives=True)
     keys = trace.gpu.select(pl.col(_KEY).fill_null(-1))[arguments["row"]]
     waiting: _Waiting = defaultdict(deque)
@@ -122,7 +122,7 @@ def _bytes(piece: Piece, source: Source) -> bytes:
 
 
 def _edited(piece: bytes, waiting: _Waiting) -> Iterator[bytes]:
-    """The events of a piece, those with a label with more arguments."""
+    """The events of a chunk; labelled events get additional arguments."""
     try:
         raw = [bytes(event) for event in _raw_events.decode(b"[" + piece + b"]")]
     except (msgspec.MsgspecError, RecursionError):

@@ -1,4 +1,4 @@
-"""A timeline as a file or folder whose name says the format; whole or not at all."""
+"""Writes a timeline to a file or folder, with the format from the name's ending; writes are atomic."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def write_timeline_to(
 
 @contextmanager
 def _atomic_folder(target: Path) -> Iterator[Path]:
-    """A new folder that takes the target's place when all went well."""
+    """A temporary folder that replaces the target on success."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: is a file; Parquet output is a folder of files")
     if target.exists() and {path.name for path in target.iterdir()} - {*FILES}:
