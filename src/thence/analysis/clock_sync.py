@@ -211,9 +211,9 @@ def _skews(instance: Int64, end: Float64) -> Float64:
 def _median_corrections(rank: Int64, instance: Int64, end: Float64, ranks: int) -> Float64:
     """The median skew of each rank, iterated to convergence where not every rank has every instance.
 
-    If all ranks took part in all instances, the means do not depend on the corrections of single ranks
-    and one pass is exact. Otherwise correcting one rank moves the means of its instances, so the
-    medians are taken again until none changes by `_SETTLED_NS`.
+    If all ranks took part in all instances, the corrections shift all means alike and one pass suffices.
+    Otherwise correcting a rank shifts only the means of its instances, so the medians are taken
+    again until none changes by `_SETTLED_NS`.
     """
     corrections = np.zeros(ranks)
     present = np.unique(rank)

@@ -179,15 +179,15 @@ def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
     tuning = np.isin(ranges.phase, _AUTOTUNING)
     inside_tuning = _below(above, tuning)
     hidden = inside_tuning if autotuning is Autotuning.BLOCK else np.zeros(len(duration), bool)
-    own = duration - _children(ranges.parent, duration, ~hidden)
+    self_time = duration - _children(ranges.parent, duration, ~hidden)
     launchers, parallel = _parallel(ranges, ~hidden & (ranges.launcher >= 0))
-    own[launchers] -= parallel
-    scale = _shares(ranges, own, hidden, launchers, parallel)
+    self_time[launchers] -= parallel
+    scale = _shares(ranges, self_time, hidden, launchers, parallel)
     counted = ~hidden & (ranges.main | (ranges.launcher >= 0))
     top = chain_to(above, np.arange(len(above)), above == NO_ROW)
     first = _first_compile(ranges)
-    name = np.where(np.arange(len(own)) == first, LIBRARY_LOADING, ranges.phase)
-    window = np.zeros(len(own))
+    name = np.where(np.arange(len(self_time)) == first, LIBRARY_LOADING, ranges.phase)
+    window = np.zeros(len(self_time))
     everywhere, busy = _parallel(ranges, ranges.launcher >= 0)  # autotuning shown or not
     window[everywhere] = busy
     frame = pl.DataFrame(
@@ -197,7 +197,7 @@ def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
             "name": pl.Series(name.tolist(), dtype=pl.String),
             "program": ranges.frame["name"].cast(pl.String).str.extract(_MODULE),
             "start": ranges.start,
-            "self_ns": own * scale,
+            "self_ns": self_time * scale,
             "total_ns": duration * scale,
             "top": ranges.frame["row"].cast(pl.Int64).to_numpy()[top],
             "outermost": ranges.main & (ranges.parent == NO_ROW),
@@ -243,9 +243,9 @@ def _parallel(ranges: _Ranges, workers: Mask) -> tuple[Int64, npt.NDArray[np.flo
     np.maximum.at(last, group, ranges.end[tops])
     busy = np.zeros(len(launchers), np.int64)
     for number, launcher in enumerate(launchers):  # some hundred at most
-        own = np.flatnonzero(ranges.parent == launcher)
+        child_rows = np.flatnonzero(ranges.parent == launcher)
         window = (first[number : number + 1], last[number : number + 1])
-        busy[number] = covered_lengths(*window, ranges.start[own], ranges.end[own])[0]
+        busy[number] = covered_lengths(*window, ranges.start[child_rows], ranges.end[child_rows])[0]
     return launchers, (last - first - busy).astype(np.float64)
 
 

@@ -268,12 +268,14 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
     parts, parents, height = [pl.DataFrame(schema=FRAMES)], np.empty(leaves.height, np.int64), 0
     role = np.where(stacks.attributed, "frame", "unattributed")
     for outer in leaves["outermost"].unique(maintain_order=True).to_list():
-        own = leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
+        selected = (
+            leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
+        )
         top = NO_ROW
         if outer is not None:
             top, height = height, height + 1
             parts.append(_rows(np.array([NO_ROW]), pl.Series([outer]), np.array(["frame"])))
-        node = leaves["node"].to_numpy()[own]
+        node = leaves["node"].to_numpy()[selected]
         used = np.flatnonzero(ancestors(stacks.tree.parent, node))
         number = np.full(
             len(stacks.tree.parent) + 1, top, np.int64
@@ -282,7 +284,7 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
         parts.append(
             _rows(number[stacks.tree.parent[used]], stacks.tree.name.gather(used), role[used])
         )
-        parents[own] = number[node]
+        parents[selected] = number[node]
         height += len(used)
     parts.append(leaves.select(pl.Series("parent", parents), "name", "kind", "full_name"))
     return pl.concat(parts), height + np.arange(leaves.height)

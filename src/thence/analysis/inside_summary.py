@@ -44,7 +44,7 @@ class InsideSummary:
         idle_sms: SMs that ran nothing; None where the device's number of SMs is not known.
         clock_ghz: median SM clock; None where it is not known.
         clock_sources: traces by where their clock's rate comes from.
-        states: number of traces by state (complete, truncated ...).
+        states: number of traces by state, see `thence.inside.columns.STATES`.
         dropped: events lost because the buffer was full.
         overhead_cycles: subtracted for each event in net times.
         notes, warnings: of the decoder.

@@ -173,10 +173,10 @@ def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
 def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:
     """A step function: the sum of the values of all open intervals, one row per change."""
     parts = [pl.DataFrame(schema=_COUNTERS_SCHEMA)]
-    for (rank, device), own in intervals.group_by(*_KEY, maintain_order=True):
-        start, end = own["start"].to_numpy(), own["end"].to_numpy()
-        time, _, value = levels(start, end, own["value"].cast(pl.Float64).to_numpy())
-        _, _, lasting = levels(start, end, np.ones(own.height, np.int64))
+    for (rank, device), device_rows in intervals.group_by(*_KEY, maintain_order=True):
+        start, end = device_rows["start"].to_numpy(), device_rows["end"].to_numpy()
+        time, _, value = levels(start, end, device_rows["value"].cast(pl.Float64).to_numpy())
+        _, _, lasting = levels(start, end, np.ones(device_rows.height, np.int64))
         # Float sums may not return to exactly 0 by themselves; set 0 where no interval is open.
         value = np.append(np.where(lasting > 0, value, 0.0), 0.0)
         changed = np.ones(len(value), np.bool_)

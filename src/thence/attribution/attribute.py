@@ -85,8 +85,8 @@ def _merged(
 ) -> tuple[pl.Series, pl.Series]:
     """Merges the places of HLO and launch: HLO for activities of XLA programs, launch for all others.
 
-    Activities of the autotuner belong to no program, but keep the HLO's reason ("autotuning"): the ranges
-    and frames around their launch are those of the compilation, not of the code that uses the result.
+    An activity without a place in the HLO gets that of its launch, if there is one. Activities of the
+    autotuner belong to no program; without a place they keep the reason "autotuning", not the launch's.
     """
     rule = f"{kind}_rule"
     trying = (of_hlo[rule] == "autotuning").fill_null(value=False)

@@ -92,11 +92,11 @@ class PathTree:
         levels = [pl.Series([], dtype=pl.String)]
         above = 0
         for low, high in itertools.pairwise(bounds.tolist()):
-            own = names.slice(low, high - low)
+            texts = names.slice(low, high - low)
             if low:
                 around = levels[-1].gather(position[self.parent[rows[low:high]]] - above)
-                own = around + separator + own
-            levels.append(own)
+                texts = around + separator + texts
+            levels.append(texts)
             above = low
         return pl.concat(levels).gather(position[nodes])
 

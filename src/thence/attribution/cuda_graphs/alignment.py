@@ -221,11 +221,11 @@ class _Work:
         tied[:, 1:] |= together
         tied[:, :-1] |= together
         for members in self.slots.classes:
-            own = tied[:, members.slots] & members.ordered
-            self.node[:, members.slots][own] = -1
-            self.known[self.slots.row[members.slots]] &= ~own.T
+            tied_members = tied[:, members.slots] & members.ordered
+            self.node[:, members.slots][tied_members] = -1
+            self.known[self.slots.row[members.slots]] &= ~tied_members.T
             if not members.alike:
-                self.label[:, members.slots][own] = UNDECIDED
+                self.label[:, members.slots][tied_members] = UNDECIDED
 
     def verify(self) -> None:
         """Checks the edges: no node may start before a predecessor.

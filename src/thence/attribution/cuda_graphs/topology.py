@@ -49,22 +49,24 @@ class Topology:
         """The order that edges give to ``count`` nodes.
 
         Raises:
-            NotOrdered: the edges go round in circles, or leave far too many nodes side by side.
+            NotOrdered: the edges contain a cycle, or there are far too many parallel branches.
         """
         edges = np.unique(edges.reshape(-1, 2), axis=0)
         before = _neighbours(count, edges[:, 1], edges[:, 0])
         order = _order(count, edges)
         if len(order) < count:
-            raise NotOrdered("the edges of the graph go round in circles")
+            raise NotOrdered("the edges of the graph contain a cycle")
         chain, position, chains = _chains(order, before)
         if count * chains > _MOST_CELLS:
             raise NotOrdered(f"{count:,} nodes on {chains:,} branches are too many to be ordered")
         reach = np.full((count, chains), -1, np.int32)
         for node in order.tolist():
-            own = reach[node]
+            last_ancestors = reach[node]
             for earlier in before[node]:
-                np.maximum(own, reach[earlier], out=own)
-                own[chain[earlier]] = max(own[chain[earlier]], position[earlier])
+                np.maximum(last_ancestors, reach[earlier], out=last_ancestors)
+                last_ancestors[chain[earlier]] = max(
+                    last_ancestors[chain[earlier]], position[earlier]
+                )
         return cls(order, edges, chain, position, reach)
 
     def before(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -76,10 +78,10 @@ class Topology:
 
 
 def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:
-    """How many nodes there are to be ordered, and edges between their rows.
+    """The number of nodes to be ordered, and the edges between their rows.
 
-    A node that holds a child graph begins before what is in it; what waits for it waits for the end of
-    all that. That end becomes a further node, behind the rows of the graph's own.
+    A node with a child graph starts before the nodes in it; its successors wait for the end of all of
+    them. That end becomes an extra node, numbered after the rows of the graph's own nodes.
     """
     assert graph.edges is not None
     numbers = graph.nodes["number"].to_numpy()

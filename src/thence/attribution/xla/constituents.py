@@ -1,7 +1,7 @@
-"""What a kernel is made of: the instructions behind each instruction that runs, with shares of it.
+"""Splits kernels into constituents: the HLO instructions inside each executed instruction, with weights.
 
-A fusion carries one op_name and one source line, and does the work of dozens. Two ways to divide
-its time among the instructions inside; both give rows (instruction, constituent, weight): row
+A fusion carries one op_name and one source line, but does the work of dozens. There are two ways to divide
+its time among the instructions inside. Both give rows (instruction, constituent, weight): row
 numbers of HloModule.instructions, and weights that sum to 1 for each instruction:
 
 - `constituents_by_cost`: in proportion to estimated work, all levels of called computations.
@@ -141,7 +141,7 @@ def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
 
 
 class _Graph:
-    """Who runs inside which kernel, and which values enter and leave it."""
+    """Containment of instructions in kernels, and the values that enter and leave each kernel."""
 
     def __init__(self, module: HloModule) -> None:
         table = module.instructions.with_row_index("row")
@@ -208,7 +208,7 @@ class _Graph:
         return source
 
     def _in_reducer(self) -> NDArray[np.bool_]:
-        """Instructions of computations that are applied per element: the caller has their cost."""
+        """Instructions of computations applied per element (reducers); their cost is the caller's."""
         fused = self.inner["computation"].to_numpy()
         inside = np.isin(self.table["computation"].to_numpy(), fused)
         result: NDArray[np.bool_] = ~(inside | self.top)
@@ -250,7 +250,7 @@ class _Graph:
         return result
 
     def shares(self, cost: NDArray[np.float64]) -> pl.DataFrame:
-        """Every instruction on the top level with what it is made of, weighted by cost."""
+        """Every top-level instruction with its constituents, weighted by cost."""
         # The kernel in which each instruction runs: the caller of its computation, and so on up.
         caller = self.table.select("computation").join(
             self.inner, on="computation", how="left", maintain_order="left"

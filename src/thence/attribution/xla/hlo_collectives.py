@@ -112,25 +112,25 @@ def _candidates(module: HloModule) -> list[dict[str, Any]]:
 def _moves(
     candidates: Iterable[dict[str, Any]],
 ) -> Iterator[tuple[tuple[int, int, str, str], _Move]]:
-    """The instructions that communicate, as (row, id, name, opcode) and what they move.
+    """The instructions that communicate, as (row, id, name, opcode), with kind and sizes.
 
     One pass without recursion: callees come before their callers.
     """
     inside: dict[int, _Move] = {}  # computation id to what runs in it
     for row in candidates:
         called = [inside[c] for c in dict.fromkeys(row["called"]) if c in inside]
-        own, offload = _own(row), _offload(row)
-        move = own or (_merged(called) if called and row["opcode"] in _WRAPPERS else None)
+        collective, offload = _own(row), _offload(row)
+        move = collective or (_merged(called) if called and row["opcode"] in _WRAPPERS else None)
         if move:
             yield (row["row"], row["id"], row["name"], row["opcode"]), move
-        new = [own] if own else [offload] if offload else called
+        new = [collective] if collective else [offload] if offload else called
         if new:
             home = row["computation"]
             inside[home] = _merged([*([inside[home]] if home in inside else []), *new])
 
 
 def _own(row: dict[str, Any]) -> _Move | None:
-    """What an instruction communicates itself."""
+    """The collective of a single instruction."""
     opcode, operands = row["opcode"], _int(row["operand_bytes"])
     size, count = _int(row["group_size"]) or None, _int(row["group_count"]) or None
     if row["library"]:

@@ -1,4 +1,4 @@
-"""Where the device time of XLA programs came from, by the HLO instruction behind each activity.
+"""Attributes activities of XLA programs by the HLO instruction that each runs.
 
     op_name  what the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
     opcode   of the instruction, such as fusion
@@ -54,7 +54,7 @@ def instructions(tables: Tables) -> pl.DataFrame:
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
         instruction whose command the node is; hlo_rule (`RULE`), which of both, or why there is none;
-        detail (Categorical), a sentence about a graph that could not be told.
+        detail (Categorical), a sentence about a graph that could not be matched.
     """
     trying = autotuned(tables)
     derived = derived_instructions(tables)
@@ -139,7 +139,7 @@ def source_shares(
 
 
 def stack_shares(trace: Attributed) -> pl.DataFrame:
-    """The same division with whole source stacks in place of their innermost lines.
+    """Divides the time as `source_shares`, with whole source stacks in place of innermost lines.
 
     Returns:
         columns gpu, module (row in ``trace.hlo``), frame (number in its frames, null where there
@@ -254,7 +254,7 @@ def _shares(
 def _constituents(
     module: HloModule, parts: pl.DataFrame, keys: pl.DataFrame, number: int
 ) -> pl.DataFrame:
-    """What every instruction that ran is made of: hlo, weight, place, frame (null: none), rule."""
+    """Constituents of every executed instruction: hlo, weight, place, frame (null: none), rule."""
     activities = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
     rows = module.instructions.select(pl.col("name").alias("hlo")).with_row_index("instruction")
     chosen = rows.join(activities.select("hlo").unique(), on="hlo", how="semi").unique(
@@ -262,7 +262,7 @@ def _constituents(
     )
     columns = ("source", "source_rule", "frame")
     origin = origins(module).select(columns).with_row_index("constituent")
-    own = origin.rename(
+    unsplit = origin.rename(
         {
             "constituent": "instruction",
             "source": "own",
@@ -281,7 +281,7 @@ def _constituents(
             ]
         )
         .join(origin, on="constituent", how="left")
-        .join(own, on="instruction", how="left")
+        .join(unsplit, on="instruction", how="left")
         .select(
             "hlo",
             "weight",

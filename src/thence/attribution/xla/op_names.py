@@ -72,7 +72,7 @@ def parts_of(op_name: str) -> list[str]:
 
 
 def segments_of(path: str) -> list[str]:
-    """The parts of a path, outermost first, cut at each ``/`` that no bracket or quote is around."""
+    """The parts of a path, outermost first, split at each ``/`` outside of brackets and quotes."""
     return _split(path, "/")
 
 
@@ -96,7 +96,7 @@ def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
 
 
 def _is_traced(path: str) -> bool:
-    """Whether it begins with a function, jit(f), and not with the name of an argument."""
+    """Whether the path starts with a transformed function, jit(f), and not with an argument's name."""
     return "(" in path.partition("/")[0]
 
 
@@ -152,7 +152,7 @@ def _unwrapped(segments: list[str]) -> Iterator[str]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """The text cut at separators outside of brackets and quotes."""
+    """Splits text at separators outside of brackets and quotes."""
     if separator not in text:
         return [text]
     parts, depth, begin, quote = [], 0, 0, ""
@@ -172,7 +172,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it."""
+    """Whether the opening bracket at the start of the text is closed by its last character."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")

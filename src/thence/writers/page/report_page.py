@@ -142,7 +142,7 @@ def _tables(report: Report) -> dict[str, Any]:
 
 
 def _spread(spread: pl.DataFrame) -> dict[str, Any]:
-    """What ran more than once, most time first, with short names."""
+    """Computations that ran more than once, most time first, with short names."""
     repeated = spread.filter(spread["count"] > 1)
     rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(
         MOST_ROWS + 1
@@ -160,7 +160,7 @@ def _of(part: Part[Any], name: str) -> pl.DataFrame | None:
 
 
 def _divisions(report: Report) -> list[str]:
-    """What has a place at all; the section on attribution names the rest."""
+    """The kinds for which any activity has a place; the section on attribution lists the others."""
     return [by for by, summary in report.summaries.items() if summary.rows["attributed"].any()]
 
 
@@ -336,7 +336,7 @@ def _xla(report: Report, part: Part[Programs] | Part[Compilation], name: str) ->
 
 
 def _title(by: str) -> str:
-    """Of a tab: a word of the framework such as op_name stays as it is written there."""
+    """The title of a tab: capitalized, except for a framework's identifier such as op_name."""
     title = _TITLES[by]
     return title if "_" in title else title[0].upper() + title[1:]
 

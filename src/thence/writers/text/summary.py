@@ -98,7 +98,7 @@ def heading(summary: Summary) -> RenderableType:
 def details_table(summary: Summary, width: int) -> RenderableType:
     """The reasons why single CUDA graphs could not be matched, one line per sentence."""
     headings = {
-        "text": "CUDA graphs that could not be told",
+        "text": "CUDA graphs that could not be matched",
         "count": "activities",
         "total_ns": "total",
     }

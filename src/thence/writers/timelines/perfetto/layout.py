@@ -137,9 +137,11 @@ def _add_threads(made: Layout, timeline: Timeline, rank: int, track: Int64) -> N
         pid, group = groups[process]
         name = names.get((process, thread)) or f"thread {thread}"
         of = Thread(pid, made.tracks.thread_id(thread), name)
-        own = made.tracks.add(name, group, of=of)
+        thread_track = made.tracks.add(name, group, of=of)
         # A thread has one track; what crosses its slices is shown in a row below it.
-        uuids.append([own, *made.tracks.lanes(f"{name}, overlapping", own, count - 1)])
+        uuids.append(
+            [thread_track, *made.tracks.lanes(f"{name}, overlapping", thread_track, count - 1)]
+        )
     track[rows] = _flat(uuids)[_first(lanes)[number] + lane]
 
 

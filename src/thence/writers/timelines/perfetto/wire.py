@@ -42,7 +42,7 @@ def varint(value: int) -> bytes:
 
 
 def field_tag(number: int, wire_type: int) -> bytes:
-    """What stands before each value: the field's number and how the value is encoded."""
+    """The tag before each value: the field's number and the wire type."""
     return varint(number << 3 | wire_type)
 
 
@@ -63,7 +63,7 @@ def text_field(number: int, text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes of one place in the records of many rows.
+    """The bytes at one position in the records of many rows.
 
     Attributes:
         data: uint8, shape (width, rows), or (width, 1) where they are the same for all.
