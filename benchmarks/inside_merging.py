@@ -69,7 +69,7 @@ def check_merged(trace: Any, parts: list[Any], label: str, directory: Path) -> N
             continue
         right += place.number == number_of(name)
         if number_of(name) == 1:
-            said(f"merging {label}, alone: {place.said(name)}")
+            said(f"merging {label}, alone: {place.sentence(name)}")
     said(f"merging {label}: {right} of {len(parts)} buffers alone find their launch")
     timeline = merged(recorded, parts)
     for ending in ("json", "pftrace"):

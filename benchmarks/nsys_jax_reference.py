@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.clock_sync import align
+from thence.analysis.clock_sync import align_clocks
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import LIBRARY_LOADING, compilation
 from thence.analysis.programs import By, Programs, programs
@@ -69,7 +69,7 @@ def main() -> int:
 
 def show_alignment(tables: Attributed) -> None:
     """There is nothing to compare with: nsys-jax refuses to align a subset of the ranks."""
-    found = align(tables)
+    found = align_clocks(tables)
     for rank, correction, shared, _cluster in found.corrections.rows():
         print(f"clock of rank {rank}: {correction} ns, from {shared} shared collectives")
     print(f"left: median {found.residual_median_ns} ns, largest {found.residual_max_ns} ns")

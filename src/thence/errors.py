@@ -1,12 +1,12 @@
 """Every error that thence raises on purpose.
 
-ThenceError                 exit code 2: it could not be done
+ThenceError                 exit code 2
  +-- InputError             a path that cannot be read at all
  |    +-- UnknownFormat     the bytes are no format that thence reads
  |    +-- DamagedInput      the format is known, its content cannot be read
- +-- MissingData            the trace is fine, but lacks what the question needs
+ +-- MissingData            the trace is valid, but lacks data that the analysis needs
  +-- MissingRequirement     something that is not installed, or too old
- +-- UsageError             the question itself is wrong
+ +-- UsageError             the request is invalid for any input
 
 A message names the file, says what was expected, and what to do. Only ``thence.cli`` prints them.
 """

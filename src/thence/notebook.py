@@ -1,4 +1,4 @@
-"""How results show themselves in notebooks: HTML from texts, below everything that has results."""
+"""HTML fragments by which results display themselves in notebooks. Imported by analyses."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def table_html(
     more = (
         f"<p>... {format_count(hidden)} more rows in <code>.rows</code></p>" if hidden > 0 else ""
     )
-    said = "".join(f"<p>{escape(text)}</p>" for text in notes)
+    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in notes)
     return (
         f"<div><p><b>{above}</b><br>{below}</p><table><thead><tr>{titles}</tr></thead>"
-        f"<tbody>{body}</tbody></table>{more}{said}</div>"
+        f"<tbody>{body}</tbody></table>{more}{paragraphs}</div>"
     )

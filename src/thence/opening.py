@@ -1,4 +1,4 @@
-"""`thence.open`: from the names of files to a trace."""
+"""`thence.open`: reads files into a `Trace`."""
 
 from __future__ import annotations
 

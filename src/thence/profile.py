@@ -1,4 +1,4 @@
-"""The profile of one launch, as users meet it."""
+"""`Inside`: the public object for an in-kernel profile of one launch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Inside", "open_inside"]
 
 @dataclass(frozen=True)
 class Inside:
-    """What happened inside one launch of a kernel.
+    """An in-kernel profile of one kernel launch.
 
     Attributes:
         decoded: traces and ranges; see `thence.inside.decoding.Decoded` for their columns.

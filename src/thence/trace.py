@@ -1,4 +1,4 @@
-"""The trace as users meet it: tables, attribution and analyses in one object."""
+"""`Trace`: the public object with tables, attribution and analyses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
-from thence.analysis.clock_sync import Alignment, align
+from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.communication import Collectives, collectives, compute_spread
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import Patterns
-from thence.analysis.missing_collectives import no_collectives
+from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
@@ -52,7 +52,7 @@ __all__ = ["Trace"]
 
 @dataclass(frozen=True)
 class Trace:
-    """What one or several ranks did on their GPUs, and where it came from.
+    """A trace of one or several ranks with attributed GPU time.
 
     Every table is a Polars frame; ``thence.model.tables`` documents their columns. Frames convert
     with ``.to_pandas()`` (needs pandas and pyarrow) and ``.to_arrow()``.
@@ -74,7 +74,7 @@ class Trace:
 
     @cached_property
     def attributed(self) -> Attributed:
-        """What is selected of it: all that analyses and writers see."""
+        """The selected part of `whole`: the input of all analyses and writers."""
         return select(self.whole, self.selection)
 
     def select(
@@ -111,7 +111,7 @@ class Trace:
         return self.selected(chosen)
 
     def selected(self, selection: Selection) -> Trace:
-        """The same with conditions that are put together already."""
+        """A part of the trace, from a `Selection`; see `select`."""
         part = Trace(self.tables, self.own, selection)
         vars(part)["whole"] = self.whole  # the trace is attributed once
         _ = part.attributed  # says now what is wrong with the selection
@@ -154,7 +154,7 @@ class Trace:
 
     @cached_property
     def activities(self) -> pl.DataFrame:
-        """`gpu` and `places` side by side: the frame for questions of one's own."""
+        """`gpu` and `places` joined by row: one frame for custom queries."""
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
         return pl.concat([recorded, self.places], how="horizontal")
 
@@ -220,7 +220,7 @@ class Trace:
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
-        return align(self.attributed)
+        return align_clocks(self.attributed)
 
     def program_times(self, warm_up: str = "heuristic") -> Programs:
         """Executions, GPU time, idle time and launch latency of XLA programs.
@@ -247,7 +247,7 @@ class Trace:
             MissingData: the trace describes no collectives.
         """
         if self.collectives.is_empty():
-            raise MissingData(f"{self._inputs}: {no_collectives(self.attributed)}")
+            raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
         return collectives(self.attributed, _choice(WarmUp, warm_up), alignment)
 
@@ -411,7 +411,7 @@ class Trace:
         return ", ".join(self.meta.inputs)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """The answer to an SQL query over the tables gpu, host, places, activities, collectives, threads, programs.
+        """Runs an SQL query over the tables gpu, host, places, activities, collectives, threads, programs.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
@@ -470,5 +470,5 @@ def _choice(choices: type[_Choice], name: str) -> _Choice:
     try:
         return choices(name)
     except ValueError:
-        known = ", ".join(str(choice.value) for choice in choices)
-        raise UsageError(f"{name!r} is no choice here; choose one of {known}") from None
+        allowed = ", ".join(str(choice.value) for choice in choices)
+        raise UsageError(f"{name!r} is no choice here; choose one of {allowed}") from None

@@ -7,7 +7,7 @@ import json
 import polars as pl
 import pytest
 
-from thence.analysis.clock_sync import align, instances
+from thence.analysis.clock_sync import align_clocks, collective_instances
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables, concat
 
 # (rank, end of each all-reduce); every one lasts 10 ns
@@ -43,11 +43,11 @@ def xla(ends: Ends, *, group_size: int = 4, fingerprints: dict[int, str] | None 
 
 
 def corrections(tables: Tables) -> dict[int, int | None]:
-    return dict(align(tables).corrections.select("rank", "correction_ns").rows())
+    return dict(align_clocks(tables).corrections.select("rank", "correction_ns").rows())
 
 
 def test_a_constant_offset_is_found_and_the_residual_reported() -> None:
-    found = align(xla({0: [100, 200, 300], 1: [1100, 1200, 1306]}))
+    found = align_clocks(xla({0: [100, 200, 300], 1: [1100, 1200, 1306]}))
     # Skews of rank 1: 500, 500, 503; its median 500. What is left: 0, 0 and 3, on both ranks.
     assert dict(found.corrections.select("rank", "correction_ns").rows()) == {0: -500, 1: 500}
     assert found.residual_median_ns == 0
@@ -79,7 +79,7 @@ def test_a_rank_without_shared_collectives_has_no_correction() -> None:
     alone = tables.programs.with_columns(
         name=pl.when(pl.col("rank") == 2).then(pl.lit("own")).otherwise(pl.lit("step"))
     ).cast({"name": pl.Categorical()})
-    found = align(Tables(gpu=tables.gpu, programs=alone, collectives=tables.collectives))
+    found = align_clocks(Tables(gpu=tables.gpu, programs=alone, collectives=tables.collectives))
     assert found.corrections["correction_ns"].to_list() == [-100, 100, None]
     assert found.corrections["cluster"].to_list() == [0, 0, 2]
     assert found.corrections["instances"].to_list() == [1, 1, 0]
@@ -87,18 +87,18 @@ def test_a_rank_without_shared_collectives_has_no_correction() -> None:
 
 def test_groups_side_by_side_and_transfers_say_nothing() -> None:
     ends = {0: [100], 1: [100], 2: [900], 3: [900]}
-    assert align(xla(ends, group_size=2)).matched == 0
+    assert align_clocks(xla(ends, group_size=2)).matched == 0
     tables = xla({0: [100], 1: [130]}, group_size=2)
     kinds = tables.collectives.with_columns(
         collective=pl.lit("collective-permute").cast(pl.Categorical())
     )
     permutes = Tables(gpu=tables.gpu, programs=tables.programs, collectives=kinds)
-    assert align(permutes).corrections["correction_ns"].to_list() == [None, None]
+    assert align_clocks(permutes).corrections["correction_ns"].to_list() == [None, None]
 
 
 def test_times_are_not_changed_but_can_be_shifted() -> None:
     tables = xla({0: [100, 200], 1: [1100, 1200]})
-    found = align(tables)
+    found = align_clocks(tables)
     aligned = tables.gpu.select("rank", start=pl.col("start") - found.shift())
     assert aligned.filter(rank=0)["start"].to_list() == aligned.filter(rank=1)["start"].to_list()
     assert tables.gpu["start"].to_list() == [90, 190, 1090, 1190]
@@ -119,7 +119,7 @@ def kineto(rank: int, sequence: list[int | None], starts: list[int], group: str 
 
 def test_collectives_outside_programs_match_by_group_and_sequence() -> None:
     tables = concat([kineto(0, [4, 5], [100, 200]), kineto(1, [5, 6], [260, 300])])
-    assert instances(tables)["instance"].n_unique() == 3
+    assert collective_instances(tables)["instance"].n_unique() == 3
     assert corrections(tables) == {0: -30, 1: 30}
 
 
@@ -127,11 +127,11 @@ def test_groups_are_told_apart_and_order_stands_in_for_sequence() -> None:
     tables = concat([kineto(0, [None, None], [100, 200]), kineto(1, [None, None], [150, 250])])
     assert corrections(tables) == {0: -25, 1: 25}
     other = concat([kineto(0, [1], [100], "a"), kineto(1, [1], [150], "b")])
-    assert align(other).matched == 0
+    assert align_clocks(other).matched == 0
 
 
 def test_without_collectives_there_is_nothing_to_align() -> None:
-    found = align(Tables())
+    found = align_clocks(Tables())
     assert found.matched == 0
     assert found.residual_median_ns is None
     assert json.loads(json.dumps(found.to_json()))["rows"] == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thence.analysis.clock_sync import align
+from thence.analysis.clock_sync import align_clocks
 from thence.analysis.communication import Collectives, collectives, compute_spread, kind_of
 from thence.analysis.warmup import WarmUp
 from thence.model.intervals import covered_lengths
@@ -163,7 +163,7 @@ def test_waits_are_measured_on_one_clock() -> None:
     )
     skewed = Tables(gpu=behind, collectives=tables.collectives)
     assert collectives(skewed).instances["wait_ns"].max() == 5030
-    aligned = collectives(skewed, alignment=align(skewed))
+    aligned = collectives(skewed, alignment=align_clocks(skewed))
     assert aligned.aligned
     assert sorted(aligned.instances["wait_ns"]) == [10, 30]
     assert aligned.rows["start"].to_list() == behind["start"].to_list()  # as measured

@@ -15,7 +15,7 @@ import thence
 from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording
 from programs_data import trace as programs_trace
 from thence.analysis.flame import IDLE, Flame, Idle, Split, default_kind, flame
-from thence.analysis.flame_tree import Groups, largest, tree
+from thence.analysis.flame_tree import Groups, build_tree, keep_largest
 from thence.analysis.idle import idle_gaps
 from thence.analysis.programs import programs
 from thence.analysis.warmup import WarmUp
@@ -269,7 +269,7 @@ def test_a_kernel_and_a_frame_of_one_name_stay_apart() -> None:
     groups = Groups.of_paths(
         [[("x", "frame", None), ("y", "compute", None)], [("x", "compute", None)]], sums
     )
-    nodes = tree(groups, "all")
+    nodes = build_tree(groups, "all")
     assert sorted(nodes.filter(pl.col("name") == "x")["total_ns"]) == [1, 2]
 
 
@@ -284,7 +284,7 @@ def test_small_frames_are_put_together_and_no_time_is_lost() -> None:
     hidden = graph.nodes.height - shown.nodes.filter(pl.col("kind") != "smaller").height
     assert f"{hidden} of {graph.nodes.height} frames were too small" in shown.notes[-1]
     assert graph.largest(graph.nodes.height) is graph
-    assert largest(graph.nodes, 1)[0].height == 3  # the root, idle time, and the rest
+    assert keep_largest(graph.nodes, 1)[0].height == 3  # the root, idle time, and the rest
 
 
 def test_long_kernel_names_are_short_with_the_whole_beside_them() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import thence
 from helpers import TORCH
-from thence.analysis.missing_collectives import no_collectives
+from thence.analysis.missing_collectives import why_no_collectives
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from thence.analysis.missing_collectives import no_collectives
 def test_kernels_of_nccl_are_never_denied(form: str, way: str) -> None:
     tables = thence.open(TORCH / "graphs" / "comm_eager_rank0.json.gz").tables
     meta = dataclasses.replace(tables.meta, formats=(form,))
-    said = no_collectives(dataclasses.replace(tables, meta=meta))
+    said = why_no_collectives(dataclasses.replace(tables, meta=meta))
     assert said.startswith("describes no collectives, though kernels of NCCL ran: ")
     assert way in said
     assert "one GPU" not in said
@@ -33,6 +33,6 @@ def test_kernels_of_nccl_are_never_denied(form: str, way: str) -> None:
 def test_several_gpus_are_never_called_one() -> None:
     ranks = [thence.open(TORCH / f"torch_fsdp_rank{rank}.json.gz").tables for rank in (0, 1)]
     several = thence.open(*(TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in (0, 1))).tables
-    for tables, expected in ((several, "it has 2 GPUs"), (ranks[0], "one GPU has none")):
+    for tables, expected in ((several, "it has 2 GPUs"), (ranks[0], "it is of a single GPU")):
         gpu = tables.gpu.filter(~tables.gpu["name"].cast(str).str.contains("nccl"))
-        assert expected in no_collectives(dataclasses.replace(tables, gpu=gpu))
+        assert expected in why_no_collectives(dataclasses.replace(tables, gpu=gpu))

@@ -12,7 +12,7 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, TORCH, kernel, launch, opened, run_thence, written
-from thence.analysis.expectations import judge, parse
+from thence.analysis.expectations import judge, parse_expectation
 from thence.analysis.kernel_groups import GROUPS
 from thence.analysis.streams import Streams, streams
 from thence.attribution.attribute import attribute
@@ -170,7 +170,7 @@ def lanes(*rows: tuple[int, int, int | None, str]) -> pl.DataFrame:
 
 def test_streams_of_several_devices_do_not_add_up() -> None:
     rows = lanes((0, 0, 7, "GEMM"), (0, 1, 8, "GEMM"), (1, 0, 7, "GEMM"), (1, 0, 8, "GEMM"))
-    check = judge(parse("GEMM>=2", GROUPS), rows)
+    check = judge(parse_expectation("GEMM>=2", GROUPS), rows)
     assert check.ok is False
     assert check.streams == (7,)
     assert [d["ok"] for d in check.devices] == [False, False, True]
@@ -179,19 +179,19 @@ def test_streams_of_several_devices_do_not_add_up() -> None:
 
 def test_devices_without_the_group_do_not_count() -> None:
     rows = lanes((0, 0, 7, "GEMM"), (0, 0, 8, "GEMM"), (0, 1, 8, "copy"))
-    assert judge(parse("GEMM>=2", GROUPS), rows).ok is True
+    assert judge(parse_expectation("GEMM>=2", GROUPS), rows).ok is True
 
 
 def test_the_same_stream_number_on_two_devices_is_not_the_same_stream() -> None:
     rows = lanes((0, 0, 7, "GEMM"), (0, 1, 7, "copy"))
-    check = judge(parse("GEMM!=copy", GROUPS), rows)
+    check = judge(parse_expectation("GEMM!=copy", GROUPS), rows)
     assert check.ok is None
     assert "both GEMM and copy" in check.reason
 
 
 def test_an_unknown_stream_decides_nothing() -> None:
     rows = lanes((0, 0, 7, "GEMM"), (0, 0, None, "GEMM"))
-    assert judge(parse("GEMM==1", GROUPS), rows).ok is None
+    assert judge(parse_expectation("GEMM==1", GROUPS), rows).ok is None
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_an_unknown_stream_decides_nothing() -> None:
 )
 def test_what_is_no_expectation_is_refused(text: str, message: str) -> None:
     with pytest.raises(thence.UsageError, match=message):
-        parse(text, GROUPS)
+        parse_expectation(text, GROUPS)
 
 
 # Recordings

@@ -14,7 +14,7 @@ import thence
 from browser.chromium import ABSENT, CHROMIUM, driven
 from helpers import STACK
 from thence.analysis.flame import Flame, Split
-from thence.analysis.flame_tree import FRAMES, Groups, tree
+from thence.analysis.flame_tree import FRAMES, Groups, build_tree
 from thence.model.tables import Meta
 from thence.writers.page.flame_page import MOST_NODES, flame_html
 
@@ -46,7 +46,7 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]], inputs: str = "made.json
     sums = pl.DataFrame(
         {"self_ns": times, "count": [1] * len(times), "forward_ns": 0, "backward_ns": times}
     ).cast(pl.Int64)
-    nodes = tree(Groups.of_paths(frames, sums), "GPU time")
+    nodes = build_tree(Groups.of_paths(frames, sums), "GPU time")
     total = sum(times)
     return Flame(
         Meta(inputs=(inputs,)), "label", Split.NONE, (0,), 1, total, total, total, nodes, ()
@@ -208,7 +208,7 @@ def test_a_very_deep_graph_is_drawn_and_zoomed(tmp_path: Path) -> None:
         {"self_ns": [10], "count": [1], "forward_ns": [0], "backward_ns": [0]}, schema_overrides={"self_ns": pl.Int64}
     )  # fmt: skip
     deepest = Groups(frames, np.array([depth - 1]), sums, None)
-    flame = replace(made([(("outer", "gemm"), 10)]), nodes=tree(deepest, "GPU time"))
+    flame = replace(made([(("outer", "gemm"), 10)]), nodes=build_tree(deepest, "GPU time"))
     found = driven(
         flame_html(flame),
         tmp_path,

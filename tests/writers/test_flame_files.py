@@ -14,7 +14,7 @@ import pytest
 import thence
 from helpers import FSDP, STACK, run_thence
 from thence.analysis.flame import Flame, Split
-from thence.analysis.flame_tree import Groups, tree
+from thence.analysis.flame_tree import Groups, build_tree
 from thence.cli import main
 from thence.cli.flame import command
 from thence.model.places import FLAMES
@@ -47,7 +47,7 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]]) -> Flame:
     frames = [tuple((name, "frame", None) for name in names) for names, _ in stacks]
     times = [ns for _, ns in stacks]
     sums = pl.DataFrame({"self_ns": times, "count": 1, "forward_ns": 0, "backward_ns": 0})
-    nodes = tree(Groups.of_paths(frames, sums.cast(pl.Int64)), "GPU time")
+    nodes = build_tree(Groups.of_paths(frames, sums.cast(pl.Int64)), "GPU time")
     total = sum(times)
     meta = Meta(inputs=("<b>.json",))
     return Flame(meta, "label", Split.NONE, (0,), 1, total, total, total, nodes, ())
@@ -173,7 +173,9 @@ def test_a_page_holds_any_name_as_data_alone() -> None:
 
 def test_a_page_needs_nothing_from_outside() -> None:
     page = _Page(flame_html(made([(("a",), 1)])))
-    template = (resources.files("thence.writers.page") / "templates" / "flame.html").read_text("utf-8")
+    template = (resources.files("thence.writers.page") / "templates" / "flame.html").read_text(
+        "utf-8"
+    )
     assert page.outside == []
     assert page.policy == (
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

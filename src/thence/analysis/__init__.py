@@ -1,1 +1,1 @@
-"""Answers: pure functions from tables and places to frozen results. They never print."""
+"""Analyses: pure functions from an attributed trace to frozen result objects. They never print."""

@@ -1,4 +1,4 @@
-"""Collectives: message size, bandwidth, exposed and hidden time, waiting for other ranks.
+"""Collectives: message size, bandwidth, exposed and hidden time, and waits for other ranks.
 
 Bandwidths follow nccl-tests (doc/PERFORMANCE.md) and nsys-jax: with message size m in bytes, n
 devices in the group and duration t in ns, in decimal GB/s (1 GB/s = 1 byte/ns)
@@ -7,8 +7,8 @@ devices in the group and duration t in ns, in decimal GB/s (1 GB/s = 1 byte/ns)
     bus bandwidth       = B K m / t     B = (n-1)/n for all-gather, reduce-scatter, all-to-all;
                                             2 (n-1)/n for all-reduce; else 1
 
-Hidden is the part of a collective during which a kernel that is no collective runs on the same
-device, as a union; nsys-jax sums the overlaps, and can find more hidden than there was.
+Hidden time is the part of a collective during which at least one compute kernel runs on the same
+device (interval union). nsys-jax sums the overlaps instead, so its hidden time can exceed the duration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.clock_sync import Alignment, instances
+from thence.analysis.clock_sync import Alignment, collective_instances
 from thence.analysis.warmup import Phases, WarmUp, phases
 from thence.model.intervals import covered_lengths
 
@@ -61,8 +61,8 @@ class Collectives:
             fastest device), fastest_ns, wait_ns (last start less first start; null for one device),
             wait_relative (wait_ns / fastest_ns), out_of_step_ns (last end less first start less
             fastest_ns: the "wait" of nsys-jax's notebook), last_rank (the last to start).
-            An instance is all devices that ran an instruction together, whatever replica groups it
-            has, as in nsys-jax: no producer says which device was in which.
+            An instance is all devices that ran an instruction together, whatever its replica groups,
+            as in nsys-jax: no producer records which device belongs to which replica group.
         stragglers: by rank: instances, last (how often it started last), caused_ns (wait of those
             instances), late_ns_mean and late_ns_max (after the first start).
     """
@@ -90,7 +90,7 @@ def collectives(
     warm_up: WarmUp | Phases = WarmUp.HEURISTIC,
     alignment: Alignment | None = None,
 ) -> Collectives:
-    """Sizes, bandwidths, hidden time and waits of all collectives.
+    """Computes sizes, bandwidths, hidden time and waits of all collectives.
 
     Args:
         trace: attributed. Collectives outside programs are all counted.
@@ -121,7 +121,7 @@ def kind_of(name: pl.Expr) -> pl.Expr:
 
 def _rows(trace: Attributed, phase: Phases) -> pl.DataFrame:
     """One row per collective kernel that counts, with its bandwidths."""
-    matched = instances(trace)
+    matched = collective_instances(trace)
     described = trace.collectives[matched["row"].to_numpy()]
     kernels = trace.gpu[matched["gpu"].to_numpy()]
     hidden = _hidden(trace, kernels)
@@ -132,11 +132,11 @@ def _rows(trace: Attributed, phase: Phases) -> pl.DataFrame:
     steady = steady.with_columns(
         steady=phase.steady, program_name=trace.programs["name"].cast(pl.String)
     )
-    known = pl.DataFrame({"program": place}).join(
+    of_program = pl.DataFrame({"program": place}).join(
         steady, on="program", how="left", maintain_order="left"
     )
     rows = matched.select("row", "gpu", "rank", "device").with_columns(
-        program=known["program_name"],
+        program=of_program["program_name"],
         instruction=kernels["hlo"].cast(pl.String),
         collective=described.select(kind_of(pl.col("collective"))).to_series(),
         bytes=described["bytes"],
@@ -146,7 +146,7 @@ def _rows(trace: Attributed, phase: Phases) -> pl.DataFrame:
         exposed_ns=kernels["duration"] - hidden,
         hidden_ns=hidden,
         instance=matched["instance"],
-        counted=known["steady"].fill_null(value=True),
+        counted=of_program["steady"].fill_null(value=True),
     )
     return rows.filter("counted").drop("counted").with_columns(*_bandwidths())
 
@@ -167,11 +167,11 @@ def _bandwidths() -> tuple[pl.Expr, pl.Expr]:
 
 
 def _hidden(trace: Attributed, kernels: pl.DataFrame) -> pl.Series:
-    """How much of each kernel overlaps computation on its device, in ns."""
-    known = np.zeros(trace.gpu.height, bool)
-    known[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
+    """The time, in ns, during which each kernel overlaps computation on its device."""
+    is_collective = np.zeros(trace.gpu.height, bool)
+    is_collective[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
     library = pl.col("name").cast(pl.String).str.contains(_LIBRARY_KERNEL)
-    compute = trace.gpu.filter(~pl.Series(known)).filter(
+    compute = trace.gpu.filter(~pl.Series(is_collective)).filter(
         pl.col("kind").cast(pl.String).is_in(["kernel", "thunk"]), ~library.fill_null(value=False)
     )
     hidden = np.zeros(kernels.height, np.int64)
@@ -276,8 +276,8 @@ def compute_spread(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTI
         Collectives are left out.
     """
     phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    known = np.ones(trace.gpu.height, bool)
-    known[trace.collectives["gpu"].drop_nulls().to_numpy()] = False
+    is_compute = np.ones(trace.gpu.height, bool)
+    is_compute[trace.collectives["gpu"].drop_nulls().to_numpy()] = False
     programs = pl.DataFrame(
         {
             "program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True),
@@ -288,7 +288,7 @@ def compute_spread(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTI
     operation = pl.coalesce(pl.col("hlo").cast(pl.String), pl.col("name").cast(pl.String))
     return (
         trace.gpu.filter(
-            pl.Series(known), pl.col("kind").cast(pl.String).is_in(["kernel", "thunk"])
+            pl.Series(is_compute), pl.col("kind").cast(pl.String).is_in(["kernel", "thunk"])
         )
         .select("program", "duration", operation=operation)
         .join(programs, on="program", how="left")

@@ -1,13 +1,13 @@
-"""Compile time by phase, with parts that add up to wall time although threads compile side by side.
+"""Compile time by phase; self times add up to wall time although several threads compile in parallel.
 
 On the thread that called the compiler, time belongs to the innermost range. While that thread waits
-for workers, the time from the first worker's start to the last one's end is wall time once, and is
-divided among what the workers do in proportion to the time each phase takes on them; that is the
-accounting of nsys-jax (generate_compilation_statistics). Sum of self times = wall time of the
-outermost XlaCompile ranges, exactly.
+for workers, the time from the first worker's start to the last worker's end counts once as wall time
+and is divided among the phases in proportion to the time each takes on the workers. This is the
+accounting of nsys-jax (generate_compilation_statistics). The self times sum exactly to the wall time
+of the outermost XlaCompile ranges.
 
 nsys-jax's early versions dropped the rest of a range that launched workers (its time outside the
-workers and other children); here it counts as the range's own.
+workers and other children); here it counts as self time of the range.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Autotuning(enum.Enum):
 
 @dataclass(frozen=True)
 class Compilation:
-    """Where compile time goes.
+    """Compile time of a trace by phase and by program.
 
     Attributes:
         autotuning: how the phases inside autotuning are shown.
@@ -151,23 +151,25 @@ class _Ranges:
 
 
 def _phases(names: pl.Series) -> pl.Series:
-    """XlaPass:#name=...# is phase XlaPass, and a pipeline of passes counts with them."""
+    """The phase of each range name: the text before ``:`` or ``#``; XlaPassPipeline counts as XlaPass."""
     phase = pl.col("name").cast(pl.String).str.extract(r"^([^:#]+)")
     return names.to_frame("name").select(phase.replace("XlaPassPipeline", "XlaPass")).to_series()
 
 
 def _launchers(thread: Int64, start: Int64, end: Int64, parent: Int64, main: Mask) -> Int64:
-    """For outermost ranges of workers the innermost range around them on a main thread."""
-    found = np.full(len(start), NO_ROW, np.int64)
+    """For each outermost range of a worker thread, the innermost enclosing range on a main thread."""
+    launcher = np.full(len(start), NO_ROW, np.int64)
     workers = np.flatnonzero(~main & (parent == NO_ROW))
     for number in np.unique(thread[main]):
         rows = np.flatnonzero(main & (thread == number))  # in order of their start
         around = innermost(rows, start, end, parent, (start[workers], end[workers]))
         # Of several threads that compile, the one that began its range last.
-        known = np.where(found[workers] >= 0, start[found[workers]], np.iinfo(np.int64).min)
-        later = (around >= 0) & (start[around] > known)
-        found[workers[later]] = around[later]
-    return found
+        launcher_start = np.where(
+            launcher[workers] >= 0, start[launcher[workers]], np.iinfo(np.int64).min
+        )
+        later = (around >= 0) & (start[around] > launcher_start)
+        launcher[workers[later]] = around[later]
+    return launcher
 
 
 def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
@@ -177,15 +179,15 @@ def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
     tuning = np.isin(ranges.phase, _AUTOTUNING)
     inside_tuning = _below(above, tuning)
     hidden = inside_tuning if autotuning is Autotuning.BLOCK else np.zeros(len(duration), bool)
-    own = duration - _children(ranges.parent, duration, ~hidden)
+    self_time = duration - _children(ranges.parent, duration, ~hidden)
     launchers, parallel = _parallel(ranges, ~hidden & (ranges.launcher >= 0))
-    own[launchers] -= parallel
-    scale = _shares(ranges, own, hidden, launchers, parallel)
+    self_time[launchers] -= parallel
+    scale = _shares(ranges, self_time, hidden, launchers, parallel)
     counted = ~hidden & (ranges.main | (ranges.launcher >= 0))
     top = chain_to(above, np.arange(len(above)), above == NO_ROW)
     first = _first_compile(ranges)
-    name = np.where(np.arange(len(own)) == first, LIBRARY_LOADING, ranges.phase)
-    window = np.zeros(len(own))
+    name = np.where(np.arange(len(self_time)) == first, LIBRARY_LOADING, ranges.phase)
+    window = np.zeros(len(self_time))
     everywhere, busy = _parallel(ranges, ranges.launcher >= 0)  # autotuning shown or not
     window[everywhere] = busy
     frame = pl.DataFrame(
@@ -195,7 +197,7 @@ def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
             "name": pl.Series(name.tolist(), dtype=pl.String),
             "program": ranges.frame["name"].cast(pl.String).str.extract(_MODULE),
             "start": ranges.start,
-            "self_ns": own * scale,
+            "self_ns": self_time * scale,
             "total_ns": duration * scale,
             "top": ranges.frame["row"].cast(pl.Int64).to_numpy()[top],
             "outermost": ranges.main & (ranges.parent == NO_ROW),
@@ -214,7 +216,7 @@ def _top_launcher(ranges: _Ranges) -> Int64:
 
 
 def _below(above: Int64, wanted: Mask) -> Mask:
-    """Which rows have a wanted row strictly above them."""
+    """Which rows have a wanted row among their strict ancestors."""
     return chain_to(above, above, wanted) >= 0
 
 
@@ -228,9 +230,10 @@ def _children(
 
 
 def _parallel(ranges: _Ranges, workers: Mask) -> tuple[Int64, npt.NDArray[np.float64]]:
-    """Ranges that launched workers, and the wall time during which those worked.
+    """Ranges that launched workers, and the wall time during which those workers were busy.
 
-    From the first start to the last end, without what the launching thread did itself meanwhile.
+    It lasts from the first start to the last end, less the time of the launching thread's own ranges
+    in between.
     """
     tops = np.flatnonzero(workers & (ranges.parent == NO_ROW))
     launchers, group = np.unique(ranges.launcher[tops], return_inverse=True)
@@ -240,9 +243,9 @@ def _parallel(ranges: _Ranges, workers: Mask) -> tuple[Int64, npt.NDArray[np.flo
     np.maximum.at(last, group, ranges.end[tops])
     busy = np.zeros(len(launchers), np.int64)
     for number, launcher in enumerate(launchers):  # some hundred at most
-        own = np.flatnonzero(ranges.parent == launcher)
+        child_rows = np.flatnonzero(ranges.parent == launcher)
         window = (first[number : number + 1], last[number : number + 1])
-        busy[number] = covered_lengths(*window, ranges.start[own], ranges.end[own])[0]
+        busy[number] = covered_lengths(*window, ranges.start[child_rows], ranges.end[child_rows])[0]
     return launchers, (last - first - busy).astype(np.float64)
 
 
@@ -253,7 +256,7 @@ def _shares(
     launchers: Int64,
     parallel: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """What a nanosecond of each range is in wall time: 1 on main threads, less on parallel workers."""
+    """The wall time that 1 ns of each range stands for: 1 on main threads, less on parallel workers."""
     scale = np.ones(len(own))
     working = np.flatnonzero(~hidden & (ranges.launcher >= 0))
     group = np.searchsorted(launchers, ranges.launcher[working])

@@ -2,8 +2,9 @@
 
 ``GROUP>=N``, ``GROUP==N`` and ``GROUP<=N`` say on how many different streams of one device the
 kernels of a group ran; ``GROUP!=GROUP`` says that no stream of a device ran kernels of both. An
-expectation is judged on every device that ran the group (both groups), and must hold on each.
-Where none did, or the trace does not say on which streams, it cannot be judged: that is no pass.
+expectation is checked on every device that ran the group (or both groups) and must hold on each. If
+no device ran the group, or the trace has no stream ids, the expectation cannot be judged; this
+does not count as a pass.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Check", "Expectation", "judge", "parse"]
+__all__ = ["Check", "judge", "parse_expectation"]
 
 _COUNTED: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
@@ -31,7 +32,7 @@ _FORM = re.compile(r"\s*([^=<>!]+?)\s*(>=|==|<=|!=)\s*([^=<>!]+?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
+class _Expectation:
     """One expectation, parsed.
 
     Attributes:
@@ -51,7 +52,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of one expectation.
+    """The result of checking one expectation.
 
     Attributes:
         expect: as the user wrote it.
@@ -83,34 +84,34 @@ class Check:
         return f"{verdict}: {self.expect}: {self.reason}"
 
 
-def parse(text: str, groups: Sequence[str]) -> Expectation:
-    """An expectation from its text.
+def parse_expectation(text: str, groups: Sequence[str]) -> _Expectation:
+    """Parses an expectation.
 
     Args:
         text: such as ``GEMM>=2``; group names may be written in any case.
-        groups: that there are.
+        groups: names of all existing groups.
 
     Raises:
-        UsageError: it has another form, or names a group that there is not.
+        UsageError: the syntax is wrong, or no group has that name.
     """
-    found = _FORM.fullmatch(text)
-    if not found:
+    match = _FORM.fullmatch(text)
+    if not match:
         raise UsageError(
             f"cannot read the expectation {text!r}: write GROUP>=N, GROUP==N, GROUP<=N or GROUP!=GROUP"
         )
-    name, sign, right = found.groups()
-    group = _known(name, groups, text)
+    name, sign, right = match.groups()
+    group = _group_named(name, groups, text)
     if sign == "!=":
-        other = _known(right, groups, text)
+        other = _group_named(right, groups, text)
         if other == group:
             raise UsageError(f"{text}: a group never keeps off its own streams; name two groups")
-        return Expectation(text, group, sign, other=other)
+        return _Expectation(text, group, sign, other=other)
     if not (right.isascii() and right.isdecimal() and len(right) < 10 and int(right)):
         raise UsageError(f"{text}: expected a number of streams, 1 or more, after {sign}")
-    return Expectation(text, group, sign, count=int(right))
+    return _Expectation(text, group, sign, count=int(right))
 
 
-def _known(name: str, groups: Sequence[str], text: str) -> str:
+def _group_named(name: str, groups: Sequence[str], text: str) -> str:
     if name in groups:
         return name
     alike = [group for group in groups if group.casefold() == name.casefold()]
@@ -121,8 +122,8 @@ def _known(name: str, groups: Sequence[str], text: str) -> str:
     return alike[0]
 
 
-def judge(expectation: Expectation, rows: pl.DataFrame) -> Check:
-    """Whether an expectation holds.
+def judge(expectation: _Expectation, rows: pl.DataFrame) -> Check:
+    """Checks an expectation on every device that ran its groups.
 
     Args:
         expectation: about groups.
@@ -140,49 +141,49 @@ def judge(expectation: Expectation, rows: pl.DataFrame) -> Check:
             expectation.text, None, (), "the trace does not say on which streams kernels ran"
         )
     devices = [
-        found
-        for (rank, device), lanes in relevant.group_by("rank", "device", maintain_order=True)
-        if (found := _on_device(expectation, lanes, {"rank": rank, "device": device}))
+        verdict
+        for (rank, device), activities in relevant.group_by("rank", "device", maintain_order=True)
+        if (verdict := _on_device(expectation, activities, {"rank": rank, "device": device}))
     ]
     if not devices:
-        apart = f"no device ran kernels of both {' and '.join(wanted)}"
-        return Check(expectation.text, None, (), apart)
-    devices.sort(key=lambda found: (found["rank"], found["device"]))
-    failed = [found for found in devices if not found["ok"]]
+        reason = f"no device ran kernels of both {' and '.join(wanted)}"
+        return Check(expectation.text, None, (), reason)
+    devices.sort(key=lambda verdict: (verdict["rank"], verdict["device"]))
+    failed = [verdict for verdict in devices if not verdict["ok"]]
     decided = failed[0] if failed else devices[0]
     reason = _reason(expectation, decided, len(failed), len(devices))
     return Check(expectation.text, not failed, tuple(decided["streams"]), reason, tuple(devices))
 
 
 def _on_device(
-    expectation: Expectation, lanes: pl.DataFrame, place: dict[str, Any]
+    expectation: _Expectation, activities: pl.DataFrame, place: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The verdict on one device; None where it ran nothing that is meant."""
-    streams = _streams(lanes, expectation.group)
+    """The verdict on one device; None if it did not run both groups of a ``!=`` expectation."""
+    streams = _streams(activities, expectation.group)
     if expectation.other is None:
         ok = _COUNTED[expectation.sign](len(streams), expectation.count)
         return place | {"streams": streams, "ok": ok}
-    others = _streams(lanes, expectation.other)
+    others = _streams(activities, expectation.other)
     if not streams or not others:
         return None
     return place | {"streams": streams, "other_streams": others, "ok": not {*streams} & {*others}}
 
 
-def _streams(lanes: pl.DataFrame, group: str) -> list[int]:
-    return sorted(lanes.filter(pl.col("group") == group)["stream"].unique().to_list())
+def _streams(activities: pl.DataFrame, group: str) -> list[int]:
+    return sorted(activities.filter(pl.col("group") == group)["stream"].unique().to_list())
 
 
-def _reason(expectation: Expectation, decided: dict[str, Any], failed: int, judged: int) -> str:
+def _reason(expectation: _Expectation, decided: dict[str, Any], failed: int, judged: int) -> str:
     where = f"rank {decided['rank']} device {decided['device']}"
-    text = f"{expectation.group} ran on {_named(decided['streams'])}"
+    text = f"{expectation.group} ran on {_streams_text(decided['streams'])}"
     if expectation.other is not None:
-        text += f", {expectation.other} on {_named(decided['other_streams'])}"
+        text += f", {expectation.other} on {_streams_text(decided['other_streams'])}"
     text += f" of {where}"
     if judged > 1:
-        held = judged - failed
-        text += f"; holds on {held} of {judged} devices"
+        passed = judged - failed
+        text += f"; holds on {passed} of {judged} devices"
     return text
 
 
-def _named(streams: list[int]) -> str:
+def _streams_text(streams: list[int]) -> str:
     return f"stream{'s' if len(streams) != 1 else ''} {', '.join(map(str, streams))}"

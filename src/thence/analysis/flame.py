@@ -1,8 +1,8 @@
-"""Flame graphs: GPU time by the frames that it ran under, as a prefix tree.
+"""Flame graphs: GPU time as a prefix tree of the frames that launched it.
 
-total of a frame = self + totals of the frames below it
-total of the root = sum of durations, + idle where that is included
-                  = span where nothing overlaps; parallel streams make it larger, by sum - busy
+total of a frame = self + totals of its child frames
+total of the root = sum of durations, plus idle time if that is included
+                  = span where no activities overlap; parallel streams make it larger, by sum - busy
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.flame_tree import COLUMNS, FRAMES, Groups, largest, tree
-from thence.analysis.group_by import weighed
+from thence.analysis.flame_tree import COLUMNS, FRAMES, Groups, build_tree, keep_largest
+from thence.analysis.group_by import split_by_weight
 from thence.analysis.idle import idle_gaps
 from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
@@ -50,7 +50,7 @@ _GUESSES = ("module", "label", "ops")
 
 
 class Split(enum.Enum):
-    """Whether the passes stand apart."""
+    """Whether the forward and backward passes get an outermost frame each."""
 
     NONE = "none"
     PHASE = "phase"
@@ -58,7 +58,7 @@ class Split(enum.Enum):
 
 
 class Idle(enum.Enum):
-    """Whether idle time has frames of its own."""
+    """Whether idle time is shown as frames."""
 
     INCLUDE = "include"
     EXCLUDE = "exclude"
@@ -100,8 +100,8 @@ class Flame:
         return int(self.nodes["total_ns"][0])
 
     def largest(self, nodes: int) -> Flame:
-        """The same with at most about so many frames; smaller ones are put together beside their siblings."""
-        kept, hidden = largest(self.nodes, nodes)
+        """This flame graph with about ``nodes`` frames; smaller siblings are merged into one frame."""
+        kept, hidden = keep_largest(self.nodes, nodes)
         if not hidden:
             return self
         smaller = kept.filter(pl.col("kind") == "smaller")
@@ -113,11 +113,11 @@ class Flame:
         return dataclasses.replace(self, nodes=kept, notes=(*self.notes, note))
 
     def stacks(self) -> Iterator[tuple[tuple[str, ...], Ns]]:
-        """Frames and time of each stack that took any, outermost frame first, without the root.
+        """Frames and self time of each stack with any, outermost frame first, without the root.
 
-        Larger frames come before smaller ones beside them, idle ones last. A stack of more than
-        `MOST_LEVELS` frames is shortened: its `KEPT_LEVELS` outermost and innermost frames, and between
-        them one that says how many are left out.
+        Among siblings larger frames come first, idle ones last. A stack of more than `MOST_LEVELS`
+        frames is shortened: its `KEPT_LEVELS` outermost and innermost frames, and between them one frame
+        with the number of those omitted.
         """
         ordered = self.nodes.sort("idle", "total_ns", "node", descending=[True, False, False])
         below: dict[int | None, list[tuple[int, int, str, Ns]]] = {}
@@ -136,7 +136,7 @@ class Flame:
 
 
 def _shortened(frames: list[str]) -> tuple[str, ...]:
-    """A stack as writers repeat it."""
+    """A stack with its middle frames omitted if it is very deep."""
     if len(frames) <= MOST_LEVELS:
         return tuple(frames)
     gap = left_out(len(frames) - 2 * KEPT_LEVELS)
@@ -147,8 +147,8 @@ def default_kind(trace: Attributed) -> str:
     """The kind of path that says most of a trace: op_name for XLA, else module, label or ops, as recorded."""
     if not trace.programs.is_empty():
         return "op_name"
-    known = (kind for kind in _GUESSES if not trace.places[kind].is_null().all())
-    return next(known, "ops")
+    recorded_kinds = (kind for kind in _GUESSES if not trace.places[kind].is_null().all())
+    return next(recorded_kinds, "ops")
 
 
 def flame(
@@ -186,7 +186,7 @@ def flame(
         span_ns=totals.span_ns,
         busy_ns=totals.busy_ns,
         sum_ns=totals.sum_ns,
-        nodes=tree(groups, _root_name(trace, ranks)),
+        nodes=build_tree(groups, _root_name(trace, ranks)),
         notes=_notes(totals.sum_ns - totals.busy_ns, idle, stacks),
     )
 
@@ -215,19 +215,21 @@ def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:
 
 
 def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
-    """Activities that share their frames and their kernel, put together."""
+    """Activities grouped by frames and kernel."""
     claims = stacks.claims
-    at = claims["gpu"].cast(pl.UInt32)
-    time = weighed(trace, claims) if stacks.shared else trace.gpu["duration"].gather(at)
+    gpu_rows = claims["gpu"].cast(pl.UInt32)
+    time = (
+        split_by_weight(trace, claims) if stacks.shared else trace.gpu["duration"].gather(gpu_rows)
+    )
     gpu, places = trace.gpu, trace.places
     rows = pl.DataFrame(
         {
-            "gpu": at,
+            "gpu": gpu_rows,
             "node": claims["node"],
-            "name": gpu["name"].gather(at),
-            "kind": _kinds(trace).gather(at),
-            "phase": places["phase"].gather(at).cast(pl.String),
-            "outermost": _outermost(trace, split).gather(at),
+            "name": gpu["name"].gather(gpu_rows),
+            "kind": _kinds(trace).gather(gpu_rows),
+            "phase": places["phase"].gather(gpu_rows).cast(pl.String),
+            "outermost": _outermost(trace, split).gather(gpu_rows),
             "time": time,
         }
     )
@@ -257,7 +259,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
 
 
 def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
-    """Rows of `FRAMES` for kernels and what is around them, and the row of each kernel.
+    """Rows of `FRAMES` for kernels and their enclosing frames, and the row of each kernel.
 
     Args:
         leaves: one row per group: node (in the stacks' tree), kind, outermost, name, full_name.
@@ -266,12 +268,14 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
     parts, parents, height = [pl.DataFrame(schema=FRAMES)], np.empty(leaves.height, np.int64), 0
     role = np.where(stacks.attributed, "frame", "unattributed")
     for outer in leaves["outermost"].unique(maintain_order=True).to_list():
-        own = leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
+        selected = (
+            leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
+        )
         top = NO_ROW
         if outer is not None:
             top, height = height, height + 1
             parts.append(_rows(np.array([NO_ROW]), pl.Series([outer]), np.array(["frame"])))
-        node = leaves["node"].to_numpy()[own]
+        node = leaves["node"].to_numpy()[selected]
         used = np.flatnonzero(ancestors(stacks.tree.parent, node))
         number = np.full(
             len(stacks.tree.parent) + 1, top, np.int64
@@ -280,7 +284,7 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
         parts.append(
             _rows(number[stacks.tree.parent[used]], stacks.tree.name.gather(used), role[used])
         )
-        parents[own] = number[node]
+        parents[selected] = number[node]
         height += len(used)
     parts.append(leaves.select(pl.Series("parent", parents), "name", "kind", "full_name"))
     return pl.concat(parts), height + np.arange(leaves.height)

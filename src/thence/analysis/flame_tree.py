@@ -16,7 +16,7 @@ from thence.model.intervals import NO_ROW, chain_to
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLUMNS", "FRAMES", "Entry", "Groups", "largest", "tree"]
+__all__ = ["COLUMNS", "FRAMES", "Entry", "Groups", "build_tree", "keep_largest"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Entry: TypeAlias = tuple[str, str, str | None]
@@ -50,11 +50,11 @@ class Groups:
     """Activities grouped by all their frames.
 
     Attributes:
-        frames: columns of `FRAMES`: the frame around each, `NO_ROW` for outermost ones, and its entry.
-            Equal paths may be there more than once; each frame is around a group or innermost in one.
+        frames: columns of `FRAMES`: the parent of each frame, `NO_ROW` for outermost ones, and its entry.
+            Equal paths may occur more than once; each frame is on the path of at least one group.
         innermost: row of frames of each group.
         sums: columns self_ns, count, forward_ns and backward_ns of each group.
-        members: the activities of each group, where one may be in several; else None.
+        members: the activities of each group, if one activity may be in several groups; else None.
     """
 
     frames: pl.DataFrame
@@ -64,7 +64,7 @@ class Groups:
 
     @classmethod
     def of_paths(cls, paths: Sequence[Sequence[Entry]], sums: pl.DataFrame) -> Groups:
-        """Groups whose frames are given one by one, outermost first, at least one each."""
+        """Groups from explicit paths: the frames of each, outermost first, at least one."""
         lengths = np.array([len(path) for path in paths], np.int64)
         last = np.cumsum(lengths) - 1
         parent = np.arange(int(lengths.sum())) - 1
@@ -75,31 +75,31 @@ class Groups:
         return cls(frames.select(pl.Series("parent", parent), *_ENTRY), last, sums, None)
 
     def with_more(self, more: Groups) -> Groups:
-        """These and others, whose activities are none of these."""
-        members, own = self.members, self.frames.height
+        """Both sets of groups; no activity may be in both."""
+        members, height = self.members, self.frames.height
         if members is not None:
             none = pl.Series([[]], dtype=members.dtype).new_from_index(0, len(more.innermost))
             members = members.append(none)
-        shifted = pl.when(pl.col("parent") != NO_ROW).then(pl.col("parent") + own)
+        shifted = pl.when(pl.col("parent") != NO_ROW).then(pl.col("parent") + height)
         frames = more.frames.with_columns(parent=shifted.otherwise(NO_ROW))
         return Groups(
             pl.concat([self.frames, frames]),
-            np.concatenate([self.innermost, more.innermost + own]),
+            np.concatenate([self.innermost, more.innermost + height]),
             pl.concat([self.sums, more.sums]),
             members,
         )
 
 
-def tree(groups: Groups, root: str) -> pl.DataFrame:
-    """The tree of some groups.
+def build_tree(groups: Groups, root: str) -> pl.DataFrame:
+    """Builds the prefix tree of groups of activities.
 
     Args:
         groups: with their times.
         root: name of the root.
 
     Returns:
-        nodes in the columns of `COLUMNS`, each after its parent, level by level. Frames beside each
-        other are in the order in which the groups have their entries first.
+        nodes in the columns of `COLUMNS`, each after its parent, in breadth-first order. Siblings are
+        in the order in which their entries first appear in the groups.
     """
     top = pl.DataFrame([(NO_ROW, root, "root", None)], schema=FRAMES, orient="row")
     rows = pl.concat([top, groups.frames.with_columns(pl.col("parent") + 1)])  # NO_ROW: 0, the root
@@ -118,7 +118,7 @@ def tree(groups: Groups, root: str) -> pl.DataFrame:
     above = parent[order]
     parent, leaf = np.where(above == NO_ROW, NO_ROW, number[above]), number[leaf]
     labels = rows[first[order]].select(_ENTRY)
-    exact = {name: _summed(leaf, groups.sums[name].to_numpy(), len(order)) for name in _SUMS}
+    exact = {name: _sum_by_group(leaf, groups.sums[name].to_numpy(), len(order)) for name in _SUMS}
     depth = depths(parent) - 1
     totals = {name: subtree_sums(parent, exact[name]) for name in _SUMS if name != "count"}
     return labels.select(
@@ -136,7 +136,7 @@ def tree(groups: Groups, root: str) -> pl.DataFrame:
 
 
 def _order(parent: Int64, code: Int64, leaf: Int64) -> Int64:
-    """Nodes level by level, within a level by the first group, and place in it, that has their entry."""
+    """Breadth-first order; within a level by the first group, and position in it, with the same entry."""
     depth = depths(parent)
     group = np.full(len(parent), len(leaf), np.int64)
     np.minimum.at(group, leaf, np.arange(len(leaf)))
@@ -147,7 +147,7 @@ def _order(parent: Int64, code: Int64, leaf: Int64) -> Int64:
     return np.lexsort((np.arange(len(parent)), seen, depth))
 
 
-def _summed(group: Int64, values: Int64, groups: int) -> Int64:
+def _sum_by_group(group: Int64, values: Int64, groups: int) -> Int64:
     """Exact sums by group: bincount would round to floats."""
     result = np.zeros(groups, np.int64)
     np.add.at(result, group, values)
@@ -155,20 +155,24 @@ def _summed(group: Int64, values: Int64, groups: int) -> Int64:
 
 
 def _counts(groups: Groups, parent: Int64, depth: Int64, leaf: Int64, kind: pl.Series) -> Int64:
-    """Activities at each node: one that several groups share counts once."""
-    own = groups.sums["count"].to_numpy()
+    """Number of activities at each node; an activity in several groups counts once."""
+    count = groups.sums["count"].to_numpy()
     gaps = (kind == "idle").to_numpy()[leaf]  # no activities: they have no members, and count apart
     if groups.members is None:
-        result = subtree_sums(parent, _summed(leaf, own, len(parent)))
+        result = subtree_sums(parent, _sum_by_group(leaf, count, len(parent)))
     else:
-        result = subtree_sums(parent, _summed(leaf[gaps], own[gaps], len(parent)))
+        result = subtree_sums(parent, _sum_by_group(leaf[gaps], count[gaps], len(parent)))
         result += _distinct(groups.members, parent, depth, leaf)
-    result[0] -= own[gaps].sum()
+    result[0] -= count[gaps].sum()
     return result
 
 
 def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> Int64:
-    """How many distinct members are at each node and below it, counted one level at a time."""
+    """Number of distinct members in each subtree, counted from the deepest level upwards.
+
+    Each (node, activity) pair is one int64, node * size + activity, so that np.unique removes the
+    duplicates before the pairs move up to their parents.
+    """
     pairs = pl.DataFrame({"node": leaf, "gpu": members}).explode(
         "gpu", empty_as_null=True, keep_nulls=True
     )
@@ -178,25 +182,27 @@ def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> I
     node, gpu = node[order], gpu[order]
     size = int(gpu.max(initial=0)) + 1
     bounds = np.searchsorted(-depth[node], np.arange(-int(depth[node].max(initial=0)), 2))
-    result, at = np.zeros(len(parent), np.int64), np.empty(0, np.int64)
+    result, node_members = np.zeros(len(parent), np.int64), np.empty(0, np.int64)
     for low, high in itertools.pairwise(bounds.tolist()):
-        at = np.unique(np.concatenate([at, node[low:high] * size + gpu[low:high]]))
-        np.add.at(result, at // size, 1)
-        at = parent[at // size] * size + at % size
+        node_members = np.unique(
+            np.concatenate([node_members, node[low:high] * size + gpu[low:high]])
+        )
+        np.add.at(result, node_members // size, 1)
+        node_members = parent[node_members // size] * size + node_members % size
     return result
 
 
-def largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
-    """The largest nodes; those below each of them that are smaller become one node.
+def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
+    """Keeps the largest nodes; under each of them the smaller descendants are merged into one node.
 
     Idle nodes are always kept.
 
     Args:
         nodes: of a tree.
-        most: how many to keep; the nodes that hold the rest come on top.
+        most: how many to keep; the merged nodes are added to these.
 
     Returns:
-        The new tree and the number of nodes that were put together.
+        The new tree and the number of nodes that were merged.
     """
     if nodes.height <= most:
         return nodes, 0

@@ -1,7 +1,7 @@
-"""What ran in CUDA graphs, per stream as recorded and per lane as labelled.
+"""Activities of CUDA graphs, totalled per recorded stream and per labelled lane.
 
-A replay spreads its kernels over streams that mean nothing to anybody. A lane does: the one that a mark
-named, else the process group of a collective, which so always has the same one, else the label.
+The driver assigns the kernels of a replay to arbitrary streams. A lane has a meaning: it is the lane that
+a mark named, else the process group of a collective, else the label.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.attribution.cuda_graphs.replays import graphed
+from thence.attribution.cuda_graphs.replays import in_cuda_graph
 
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline
@@ -24,7 +24,7 @@ NO_LANE = "(no label)"
 
 @dataclass(frozen=True)
 class GraphLanes:
-    """Totals of what ran in CUDA graphs; sums of durations, so that rows add up.
+    """Totals of the activities in CUDA graphs; sums of durations, so rows add up.
 
     Attributes:
         streams: columns stream (text; with rank and device where there are several), count and total_ns.
@@ -36,13 +36,13 @@ class GraphLanes:
 
 
 def graph_lanes(timeline: Timeline) -> GraphLanes:
-    """The totals of a trace.
+    """Totals the activities of CUDA graphs by stream and by lane.
 
     Args:
         timeline: with the lanes ``lane``.
     """
     gpu = timeline.trace.gpu
-    rows = np.flatnonzero(graphed(timeline.trace) & gpu["program"].is_null().to_numpy())
+    rows = np.flatnonzero(in_cuda_graph(timeline.trace) & gpu["program"].is_null().to_numpy())
     frame = gpu.select(
         "rank", "device", "stream", "duration",
         lane=timeline.lanes["lane"].cast(pl.String),
@@ -51,9 +51,9 @@ def graph_lanes(timeline: Timeline) -> GraphLanes:
     totals = (pl.len().cast(pl.Int64).alias("count"), pl.col("duration").sum().alias("total_ns"))
     where = ("rank", "device", "stream")
     streams = frame.group_by(where).agg(totals).sort(where)
-    one = streams.select("rank", "device").unique().height <= 1
+    single_device = streams.select("rank", "device").unique().height <= 1
     name = pl.col("stream").cast(pl.String)
-    if not one:
+    if not single_device:
         name = pl.format("rank {}, device {}: {}", *where)
     lanes = frame.group_by("lane").agg(totals).sort("total_ns", "lane", descending=[True, False])
     return GraphLanes(streams.select(name.alias("stream"), "count", "total_ns"), lanes)

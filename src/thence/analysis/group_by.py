@@ -1,4 +1,4 @@
-"""The GPU time divided among the places of one kind: the rows behind every table by something."""
+"""GPU time grouped by one kind of place (kernel, label, source ...): the rows behind every such table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.missing_collectives import no_collectives
+from thence.analysis.missing_collectives import why_no_collectives
 from thence.errors import MissingData, UsageError
 from thence.model.attributed import RULE
 from thence.model.places import BY, KINDS
@@ -14,7 +14,7 @@ from thence.model.places import BY, KINDS
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["divided", "weighed"]
+__all__ = ["split_by_weight", "time_by_place"]
 
 _KIND = {kind.name: kind for kind in KINDS}
 _NUMBERED = {
@@ -22,24 +22,24 @@ _NUMBERED = {
     "device": pl.format("rank {} device {}", "rank", "device"),
     "stream": pl.format("rank {} device {} stream {}", "rank", "device", "stream"),
 }
-"""Columns of gpu whose values are numbers, as names."""
+"""Display names of the columns of gpu whose values are numbers."""
 
 
-def divided(trace: Attributed, by: str) -> pl.DataFrame:
-    """Each activity with its place; one that several places share has a row for each of them.
+def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
+    """Assigns each activity's time to its place; an activity shared by several places has several rows.
 
     Args:
         trace: attributed.
         by: one of `thence.model.places.BY`.
 
     Returns:
-        columns ``gpu`` (row), ``place`` (null where there is none), ``reason`` (code of why not; null where
-        there is one), ``duration`` (ns, the part of this place) and ``phase``. The durations of
-        an activity's rows add up to its own.
+        columns ``gpu`` (row), ``place`` (null where there is none), ``reason`` (code of why there is no
+        place; null where there is one), ``duration`` (ns, the part of this place) and ``phase``. The
+        durations of an activity's rows add up to its duration.
 
     Raises:
-        UsageError: ``by`` is none of them.
-        MissingData: the trace describes no collectives, and those are asked for.
+        UsageError: ``by`` is not in `thence.model.places.BY`.
+        MissingData: ``by`` is "collective", and the trace describes no collectives.
     """
     if by not in BY:
         raise UsageError(f"cannot divide GPU time by {by!r}; choose one of {', '.join(BY)}")
@@ -47,15 +47,15 @@ def divided(trace: Attributed, by: str) -> pl.DataFrame:
     if by == "source" and trace.shares is not None:
         return _by_share(trace, trace.shares)
     if kind.origin == "collectives":
-        return _whole(trace, _collectives(trace), kind.missing)
+        return _unsplit(trace, _collectives(trace), kind.missing)
     if kind.origin == "gpu":
         column = _NUMBERED.get(by, pl.col(kind.column))
-        return _whole(trace, trace.gpu.select(column).to_series(), None)
-    return _whole(trace, trace.places[by], trace.places[f"{by}_rule"])
+        return _unsplit(trace, trace.gpu.select(column).to_series(), None)
+    return _unsplit(trace, trace.places[by], trace.places[f"{by}_rule"])
 
 
-def _whole(trace: Attributed, place: pl.Series, reason: pl.Series | str | None) -> pl.DataFrame:
-    """Every activity at one place."""
+def _unsplit(trace: Attributed, place: pl.Series, reason: pl.Series | str | None) -> pl.DataFrame:
+    """One row per activity: all of its time at one place."""
     given = reason if isinstance(reason, pl.Series) else pl.lit(reason, RULE)
     return pl.DataFrame({"duration": trace.gpu["duration"], "phase": trace.places["phase"]}).select(
         gpu=pl.int_range(pl.len(), dtype=pl.Int32),
@@ -67,10 +67,10 @@ def _whole(trace: Attributed, place: pl.Series, reason: pl.Series | str | None) 
 
 
 def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
-    """Every activity divided by weight."""
+    """Each activity's time split among its places in proportion to their weights."""
     rows = shares["gpu"].cast(pl.UInt32)
     return shares.with_columns(
-        duration=weighed(trace, shares), phase=trace.places["phase"].gather(rows)
+        duration=split_by_weight(trace, shares), phase=trace.places["phase"].gather(rows)
     ).select(
         gpu=pl.col("gpu").cast(pl.Int32),
         place="place",
@@ -80,8 +80,10 @@ def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def weighed(trace: Attributed, claims: pl.DataFrame) -> pl.Series:
-    """The time of each claim in whole ns: differences of rounded running sums, so nothing is lost.
+def split_by_weight(trace: Attributed, claims: pl.DataFrame) -> pl.Series:
+    """Splits each activity's duration by weight into whole ns that add up to it exactly.
+
+    Each part is the difference of consecutive rounded cumulative sums, so rounding loses nothing.
 
     Args:
         trace: attributed.
@@ -99,6 +101,6 @@ def weighed(trace: Attributed, claims: pl.DataFrame) -> pl.Series:
 def _collectives(trace: Attributed) -> pl.Series:
     named = trace.collectives.select("gpu", "collective").unique("gpu", keep="first")
     if named.is_empty():
-        raise MissingData(f"{', '.join(trace.meta.inputs)}: {no_collectives(trace)}")
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: {why_no_collectives(trace)}")
     rows = pl.select(gpu=pl.int_range(trace.gpu.height, dtype=pl.Int32))
     return rows.join(named, on="gpu", how="left", maintain_order="left")["collective"]

@@ -1,9 +1,9 @@
-"""When the GPU was idle: time in which nothing ran between a device's first and last activity.
+"""GPU idle time: the gaps between a device's first and last activity in which nothing ran.
 
-Idle time is put down to XLA programs as `thence.analysis.programs` does: ``inside`` the execution that
-it interrupts, or ``before`` the execution that it delays. The two agree to the nanosecond where
-everything on the device belongs to programs that do not overlap; here, time in which something else
-ran is never idle.
+Idle time is assigned to XLA programs as in `thence.analysis.programs`: ``inside`` the execution that
+it interrupts, or ``before`` the execution that it delays. Both modules agree to the nanosecond if
+all activities of the device belong to programs that do not overlap. Here, time in which an activity
+outside of any program ran is never idle.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _SCHEMA = {
 
 
 def idle_gaps(trace: Attributed) -> pl.DataFrame:
-    """Every gap of every device.
+    """Lists every idle gap of every device.
 
     Returns:
         columns rank, device, start and duration (ns), where (inside, before or after; null where the
-        device ran no XLA program) and program (its name; null for ``after``, the time behind the last
+        device ran no XLA program) and program (its name; null for ``after``, the time after the last
         execution).
     """
     names = trace.programs["name"].cast(pl.String)
     parts = [pl.DataFrame(schema=_SCHEMA)]
-    for (rank, device), own in trace.gpu.group_by("rank", "device", maintain_order=True):
-        start = own["start"].to_numpy()
-        begin, end = gaps(start, start + own["duration"].to_numpy())
+    for (rank, device), activities in trace.gpu.group_by("rank", "device", maintain_order=True):
+        start = activities["start"].to_numpy()
+        begin, end = gaps(start, start + activities["duration"].to_numpy())
         where, row = _programs_at(trace, (rank, device), begin)
         parts.append(
             pl.DataFrame(
@@ -67,7 +67,7 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
 def _programs_at(
     trace: Attributed, device: tuple[object, ...], time: Int64
 ) -> tuple[pl.Series, pl.Series]:
-    """For moments in which a device is idle: where that is, and the row of the program, or null."""
+    """For times at which a device is idle: inside, before or after, and the program's row or null."""
     executions = (
         trace.programs.with_row_index("row")
         .filter(pl.col("rank") == device[0], pl.col("device") == device[1])
@@ -88,5 +88,5 @@ def _programs_at(
     where = pl.Series(["inside", "before", "after"]).gather(
         np.where(inside, 0, np.where(before, 1, 2))
     )
-    found = pl.Series(row[np.where(inside, around, following)], dtype=pl.UInt32)
-    return where, found.set(pl.Series(~inside & ~before), None)
+    program_row = pl.Series(row[np.where(inside, around, following)], dtype=pl.UInt32)
+    return where, program_row.set(pl.Series(~inside & ~before), None)

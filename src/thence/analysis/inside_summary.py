@@ -1,4 +1,4 @@
-"""Inside a kernel: time by range, and how evenly the SMs were loaded."""
+"""Summary of an in-kernel profile: time by range, and load balance of the SMs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 
 @dataclass(frozen=True)
 class InsideSummary:
-    """Where the time of one launch went.
+    """Time by range and SM load of one kernel launch.
 
     Attributes:
         kernel: its name, empty when unknown.
@@ -33,19 +33,19 @@ class InsideSummary:
         instants: name, count of instants.
         sms: one row for each SM: sm, blocks, traces, busy_ns (some trace ran), idle_ns (of the span),
             start_ns and end_ns since the first trace's start.
-        traces, blocks: how many were traced.
+        traces, blocks: how many traces (of warps, warpgroups or blocks) and how many blocks there are.
         span_ns: first start to last end of any trace.
         trace_ns: sum of the durations of all traces.
         start_spread_ns: from the first to the last start of a block.
-        tail_ns: from when the first SM had nothing more to do to the end.
+        tail_ns: from the moment the first SM finished its last trace to the end.
         tail_idle: share of the SMs' time in the tail that was idle.
-        waves: blocks over how many ran at once at most.
-        imbalance: busiest SM over the mean of all SMs that ran something, in busy time.
+        waves: number of blocks / largest number of concurrent blocks.
+        imbalance: busy time of the busiest SM / mean busy time of all SMs that ran something.
         idle_sms: SMs that ran nothing; None where the device's number of SMs is not known.
         clock_ghz: median SM clock; None where it is not known.
         clock_sources: traces by where their clock's rate comes from.
-        states: traces by what became of them.
-        dropped: events that found no room.
+        states: number of traces by state, see `thence.inside.columns.STATES`.
+        dropped: events lost because the buffer was full.
         overhead_cycles: subtracted for each event in net times.
         notes, warnings: of the decoder.
     """
@@ -85,7 +85,7 @@ class InsideSummary:
 
 
 def summarize(decoded: Decoded) -> InsideSummary:
-    """The summary of one launch.
+    """Summarizes one kernel launch.
 
     Raises:
         MissingData: nothing was traced.
@@ -183,10 +183,10 @@ def _instants(ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _multiprocessors(traces: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
-    """Load of each SM that is known; empty where the layout does not say on which a trace ran."""
-    known = traces.drop_nulls("sm")
+    """Load of each SM; empty if the buffer's layout does not record SM ids."""
+    located = traces.drop_nulls("sm")
     per_sm = (
-        known.group_by("sm")
+        located.group_by("sm")
         .agg(
             blocks=pl.col("block").n_unique(),
             traces=pl.len(),
@@ -195,9 +195,9 @@ def _multiprocessors(traces: pl.DataFrame, first: int, last: int) -> pl.DataFram
         )
         .sort("sm")
     )
-    number = np.searchsorted(per_sm["sm"].to_numpy(), known["sm"].to_numpy()).astype(np.int64)
+    number = np.searchsorted(per_sm["sm"].to_numpy(), located["sm"].to_numpy()).astype(np.int64)
     busy = union_lengths(
-        number, known["start_ns"].to_numpy(), known["end_ns"].to_numpy(), per_sm.height
+        number, located["start_ns"].to_numpy(), located["end_ns"].to_numpy(), per_sm.height
     )
     return per_sm.with_columns(
         pl.Series("busy_ns", busy, pl.Int64),

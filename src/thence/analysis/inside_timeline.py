@@ -1,8 +1,8 @@
-"""In-kernel ranges as part of a timeline: alone, or under the slice of their kernel.
+"""In-kernel ranges as a timeline of their own, or under the slices of their kernels in a trace.
 
-Each launch is put on the trace's clock by itself: by the middle between how far its first start and its
-last end are from those of its kernel's slice, which agree to about 1 us on an H200. One shift for all
-would not do: %globaltimer and CUPTI's clock drift apart. Nothing that the trace recorded moves.
+Each launch gets its own clock shift: the mean of (slice start - first range start) and (slice end - last
+range end), which agree to about 1 us on an H200. A single shift for all launches would be wrong, because
+%globaltimer and CUPTI's clock drift. Times that the trace recorded are not changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNIX_TIMES_NS = 1_500_000_000_000_000_000
 
 
 def standalone(parts: Parts) -> Timeline:
-    """A timeline of nothing but in-kernel ranges.
+    """A timeline of in-kernel ranges only.
 
     Args:
         parts: what each buffer is called, and what it holds.
@@ -61,7 +61,7 @@ def standalone(parts: Parts) -> Timeline:
     )
     tables = Tables(meta=meta)
     return dataclasses.replace(
-        timeline(attribute(tables)), inside=_apart(phases), notes=tuple(notes)
+        timeline(attribute(tables)), inside=_with_distinct_titles(phases), notes=tuple(notes)
     )
 
 
@@ -84,27 +84,27 @@ def merged(recorded: Timeline, parts: Parts, launch: int | None = None) -> Timel
         _phases(decoded, place.rank, place.device, place.moved_ns)
         for place, (_, decoded) in zip(places, filled, strict=True)
     )
-    said = [place.said(name) for place, (name, _) in zip(places, filled, strict=True)]
+    match_notes = [place.sentence(name) for place, (name, _) in zip(places, filled, strict=True)]
     meta = recorded.trace.meta
     warnings = (*meta.warnings, *(w for _, d in parts for w in d.warnings))
     trace = dataclasses.replace(recorded.trace, meta=dataclasses.replace(meta, warnings=warnings))
     return dataclasses.replace(
         recorded,
         trace=trace,
-        inside=_apart((*recorded.inside, *phases)),
-        notes=(*recorded.notes, *_notes(parts), *said),
+        inside=_with_distinct_titles((*recorded.inside, *phases)),
+        notes=(*recorded.notes, *_notes(parts), *match_notes),
     )
 
 
-def _apart(phases: Sequence[Phases]) -> tuple[Phases, ...]:
-    """The same with a number after titles that several have: viewers draw equal names as one."""
-    often = Counter(each.title for each in phases)
+def _with_distinct_titles(phases: Sequence[Phases]) -> tuple[Phases, ...]:
+    """Numbers the titles that occur more than once, because viewers draw equal names as one track."""
+    often = Counter(phase.title for phase in phases)
     number: Counter[str] = Counter()
     result = []
-    for each in phases:
-        number[each.title] += 1
-        suffix = f" #{number[each.title]}" if often[each.title] > 1 else ""
-        result.append(dataclasses.replace(each, title=each.title + suffix))
+    for phase in phases:
+        number[phase.title] += 1
+        suffix = f" #{number[phase.title]}" if often[phase.title] > 1 else ""
+        result.append(dataclasses.replace(phase, title=phase.title + suffix))
     return tuple(result)
 
 

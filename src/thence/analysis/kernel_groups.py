@@ -1,18 +1,18 @@
-"""What sort of work an activity does: GEMM, attention, communication, elementwise, reduction, copy, other.
+"""Classifies activities: GEMM, attention, communication, elementwise, reduction, copy, other.
 
-The first of these that says something decides:
+The first rule that matches decides:
 
-1. the groups of the user, tried on the full kernel name and, of XLA work, on the name of the HLO
+1. the groups of the user, searched in the full kernel name and, for XLA work, in the name of the HLO
    instruction, its opcodes and its op_name;
-2. the table of collectives: what it describes is communication;
-3. the kind: copies and sets are "copy";
-4. `KERNEL_PATTERNS`, on the full kernel name;
-5. `OPCODE_PATTERNS`, on what the HLO instruction is made of, for kernels whose name says nothing
-   (``fusion_280``).
+2. the table of collectives: activities that it describes are communication;
+3. the kind: memcpy and memset are "copy";
+4. `KERNEL_PATTERNS`, searched in the full kernel name;
+5. `OPCODE_PATTERNS`, searched in the opcodes inside the HLO instruction, for kernels with generic
+   names (``fusion_280``).
 
-What is left is "other". Convolutions count as GEMM, since libraries compute them as such. A kernel
-that does several things has the group of the heaviest: a GEMM with a bias and an activation is a
-GEMM, a normalisation a reduction.
+Everything else is "other". Convolutions count as GEMM, because libraries compute them as such. A kernel
+that does several things has the group of the most expensive one: a GEMM with a bias and an activation
+is a GEMM, a normalisation is a reduction.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
 
-__all__ = ["GROUPS", "KERNEL_PATTERNS", "OPCODE_PATTERNS", "OTHER", "Patterns", "kernel_groups"]
+__all__ = ["GROUPS", "KERNEL_PATTERNS", "OPCODE_PATTERNS", "Patterns", "kernel_groups"]
 
-COMMUNICATION, COPY, OTHER = "communication", "copy", "other"
-GROUPS = ("GEMM", "attention", COMMUNICATION, "elementwise", "reduction", COPY, OTHER)
-"""The groups that there always are."""
+COMMUNICATION, COPY, _OTHER = "communication", "copy", "other"
+GROUPS = ("GEMM", "attention", COMMUNICATION, "elementwise", "reduction", COPY, _OTHER)
+"""The built-in groups."""
 
 _MOVES = "transpose|copy|concatenate|slice|dynamic_slice|dynamic_update_slice|pad|gather|reverse"
 
@@ -59,7 +59,7 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
     ("GEMM", r"(?i)(?:^|_)(?:add|b|baddb|scaled_)?mm(?:_|$)|^triton_tem_|^dot(?:[._]\d+)?$"),
     # XLA: loop_, input_ and wrapped_ fusions carry the names of the ops they are made of.
     (COPY, rf"^(?:(?:loop|input|wrapped)_)?(?:(?:{_MOVES})_?)+(?:fusion)?(?:[._]\d+)*$"),
-    (OTHER, r"^(?:loop|input|wrapped)_(?:\w+_)?(?:scatter|sort)(?:_|$)"),
+    (_OTHER, r"^(?:loop|input|wrapped)_(?:\w+_)?(?:scatter|sort)(?:_|$)"),
     ("reduction", r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?!_precision)"),
     ("elementwise", r"^(?:loop|input|wrapped)_"),
     # Copies before the elementwise kernels that they are instances of.
@@ -91,7 +91,7 @@ OPCODE_PATTERNS: tuple[tuple[str, str], ...] = (
     ("GEMM", r"^custom-call [^|]*\|.*/(?:dot_general|conv_general_dilated)$"),
     ("reduction", r"^[^|]*\b(?<!-)(?:reduce|reduce-window)\b(?!-)"),
     (COPY, rf"^(?:(?:{_MOVING}) )+\|"),
-    (OTHER, r"^[^|]*\b(?:scatter|sort|rng|custom-call|fft|cholesky|while|conditional)\b"),
+    (_OTHER, r"^[^|]*\b(?:scatter|sort|rng|custom-call|fft|cholesky|while|conditional)\b"),
     ("elementwise", r"^fusion "),
 )
 """Group and regular expression, searched for in ``opcode ... | op_name``: the opcode of the
@@ -100,7 +100,7 @@ instruction and the target of a custom call or, sorted, the opcodes inside a fus
 
 @dataclass(frozen=True)
 class Patterns:
-    """Groups of the user, which come first.
+    """Groups that the user defined; they take precedence over the built-in ones.
 
     Attributes:
         pairs: group and regular expression, in order; a name in `GROUPS` extends that group.
@@ -123,7 +123,7 @@ class Patterns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All groups that there are, those of the user first."""
+        """Names of all groups, those of the user first."""
         return tuple(dict.fromkeys([*(name for name, _ in self.pairs), *GROUPS]))
 
 
@@ -142,22 +142,22 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
     distinct = keys.unique(maintain_order=True)
     texts = [_HloTexts(module) for module in trace.hlo]
     kernel, opcode = _compiled(KERNEL_PATTERNS), _compiled(OPCODE_PATTERNS)
-    own = _compiled(patterns.pairs)
-    found = []
+    user_patterns = _compiled(patterns.pairs)
+    groups = []
     for kind, name, hlo, module, described in _readable(trace, distinct):
         of_hlo = texts[module].text(hlo) if hlo is not None and module is not None else ""
-        group = _first(own, (name, hlo or "", of_hlo))
+        group = _first(user_patterns, (name, hlo or "", of_hlo))
         if group is None and described:
             group = COMMUNICATION
         if group is None and kind in ("memcpy", "memset"):
             group = COPY
-        found.append(group or _first(kernel, (name,)) or _first(opcode, (of_hlo,)) or OTHER)
-    named = distinct.with_columns(group=pl.Series(found, dtype=pl.Enum(patterns.names)))
+        groups.append(group or _first(kernel, (name,)) or _first(opcode, (of_hlo,)) or _OTHER)
+    named = distinct.with_columns(group=pl.Series(groups, dtype=pl.Enum(patterns.names)))
     return keys.join(named, on=parts, how="left", maintain_order="left")["group"]
 
 
 def _keys(trace: Attributed) -> pl.DataFrame:
-    """What decides about each activity, as numbers without null, so that equal ones are found fast."""
+    """The inputs of the classification as integers without null, so that `unique` on them is fast."""
     gpu = trace.gpu
     module = trace.programs["hlo"].gather(gpu["program"].cast(pl.UInt32))
     rows = trace.collectives["gpu"].unique().cast(pl.UInt32)
@@ -174,7 +174,7 @@ def _keys(trace: Attributed) -> pl.DataFrame:
 def _readable(
     trace: Attributed, distinct: pl.DataFrame
 ) -> Iterable[tuple[str, str, str | None, int | None, int]]:
-    """Kind, name, HLO instruction, module and whether it is a described collective, of each key."""
+    """Decodes the keys: kind, name, HLO instruction, module, and whether it is a described collective."""
 
     def texts(column: str) -> dict[int, str]:
         values = trace.gpu[column].drop_nulls().unique()
@@ -199,7 +199,7 @@ def _first(patterns: list[tuple[str, re.Pattern[str]]], texts: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class _HloTexts:
-    """The instructions of a module as `OPCODE_PATTERNS` see them."""
+    """Texts of a module's instructions for `OPCODE_PATTERNS`."""
 
     module: HloModule
 

@@ -1,16 +1,16 @@
-"""Which launch of a trace a buffer of in-kernel events is of.
+"""Matches buffers of in-kernel events to kernel launches of a trace.
 
-%globaltimer and a trace's clock are not the same clock: their distance was -57, +66, +215 and +1,437 us
-in four processes on one H200, and drifts by tens of us in some seconds. So no distance says which of a
-kernel's launches is meant. What says it, in this order:
+%globaltimer and a trace's clock are different clocks: their offset was -57, +66, +215 and +1,437 us
+in four processes on one H200, and it drifts by tens of us within seconds. So the time alone does not
+identify a launch. These criteria do, applied in this order:
 
-name, grid, block, device, process     of the launch
-length                                 the kernel took at least as long as what ran in it
-moments on the host's clock            launched after its buffer was made, ended before it was read
+name, grid, block, device, process     must be equal
+length                                 the kernel took at least as long as the ranges inside it
+times on the host's clock              launched after its buffer was made, ended before it was read
 neighbours on the host's clock         the only launch before the next buffer was made, if one was
-distances between several buffers      are those between their launches, but for the drift
+distances between several buffers      equal those between their launches, up to clock drift
 
-Where that leaves several, the user is asked.
+If several launches remain, an error asks the user to choose one.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Parts = Sequence[tuple[str, Decoded]]
 
-__all__ = ["Place", "find_launches", "span"]
+__all__ = ["find_launches", "span"]
 
 _MOST_SHIFT_NS = 60_000_000_000
-"""A trace whose clock is further from the timer is of another time."""
+"""A larger offset between timer and trace means that they were recorded at different times."""
 _UNIX_TIMES_NS = 1_500_000_000_000_000_000
-"""A timer that reads less does not count from 1970."""
+"""A timer with smaller values does not count from 1970."""
 _HOST_SLACK_NS = 2_000
-"""How far the host's clock and the trace's may disagree about a moment."""
+"""Tolerance between the host's clock and the trace's clock."""
 _JITTER_NS, _DRIFT = 5_000, 1e-4
-"""Distances between two launches by the timer and by the trace differ by so many ns, and such a share."""
+"""Tolerance between the distances of two launches by timer and by trace: constant ns, and a share."""
 _SHORT, _SHORT_SHARE = 2_000, 0.05
-"""A slice may be that much shorter than the ranges in it, in ns and as a share."""
+"""By how much a slice may be shorter than the ranges in it: ns, and a share."""
 _WRAP = 1 << 32
 _MOST_NAMED = 6
 
 
 @dataclass(frozen=True)
-class Place:
+class _Place:
     """The slice that a buffer belongs to.
 
     Attributes:
@@ -62,11 +62,11 @@ class Place:
         number, of: which of the kernel's launches in order of start, of how many.
         slice_ns: duration of the slice.
         span_ns: from the first start to the last end inside.
-        moved_ns: what must be added to times of the buffer to be on the timeline: the middle between
-            how far its first start and its last end are from those of the slice.
-        at_start_ns, at_end_ns: how far the GPU's timer was ahead of the trace's clock by the starts
-            and by the ends; None where these clocks cannot be compared.
-        how: what said that it is this launch.
+        moved_ns: shift from the buffer's times to the timeline: the mean of the differences between the
+            starts and between the ends of slice and buffer.
+        at_start_ns, at_end_ns: offset of the GPU's timer from the trace's clock at the start and at the
+            end; None if these clocks cannot be compared.
+        how: the criterion that identified this launch, as the end of a sentence.
     """
 
     rank: int
@@ -80,8 +80,8 @@ class Place:
     at_end_ns: int | None
     how: str
 
-    def said(self, name: str) -> str:
-        """The same as a sentence about the buffer ``name``."""
+    def sentence(self, name: str) -> str:
+        """Describes the match as a sentence about the buffer ``name``."""
         which = f"launch {self.number} of {self.of}" if self.of > 1 else "the only launch"
         text = (
             f"{name}: {format_ns(self.span_ns)} of ranges are drawn under {which} of the kernel,"
@@ -104,16 +104,16 @@ class Place:
 
 @dataclass(frozen=True)
 class _Buffer:
-    """A buffer and the launches that it could be of.
+    """A buffer and its candidate launches.
 
     Attributes:
         all: launches of its kernel: id (row of gpu), rank, device, start, duration, call (when it was
             called), all on the clock as recorded; corrected (start on the timeline).
-        left: rows of ``all`` that its facts allow.
-        ahead: by how much its timer is ahead of the trace's clock if it is of that launch; shape of
-            ``all``. Modulo 2^32 ns where ``wrapped``.
-        alone: whether a moment of its neighbours left one launch.
-        clocked: whether the trace's clock counts from a known moment.
+        left: rows of ``all`` that remain possible.
+        ahead: offset of its timer from the trace's clock for each launch in ``all``, if the buffer
+            belongs to that launch. Modulo 2^32 ns where ``wrapped``.
+        alone: whether the times of neighbouring buffers left exactly one launch.
+        clocked: whether the trace's clock has a known epoch.
     """
 
     name: str
@@ -127,7 +127,7 @@ class _Buffer:
 
     @property
     def timed(self) -> bool:
-        """Whether its times and those of other buffers of the device are on one clock."""
+        """Whether its times are comparable with those of other buffers of the device."""
         return self.decoded.timer_bits > 0
 
 
@@ -139,8 +139,8 @@ def span(decoded: Decoded) -> tuple[int, int]:
     return first, last
 
 
-def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -> list[Place]:
-    """The launch of each buffer.
+def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -> list[_Place]:
+    """Finds the launch of each buffer.
 
     Args:
         recorded: of a trace made at the same time.
@@ -153,16 +153,18 @@ def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -
     """
     trace = _Trace(recorded)
     if launch is not None:
-        return [_as_said(_buffer(trace, name, d, check=False), launch) for name, d in parts]
+        return [
+            _requested_launch(_buffer(trace, name, d, check=False), launch) for name, d in parts
+        ]
     buffers = [_buffer(trace, name, decoded) for name, decoded in parts]
-    places: dict[int, Place] = {}
+    places: dict[int, _Place] = {}
     for group in _groups(buffers):
         members = [buffers[i] for i in group]
-        places |= dict(zip(group, _together(members), strict=True))
+        places |= dict(zip(group, _match_together(members), strict=True))
     return [places[i] for i in range(len(buffers))]
 
 
-def _as_said(buffer: _Buffer, launch: int) -> Place:
+def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
     count = buffer.all.height
     if not 0 <= launch < count:
         raise UsageError(
@@ -186,19 +188,19 @@ def _buffer(trace: _Trace, name: str, decoded: Decoded, *, check: bool = True) -
         if epoch is not None and decoded.timer_bits == 64 and first > _UNIX_TIMES_NS:
             same_time = np.abs(ahead) <= _MOST_SHIFT_NS
         long = duration + max(_SHORT, int(_SHORT_SHARE * (last - first))) >= last - first
-        _refuse(name, same_time, ordered, long, ahead, last - first)
+        _check_candidates(name, same_time, ordered, long, ahead, last - first)
         left = np.flatnonzero(same_time & long & ordered)
         within = left[alone[left]]
         left = within if len(within) == 1 else left
     ahead = _signed(ahead, wrapped)
-    known = bool(len(left) == 1 and alone[left].all() and not alone.all())
-    return _Buffer(name, decoded, launches, left, ahead, wrapped, known, epoch is not None)
+    only_one = bool(len(left) == 1 and alone[left].all() and not alone.all())
+    return _Buffer(name, decoded, launches, left, ahead, wrapped, only_one, epoch is not None)
 
 
 def _in_order(
     launches: pl.DataFrame, epoch: int | None, facts: Mapping[str, Any]
 ) -> tuple[Mask, Mask]:
-    """Which launches agree with the moments of a buffer, and which also with those of its neighbours.
+    """Which launches fit the host times of a buffer, and which also fit those of its neighbours.
 
     A buffer is made before its launch (host_ns) and read after it (taken_ns). Most programs launch
     before they make the next buffer (next_ns), or read one before the next launch (previous_ns); those
@@ -207,7 +209,7 @@ def _in_order(
     call = launches["call"].to_numpy().astype(np.int64)
     end = (launches["start"] + launches["duration"]).to_numpy().astype(np.int64)
     made, taken, previous, following = (
-        _whole(facts.get(key)) for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
+        _int_or_none(facts.get(key)) for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
     )
     ordered = np.ones(len(call), np.bool_)
     if epoch is None:
@@ -224,10 +226,10 @@ def _in_order(
     return ordered, alone
 
 
-def _refuse(
+def _check_candidates(
     name: str, same_time: Mask, ordered: Mask, long: Mask, ahead: Int64, span_ns: int
 ) -> None:
-    """Raises MissingData where no launch is left, with what speaks against all of them."""
+    """Raises MissingData if no candidate launch remains; the message names the criterion that failed."""
     if (same_time & ordered & long).any():
         return
     count = len(ahead)
@@ -249,8 +251,8 @@ def _refuse(
     )
 
 
-def _whole(value: Any) -> int | None:
-    """A number of the description as it is, where it is one; what else stands there says nothing."""
+def _int_or_none(value: Any) -> int | None:
+    """The value if it is a positive int below 2^62, else None: descriptions may hold anything."""
     return value if type(value) is int and 0 < value < 1 << 62 else None
 
 
@@ -259,14 +261,14 @@ def _signed(values: Int64, wrapped: bool) -> Int64:  # noqa: FBT001 - of the clo
 
 
 class _Trace:
-    """What all buffers ask of a trace, found once."""
+    """A trace with the launches of each kernel name, cached for all buffers."""
 
     def __init__(self, recorded: Timeline) -> None:
         self.recorded = recorded
         self._named: dict[str, pl.DataFrame] = {}
 
     def named(self, kernel: str) -> pl.DataFrame:
-        """Rows of gpu with this kernel, on the clock of the timeline, and start of their call."""
+        """Rows of gpu with this kernel on the timeline's clock, and the start of their launch call."""
         if kernel not in self._named:
             self._named[kernel] = _with_calls(self.recorded, _named(self.recorded, kernel))
         return self._named[kernel]
@@ -328,8 +330,8 @@ def _named(recorded: Timeline, kernel: str) -> pl.DataFrame:
 
 
 def _of_process(recorded: Timeline, launches: pl.DataFrame, process: Any) -> pl.DataFrame:
-    """Those of the ranks with this process id, where the trace has it."""
-    process = _whole(process)
+    """The launches of the ranks with this process id; all launches if the trace does not have it."""
+    process = _int_or_none(process)
     if process is None or launches["rank"].n_unique() < 2:
         return launches
     ranks = recorded.trace.host.filter(pl.col("process") == process)["rank"].unique()
@@ -341,13 +343,13 @@ def _knows_device(decoded: Decoded) -> bool:
 
 
 def _groups(buffers: Sequence[_Buffer]) -> list[list[int]]:
-    """Buffers whose distances in time are known: of one process and device; others stand alone."""
+    """Groups buffers of one process and device, whose times are comparable; others get a group each."""
     groups: dict[Any, list[int]] = {}
     for i, buffer in enumerate(buffers):
         about = buffer.decoded.description
-        known = buffer.timed and _knows_device(buffer.decoded)
-        process = _whole(about.launch.get("pid"))
-        groups.setdefault((process, about.device) if known else i, []).append(i)
+        comparable = buffer.timed and _knows_device(buffer.decoded)
+        process = _int_or_none(about.launch.get("pid"))
+        groups.setdefault((process, about.device) if comparable else i, []).append(i)
     # Whole times say the order; where there are none it is that in which they were given.
     for group in groups.values():
         if not any(buffers[i].wrapped for i in group):
@@ -355,21 +357,21 @@ def _groups(buffers: Sequence[_Buffer]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _together(buffers: Sequence[_Buffer]) -> list[Place]:
-    """Places of buffers whose distances in time are known."""
+def _match_together(buffers: Sequence[_Buffer]) -> list[_Place]:
+    """Matches the buffers of one group together, using the distances between them."""
     chosen = _chains(buffers)
     if chosen.shape[1] > 1:
-        # The first buffer that has several: with it the others would be known.
+        # Naming the launch of the first ambiguous buffer may decide the others.
         several = next(i for i, rows in enumerate(chosen) if len(np.unique(rows)) > 1)
-        _ask(buffers[several], np.unique(chosen[several]), len(buffers) > 1)
+        _raise_ambiguous(buffers[several], np.unique(chosen[several]), len(buffers) > 1)
     return [
-        _place(buffer, int(row), _how(buffer, len(buffers)))
+        _place(buffer, int(row), _match_reason(buffer, len(buffers)))
         for buffer, row in zip(buffers, chosen[:, 0], strict=True)
     ]
 
 
 def _chains(buffers: Sequence[_Buffer]) -> Int64:
-    """Every way to give all buffers launches whose distances are theirs.
+    """Every assignment of launches to buffers that preserves the distances between the buffers.
 
     Returns:
         Rows of each buffer's launches: shape (buffers, ways), at least one way.
@@ -400,7 +402,7 @@ def _chains(buffers: Sequence[_Buffer]) -> Int64:
 
 
 def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tuple[Int64, Int64]:
-    """The launch that comes nearest to each clock shift, on the same GPU, and how far off it is."""
+    """The launch on the same GPU with the clock shift nearest to the wanted one, and the difference."""
     rows, off = np.zeros(len(taken), np.int64), np.full(len(taken), _WRAP * _WRAP // 4, np.int64)
     gpus = [b.all.select("rank", "device").to_numpy() for b in (before, buffer)]
     wrapped = buffer.wrapped or before.wrapped
@@ -412,8 +414,8 @@ def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tu
         ahead = _signed(buffer.ahead[left], wrapped)
         order = np.argsort(ahead, kind="stable")
         wanted = _signed(shift[ways], wrapped)
-        at = np.searchsorted(ahead[order], wanted)
-        for place in (at - 1, at):
+        position = np.searchsorted(ahead[order], wanted)
+        for place in (position - 1, position):
             row = left[order[place % len(left)]]
             apart = _signed(buffer.ahead[row] - wanted, wrapped)
             nearer = np.abs(apart) < np.abs(off[ways])
@@ -422,7 +424,7 @@ def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tu
     return rows, off
 
 
-def _how(buffer: _Buffer, buffers: int) -> str:
+def _match_reason(buffer: _Buffer, buffers: int) -> str:
     if buffer.all.height == 1:
         return ""
     if buffer.alone:
@@ -432,7 +434,7 @@ def _how(buffer: _Buffer, buffers: int) -> str:
     return f", the only one by the distances of the {buffers:,} buffers"
 
 
-def _ask(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 - words it
+def _raise_ambiguous(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 - words it
     named = [
         f"{row} (at {format_ns(buffer.all['start'][int(row)])}, {format_ns(buffer.all['duration'][int(row)])})"
         for row in rows[:_MOST_NAMED]
@@ -445,7 +447,7 @@ def _ask(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 -
     )
 
 
-def _place(buffer: _Buffer, row: int, how: str) -> Place:
+def _place(buffer: _Buffer, row: int, how: str) -> _Place:
     launch = buffer.all.row(row, named=True)
     first, last = span(buffer.decoded)
     start, end = launch["corrected"], launch["corrected"] + launch["duration"]
@@ -453,7 +455,7 @@ def _place(buffer: _Buffer, row: int, how: str) -> Place:
     comparable = buffer.timed and buffer.clocked
     half = ((last - first) - launch["duration"]) // 2
     ahead = int(buffer.ahead[row])
-    return Place(
+    return _Place(
         rank=launch["rank"],
         device=launch["device"],
         number=row,

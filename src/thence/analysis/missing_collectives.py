@@ -1,4 +1,4 @@
-"""Why a trace describes no collectives, and what to do about it."""
+"""Explains why a trace describes no collectives, and how to record them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from thence.model.reasons import ADVICE
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["no_collectives"]
+__all__ = ["why_no_collectives"]
 
 _LIBRARIES = r"(?i)^(?:void )?(?:nccl|rccl)"
 _OTHER = "thence record and torch.profiler describe them"
 
 
-def no_collectives(trace: Attributed) -> str:
-    """What to tell who asks for the collectives of a trace that describes none: after a colon.
+def why_no_collectives(trace: Attributed) -> str:
+    """The message for a trace that describes no collectives, to follow the input's name and a colon.
 
-    It says that there are none only where nothing speaks against it.
+    It claims that there were none only if the trace has one GPU and no NCCL or RCCL kernels.
     """
-    ran = trace.gpu["name"].cast(pl.String).str.contains(_LIBRARIES).fill_null(value=False).any()
+    nccl_ran = (
+        trace.gpu["name"].cast(pl.String).str.contains(_LIBRARIES).fill_null(value=False).any()
+    )
     ranks = len(trace.ranks)
     devices = trace.gpu.select("rank", "device").n_unique()
-    if not ran and devices < 2:
-        return "describes no collectives; one GPU has none"
-    seen = "kernels of NCCL ran" if ran else f"it has {max(devices, ranks)} GPUs"
+    if not nccl_ran and devices < 2:
+        return "describes no collectives, because it is of a single GPU"
+    seen = "kernels of NCCL ran" if nccl_ran else f"it has {max(devices, ranks)} GPUs"
     ways = dict.fromkeys(ADVICE.get(name, {}).get("no_collectives") for name in trace.meta.formats)
     return f"describes no collectives, though {seen}: {'; '.join(filter(None, ways)) or _OTHER}"

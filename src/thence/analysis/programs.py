@@ -1,4 +1,4 @@
-"""XLA programs: how often each ran, how long on the GPU, how much of that the GPU was idle."""
+"""XLA programs: number of executions, GPU time, and idle time inside and between executions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["By", "Programs", "programs"]
 
 
 class By(enum.Enum):
-    """What makes two executions ones of the same program."""
+    """When two executions count as the same program."""
 
     IDENTITY = "identity"
-    """Fingerprint, or name and number: different programs of one name stay apart."""
+    """Equal fingerprint, or equal name and number: different programs of one name are separate rows."""
     NAME = "name"
-    """The name alone, as in the notebook of nsys-jax."""
+    """Equal name, as in the notebook of nsys-jax."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _executions(trace: Attributed, phase: Phases) -> pl.DataFrame:
 
 
 def _thunks(trace: Attributed) -> pl.DataFrame:
-    """Of every row of programs: number of thunks, their sum, and the time at least one ran."""
+    """For every row of programs: number of thunks, sum of their durations, and union of their time."""
     rows = trace.programs.height
     gpu = trace.gpu.filter(pl.col("program").is_not_null()).select("program", "start", "duration")
     group = gpu["program"].to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Everything that a report on one trace shows, each part a result or the reason why there is none."""
+"""The results that a report on one trace consists of; each part is a result or why there is none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Part(Generic[_Result]):
 
 
 def part(question: Callable[[], _Result]) -> Part[_Result]:
-    """The answer, or why there is none."""
+    """Runs an analysis; catches `MissingData` and keeps its message as the reason."""
     try:
         return Part(question())
     except MissingData as error:
@@ -49,7 +49,7 @@ def part(question: Callable[[], _Result]) -> Part[_Result]:
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows. A trace without any device activity has none.
+    """All results of a report. A trace without device activities cannot have a report.
 
     Attributes:
         summaries: by what the time is divided by; the first is by kernel.

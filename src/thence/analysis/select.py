@@ -1,4 +1,4 @@
-"""A part of a trace as a trace of its own, so that every total fits what was selected."""
+"""Filters a trace; the result is a complete trace, so every analysis of it covers the selection only."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _STEP_NUMBER = r"(\d{1,18})\D*$"
 
 
 def select(trace: Attributed, selection: Selection) -> Attributed:
-    """The selected device activities, with what belongs to them.
+    """The selected device activities, with the rows of other tables that refer to them.
 
-    Durations, times and places stay. Host ranges and program executions are left out only with the rank
-    they are of: a launch may lie outside of a window in which its kernel ran.
+    Durations, times and places do not change. Host ranges and program executions are dropped only
+    together with their rank: a launch may lie outside of the window in which its kernel ran.
 
     Args:
         trace: attributed.
@@ -37,7 +37,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
 
     Raises:
         UsageError: the trace holds no such rank or device.
-        MissingData: no activity is left; the message says what there is.
+        MissingData: no activity is left.
     """
     if not selection:
         return trace
@@ -58,7 +58,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         raise MissingData(
             f"{', '.join(trace.meta.inputs)}: no device activity is left by the selection ({selection})"
         )
-    return _kept(trace, keep, selection)
+    return _filtered(trace, keep, selection)
 
 
 def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> None:
@@ -74,7 +74,7 @@ def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> N
 
 
 def _in_steps(trace: Attributed, steps: tuple[int | None, int | None]) -> Mask:
-    """Launched in a step whose number is in the range."""
+    """Which activities were launched in a step whose number is in the range."""
     names = trace.places["step"].cast(pl.String)
     if names.null_count() == len(names):
         raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no steps to select")
@@ -89,7 +89,7 @@ def _in_steps(trace: Attributed, steps: tuple[int | None, int | None]) -> Mask:
 
 
 def _in_window(trace: Attributed, window: tuple[int | None, int | None]) -> Mask:
-    """Begun in the window, which counts from the trace's first activity."""
+    """Which activities started in the window; its times count from the trace's first activity."""
     start = trace.gpu["start"].to_numpy()
     begin = int(start.min()) if len(start) else 0
     first, last = window
@@ -102,9 +102,9 @@ def _in_window(trace: Attributed, window: tuple[int | None, int | None]) -> Mask
 
 
 def _matching(trace: Attributed, expression: str) -> Mask:
-    """Whose name, or one of whose places, matches; every distinct text is tried once."""
+    """Which activities have a name or a place that matches; each distinct text is searched once."""
     columns = [trace.gpu["name"], *(trace.places[kind] for kind in SEARCHED)]
-    found = np.zeros(trace.gpu.height, np.bool_)
+    mask = np.zeros(trace.gpu.height, np.bool_)
     for column in columns:
         texts = column.cast(pl.String)
         distinct = texts.drop_nulls().unique()
@@ -112,12 +112,12 @@ def _matching(trace: Attributed, expression: str) -> Mask:
             matching = distinct.filter(distinct.str.contains(expression))
         except pl.exceptions.ComputeError as error:
             raise UsageError(f"{expression!r} is no regular expression: {error}") from error
-        found |= texts.is_in(matching.implode()).fill_null(value=False).to_numpy()
-    return found
+        mask |= texts.is_in(matching.implode()).fill_null(value=False).to_numpy()
+    return mask
 
 
 def _after_warm_up(trace: Attributed, rule: WarmUp) -> Mask:
-    """In no execution of a program that counts as warm-up, nor run by XLA's autotuner."""
+    """Which activities belong neither to a warm-up execution of a program nor to XLA's autotuner."""
     if rule is WarmUp.KEEP or trace.programs.is_empty():
         return np.ones(trace.gpu.height, np.bool_)
     steady = phases(trace, rule).steady
@@ -126,8 +126,8 @@ def _after_warm_up(trace: Attributed, rule: WarmUp) -> Mask:
     return (of_program & ~trying).to_numpy()
 
 
-def _kept(trace: Attributed, keep: Mask, selection: Selection) -> Attributed:
-    """The activities with every row that refers to them, row numbers adjusted."""
+def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed:
+    """The activities in the mask with every row that refers to them, row references renumbered."""
     mask = pl.Series(keep)
     place = pl.Series(np.cumsum(keep) - 1, dtype=pl.Int32)
 
@@ -145,12 +145,12 @@ def _kept(trace: Attributed, keep: Mask, selection: Selection) -> Attributed:
         selection=selection,
     )
     if selection.ranks or selection.devices:
-        return _of_ranks_and_devices(selected, selection)
+        return _drop_other_ranks_and_devices(selected, selection)
     return selected
 
 
-def _of_ranks_and_devices(trace: Attributed, selection: Selection) -> Attributed:
-    """Without host ranges, threads and programs of others; row references adjusted."""
+def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> Attributed:
+    """Drops host ranges, threads and programs of other ranks and devices; renumbers row references."""
     ranks = selection.ranks or tuple(trace.ranks)
     host = trace.host["rank"].is_in(ranks)
     programs = trace.programs["rank"].is_in(ranks)

@@ -1,10 +1,10 @@
-"""What ran on which stream, and what ran at the same time.
+"""Kernels by stream, and concurrency of streams and kernel groups.
 
-busy        time in which at least one activity of a stream ran (union)
-concurrent  part of it in which another stream of the device was busy, too
-overlap     of groups A and B: time in which at least one activity of each ran, whatever their
-            streams; of A with itself: in which at least two of A ran
-hidden      part of the time in which communication ran during which a kernel of another group ran
+busy        time in which at least one activity of a stream ran (interval union)
+concurrent  part of the busy time in which another stream of the device was busy, too
+overlap     of groups A and B: time in which at least one activity of each ran, on any streams;
+            of A with itself: time in which at least two activities of A ran
+hidden      part of the communication time during which a kernel of another group ran
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.expectations import Check, judge, parse
+from thence.analysis.expectations import Check, judge, parse_expectation
 from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
 from thence.errors import MissingData
 from thence.model.intervals import levels, shared_length, union
@@ -44,7 +44,7 @@ NO_STREAMS = "the trace does not say on which streams its kernels ran"
 
 @dataclass(frozen=True)
 class Concurrency:
-    """What ran at the same time on one device. All times are ns.
+    """Concurrency on one device. All times are ns.
 
     Attributes:
         rank, device: which.
@@ -93,7 +93,7 @@ class Streams:
 
     Attributes:
         meta: facts of the trace.
-        groups: names of all groups there can be, those of the user first.
+        groups: names of all groups, those of the user first.
         rows: rank, device, stream (null where the trace does not say), group, count, total_ns (sum
             of durations), share (of the stream's sum).
         streams: rank, device, stream, busy_ns, concurrent_ns.
@@ -109,15 +109,17 @@ class Streams:
     notes: tuple[str, ...]
 
     def check(self, *expectations: str) -> tuple[Check, ...]:
-        """Judges expectations such as ``GEMM>=2``: see `thence.analysis.expectations`.
+        """Checks expectations such as ``GEMM>=2``: see `thence.analysis.expectations`.
 
         Raises:
-            UsageError: one cannot be read, or names a group that there is not.
+            UsageError: the syntax of one is wrong, or no group has that name.
         """
-        return tuple(judge(parse(text, self.groups), self.rows) for text in expectations)
+        return tuple(
+            judge(parse_expectation(text, self.groups), self.rows) for text in expectations
+        )
 
     def to_json(self, checks: Sequence[Check] = ()) -> dict[str, Any]:
-        """The streams, and what became of expectations, as JSON values."""
+        """The streams and the checked expectations as JSON values."""
         return {
             "inputs": list(self.meta.inputs),
             "groups": list(self.groups),
@@ -131,17 +133,17 @@ class Streams:
         columns = ("stream", "group", "count", "total_ns")
         for stream, group, count, total in self.rows.filter(here).select(columns).iter_rows():
             counted.setdefault(stream, {})[group] = {"count": count, "total_ns": total}
-        lanes = self.streams.filter(here).select("stream", "busy_ns", "concurrent_ns")
+        stream_rows = self.streams.filter(here).select("stream", "busy_ns", "concurrent_ns")
         return {
             "rank": of.rank,
             "device": of.device,
-            "streams": [lane | {"groups": counted[lane["stream"]]} for lane in lanes.to_dicts()],
+            "streams": [row | {"groups": counted[row["stream"]]} for row in stream_rows.to_dicts()],
             **of.to_json(),
         }
 
 
 def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
-    """What ran on which stream, and what ran at the same time.
+    """Analyses which kernels ran on which stream, and what ran concurrently.
 
     Args:
         trace: attributed.
@@ -155,11 +157,11 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
         raise MissingData(f"{', '.join(trace.meta.inputs)}: {reasons}")
     group = kernel_groups(trace, patterns)
     # A thunk stands for kernels whose streams its producer did not record.
-    known = pl.when(pl.col("kind") != "thunk").then("stream")
+    recorded_stream = pl.when(pl.col("kind") != "thunk").then("stream")
     activities = trace.gpu.select(
         "rank",
         "device",
-        known.alias("stream"),
+        recorded_stream.alias("stream"),
         "start",
         "duration",
         copy=pl.col("kind").is_in(["memcpy", "memset"]),
@@ -192,19 +194,19 @@ def _rows(activities: pl.DataFrame) -> pl.DataFrame:
 
 
 def _device(activities: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFrame, Concurrency]:
-    """The streams of one device, and what ran at the same time there."""
+    """The streams of one device and their concurrency."""
     start = activities["start"].to_numpy()
     end = start + activities["duration"].to_numpy()
-    lanes = _unions(activities["stream"].fill_null(-1).to_numpy(), start, end)
-    pieces = levels(*_joined(lanes.values()))
-    several = union(*_where(pieces, pieces[2] > 1))  # joined, they are far fewer
+    stream_unions = _unions(activities["stream"].fill_null(-1).to_numpy(), start, end)
+    pieces = levels(*_joined(stream_unions.values()))
+    several = union(*_masked(pieces, pieces[2] > 1))  # joined, they are far fewer
     (rank, device) = activities.row(0)[:2]
-    known = activities["stream"].null_count() == 0
+    streams_recorded = activities["stream"].null_count() == 0
     frame = pl.DataFrame(
         {
-            "stream": [stream if stream >= 0 else None for stream in lanes],
-            "busy_ns": [_length(lane) for lane in lanes.values()],
-            "concurrent_ns": [shared_length(lane, several) for lane in lanes.values()],
+            "stream": [stream if stream >= 0 else None for stream in stream_unions],
+            "busy_ns": [_length(busy) for busy in stream_unions.values()],
+            "concurrent_ns": [shared_length(busy, several) for busy in stream_unions.values()],
         },
         schema={"stream": pl.Int64, "busy_ns": pl.Int64, "concurrent_ns": pl.Int64},
     ).select(
@@ -212,15 +214,15 @@ def _device(activities: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFram
         pl.lit(device, pl.Int32).alias("device"),
         "stream",
         "busy_ns",
-        pl.when(pl.lit(known)).then("concurrent_ns").alias("concurrent_ns"),
+        pl.when(pl.lit(streams_recorded)).then("concurrent_ns").alias("concurrent_ns"),
     )
     group = activities["group"].to_physical().cast(pl.Int64).to_numpy()
     hidden, communication = _hidden(activities, start, end)
     concurrency = Concurrency(
         rank=rank,
         device=device,
-        busy_ns=_length(_where(pieces, pieces[2] > 0)),
-        busy_streams_ns=_by_depth(pieces) if known else (),
+        busy_ns=_length(_masked(pieces, pieces[2] > 0)),
+        busy_streams_ns=_by_depth(pieces) if streams_recorded else (),
         overlap_ns=_overlaps(group, start, end, names),
         communication_ns=communication,
         hidden_ns=hidden,
@@ -229,7 +231,7 @@ def _device(activities: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFram
 
 
 def _unions(key: Int64, start: Int64, end: Int64) -> dict[int, Intervals]:
-    """By key, ascending: the time in which intervals of that key last."""
+    """The interval union of each key, keys ascending."""
     order = np.argsort(key, kind="stable")
     keys, first = np.unique(key[order], return_index=True)
     rows = np.split(order, first[1:])
@@ -237,12 +239,12 @@ def _unions(key: Int64, start: Int64, end: Int64) -> dict[int, Intervals]:
 
 
 def _joined(unions: Iterable[Intervals]) -> tuple[Int64, Int64, Int64]:
-    """All intervals of several unions with weight 1."""
+    """Concatenates the intervals of several unions, each with weight 1."""
     starts, ends = (np.concatenate(parts) for parts in zip(*unions, strict=True))
     return starts, ends, np.ones(len(starts), np.int64)
 
 
-def _where(pieces: tuple[Int64, Int64, Int64], chosen: npt.NDArray[np.bool_]) -> Intervals:
+def _masked(pieces: tuple[Int64, Int64, Int64], chosen: npt.NDArray[np.bool_]) -> Intervals:
     return pieces[0][chosen], pieces[1][chosen]
 
 
@@ -253,7 +255,7 @@ def _length(intervals: Intervals) -> Ns:
 def _by_depth(pieces: tuple[Int64, Int64, Int64]) -> tuple[Ns, ...]:
     deepest = int(pieces[2].max(initial=0))
     depths = range(1, deepest + 1)
-    return tuple(_length(_where(pieces, pieces[2] == depth)) for depth in depths)
+    return tuple(_length(_masked(pieces, pieces[2] == depth)) for depth in depths)
 
 
 def _overlaps(
@@ -265,7 +267,7 @@ def _overlaps(
         mine = group == a
         if int((end[mine] - start[mine]).sum()) > _length(ours):  # else none of them overlap
             pieces = levels(start[mine], end[mine], np.ones(int(mine.sum()), np.int64))
-            result[names[a]][names[a]] = _length(_where(pieces, pieces[2] > 1))
+            result[names[a]][names[a]] = _length(_masked(pieces, pieces[2] > 1))
         for b, theirs in unions.items():
             if b > a and (shared := shared_length(ours, theirs)):
                 result[names[a]][names[b]] = result[names[b]][names[a]] = shared
@@ -273,7 +275,7 @@ def _overlaps(
 
 
 def _hidden(activities: pl.DataFrame, start: Int64, end: Int64) -> tuple[Ns, Ns]:
-    """Hidden and whole time of the communication."""
+    """Hidden and total time of communication, in ns."""
     talks = (activities["group"] == COMMUNICATION).to_numpy()
     computes = ~talks & ~activities["copy"].to_numpy()
     communication = union(start[talks], end[talks])

@@ -1,4 +1,4 @@
-"""Where the GPU time went: span, busy, sum, and a table by any kind of place.
+"""Summary of a trace: span, busy, idle and summed GPU time, and a table by one kind of place.
 
 span   from the first start to the last end, per device, summed over devices
 busy   time in which at least one activity ran (union of intervals), per device, summed
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.group_by import divided
+from thence.analysis.group_by import time_by_place
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
@@ -48,7 +48,7 @@ class Summary:
         kind_ns: sum of durations of each kind.
         attributed_ns: sum of durations that have a place of each kind.
         unattributed: for each kind, the reasons for the rest, the largest first.
-        details: sentences about single CUDA graphs that could not be told, each with its count of
+        details: sentences about single CUDA graphs that could not be matched, each with its count of
             activities and their time; columns text, count, total_ns, the largest first.
         by: what the rows are.
         rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
@@ -79,24 +79,26 @@ class Summary:
         return self.span_ns - self.busy_ns
 
     def reasons(self) -> list[tuple[list[str], Ns, Reason]]:
-        """Each reason once, the largest first: the kinds that share it, and for those the least and the most of it.
+        """Merges equal reasons of different kinds of place; largest time first.
 
-        The reason that is returned is that of the kind with the most.
+        Returns:
+            for each reason code: the kinds that have it, the least time among them (ns), and the `Reason`
+            of the kind with the most time.
         """
-        found: dict[str, list[tuple[str, Reason]]] = {}
+        by_code: dict[str, list[tuple[str, Reason]]] = {}
         for kind, reasons in self.unattributed.items():
             for reason in reasons:
                 if reason.total_ns:
-                    found.setdefault(reason.code, []).append((kind, reason))
+                    by_code.setdefault(reason.code, []).append((kind, reason))
         merged = [
             (
-                [kind for kind, _ in each],
-                min(reason.total_ns for _, reason in each),
-                max((reason for _, reason in each), key=lambda reason: reason.total_ns),
+                [kind for kind, _ in entries],
+                min(reason.total_ns for _, reason in entries),
+                max((reason for _, reason in entries), key=lambda reason: reason.total_ns),
             )
-            for each in found.values()
+            for entries in by_code.values()
         ]
-        return sorted(merged, key=lambda each: -each[2].total_ns)
+        return sorted(merged, key=lambda entries: -entries[2].total_ns)
 
     def _repr_html_(self) -> str:
         totals = {
@@ -177,7 +179,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     counted = {kind: (n, ns) for kind, n, ns in kinds.iter_rows()}
     shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
     stated = STATED if trace.programs.is_empty() else STATED_XLA
-    reasons = {kind: _reasons(trace, divided(trace, kind), total) for kind in stated}
+    reasons = {kind: _reasons(trace, time_by_place(trace, kind), total) for kind in stated}
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
@@ -195,7 +197,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         unattributed=reasons,
         details=_details(trace),
         by=by,
-        rows=_rows(divided(trace, by), total, by),
+        rows=_rows(time_by_place(trace, by), total, by),
     )
 
 
@@ -233,7 +235,7 @@ def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:
 
 
 def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason, ...]:
-    """The time that has no place, by the reason why."""
+    """The time without a place, by reason."""
     grouped = (
         parts.filter(pl.col("place").is_null())
         .group_by(pl.col("reason").cast(pl.String))

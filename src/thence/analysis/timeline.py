@@ -1,6 +1,6 @@
-"""A trace as a timeline: clocks of all ranks as one, counters, and what is drawn where.
+"""Prepares a trace for timeline viewers: aligns the ranks' clocks, computes counters, assigns lanes.
 
-Writers of timelines encode what is worked out here.
+The writers of timelines only encode the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from thence.analysis.clock_sync import Alignment
     from thence.model.attributed import Attributed
 
-__all__ = ["COUNTERS", "counters", "on_one_clock", "timeline"]
+__all__ = ["COUNTERS", "counters", "timeline"]
 
 COUNTERS = {
     "busy streams": "streams",
@@ -52,10 +52,10 @@ def timeline(
 
     Args:
         trace: attributed.
-        lanes: of `thence.model.places.LANES`: what to show again on lanes of its own.
+        lanes: of `thence.model.places.LANES`: kinds by which activities are shown again in extra rows.
         alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
     """
-    moved, corrections, notes = on_one_clock(trace, alignment)
+    moved, corrections, notes = _on_one_clock(trace, alignment)
     return Timeline(
         moved,
         counters(moved),
@@ -65,19 +65,19 @@ def timeline(
     )
 
 
-def on_one_clock(
+def _on_one_clock(
     trace: Attributed, alignment: Alignment | None
 ) -> tuple[Attributed, dict[int, int], tuple[str, ...]]:
     """The trace with each rank's correction subtracted from all its times.
 
     Returns:
-        the trace, the corrections in ns by rank, and sentences that say what was moved and what
+        the trace, the corrections in ns by rank, and notes on the ranks that were shifted and those that
         could not be.
     """
     if alignment is None or len(trace.ranks) < 2:
         return trace, {}, ()
-    known = alignment.corrections.drop_nulls("correction_ns")
-    corrections = {rank: ns for rank, ns in known.select("rank", "correction_ns").rows() if ns}
+    aligned = alignment.corrections.drop_nulls("correction_ns")
+    corrections = {rank: ns for rank, ns in aligned.select("rank", "correction_ns").rows() if ns}
     notes = [
         f"rank {rank}: all times moved by {-ns:+,} ns, to the clock that the ranks share at the ends of collectives"
         for rank, ns in corrections.items()
@@ -86,7 +86,7 @@ def on_one_clock(
     if unknown:
         ranks = ", ".join(map(str, unknown))
         notes.append(f"rank {ranks}: shares no collective with another; times as recorded")
-    if known["cluster"].n_unique() > 1:
+    if aligned["cluster"].n_unique() > 1:
         notes.append(
             "the ranks form groups that share no collective: clocks are aligned within each only"
         )
@@ -108,7 +108,7 @@ def on_one_clock(
 
 
 def _lane_names(kind: str, trace: Attributed) -> pl.Series:
-    """The lane of each row of gpu, null where it is on none."""
+    """The name of the viewer row ("lane") of each row of gpu, null where it has none."""
     if kind in trace.places.columns and kind != "lane":
         return trace.places[kind]
     group = pl.coalesce(
@@ -159,7 +159,7 @@ def counters(trace: Attributed) -> pl.DataFrame:
 
 
 def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
-    """When each stream runs something: what overlaps or touches on a stream as one interval."""
+    """Busy intervals of each stream: overlapping and touching activities merged (interval union)."""
     lane = (*_KEY, "stream")
     ordered = gpu.sort(*lane)
     number = ordered.select(pl.struct(*lane).rle_id().cast(pl.Int64)).to_series().to_numpy()
@@ -171,13 +171,13 @@ def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
 
 
 def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:
-    """The sum of the values of the intervals that last, from each change of it on."""
+    """A step function: the sum of the values of all open intervals, one row per change."""
     parts = [pl.DataFrame(schema=_COUNTERS_SCHEMA)]
-    for (rank, device), own in intervals.group_by(*_KEY, maintain_order=True):
-        start, end = own["start"].to_numpy(), own["end"].to_numpy()
-        time, _, value = levels(start, end, own["value"].cast(pl.Float64).to_numpy())
-        _, _, lasting = levels(start, end, np.ones(own.height, np.int64))
-        # Sums of floats need not come back to 0: where nothing lasts, they are.
+    for (rank, device), device_rows in intervals.group_by(*_KEY, maintain_order=True):
+        start, end = device_rows["start"].to_numpy(), device_rows["end"].to_numpy()
+        time, _, value = levels(start, end, device_rows["value"].cast(pl.Float64).to_numpy())
+        _, _, lasting = levels(start, end, np.ones(device_rows.height, np.int64))
+        # Float sums may not return to exactly 0 by themselves; set 0 where no interval is open.
         value = np.append(np.where(lasting > 0, value, 0.0), 0.0)
         changed = np.ones(len(value), np.bool_)
         changed[1:] = value[1:] != value[:-1]

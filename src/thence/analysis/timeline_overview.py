@@ -1,8 +1,8 @@
-"""A timeline small enough to look at whole: every stream of every device in a limited number of bins.
+"""A timeline of limited size: every stream of every device in a bounded number of bins.
 
-Each lane is one stream. Where activities of one stream overlap, the time belongs to the one that began
-first, so that what is in a lane's bins adds up to the time in which the stream was busy (a union). All
-times are relative to the first activity, on one clock where the ranks' clocks could be aligned.
+A lane of this module is one stream. Where activities of one stream overlap, the time belongs to the one
+that started first, so the busy time of a lane's bins adds up to the busy time of the stream (interval
+union). All times are relative to the first activity, on one clock if the ranks' clocks could be aligned.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 __all__ = ["CLASSES", "MOST_BINS", "MOST_SLICES", "Overview", "overview"]
 
 CLASSES = ("computation", "communication", "copies and sets")
-"""What a slice or most of a bin can be."""
+"""Classes of slices and bins; a bin has the class of the activity that took most of it."""
 
 MOST_SLICES = 12_000
-"""Activities up to which each is kept as it is."""
+"""Traces with at most this many activities keep each activity as a slice."""
 MOST_BINS = 2_000
-"""Bins of a lane at most."""
+"""Maximum number of bins per lane."""
 _MOST_CELLS = 32_000
 _FEWEST_BINS = 200
 _MOST_LANES = 160
@@ -79,7 +79,7 @@ class Overview:
     notes: tuple[str, ...]
 
     def coarser(self, most_bins: int) -> Overview:
-        """The same with at most so many bins in each lane, each named for the largest of its parts."""
+        """Merges bins until each lane has at most ``most_bins``; each is named after its largest part."""
         factor = -(-self.bin_count // max(most_bins, 1))
         if factor <= 1:
             return self
@@ -94,7 +94,7 @@ class Overview:
 
 
 def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
-    """The overview of a trace.
+    """Computes the overview of a trace.
 
     Args:
         trace: attributed.
@@ -137,11 +137,11 @@ def _activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:
     communication = group.cast(pl.String) == COMMUNICATION
     copies = trace.gpu["kind"].is_in(["memcpy", "memset"])
     shift = alignment.shift() if alignment else pl.lit(0)
-    known = pl.when(pl.col("kind") != "thunk").then("stream")
+    recorded_stream = pl.when(pl.col("kind") != "thunk").then("stream")
     return trace.gpu.select(
         "rank",
         "device",
-        known.alias("stream"),
+        recorded_stream.alias("stream"),
         (pl.col("start") - shift).alias("start"),
         "duration",
         pl.when(copies).then(2).when(communication).then(1).otherwise(0).alias("class"),
@@ -152,7 +152,7 @@ def _activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:
 
 
 def _lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    """Lanes with their numbers, the activities that are in them, and what was left out."""
+    """The numbered lanes, the activities in them, and notes on omitted streams."""
     counted = activities.group_by(_LANE).agg(
         count=pl.len().cast(pl.Int64), total=pl.col("duration").sum()
     )
@@ -175,7 +175,7 @@ def _lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[s
 
 
 def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
-    """The part of each activity in which nothing that began before it on its lane still ran."""
+    """Clips activities so that none overlaps an earlier one on its lane; drops empty ones."""
     start = rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     fresh = np.maximum(start, reached_before(end, rows["lane"].cast(pl.Int64).to_numpy()))
@@ -185,7 +185,7 @@ def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
-    """Busy time of each bin, and the class, name and label of what took most of it."""
+    """Busy time of each bin, and the class, name and label of the activity that took most of it."""
     start = pieces["start"].to_numpy()
     end = start + pieces["duration"].to_numpy()
     first, last = start // width, (end - 1) // width
@@ -213,7 +213,7 @@ def _bins(pieces: pl.DataFrame, width: Ns) -> pl.DataFrame:
 def _named(
     bins: pl.DataFrame, slices: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
-    """Names as numbers of a list of short texts."""
+    """Replaces names and labels by indices into a list of shortened texts."""
     kernels = _texts(bins, slices, "name")
     labels = _texts(bins, slices, "label")
     short: Mapping[str, str] = short_names(kernels)

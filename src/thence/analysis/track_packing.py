@@ -1,8 +1,8 @@
-"""Slices that overlap, arranged so that a viewer can draw them without moving any.
+"""Packs overlapping slices into lanes so that a timeline viewer can draw them.
 
-A track of a timeline viewer shows slices that lie inside one another or beside one another, nothing
-else. Slices that cross (one begins inside another and ends after it) need lanes: tracks of their own
-that the viewer shows as one row.
+On one track, a viewer can only draw slices that are nested or disjoint. Slices that cross (one starts
+inside another and ends after it) need several lanes: extra tracks that the viewer shows as one row. In
+this module a lane is always such a sub-track.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["Steps", "nested_sequence", "split_lanes"]
 
 _MOST_STEPS = 200_000
-"""Placements that are tried, over all slices together, to save a lane that first choices took."""
+"""Budget of the backtracking search for fewer lanes than the greedy choice, over all slices."""
 _LARGEST_SEARCHED = 64
-"""Crossing slices up to which saving a lane is tried at all."""
+"""Larger groups of crossing slices keep the greedy choice."""
 _MOST_COMPARED = 64
-"""Lanes that a slice is compared with; where more are open, they are handed out by when they are free."""
+"""Best fit compares this many lanes at most; beyond that, first free lane (a heap) replaces best fit."""
 
 
 def split_lanes(track: Int64, start: Int64, end: Int64) -> Int64:
-    """The lane of each slice on its track: 0 for all where nothing crosses, as few as can be found otherwise.
+    """Assigns lanes to slices: 0 everywhere on a track without crossings, else as few as can be found.
 
-    The smallest number is found for every group of crossing slices that needs two lanes by first
-    choice or is small; in general it is the colouring of a circle graph, which is NP-hard, and the
-    first choice stands: the lane whose open slice ends soonest after the new one, or an empty one.
-    It never takes more lanes than slices are open at once.
+    The number of lanes is minimal for groups of crossing slices that are small or that the greedy choice
+    packs into two. In general the problem is colouring a circle graph, which is NP-hard, so larger groups
+    keep the greedy choice: best fit, the lane whose open slice ends soonest after the new one, else an
+    empty lane. It never takes more lanes than there are open slices at once.
 
     Args:
         track: number of the track of each slice, shape (n,).
         start: ns, shape (n,), in any order.
-        end: ns, not before the start. A slice of no length lies in what begins with it, not in what
-            ends there.
+        end: ns, not before the start. A slice of length 0 lies inside a slice that starts at that time,
+            not inside one that ends there.
 
     Returns:
         int64 array of shape (n,), lanes of each track counted from 0.
@@ -59,14 +59,14 @@ def split_lanes(track: Int64, start: Int64, end: Int64) -> Int64:
     parent = enclosing(on, begin, until)
     crossing = _crossing(on, begin, until, parent)
     if crossing.any():
-        # What lies inside a crossing slice has to find its place among the lanes as well.
+        # Slices nested inside a crossing slice must be assigned to a lane as well.
         rows = np.flatnonzero(chain_to(parent, np.arange(len(on)), crossing) >= 0)
         lanes[order[rows]] = _placed(on[rows], begin[rows], until[rows])
     return lanes
 
 
 def _crossing(track: Int64, start: Int64, end: Int64, parent: Int64) -> Mask:
-    """Which slices overlap a sibling; siblings never contain one another, so these cross."""
+    """Which slices overlap a sibling; siblings never contain one another, so an overlap is a crossing."""
     family = np.where(parent >= 0, parent, -1 - track)
     order = np.argsort(family, kind="stable")
     overlaps = reached_before(end[order], family[order]) > start[order]
@@ -77,7 +77,7 @@ def _crossing(track: Int64, start: Int64, end: Int64, parent: Int64) -> Mask:
 
 
 def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
-    """Lanes of slices sorted by track and start, group by group of slices that overlap in time."""
+    """Assigns lanes to slices sorted by track and start, one group of overlapping slices at a time."""
     number = np.cumsum(np.diff(track, prepend=track[:1]) != 0)
     low, span = int(start.min()), int(end.max()) - int(start.min()) + 1
     lanes = np.zeros(len(track), np.int64)
@@ -90,7 +90,7 @@ def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
         lanes = _alternating(fresh, end > before)
         open_now = np.arange(1, len(track) + 1) - np.searchsorted(np.sort(until), begin, "right")
         by_choice = (np.maximum.reduceat(open_now, firsts) > 2)[np.cumsum(fresh) - 1]
-    else:  # times that far apart: tracks only are told apart
+    else:  # the keys above would overflow int64: treat each whole track as one group
         firsts = np.flatnonzero(np.diff(number, prepend=-1))
     search = _Search(_MOST_STEPS)
     chosen = firsts[by_choice[firsts]].tolist()
@@ -101,9 +101,10 @@ def _placed(track: Int64, start: Int64, end: Int64) -> Int64:
 
 
 def _alternating(fresh: Mask, latest: Mask) -> Int64:
-    """Lanes 0 and 1 of groups in which never more than two slices are open: each beside the open one.
+    """Lanes for groups in which at most two slices are open at once: 0 and 1 in alternation.
 
-    What is open when a slice begins is the one of the latest end so far; such slices take turns.
+    The slice that is open when another starts is the one with the latest end so far, so slices that
+    extend the latest end alternate between the lanes, and each other slice takes the other lane.
 
     Args:
         fresh: which slices are the first of their group.
@@ -117,7 +118,7 @@ def _alternating(fresh: Mask, latest: Mask) -> Int64:
 
 @dataclass
 class _Search:
-    """Places groups of crossing slices, one slice after the other as they begin.
+    """Packs groups of crossing slices in order of their start, with backtracking.
 
     Attributes:
         steps: placements that may still be tried to save lanes.
@@ -129,14 +130,17 @@ class _Search:
         """The lane of each slice of one group, in order of start."""
         best = _first_choice(start, end)
         while (count := max(best) + 1) > 2 and len(start) <= _LARGEST_SEARCHED:
-            found = self._within(start, end, count - 1)
-            if found is None:
+            lanes = self._within(start, end, count - 1)
+            if lanes is None:
                 break
-            best = found
+            best = lanes
         return best
 
     def _within(self, start: Sequence[int], end: Sequence[int], most: int) -> list[int] | None:
-        """Lanes below ``most`` for all, by trying; None where there are none, or the steps are used up."""
+        """Packs all slices into ``most`` lanes by depth-first search.
+
+        None if that is impossible, or if the budget of steps is used up.
+        """
         empty: Stacks = ((),) * most
         states: list[Stacks] = [empty]
         choices: list[Iterator[int]] = [iter(range(most))]
@@ -165,7 +169,7 @@ class _Search:
 
 
 def _put(state: Stacks, lane: int, start: int, end: int) -> Stacks | None:
-    """The open ends of all lanes once a slice is put into one; None where it would cross another."""
+    """The open ends of all lanes after adding a slice to one; None if it would cross another slice."""
     stack = tuple(e for e in state[lane] if e > start)
     if stack and stack[-1] < end:
         return None
@@ -173,7 +177,7 @@ def _put(state: Stacks, lane: int, start: int, end: int) -> Stacks | None:
 
 
 def _first_choice(start: Sequence[int], end: Sequence[int]) -> list[int]:
-    """Each slice into the lane that fits it most tightly, a new one only where none fits."""
+    """Best fit: each slice goes to the lane that fits it most tightly, to a new lane if none fits."""
     stacks: list[list[int]] = []
     lanes = []
     for begin, until in zip(start, end, strict=True):
@@ -197,7 +201,7 @@ def _first_choice(start: Sequence[int], end: Sequence[int]) -> list[int]:
 
 
 def _by_vacancy(start: Sequence[int], end: Sequence[int]) -> list[int]:
-    """Each slice into the first lane on which nothing is open: quick however many are open at once."""
+    """First fit: each slice goes to the lowest lane without an open slice; O(n log n) by two heaps."""
     taken: list[tuple[int, int]] = []  # end and lane of what is open
     vacant: list[int] = []
     lanes = []
@@ -212,7 +216,7 @@ def _by_vacancy(start: Sequence[int], end: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Begins and ends of slices in the order in which they happen, track after track.
+    """Begin and end events of slices in the order in which they happen, track after track.
 
     A slice with nothing inside begins and ends in one step.
 
@@ -226,7 +230,7 @@ class Steps:
 
 
 def nested_sequence(track: Int64, start: Int64, end: Int64) -> Steps:
-    """Begins and ends such that they nest on every track, at equal times as well.
+    """Orders begin and end events such that they nest on every track, also at equal times.
 
     Args:
         track: number of the lane of each slice, on which no two cross; see `split_lanes`.

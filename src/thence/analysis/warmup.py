@@ -1,4 +1,4 @@
-"""Which executions of a program are steady state, and which are warm-up.
+"""Classifies executions of XLA programs as warm-up or steady state.
 
 The first executions of a program are slow for reasons of their own (library loading, other ranks
 still compiling). The rules are those of nsys-jax; every result that uses one says so.
@@ -18,10 +18,10 @@ import polars as pl
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["PHASES", "Phases", "WarmUp", "compiled_modules", "module_keys", "phases"]
+__all__ = ["Phases", "WarmUp", "compiled_modules", "module_keys", "phases"]
 
-PHASES = ("init", "steady", "incomplete", "autotuning")
-"""What an execution can be. incomplete: recording seems to have ended while it ran. autotuning: run
+_PHASES = ("init", "steady", "incomplete", "autotuning")
+"""Phases of executions. incomplete: recording seems to have ended while it ran. autotuning: run
 by XLA's autotuner to time a kernel (a program without an identity)."""
 
 _COMPILE_NAME = r"^XlaCompile(?:Backend)?:#(?:.*,)?module=([^#,]+),program_id=(\d+)#"
@@ -47,7 +47,7 @@ class Phases:
 
     Attributes:
         rule: the rule that was applied.
-        phase: one of `PHASES` for every row of ``Tables.programs``.
+        phase: one of `_PHASES` for every row of ``Tables.programs``.
         statement: what was done, one sentence for people.
     """
 
@@ -92,21 +92,23 @@ def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
         .then(pl.lit("init"))
         .otherwise(pl.lit("steady"))
     )
-    found = rows.select("row", phase=phase).sort("row")["phase"]
-    nothing_left = rule is WarmUp.HEURISTIC and "steady" not in found
+    phase_of_row = rows.select("row", phase=phase).sort("row")["phase"]
+    nothing_left = rule is WarmUp.HEURISTIC and "steady" not in phase_of_row
     if nothing_left:
-        found = found.replace("init", "steady")
+        phase_of_row = phase_of_row.replace("init", "steady")
     return Phases(
-        rule, found.cast(pl.Enum(PHASES)), _statement(rule, found, nothing_left=nothing_left)
+        rule,
+        phase_of_row.cast(pl.Enum(_PHASES)),
+        _statement(rule, phase_of_row, nothing_left=nothing_left),
     )
 
 
 def module_keys(trace: Attributed) -> pl.Series:
-    """What tells XLA modules apart, ``name.number``, for every row of ``Tables.programs``.
+    """A key for the XLA module of every row of ``Tables.programs``: ``name.number``.
 
-    Where the HLO is missing, the program's identity or else its name.
+    Where the HLO is missing, it is the program's identity or else its name.
     """
-    known = pl.DataFrame(
+    module_names = pl.DataFrame(
         {
             "hlo": range(len(trace.hlo)),
             "known": [f"{module.name}.{module.id}" for module in trace.hlo],
@@ -114,7 +116,7 @@ def module_keys(trace: Attributed) -> pl.Series:
         schema={"hlo": pl.Int32, "known": pl.String},
     )
     rows = trace.programs.select("hlo", pl.col("program", "name").cast(pl.String)).join(
-        known, on="hlo", how="left", maintain_order="left"
+        module_names, on="hlo", how="left", maintain_order="left"
     )
     return rows.select(key=pl.coalesce("known", "program", "name"))["key"]
 
@@ -135,8 +137,8 @@ def compiled_modules(trace: Attributed) -> pl.DataFrame:
 def _thunk_counts(trace: Attributed) -> pl.Series:
     counts = trace.gpu.group_by("program").len().with_columns(pl.col("program").cast(pl.Int64))
     rows = pl.DataFrame({"program": pl.int_range(trace.programs.height, eager=True)})
-    found = rows.join(counts, on="program", how="left", maintain_order="left")["len"]
-    return found.fill_null(0).cast(pl.Int64)
+    counted = rows.join(counts, on="program", how="left", maintain_order="left")["len"]
+    return counted.fill_null(0).cast(pl.Int64)
 
 
 def _threshold(trace: Attributed, rule: WarmUp) -> pl.Expr:
@@ -161,9 +163,9 @@ def _has_few(module: tuple[str, ...]) -> pl.Expr:
     return few.fill_null(value=False)
 
 
-def _statement(rule: WarmUp, found: pl.Series, *, nothing_left: bool) -> str:
-    counts = {phase: int((found == phase).sum()) for phase in PHASES}
-    if found.is_empty():
+def _statement(rule: WarmUp, phase: pl.Series, *, nothing_left: bool) -> str:
+    counts = {name: int((phase == name).sum()) for name in _PHASES}
+    if phase.is_empty():
         return "no XLA programs here, so nothing is left out as warm-up"
     if rule is WarmUp.KEEP:
         text = "warm-up executions are included"

@@ -1,1 +1,1 @@
-"""From a device activity to where it came from. Knows tables, and nothing of file formats."""
+"""Attributes device activities to source code. Works on tables; independent of file formats."""

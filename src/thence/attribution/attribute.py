@@ -1,7 +1,7 @@
-"""Everything that is known about where the device time of a trace came from, found once.
+"""Attributes every device activity of a trace: `Tables` -> `Attributed`.
 
-PyTorch work is traced through its launches (`launch_places`), XLA work through its HLO (`hlo_places`). A trace
-may hold both; where an activity has an HLO instruction, what that says comes first.
+PyTorch work is attributed through its launches (`launch_places`), XLA work through its HLO
+(`hlo_places`). A trace may hold both; for an activity with an HLO instruction, the HLO takes precedence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FROM_HLO = tuple(kind.name for kind in HLO if kind.name not in _BOTH)
 
 
 def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
-    """The trace with every device activity attributed.
+    """Attributes every device activity of a trace.
 
     Args:
         tables: as the readers returned them, labels of CUDA graphs joined (`graphs.labelling`).
@@ -41,17 +41,21 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     if tables.programs.is_empty():
         places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
     else:
-        found = instructions(tables)
-        tables = dataclasses.replace(tables, gpu=tables.gpu.with_columns(found["hlo"]))
-        of_hlo = hlo_places(tables, found["hlo_rule"]).with_columns(
-            *_programs(tables), found["hlo"], found["hlo_rule"]
+        instruction_columns = instructions(tables)
+        tables = dataclasses.replace(
+            tables, gpu=tables.gpu.with_columns(instruction_columns["hlo"])
+        )
+        of_hlo = hlo_places(tables, instruction_columns["hlo_rule"]).with_columns(
+            *_programs(tables), instruction_columns["hlo"], instruction_columns["hlo_rule"]
         )
         places = of_launch.with_columns(
             *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
             *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
-            detail=of_launch["detail"].zip_with(found["detail"].is_null(), found["detail"]),
+            detail=of_launch["detail"].zip_with(
+                instruction_columns["detail"].is_null(), instruction_columns["detail"]
+            ),
         )
-        shares = source_shares(tables, found["hlo_rule"]) if tables.hlo else None
+        shares = source_shares(tables, instruction_columns["hlo_rule"]) if tables.hlo else None
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
         "collectives": complete_collectives(tables, of_launch["launch"]),
@@ -79,9 +83,10 @@ def _programs(tables: Tables) -> tuple[pl.Series, pl.Series]:
 def _merged(
     of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str
 ) -> tuple[pl.Series, pl.Series]:
-    """What the HLO says of an activity of an XLA program; what the launch says of any other.
+    """Merges the places of HLO and launch: HLO for activities of XLA programs, launch for all others.
 
-    What the autotuner ran is part of no program, and no range, frame or step would tell more of it.
+    An activity without a place in the HLO gets that of its launch, if there is one. Activities of the
+    autotuner belong to no program; without a place they keep the reason "autotuning", not the launch's.
     """
     rule = f"{kind}_rule"
     trying = (of_hlo[rule] == "autotuning").fill_null(value=False)

@@ -1,8 +1,8 @@
-"""The collectives of a trace, each with its kernel, whoever described them.
+"""Matches descriptions of collectives (kind, bytes, group) to the kernels that ran them.
 
-A description comes with the kernel itself (Kineto), with the label of a CUDA graph's node, with the HLO
+A description comes with the kernel itself (Kineto), with the label of a CUDA graph node, with the HLO
 instruction that the kernel runs, or with the host op around the launch (``record_param_comms`` of older
-torch, recordings, NCCL's NVTX ranges). Of one kernel the first of these counts.
+torch, recordings, NCCL's NVTX ranges). If a kernel has several, the first in this order is used.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
         tables: of the trace, with the HLO instruction of each activity.
         launch: host row that launched each device activity, null where unknown.
     """
-    known = tables.collectives.filter(pl.col("gpu").is_not_null())
-    for source in (_of_graphs, _of_hlo):
-        known = pl.concat([known, source(tables, known["gpu"])])
-    return pl.concat([known, _of_host(tables, known["gpu"], launch)]).sort("gpu")
+    collectives = tables.collectives.filter(pl.col("gpu").is_not_null())
+    for source in (_collectives_of_graph_labels, _collectives_of_hlo_instructions):
+        collectives = pl.concat([collectives, source(tables, collectives["gpu"])])
+    return pl.concat(
+        [collectives, _collectives_of_host_ops(tables, collectives["gpu"], launch)]
+    ).sort("gpu")
 
 
-def _of_host(tables: Tables, known: pl.Series, launch: pl.Series) -> pl.DataFrame:
-    """What host ops describe, for the kernels launched inside them that nothing else describes."""
+def _collectives_of_host_ops(
+    tables: Tables, described_rows: pl.Series, launch: pl.Series
+) -> pl.DataFrame:
+    """Collectives described by host ops, for the kernels launched inside them without a description yet."""
     on_host = tables.collectives.filter(pl.col("gpu").is_null())
     if on_host.is_empty():
         return COLLECTIVES.empty()
@@ -46,19 +50,19 @@ def _of_host(tables: Tables, known: pl.Series, launch: pl.Series) -> pl.DataFram
     described[on_host["host"].to_numpy()] = True
     parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
     around = chain_to(parent, launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), described)
-    found = (
+    launched = (
         pl.DataFrame({"host": around})
         .with_row_index("gpu")
         .with_columns(pl.col("gpu", "host").cast(pl.Int32))
-        .filter((tables.gpu["kind"] == "kernel") & ~pl.col("gpu").is_in(known.implode()))
+        .filter((tables.gpu["kind"] == "kernel") & ~pl.col("gpu").is_in(described_rows.implode()))
     )
-    return on_host.drop("gpu").join(found, on="host").select(list(COLLECTIVES.schema))
+    return on_host.drop("gpu").join(launched, on="host").select(list(COLLECTIVES.schema))
 
 
-def _of_hlo(tables: Tables, known: pl.Series) -> pl.DataFrame:
-    """What HLO instructions describe: one row for each run of one, that of its longest kernel.
+def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) -> pl.DataFrame:
+    """Collectives described by HLO instructions: one row per execution, that of its longest kernel.
 
-    Where NCCL's kernel is among them it is that one, however long its helpers take.
+    If one of the kernels is NCCL's, the row is that kernel's, however long its helper kernels take.
     """
     described = [
         collective_instructions(module).select(
@@ -76,9 +80,9 @@ def _of_hlo(tables: Tables, known: pl.Series) -> pl.DataFrame:
     of_program = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
-    # In a command buffer nobody counts iterations: there each launch of the graph is one.
+    # Command buffers have no iteration number, so each launch of the graph counts as one.
     replay = pl.when(pl.col("graph").is_not_null()).then("correlation")
-    ran = (
+    kernels = (
         tables.gpu.select(
             pl.int_range(pl.len(), dtype=pl.Int32).alias("gpu"),
             *("kind", "program", "iteration", "duration"),
@@ -86,7 +90,10 @@ def _of_hlo(tables: Tables, known: pl.Series) -> pl.DataFrame:
             replay.alias("replay"),
             nccl=pl.col("name").cast(pl.String).str.contains("(?i)nccl").fill_null(value=False),
         )
-        .filter(pl.col("kind").is_in(["kernel", "thunk"]), ~pl.col("gpu").is_in(known.implode()))
+        .filter(
+            pl.col("kind").is_in(["kernel", "thunk"]),
+            ~pl.col("gpu").is_in(described_rows.implode()),
+        )
         .join(of_program, on="program")
         .join(every, on=["module", "instruction"])
         .sort("nccl", "duration", "gpu", descending=[True, True, False])
@@ -94,15 +101,15 @@ def _of_hlo(tables: Tables, known: pl.Series) -> pl.DataFrame:
             ["program", "instruction", "iteration", "replay"], keep="first", maintain_order=True
         )
     )
-    return COLLECTIVES.frame(ran.select("gpu", "collective", "bytes", "group_size").to_dict())
+    return COLLECTIVES.frame(kernels.select("gpu", "collective", "bytes", "group_size").to_dict())
 
 
-def _of_graphs(tables: Tables, known: pl.Series) -> pl.DataFrame:
-    """What labels of graph nodes say of collectives, for kernels that nothing else describes."""
+def _collectives_of_graph_labels(tables: Tables, described_rows: pl.Series) -> pl.DataFrame:
+    """Collectives described by labels of graph nodes, for kernels without a description yet."""
     kinds = tables.gpu["kind"].gather(tables.graph_places["gpu"])
     joined = tables.graph_places.select("gpu", "collective").filter(
         (kinds == "kernel")
         & pl.col("collective").is_not_null()
-        & ~pl.col("gpu").is_in(known.implode())
+        & ~pl.col("gpu").is_in(described_rows.implode())
     )
     return COLLECTIVES.frame({"gpu": joined["gpu"], **joined.unnest("collective").to_dict()})

@@ -1,17 +1,18 @@
-"""Where each device activity came from, by the host ranges around its launch.
+"""Attributes each device activity by the host ranges around its launch.
 
-One place of every kind of `thence.model.places.LAUNCH`, beside ``<kind>_rule``: the code of how the place was
-found or, where it is null, of why not (`thence.model.reasons`). The way is always the same: activity -> the
-API call that launched it -> the ranges around that call on its thread. Work of a backward op belongs to the
-label, module and source of its forward op.
+For every kind of `thence.model.places.LAUNCH` there is a place column and ``<kind>_rule``: the code of the
+rule that found the place or, if the place is null, of the reason why there is none (`thence.model.reasons`).
+The lookup is always activity -> API call that launched it -> ranges around that call on its thread.
+Work of a backward op is attributed to the label, module and source of its forward op.
 
-Three columns without a rule: ``lane``, that of the innermost mark that named one; ``metadata``, the facts of
-all marks around the launch as one JSON object, inner marks winning, without what describes a collective; and
-``detail``, a sentence about the one CUDA graph that could not be told, null almost everywhere.
+Three columns have no rule: ``lane``, from the innermost mark that set one; ``metadata``, the merged metadata
+of all marks around the launch as one JSON object, where inner marks override outer ones and keys that
+describe a collective are removed; and ``detail``, a sentence on why a CUDA graph could not be matched,
+null almost everywhere.
 
-Inside a CUDA graph that way ends at the launch of the whole graph. There `Tables.graph_places` says more
-where labels were joined (`thence.attribution.cuda_graphs`): a label of the capture stands below the ranges
-that were open around the launch.
+For an activity inside a CUDA graph this lookup only reaches the launch of the whole graph. If labels were
+joined (`thence.attribution.cuda_graphs`), `Tables.graph_places` has the label from the capture, and the path
+continues with it below the ranges that were open around the graph launch.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.launches import launch_rows
-from thence.attribution.metadata import merged_metadata, within
+from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
-from thence.attribution.sources import source_lines
+from thence.attribution.sources import parse_frames
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.places import LAUNCH, Kind
@@ -83,22 +84,22 @@ class _Host:
     @cached_property
     def forward_op(self) -> Rows:
         """The forward op of that op."""
-        return _at(self.forward, self.backward_op, NO_ROW)
+        return _values_at(self.forward, self.backward_op, NO_ROW)
 
     @cached_property
     def frames(self) -> Frames:
         """What the host rows are as Python frames."""
-        return source_lines(self.names, self.of("python"), self.own)
+        return parse_frames(self.names, self.of("python"), self.own)
 
     @cached_property
     def in_graph(self) -> Mask:
-        """Which activities came from the launch of a whole graph (cuda, cu or hipGraphLaunch)."""
+        """Which activities were launched by cudaGraphLaunch, cuGraphLaunch or hipGraphLaunch."""
         calls = self.names.filter(pl.Series(self.of("runtime", "driver"))).unique()
         launches = calls.filter(calls.cast(pl.String).str.contains("GraphLaunch", literal=True))
         of_graph: Mask = np.isin(
             self.names.to_physical().to_numpy(), launches.to_physical().to_numpy()
         )
-        return _at(of_graph, self.launch, missing=False)
+        return _values_at(of_graph, self.launch, missing=False)
 
     def of(self, *categories: str) -> Mask:
         """Which host rows are of one of the categories."""
@@ -108,7 +109,7 @@ class _Host:
         return self._masks[categories]
 
     def climb(self, rows: Rows, wanted: Mask) -> Rows:
-        """Nearest wanted host row around each of the rows."""
+        """The nearest wanted host row among each row and its ancestors."""
         return chain_to(self.parent, rows, wanted)
 
 
@@ -128,17 +129,17 @@ def launch_places(tables: Tables, own: Sequence[str] = ()) -> pl.DataFrame:
     host = _host(tables, launch, own)
     columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
     for kind in LAUNCH:
-        columns |= _SPECIAL.get(kind.name, _around)(host, kind)
-    columns |= _said(host)
+        columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
+    columns |= _mark_lane_and_metadata(host)
     if tables.graph_places.height:
-        columns |= _of_graphs(tables, columns)
+        columns |= _with_graph_labels(tables, columns)
     return pl.DataFrame(columns)
 
 
 def paths_of(
     tables: Tables, launch: pl.Series, kind: str, own: Sequence[str] = ()
 ) -> tuple[PathTree, Rows]:
-    """The names on the path of each activity, apart: the names themselves may hold a separator.
+    """The path of each activity as a node of a prefix tree of names; names may contain the separator.
 
     Args:
         tables: of the trace.
@@ -160,20 +161,20 @@ def paths_of(
     return path_tree(host.parent, names, row, wanted)
 
 
-def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
-    """The columns with what labels of graphs say; the rest as it was."""
+def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
+    """The place columns, overridden by joined labels of CUDA graphs where there are any."""
     joined = tables.graph_places
-    at = np.full(tables.gpu.height, NO_ROW, np.int64)
-    at[joined["gpu"].to_numpy()] = np.arange(joined.height)
-    rule = _gathered(joined["rule"], at)
+    label_row = np.full(tables.gpu.height, NO_ROW, np.int64)
+    label_row[joined["gpu"].to_numpy()] = np.arange(joined.height)
+    rule = _gathered(joined["rule"], label_row)
     changed: dict[str, pl.Series] = {}
     for kind in (kind.name for kind in LAUNCH if kind.name in joined.columns):
-        found = _gathered(joined[kind], at)
-        known = found.is_not_null()
+        labels = _gathered(joined[kind], label_row)
+        labelled = labels.is_not_null()
         if kind == "label":
-            found = _below_launch(columns["label"], columns["label_rule"], found, rule)
-        changed[kind] = found.zip_with(known, columns[kind]).alias(kind)
-        rules = rule.zip_with(known, columns[f"{kind}_rule"])
+            labels = _below_launch(columns["label"], columns["label_rule"], labels, rule)
+        changed[kind] = labels.zip_with(labelled, columns[kind]).alias(kind)
+        rules = rule.zip_with(labelled, columns[f"{kind}_rule"])
         if kind == "label":
             # An activity without a label has the reason that joining gave; one whose node had a label
             # without a name has none yet.
@@ -184,10 +185,10 @@ def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Se
             rules = reasons.zip_with(silent, rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
     lane, metadata, detail = (
-        _gathered(joined[name], at) for name in ("lane", "metadata", "detail")
+        _gathered(joined[name], label_row) for name in ("lane", "metadata", "detail")
     )
     changed["lane"] = lane.zip_with(lane.is_not_null(), columns["lane"])
-    changed["metadata"] = within(columns["metadata"], metadata)
+    changed["metadata"] = merge_metadata(columns["metadata"], metadata)
     changed["detail"] = detail
     return changed
 
@@ -195,7 +196,10 @@ def _of_graphs(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Se
 def _below_launch(
     around: pl.Series, around_rule: pl.Series, label: pl.Series, rule: pl.Series
 ) -> pl.Series:
-    """The path of a captured label behind that of the ranges around the launch, unless it has that already."""
+    """Appends captured labels to the path of the ranges around the graph launch.
+
+    A captured label that already starts with that path is used as it is.
+    """
     named = around_rule.is_in(["launch_ranges", "forward_op"]) & around.is_not_null()
     below = named & label.is_not_null() & (rule != "eager_alignment").fill_null(value=False)
     if not below.any():
@@ -203,8 +207,8 @@ def _below_launch(
     pairs = pl.DataFrame({"around": around, "label": label, "below": below})
     distinct = pairs.filter("below").unique(maintain_order=True)
     paths = [
-        own if own == outer or own.startswith(outer + SEPARATOR) else outer + SEPARATOR + own
-        for outer, own in distinct.select(pl.col("around", "label").cast(pl.String)).iter_rows()
+        path if path == outer or path.startswith(outer + SEPARATOR) else outer + SEPARATOR + path
+        for outer, path in distinct.select(pl.col("around", "label").cast(pl.String)).iter_rows()
     ]
     distinct = distinct.with_columns(path=pl.Series(paths, dtype=pl.String).cast(pl.Categorical()))
     joined = pairs.join(
@@ -220,16 +224,16 @@ def _host(tables: Tables, launch: Rows, own: Sequence[str]) -> _Host:
 
 
 def _own_or_forward(host: _Host, wanted: Mask) -> tuple[Rows, Codes]:
-    """The nearest wanted row of each activity, and the rule that gave it.
+    """The nearest wanted row of each activity, and the rule that found it.
 
-    What is open inside the backward op itself is nearest; then what was open around its forward op;
-    then what is open around the backward op.
+    The order of precedence is: ranges inside the backward op, ranges around its forward op, ranges
+    around the backward op.
     """
     around_launch = np.full(len(host.launch), _number("launch_ranges"))
-    if not wanted.any():  # no use in climbing to the top from everywhere
+    if not wanted.any():  # skip the climb to the root from every launch
         return np.full(len(host.launch), NO_ROW, np.int64), around_launch
     nearest = host.climb(host.launch, wanted | (host.forward != NO_ROW))
-    inside = _at(wanted, nearest, missing=False)
+    inside = _values_at(wanted, nearest, missing=False)
     around_forward = host.climb(host.forward_op, wanted)
     around = host.climb(nearest, wanted)
     by_forward = ~inside & (around_forward != NO_ROW)
@@ -237,7 +241,7 @@ def _own_or_forward(host: _Host, wanted: Mask) -> tuple[Rows, Codes]:
     return row, np.where(by_forward, _number("forward_op"), around_launch)
 
 
-def _around(host: _Host, kind: Kind) -> dict[str, pl.Series]:
+def _enclosing_ranges(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     """The host ranges of the kind that were open at the launch: all of them, or the innermost."""
     wanted = host.of(*kind.categories)
     rule: Codes | int
@@ -251,9 +255,9 @@ def _around(host: _Host, kind: Kind) -> dict[str, pl.Series]:
 
 
 def _column(host: _Host, kind: Kind, place: pl.Series, rule: Codes | int) -> dict[str, pl.Series]:
-    """A place and its rule; where there is no place, the rule is the reason."""
+    """The columns of a place and its rule; where the place is null, the rule column has the reason."""
     recorded = bool(host.of(*kind.categories).any())
-    # The moment of the launch tells the step, so a graph's activities have that of its launch.
+    # Steps are found by the time of the launch, so activities in a graph have the step of its launch.
     hidden = host.in_graph & (kind.name != "step")
     absent = _number(kind.outside if recorded else kind.missing)
     reason = np.where(hidden, _number("graph"), absent)
@@ -275,8 +279,8 @@ def _coded(codes: Codes | int, count: int) -> pl.Series:
 
 
 def _label(host: _Host, kind: Kind) -> dict[str, pl.Series]:
-    """Ranges of the user; failing those, ranges that a library opened around the launch."""
-    columns = _around(host, kind)
+    """Ranges of the user around the launch; without any, ranges that a library opened."""
+    columns = _enclosing_ranges(host, kind)
     library = host.climb(host.launch, host.of("framework"))
     given = columns["label"].is_null() & pl.Series(library != NO_ROW)
     if given.any():
@@ -287,7 +291,7 @@ def _label(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     return columns
 
 
-def _said(host: _Host) -> dict[str, pl.Series]:
+def _mark_lane_and_metadata(host: _Host) -> dict[str, pl.Series]:
     """Lane and metadata of the marks around the launch, or around the forward op; no details yet."""
     lane, metadata = host.tables.host["lane"], host.tables.host["metadata"]
     nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
@@ -296,9 +300,9 @@ def _said(host: _Host) -> dict[str, pl.Series]:
         row, _ = _own_or_forward(host, lane.is_not_null().to_numpy())
         columns["lane"] = _gathered(lane, row)
     if metadata.null_count() < len(metadata):
-        told = metadata.is_not_null().to_numpy()
-        row, _ = _own_or_forward(host, told)
-        columns["metadata"] = merged_metadata(host.parent, metadata, row, told)
+        has_metadata = metadata.is_not_null().to_numpy()
+        row, _ = _own_or_forward(host, has_metadata)
+        columns["metadata"] = merged_metadata(host.parent, metadata, row, has_metadata)
     return columns
 
 
@@ -339,28 +343,28 @@ def _step(host: _Host, kind: Kind) -> dict[str, pl.Series]:
     """The step that was open in the launching process when the launch began, on whatever thread."""
     table = host.tables.host
     start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
-    at = np.where(host.launch == NO_ROW, 0, host.launch)
-    found = np.full(len(at), NO_ROW, np.int64)
+    launch_row = np.where(host.launch == NO_ROW, 0, host.launch)
+    step_row = np.full(len(launch_row), NO_ROW, np.int64)
     steps = table.with_row_index("row").filter(pl.col("category") == "step")
-    for (of_rank, of_process), own in steps.group_by("rank", "process"):
-        rows = own["row"].to_numpy().astype(np.int64)
-        ends = (own["start"] + own["duration"]).to_numpy()
-        last = last_begun(own["start"].to_numpy(), start[at])
-        inside = (last != NO_ROW) & (start[at] < ends[last]) & (host.launch != NO_ROW)
-        inside &= (rank[at] == of_rank) & (process[at] == of_process)
-        found[inside] = rows[last[inside]]
-    return _column(host, kind, _gathered(host.names, found), _number("launch_time"))
+    for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
+        rows = rank_steps["row"].to_numpy().astype(np.int64)
+        ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
+        last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
+        inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (host.launch != NO_ROW)
+        inside &= (rank[launch_row] == of_rank) & (process[launch_row] == of_process)
+        step_row[inside] = rows[last[inside]]
+    return _column(host, kind, _gathered(host.names, step_row), _number("launch_time"))
 
 
 _SPECIAL = {"label": _label, "source": _source, "phase": _phase, "step": _step}
 """Kinds that need more than the ranges around the launch."""
 
 
-def _at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
+def _values_at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
     """The value at each row, ``missing`` at `NO_ROW`; there may be no rows at all."""
     result = np.full(len(rows), missing, values.dtype)
-    known = rows != NO_ROW
-    result[known] = values[rows[known]]
+    valid = rows != NO_ROW
+    result[valid] = values[rows[valid]]
     return result
 
 

@@ -1,8 +1,8 @@
-"""What marks said beside their names, put together: one JSON object, inner marks winning over outer ones.
+"""Merges the metadata of nested marks into one JSON object; inner marks override outer ones.
 
-What the marks around a mark said is bounded, since they can be any number: of their members at most
-`MOST_MEMBERS`, and of these no more than `MOST_CHARACTERS` characters of keys and values; what was first
-said farthest outside is left out first. What a mark says itself is kept in full.
+Marks can be nested arbitrarily deep, so the inherited part is bounded: at most `MOST_MEMBERS` members, and
+at most `MOST_CHARACTERS` characters of keys and values among these; members from the outermost marks are
+dropped first. The metadata of the innermost mark itself is kept in full.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MOST_CHARACTERS", "MOST_MEMBERS", "merged_metadata", "within"]
+__all__ = ["MOST_CHARACTERS", "MOST_MEMBERS", "merge_metadata", "merged_metadata"]
 
 MOST_MEMBERS = 64
 MOST_CHARACTERS = 4096
@@ -30,7 +30,7 @@ def merged_metadata(
     parent: npt.NDArray[np.int64],
     metadata: pl.Series,
     rows: npt.NDArray[np.int64],
-    told: npt.NDArray[np.bool_],
+    has_metadata: npt.NDArray[np.bool_],
 ) -> pl.Series:
     """The metadata of all marks around each of the rows.
 
@@ -38,20 +38,22 @@ def merged_metadata(
         parent: parent row of every host row, `NO_ROW` at the top.
         metadata: Categorical JSON object of every host row, null where there is none.
         rows: innermost host row with metadata of each activity, `NO_ROW` for none.
-        told: which host rows have metadata.
+        has_metadata: which host rows have metadata.
 
     Returns:
-        Categorical Series of JSON objects, one value per row, null where nothing was said.
+        Categorical Series of JSON objects, one value per row, null where no mark has metadata.
     """
-    tree, node = path_tree(parent, metadata, rows, told)
-    own = tree.name.cast(pl.String).to_list()
+    tree, node = path_tree(parent, metadata, rows, has_metadata)
+    node_texts = tree.name.cast(pl.String).to_list()
     texts: list[str | None] = []
-    known: dict[tuple[str | None, str], str | None] = {}  # marks often say again what others said
-    for above, text in zip(tree.parent.tolist(), own, strict=True):
+    merged_pairs: dict[
+        tuple[str | None, str], str | None
+    ] = {}  # marks often say again what others said
+    for above, text in zip(tree.parent.tolist(), node_texts, strict=True):
         pair = (None if above == NO_ROW else texts[above], text)
-        if pair not in known:
-            known[pair] = _merged(*pair)
-        texts.append(known[pair])
+        if pair not in merged_pairs:
+            merged_pairs[pair] = _merged(*pair)
+        texts.append(merged_pairs[pair])
     texts.append(None)  # that of NO_ROW
     return (
         pl.Series("metadata", texts, dtype=pl.String)
@@ -60,20 +62,22 @@ def merged_metadata(
     )
 
 
-def within(outer: pl.Series, inner: pl.Series) -> pl.Series:
-    """The metadata of one place inside another, row by row; columns as `merged_metadata` takes and returns."""
+def merge_metadata(outer: pl.Series, inner: pl.Series) -> pl.Series:
+    """Merges two metadata columns row by row; ``inner`` overrides ``outer``. See `merged_metadata`."""
     pairs = pl.DataFrame({"outer": outer, "inner": inner})
     distinct = pairs.unique(maintain_order=True)
     texts = [_merged(*pair) for pair in distinct.cast(pl.String).iter_rows()]
-    known = distinct.with_columns(metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical()))
+    merged = distinct.with_columns(
+        metadata=pl.Series(texts, dtype=pl.String).cast(pl.Categorical())
+    )
     both = ["outer", "inner"]
-    return pairs.join(known, on=both, how="left", maintain_order="left", nulls_equal=True)[
+    return pairs.join(merged, on=both, how="left", maintain_order="left", nulls_equal=True)[
         "metadata"
     ]
 
 
 def _merged(outer: str | None, inner: str | None) -> str | None:
-    """One object of two."""
+    """Merges two JSON objects; members of ``inner`` override those of ``outer``."""
     members = _bounded(outer) | _members(inner)
     return msgspec.json.encode(members).decode() if members else None
 
@@ -85,7 +89,7 @@ def _members(text: str | None) -> dict[str, msgspec.Raw]:
 
 
 def _bounded(text: str | None) -> dict[str, msgspec.Raw]:
-    """The last members, as many as the bounds allow, in their order."""
+    """The last members of an object, as many as the bounds allow, in their order."""
     members = _members(text)
     kept = min(len(members), MOST_MEMBERS)
     if text is not None and len(text) > MOST_CHARACTERS:

@@ -1,6 +1,6 @@
-"""Names of the ranges around a row, joined from the outermost to the innermost.
+"""Paths of range names, from the outermost range to the innermost, as nodes of a prefix tree.
 
-Paths are nodes of a prefix tree, so that memory grows with the rows and not with their depth. As text a
+Because of the prefix tree, memory grows with the number of rows and not with their depth. As text a
 path of more than `MOST_LEVELS` names is shortened in the middle: its `KEPT_LEVELS` outermost names, how
 many levels are left out, its `KEPT_LEVELS` innermost names, as in
 ``a/b/[99,968 levels left out]/y/z``. Where two shortened paths would read the same, all but the first of
@@ -41,7 +41,7 @@ KEPT_LEVELS = 16
 
 @dataclass(frozen=True)
 class PathTree:
-    """Distinct paths: each is the path of its parent with one name more.
+    """A prefix tree of paths: each node is the path of its parent plus one name.
 
     Attributes:
         parent: node of the path without its last name, `NO_ROW` where there is only one; shape (n,).
@@ -82,7 +82,7 @@ class PathTree:
     def _full_texts(
         self, nodes: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], separator: str
     ) -> pl.Series:
-        """The whole paths, made one level at a time; every one on the way is made."""
+        """The paths in full, built level by level for all ancestors of the wanted nodes."""
         rows = np.flatnonzero(ancestors(self.parent, nodes))
         position = np.full(len(self.parent), NO_ROW, np.int64)
         position[rows] = np.arange(len(rows))
@@ -92,26 +92,26 @@ class PathTree:
         levels = [pl.Series([], dtype=pl.String)]
         above = 0
         for low, high in itertools.pairwise(bounds.tolist()):
-            own = names.slice(low, high - low)
+            texts = names.slice(low, high - low)
             if low:
                 around = levels[-1].gather(position[self.parent[rows[low:high]]] - above)
-                own = around + separator + own
-            levels.append(own)
+                texts = around + separator + texts
+            levels.append(texts)
             above = low
         return pl.concat(levels).gather(position[nodes])
 
     def _tails(self, nodes: npt.NDArray[np.int64], separator: str) -> pl.Series:
         """The innermost names of deep paths."""
         names = self.name.cast(pl.String).fill_null("")
-        text, at = names.gather(nodes), nodes
+        text, ancestor = names.gather(nodes), nodes
         for _ in range(KEPT_LEVELS - 1):
-            at = self.parent[at]
-            text = names.gather(at) + separator + text
+            ancestor = self.parent[ancestor]
+            text = names.gather(ancestor) + separator + text
         return text
 
 
 def left_out(levels: int) -> str:
-    """What stands in a shortened path for the levels that it lacks."""
+    """The text that replaces the omitted levels of a shortened path."""
     return f"[{levels:,} levels left out]"
 
 
@@ -122,7 +122,7 @@ def _shortened(
     others: pl.Series,
     separator: str,
 ) -> pl.Series:
-    """Shortened paths, none of which reads like another of them or like one of the others."""
+    """Shortened paths that are distinct from each other and from all of ``others``."""
     lacking, position = np.unique(depth - 2 * KEPT_LEVELS, return_inverse=True)
     gap = pl.Series([left_out(levels)[:-1] for levels in lacking.tolist()]).gather(position)
     parts = pl.DataFrame({"head": heads, "gap": gap, "tail": tails})
@@ -150,7 +150,7 @@ def path_names(
     wanted: npt.NDArray[np.bool_],
     separator: str = SEPARATOR,
 ) -> pl.Series:
-    """The path of wanted rows around each of the rows, such as ``forward/attention``.
+    """The path of the wanted rows around each row as text, such as ``forward/attention``.
 
     Args:
         parent: parent row of every host row, `NO_ROW` at the top.
@@ -176,7 +176,9 @@ def path_tree(
     rows: npt.NDArray[np.int64],
     wanted: npt.NDArray[np.bool_],
 ) -> tuple[PathTree, npt.NDArray[np.int64]]:
-    """The same paths as nodes of a tree: their names may hold the separator themselves.
+    """The path of the wanted rows around each row as a node of a prefix tree.
+
+    Names may contain the separator of `path_names`.
 
     Args:
         parent: parent row of every host row, `NO_ROW` at the top.

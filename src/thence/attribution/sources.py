@@ -1,4 +1,4 @@
-"""Python frames as source lines, and which of them are the user's own code."""
+"""Parses names of Python frames into source lines, and finds the frames of the user's own code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["Frames", "is_own", "source_lines"]
+__all__ = ["Frames", "_is_own", "parse_frames"]
 
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): .*", re.DOTALL)
 # torch writes the paths of its own files relative to the installation: torch/nn/modules/linear.py.
@@ -30,7 +30,7 @@ _INSTALLED = re.compile(
 
 @dataclass(frozen=True)
 class Frames:
-    """What the host rows are as Python frames.
+    """The host rows that are Python frames.
 
     Attributes:
         line: Categorical ``file.py:12``, null where the row is no frame with a file.
@@ -43,7 +43,7 @@ class Frames:
     installed: npt.NDArray[np.bool_]
 
 
-def is_own(file: str, own: Sequence[str] = ()) -> bool:
+def _is_own(file: str, own: Sequence[str] = ()) -> bool:
     """Whether a source file is the user's own code: not of the standard library or an installed package.
 
     Args:
@@ -60,27 +60,27 @@ def is_own(file: str, own: Sequence[str] = ()) -> bool:
     )
 
 
-def source_lines(
+def parse_frames(
     names: pl.Series, python: npt.NDArray[np.bool_], own: Sequence[str] = ()
 ) -> Frames:
-    """Source lines of the host rows.
+    """Parses the source line of each host row that is a Python frame.
 
     Args:
         names: Categorical names of the host rows; frames are written ``file.py(12): function``.
         python: which rows are Python frames.
-        own: what else counts as the user's own code: as `is_own` takes it.
+        own: what else counts as the user's own code: as `_is_own` takes it.
     """
     used = names.filter(pl.Series(python)).unique().drop_nulls()
     parsed = [_FRAME.fullmatch(name) for name in used.cast(pl.String).to_list()]
     matches = dict(zip(used.to_physical().to_list(), parsed, strict=True))
     lines = {code: f"{m['file']}:{m['line']}" for code, m in sorted(matches.items()) if m}
-    users = [code for code, m in matches.items() if m and is_own(m["file"], own)]
+    users = [code for code, m in matches.items() if m and _is_own(m["file"], own)]
     code = names.to_physical().to_numpy()
-    known = np.array(list(lines), code.dtype)
-    is_line = python & np.isin(code, known)
+    frame_codes = np.array(list(lines), code.dtype)
+    is_line = python & np.isin(code, frame_codes)
     of_user = is_line & np.isin(code, users)
     number = np.full(len(code), -1, np.int64)
-    number[is_line] = np.searchsorted(known, code[is_line])
+    number[is_line] = np.searchsorted(frame_codes, code[is_line])
     texts = pl.Series(list(lines.values()), dtype=pl.String).cast(pl.Categorical())
     line = texts.gather(pl.Series(number).replace(-1, None).cast(pl.UInt32))
     return Frames(line, of_user, is_line & ~of_user)

@@ -1,16 +1,16 @@
-"""The frames that each device activity ran under, outermost first: what a flame graph is made of.
+"""The stack of frames of each device activity, outermost first: the input of flame graphs.
 
 source   lines of the user's own code that were open, ``file.py:12``; of XLA work the whole stack that
-         the HLO keeps, a fusion's time divided among the stacks of what it is made of
+         the HLO keeps, a fusion's time divided among the stacks of its constituent instructions
 op_name  parts of the HLO instruction's op_name
 module   nn.Module calls
 label    ranges that the user named
 stack    all Python frames, ``file.py(12): function``
 ops      operators, and the ranges that libraries named
 
-Frames come from the ranges of the host and from the stacks in the HLO, so a name may hold any
-character. Only what exists as text alone is cut: op_names and labels of XLA work at each ``/`` outside
-of brackets, labels that stem from a library's ranges at each ``/``.
+Frames come from host ranges and from the stacks in the HLO, so a name may contain any character,
+separators included. Only paths that exist as text alone are split: op_names and labels of XLA work at
+each ``/`` outside of brackets, labels from a library's ranges at each ``/``.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Stacks:
         claims: columns gpu (row), node (of ``tree``: the innermost frame; `NO_ROW` for none) and weight;
             the weights of one activity sum to 1.
         tree: every distinct path; may hold more than those of the claims.
-        attributed: of each node, whether it is a frame; if not, it is an outermost one that says why
-            nothing is known.
-        shared: whether several paths may share one activity.
+        attributed: for each node, whether it is a frame; if not, it is an outermost node that names the
+            reason why there is no place.
+        shared: whether one activity's time may be split among several paths.
     """
 
     claims: pl.DataFrame
@@ -66,7 +66,7 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
         by: one of `thence.model.places.FLAMES`.
     """
     if by == "source" and trace.shares is not None:
-        return _shared(trace)
+        return _weighted_source_stacks(trace)
     places = trace.places
     empty = np.empty(0, np.int64)
     host, node = PathTree(empty, pl.Series([], dtype=pl.String)), np.full(places.height, NO_ROW)
@@ -75,7 +75,7 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
     rows = pl.DataFrame({"place": places[by], "rule": places[f"{by}_rule"], "host": node})
     distinct = rows.unique(maintain_order=True)
     place, rule = (distinct[name].cast(pl.String) for name in ("place", "rule"))
-    spelt = _spelt(by, host, distinct["host"].to_numpy(), place)
+    spelt = _known_from_host_ranges(by, host, distinct["host"].to_numpy(), place)
     of_hlo = _hlo_stacks(trace) if by == "stack" else {}
     frames = [
         (f"[{text_of(reason)}]",) if text is None else _frames(by, text, of_hlo)
@@ -96,22 +96,24 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
     )
 
 
-def _spelt(by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series) -> pl.Series:
-    """Which places the ranges of the host spell: their frames are known apart."""
+def _known_from_host_ranges(
+    by: str, host: PathTree, node: npt.NDArray[np.int64], place: pl.Series
+) -> pl.Series:
+    """Which places equal the text of their host path; their frames are known without splitting text."""
     around = node != NO_ROW
     used = np.unique(node[around])
     innermost = host.name.gather(used).cast(pl.String)
     texts = innermost if by == "source" else host.texts(used)
-    found = texts.gather(np.searchsorted(used, node[around])) == place.filter(pl.Series(around))
+    equal = texts.gather(np.searchsorted(used, node[around])) == place.filter(pl.Series(around))
     result = np.zeros(len(node), np.bool_)
-    result[around] = found.fill_null(value=False).to_numpy()
+    result[around] = equal.fill_null(value=False).to_numpy()
     return pl.Series(result, dtype=pl.Boolean)
 
 
 def _with_paths(
     tree: PathTree, paths: Sequence[Sequence[str]], attributed: npt.NDArray[np.bool_]
 ) -> tuple[PathTree, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """A tree with more paths in it.
+    """Adds paths to a prefix tree.
 
     Args:
         tree: whose nodes are all attributed.
@@ -130,16 +132,16 @@ def _with_paths(
     parent = np.concatenate([tree.parent, chained])
     more = pl.Series([name for path in paths for name in path], dtype=pl.String)
     names = pl.concat([tree.name.cast(pl.String), more]).cast(pl.Categorical())
-    known = np.concatenate([np.ones(old, np.bool_), np.repeat(attributed, lengths)])
-    code = names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy() * 2 + known
+    is_frame = np.concatenate([np.ones(old, np.bool_), np.repeat(attributed, lengths)])
+    code = names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy() * 2 + is_frame
     node, first = trie(parent, code)
     above = parent[first]
     new = PathTree(np.where(above == NO_ROW, NO_ROW, node[above]), names.gather(first))
-    return new, known[first], np.concatenate([node[:old], np.append(node, NO_ROW)[last]])
+    return new, is_frame[first], np.concatenate([node[:old], np.append(node, NO_ROW)[last]])
 
 
 def _frames(by: str, place: str, of_hlo: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The frames that the text of a place stands for."""
+    """Splits the text of a place into frames."""
     if by == "source":
         return (place,)
     if by == "stack":
@@ -153,13 +155,13 @@ def _used_frames(trace: Attributed) -> Iterable[tuple[int, int]]:
 
 
 def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
-    """Stacks of the HLO by the text that stands for them among the places."""
+    """Stacks of the HLO by their text in the place column."""
     stacks = {frame_names(trace.hlo[module], frame) for module, frame in _used_frames(trace)}
     return {";".join(stack): stack for stack in stacks}
 
 
-def _shared(trace: Attributed) -> Stacks:
-    """Source stacks of XLA work, each with its share of the time."""
+def _weighted_source_stacks(trace: Attributed) -> Stacks:
+    """Source stacks of XLA work, each weighted by its share of the time."""
     rows = stack_shares(trace)
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")

@@ -1,4 +1,4 @@
-"""The command line. Each verb is a module with one click command; only `main` prints errors."""
+"""The command line. Each subcommand is a module with one click command; only `main` prints errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ for _command in COMMANDS:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and exits: 0 done, 1 a check failed, 2 it could not be done."""
+    """Runs the command line and exits: 0 for success, 1 for a failed check, 2 for an error."""
     try:
         code = _group.main(arguments, prog_name="thence", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

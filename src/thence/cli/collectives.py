@@ -49,13 +49,13 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
 
 
 def _clocks(trace: Trace) -> str:
-    """What was done about the clocks of several ranks."""
+    """A note on the alignment of the ranks' clocks."""
     if len(trace.attributed.ranks) == 1:
         return "waits are among the devices of one process, which share a clock"
-    found = trace.alignment
-    if found.residual_median_ns is None or found.residual_max_ns is None:
+    alignment = trace.alignment
+    if alignment.residual_median_ns is None or alignment.residual_max_ns is None:
         return (
             "the ranks share no collectives: their clocks are not aligned, and waits mean nothing"
         )
-    median, most = format_ns(found.residual_median_ns), format_ns(found.residual_max_ns)
-    return f"clocks aligned by {found.matched:,} shared collectives; what is left: median {median}, at most {most}"
+    median, most = format_ns(alignment.residual_median_ns), format_ns(alignment.residual_max_ns)
+    return f"clocks aligned by {alignment.matched:,} shared collectives; what is left: median {median}, at most {most}"

@@ -1,4 +1,4 @@
-"""``thence demo``: the main job on a recording that ships with the package."""
+"""``thence demo``: the report on a recording that ships with the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDING = "torch_eager_stack_rank0.json.gz"
     help="Rows of each table to show.",
 )
 def command(top: int) -> None:
-    """The main job on a recording of a small GPT that ships with thence."""
+    """Show a report on a recording of a small GPT that ships with thence."""
     from thence.writers.text.summary import attribution_table, heading, row_table
 
     with resources.as_file(resources.files("thence") / "data" / RECORDING) as path:

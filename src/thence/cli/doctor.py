@@ -65,10 +65,10 @@ def command(ctx: click.Context, needed: tuple[str, ...], form: str) -> None:
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for capability in capabilities:
             mark = Text("yes", "green") if capability.works else Text("no", "yellow")
-            found = Text(capability.found)
+            finding = Text(capability.found)
             if capability.cure:
-                found.append(f"\n{capability.cure}", "dim")
-            table.add_row(mark, capability.name, found)
+                finding.append(f"\n{capability.cure}", "dim")
+            table.add_row(mark, capability.name, finding)
         print_table(console(), table)
     for name in failed:
         click.echo(f"thence: {name} is needed, and does not work", err=True)

@@ -50,7 +50,7 @@ Examples:
 @click.option(
     "--by",
     type=click.Choice(FLAMES),
-    help="What the frames are. Without it: op_name for JAX, else module, label or ops, as recorded.",
+    help="Kind of frames. Default: op_name for JAX, else module, label or ops, whichever was recorded.",
 )
 @choice_option(
     "--split",
@@ -69,7 +69,7 @@ def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT00
     if output != "-":
         check_output(output, force=force)
     flame = _flame(**options)  # type: ignore[arg-type] # click passes what it declares
-    with _written(output) as stream:
+    with _open_output(output) as stream:
         _write(flame, form, stream)
     if output != "-":
         for note in flame.notes:
@@ -113,8 +113,11 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
 
 
 @contextmanager
-def _written(output: str) -> Iterator[TextIO]:
-    """A text stream into the file, which appears under its name only when it is complete."""
+def _open_output(output: str) -> Iterator[TextIO]:
+    """Opens the output as a text stream: standard output for ``-``, else an atomic write.
+
+    An atomic write goes to a temporary file that is renamed when it is complete.
+    """
     if output == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: names hold anything

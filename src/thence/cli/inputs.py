@@ -1,4 +1,4 @@
-"""What a verb reads, and which part of it: the argument and the options that all verbs share."""
+"""The INPUT argument and the selection options that all subcommands share."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     "window": click.option(
         "--window",
         metavar="FROM:TO",
-        help="Only work begun in this time after the first GPU activity: 1.2s:1.4s, 300ms: or :50us.",
+        help="Only work that started in this time after the first GPU activity: 1.2s:1.4s, 300ms: or :50us.",
     ),
     "only": click.option(
         "--only",
@@ -86,18 +86,18 @@ warm_up_option = click.option(
     show_default=True,
     help="Which executions of XLA programs count as warm-up and are left out.",
 )
-"""For verbs whose analysis itself says what it left out."""
+"""For subcommands whose analysis applies the warm-up rule itself and reports what it dropped."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What to read.
+    """Inputs of a subcommand, and the selected part of them.
 
     Attributes:
         paths: files, directories, globs, or ``-`` for standard input.
         hlo: HLO dumps.
-        own: what else counts as the user's own code.
-        selection: the part that is wanted.
+        own: patterns of further files that count as the user's own code.
+        selection: the part to analyse.
     """
 
     paths: tuple[str, ...]
@@ -106,7 +106,7 @@ class Inputs:
     selection: Selection = field(default_factory=Selection)
 
     def open(self) -> Trace:
-        """The trace; a bar on standard error while a large one is read, if that is a terminal."""
+        """Reads the trace; shows a progress bar for large files if standard error is a terminal."""
         from thence.opening import open_trace
 
         with _progress() as progress:
@@ -115,26 +115,26 @@ class Inputs:
 
 
 def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The argument INPUT... and the options that a verb offers, as one parameter ``inputs``.
+    """Adds the argument INPUT... and options to a command, which gets them as one parameter ``inputs``.
 
-    What is wrong with them is said before anything is read.
+    They are validated before anything is read.
     """
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def called(**given: Any) -> Any:
-            paths, hlo = given.pop("inputs"), given.pop("hlo", ())
+        def called(**options: Any) -> Any:
+            paths, hlo = options.pop("inputs"), options.pop("hlo", ())
             check_inputs((*paths, *hlo))
-            steps, window = given.pop("steps", None), given.pop("window", None)
+            steps, window = options.pop("steps", None), options.pop("window", None)
             selection = Selection(
-                ranks=given.pop("ranks", ()),
-                devices=given.pop("devices", ()),
+                ranks=options.pop("ranks", ()),
+                devices=options.pop("devices", ()),
                 steps=None if steps is None else parse_steps(steps),
                 window_ns=None if window is None else parse_window(window),
-                only=given.pop("only", None),
-                warm_up=given.pop("warm_up") if "warm-up" in offered else WARM_UP[0],
+                only=options.pop("only", None),
+                warm_up=options.pop("warm_up") if "warm-up" in offered else WARM_UP[0],
             )
-            return command(inputs=Inputs(paths, hlo, given.pop("own", ()), selection), **given)
+            return command(inputs=Inputs(paths, hlo, options.pop("own", ()), selection), **options)
 
         wrapped: Callable[..., Any] = called
         for name in reversed(offered):
@@ -147,7 +147,7 @@ def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[.
 
 
 def check_inputs(paths: Iterable[str]) -> None:
-    """What is not there is said before anything is read, which may take long.
+    """Checks that all paths exist before anything is read, because reading may take long.
 
     Raises:
         InputError: a path names nothing; globs are left to the reader.

@@ -51,12 +51,12 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
     multiple=True,
     metavar="TRACE",
     type=click.Path(),
-    help="Trace or recording made at the same time, to be written with the ranges under the kernel.",
+    help="Trace or recording of the same run; the timeline then shows the ranges under its kernels.",
 )
 @click.option(
     "--launch",
     type=click.IntRange(min=0),
-    help="Which launch of the kernel in the trace it is, from 0, where nothing in the buffer says.",
+    help="Index (from 0) of the kernel's launch in the trace, if the buffer could be of several.",
 )
 @click.option(
     "--clock-ghz",
@@ -77,7 +77,7 @@ def command(
     """Inside a kernel: time by range, how evenly the SMs were loaded, and timelines of it."""
     merge: tuple[str, ...] = merging["merge"]
     launch: int | None = merging["launch"]
-    _check(output, merge, launch, force=force)
+    _check_options(output, merge, launch, force=force)
     parts = _decoded(buffers, clock_ghz)
     timeline = None if output is None else _timeline(parts, merge, launch)
     _print(parts, form)
@@ -85,19 +85,21 @@ def command(
         from thence.writers.timelines.write import write_timeline
 
         write_timeline(timeline, output)
-        said = {
+        printed = {
             text
             for name, decoded in parts
             for note in decoded.notes
             for text in (note, f"{name}: {note}")
         }
         for note in timeline.notes:
-            if note not in said:
+            if note not in printed:
                 click.echo(note, err=True)
 
 
-def _check(output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool) -> None:
-    """What is wrong with the request is said before anything is read."""
+def _check_options(
+    output: str | None, merge: tuple[str, ...], launch: int | None, *, force: bool
+) -> None:
+    """Checks the options before anything is read and raises `UsageError` or `InputError`."""
     check_inputs(merge)
     if output is None:
         if merge or launch is not None:

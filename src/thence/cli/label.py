@@ -90,7 +90,7 @@ def command(
 
 
 def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
-    """A Kineto file is copied with everything in it; other traces are written from the tables."""
+    """Writes the labelled trace: a copy of the Kineto file with added arguments, else from the tables."""
     from thence.writers.timelines.relabelled import Unmatched, can_relabel, write_relabelled
 
     if output.lower().endswith((".json", ".json.gz")) and can_relabel(trace.attributed, inputs):
@@ -104,7 +104,7 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
 
 
 def _show(trace: Trace, output: str | None, form: str) -> None:
-    """The coverage, and the kernels per stream before and per lane after."""
+    """Prints the coverage, and the kernels in graphs per recorded stream and per labelled lane."""
     covered = trace.graph_coverage
     lanes = trace.graph_lanes()
     if form == "json":

@@ -1,4 +1,4 @@
-"""Where a verb's result goes and in which form: the options that verbs share, and printing."""
+"""Output options that subcommands share (-o, --format, --top), and printing of results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ENDINGS = {".json": "json", ".csv": "csv"}
 def choice_option(
     *names: str, choices: Sequence[str], meaning: str
 ) -> Callable[[_Command], _Command]:
-    """An option that takes one of several words; without it, the first of them.
+    """An option with a fixed set of values; the default is the first.
 
     Args:
         names: such as ``--format``, and that of the parameter where it is another.
@@ -72,7 +72,7 @@ format_option = choice_option(
 
 
 def check_output(output: str, *, force: bool) -> None:
-    """What can be wrong with where the result goes is said before anything is read.
+    """Checks the output path before anything is read, because reading may take long.
 
     Raises:
         UsageError: something is there already, or there is no such folder.
@@ -115,7 +115,7 @@ class Result:
         headings: Mapping[str, str],
         notes: Iterable[str],
     ) -> None:
-        """A result; what must be said beside it goes below the table, or to standard error.
+        """Writes a result; its notes go below the table, into the JSON, or to standard error.
 
         Args:
             document: the result as JSON values.

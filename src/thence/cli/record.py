@@ -25,21 +25,21 @@ _NOTHING = 2
     "-o",
     "--output",
     metavar="DIR",
-    help="Where to record to. Default: thence-recording, or the next free number.",
+    help="Folder to record to. Default: thence-recording, numbered if it exists.",
 )
 @click.option(
     "--with",
     "added",
     multiple=True,
     type=click.Choice(("synchronization", "overhead")),
-    help="Record API calls that wait, or the time that CUPTI itself took, too.",
+    help="Also record synchronizing API calls, or the overhead of CUPTI itself.",
 )
 @click.option(
     "--without",
     "left_out",
     multiple=True,
     type=click.Choice(("launches", "nvtx", "collectives")),
-    help="Leave out launches (eager work then gets no labels), NVTX ranges, or what collectives move.",
+    help="Do not record launches (eager work then gets no labels), NVTX ranges, or sizes of collectives.",
 )
 @click.option(
     "--flush",
@@ -47,7 +47,7 @@ _NOTHING = 2
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often records go to disk: what a killed program may lose.",
+    help="How often records are written to disk. A killed program loses those since the last write.",
 )
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context

@@ -1,4 +1,4 @@
-"""``thence report``: totals, and GPU time by anything."""
+"""``thence report``: totals, and GPU time by one kind of place."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 @click.option(
     "--details",
     is_flag=True,
-    help="Also why single CUDA graphs could not be told, a line for each.",
+    help="Also list the CUDA graphs that could not be matched to labels, with the reason.",
 )
 @result_options(_ENDINGS, ".html (one page with everything, needs Plotly), .json or .csv.", top=20)
 def command(inputs: Inputs, by: str, details: bool, result: Result) -> None:  # noqa: FBT001 - a click flag

@@ -1,4 +1,4 @@
-"""``thence sql``: any other question."""
+"""``thence sql``: SQL queries over the tables of a trace."""
 
 from __future__ import annotations
 

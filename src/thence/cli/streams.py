@@ -1,4 +1,4 @@
-"""``thence streams``: what ran on which stream, what ran at once, and tests of it."""
+"""``thence streams``: kernels by stream, concurrency, and checks of expectations."""
 
 from __future__ import annotations
 
@@ -58,28 +58,32 @@ _PAIRS = 5
     "--group", "groups", multiple=True, metavar="NAME=REGEX", help="A group of kernels of your own."
 )
 @click.option(
-    "--expect", "expectations", multiple=True, metavar="EXPECTATION", help="Something to be tested."
+    "--expect",
+    "expectations",
+    multiple=True,
+    metavar="EXPECTATION",
+    help="Condition to check, such as GEMM>=2; exit code 1 if it fails. Repeatable.",
 )
 @result_options()
 def command(
     inputs: Inputs, groups: tuple[str, ...], expectations: tuple[str, ...], result: Result
 ) -> int:
     """Streams: kernels by group, what ran at the same time, and tests of where kernels run."""
-    from thence.analysis.expectations import judge, parse
+    from thence.analysis.expectations import judge, parse_expectation
     from thence.analysis.kernel_groups import Patterns
 
-    # What is wrong with the question is said before a large trace is read.
+    # Parse groups and expectations first, so that mistakes are reported before a large trace is read.
     patterns = Patterns(tuple(map(_pair, groups)))
-    parsed = [parse(text, patterns.names) for text in expectations]
+    parsed = [parse_expectation(text, patterns.names) for text in expectations]
     trace = inputs.open()
-    found = trace.streams(patterns)
-    checks = [judge(expectation, found.rows) for expectation in parsed]
-    notes = (*found.notes, *trace.meta.warnings)
+    streams = trace.streams(patterns)
+    checks = [judge(expectation, streams.rows) for expectation in parsed]
+    notes = (*streams.notes, *trace.meta.warnings)
     if result.form == "table":
-        result.table(found.rows, _ROWS)
-        _show(found, notes)
+        result.table(streams.rows, _ROWS)
+        _show(streams, notes)
     else:
-        result.emit(found.to_json(checks), found.rows, _ROWS, notes)
+        result.emit(streams.to_json(checks), streams.rows, _ROWS, notes)
     _show_checks(checks, result.form)
     verdicts = {check.ok for check in checks}
     return 1 if False in verdicts else 2 if None in verdicts else 0
@@ -93,7 +97,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _show(result: Streams, notes: tuple[str, ...]) -> None:
-    """What the table of groups does not hold, for people."""
+    """Prints concurrency and notes below the table of groups."""
     from rich.text import Text
 
     from thence.writers.text.frame_table import frame_table
@@ -111,7 +115,7 @@ def _show(result: Streams, notes: tuple[str, ...]) -> None:
 
 
 def _lines(of: Concurrency) -> Iterator[str]:
-    """What ran at the same time on one device."""
+    """Lines about the concurrency on one device."""
     one, two, *more = (*of.busy_streams_ns, 0, 0)
     times = (("1 stream", one), ("2 streams", two), ("3 and more", sum(more)))
     shares = [

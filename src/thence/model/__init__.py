@@ -1,1 +1,1 @@
-"""The vocabulary: tables, intervals, names. Imports nothing of thence but errors and units."""
+"""Data model: tables, intervals, names. Imports no other package of thence, only errors and units."""

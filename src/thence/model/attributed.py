@@ -1,4 +1,4 @@
-"""A trace whose device time has been attributed: what every analysis and every writer reads."""
+"""`Attributed`: a trace with attributed device time, the input of every analysis and every writer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Attributed(Tables):
         places: one row per row of ``gpu``, in its order: ``launch`` (host row, null where unknown) and, for
             each kind of `thence.model.places.PLACES`, the place (Categorical, null where there is none) and
             ``<kind>_rule`` (`RULE`); ``lane`` and ``metadata``, what marks said beside their names;
-            ``detail``, a sentence about a CUDA graph that could not be told, null almost everywhere.
+            ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere.
         host_collectives: what host ops describe of collectives, in the columns of ``collectives`` with a null
             ``gpu``, whether or not a kernel describes the same.
         shares: how the time of each activity divides among source lines, in the columns of `SHARES`, sorted

@@ -1,4 +1,4 @@
-"""What describes a collective, as columns of the tables."""
+"""Converts descriptions of collectives to typed columns of the tables."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def _known_number(name: str) -> pl.Expr:
 
 
 def described_structs(collectives: Sequence[Collective | None]) -> pl.Series:
-    """Descriptions as one column, as `thence.model.tables.GRAPH_PLACES` has it; None gives null."""
-    known = [one for one in collectives if one is not None]
+    """Descriptions as one struct column of `thence.model.tables.GRAPH_PLACES`; None becomes null."""
+    descriptions = [collective for collective in collectives if collective is not None]
     columns = {
-        name: pl.Series([getattr(one, name) for one in known], dtype=dtype)
+        name: pl.Series([getattr(collective, name) for collective in descriptions], dtype=dtype)
         for names, dtype in ((TEXTS, pl.String), (NUMBERS, pl.Int64))
         for name in names
     }
     structs = described(columns).to_struct().cast(GRAPH_PLACES.schema["collective"])
-    number = iter(range(len(known)))
-    rows = [None if one is None else next(number) for one in collectives]
+    number = iter(range(len(descriptions)))
+    rows = [None if collective is None else next(number) for collective in collectives]
     return structs.gather(pl.Series(rows, dtype=pl.UInt32))

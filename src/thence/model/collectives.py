@@ -1,8 +1,8 @@
-"""What describes a collective: its columns, and Kineto's name for each of them.
+"""Descriptions of collectives: the columns, and Kineto's key for each of them.
 
-A description travels under Kineto's names where the format says so: as arguments of events, as metadata of
-marks, in labels of captured graphs. Readers make typed columns of it, once
-(`thence.model.collective_columns`). Recorded processes import this module: it is plain Python.
+Event arguments, metadata of marks and labels of captured graphs use Kineto's keys. Readers convert
+them once to typed columns (`thence.model.collective_columns`). This module imports only the standard
+library, because recorded processes import it.
 """
 
 from __future__ import annotations
@@ -86,20 +86,20 @@ class CallFacts(dict[str, object]):
 
 
 def split(metadata: Mapping[str, Any]) -> tuple[Collective | None, Mapping[str, Any]]:
-    """The collective that metadata describe, and the metadata without it.
+    """Splits metadata into the collective it describes, or None, and the remaining members.
 
     Without the name of a collective there is none, and its words, such as dtype, may mean anything.
     """
     if not isinstance(metadata.get(KINETO_KEYS["collective"]), str):
         return None, metadata
-    known: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for key, value in metadata.items():
         name = _COLUMN_OF.get(key)
         if name is None:
             rest[key] = value
         elif name in TEXTS:
-            known[name] = None if value is None else str(value)
+            described[name] = None if value is None else str(value)
         elif type(value) is int and 0 <= value < 1 << 62:
-            known[name] = value
-    return Collective(**known), rest
+            described[name] = value
+    return Collective(**described), rest

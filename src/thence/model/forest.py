@@ -1,8 +1,7 @@
-"""Forests of rows that refer to their parent: sums, depths and prefix trees, whatever the depth.
+"""Forests as parent arrays: subtree sums, depths and prefix trees, for any depth.
 
-A forest is an int64 array: the parent row of every row, `NO_ROW` at the top. No row may be around
-itself. Nothing here loops over rows or levels: steps up double in length, so that n rows d levels deep
-take O(n log d).
+A forest is an int64 array: the parent row of every row, `NO_ROW` for roots. Cycles are not allowed.
+Nothing here loops over rows or levels: pointer doubling handles n rows of depth d in O(n log d).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _ROUND = 1000
 
 
 def depths(parent: Int64) -> Int64:
-    """Levels down to each row, itself included: 1 at the top."""
+    """The depth of each row: 1 for roots."""
     result = np.ones(len(parent), np.int64)
     for rows, above in _jumps(parent):
         result[rows] += result[above]
@@ -37,7 +36,7 @@ def depths(parent: Int64) -> Int64:
 
 
 def subtree_sums(parent: Int64, values: Int64) -> Int64:
-    """The sum over each row and all that are below it, exact."""
+    """The exact int64 sum over the subtree of each row."""
     totals = values.copy()
     for rows, above in _jumps(parent):
         np.add.at(totals, above, totals[rows])
@@ -45,7 +44,7 @@ def subtree_sums(parent: Int64, values: Int64) -> Int64:
 
 
 def subtree_minima(parent: Int64, values: Int64) -> Int64:
-    """The smallest value of each row and all that are below it."""
+    """The smallest value in the subtree of each row."""
     smallest = values.copy()
     for rows, above in _jumps(parent):
         np.minimum.at(smallest, above, smallest[rows])
@@ -53,7 +52,7 @@ def subtree_minima(parent: Int64, values: Int64) -> Int64:
 
 
 def ancestors(parent: Int64, rows: Int64) -> Mask:
-    """Which rows are one of the given ones or around one of them.
+    """Which rows are one of the given rows or an ancestor of one.
 
     Args:
         parent: of every row, shape (n,).
@@ -79,7 +78,10 @@ def ancestors(parent: Int64, rows: Int64) -> Mask:
 
 
 def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
-    """The prefix tree of a forest: rows whose codes from the top down are the same are one node.
+    """The prefix tree of a forest: rows with equal sequences of codes from the root share a node.
+
+    Each path is hashed with a random seed by pointer doubling. The result is then verified exactly; in
+    case of a collision the loop repeats with another seed.
 
     Args:
         parent: of every row, shape (n,).
@@ -89,13 +91,13 @@ def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
         The node of every row, shape (n,), and the first row of every node, shape (m,). Nodes are in
         order of their depth, those of one depth in order of their first rows.
     """
-    known = parent >= 0
+    has_parent = parent >= 0
     while True:
         hashes = _hashes(parent, code, secrets.randbits(63))
         _, first, node = np.unique(hashes, return_index=True, return_inverse=True)
         around = np.full(len(parent), NO_ROW, np.int64)
-        around[known] = node[parent[known]]
-        # Rows of a node that agree in code and in their parent's node agree in all above, by induction.
+        around[has_parent] = node[parent[has_parent]]
+        # If the rows of every node agree in code and in parent node, their whole paths agree (induction).
         of_first = first[node]
         if (code == code[of_first]).all() and (around == around[of_first]).all():
             break
@@ -106,7 +108,7 @@ def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
 
 
 def _jumps(parent: Int64) -> Iterator[tuple[Int64, Int64]]:
-    """For 1, 2, 4, ... steps up: the rows that have a row so far above them, and that row."""
+    """Pointer doubling: for 1, 2, 4, ... steps up, the rows with such an ancestor, and that ancestor."""
     jump = parent
     rows = np.flatnonzero(jump >= 0)
     while len(rows):
@@ -119,7 +121,7 @@ def _jumps(parent: Int64) -> Iterator[tuple[Int64, Int64]]:
 
 
 def _hashes(parent: Int64, code: Int64, seed: int) -> UInt64:
-    """Numbers that are equal for rows with the same codes from the top down, and hardly ever for others."""
+    """Hashes of the paths of codes from the root; unequal paths collide with negligible probability."""
     result = _mixed(code.astype(np.uint64) + np.uint64(seed))
     for rows, above in _jumps(parent):
         result[rows] = _mixed(result[rows] * np.uint64(3) + result[above])

@@ -1,13 +1,13 @@
 """The file formats of thence: their names, versions, files, tables and codes.
 
-Writer, reader and whoever looks at files import them from here. A recorded process does so, too, so nothing
-else is imported here.
+Writers, readers and inspection tools share these definitions. This module imports nothing else of thence,
+because recorded processes import it.
 
 **Recording** (`RECORDING`): a folder for each process with `DESCRIPTION` and, for each of `TABLES`, parts
 (`part_name`) that are each a complete Arrow IPC file. Beside them lie the labels of captured graphs
 (`LABELS_FILE`) and a folder of HLO modules (`HLO_FOLDER`) with an index (`COMPILED_INDEX`).
 
-**Labels of captured graphs** (`GRAPH_LABELS`): one object of JSON; what there is many of is in columns:
+**Labels of captured graphs** (`GRAPH_LABELS`): one JSON object; nodes and edges are stored as columns:
 
     format, version   `GRAPH_LABELS`, `GRAPH_LABELS_VERSION`
     process           who captured: pid, rank, boot, started_ns, saved_ns

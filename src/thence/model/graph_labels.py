@@ -1,7 +1,7 @@
-"""What was known of CUDA graphs when they were captured: their nodes, edges, and a label for each node.
+"""Labels of CUDA graphs from their capture: nodes, edges, and a label for each node.
 
-`thence.save_labels()` writes it at capture, PyTorch's annotation files hold a part of it. It says
-nothing of any replay; `thence.attribution.cuda_graphs` finds the replayed activities that belong to it.
+`thence.save_labels()` writes them after capture; PyTorch's annotation files hold a part of them. They
+contain nothing about replays; `thence.attribution.cuda_graphs` joins them to the replayed activities.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What was open when a node was created.
+    """The marks that were open when a node was created.
 
     Attributes:
         path: names of the marks, outermost first.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-__all__ = ["COMPUTATIONS", "FRAMES", "INSTRUCTIONS", "LOOPS", "Frame", "HloModule", "stack_of"]
+__all__ = ["COMPUTATIONS", "FRAMES", "INSTRUCTIONS", "LOOPS", "Frame", "HloModule"]
 
 INSTRUCTIONS = {
     "computation": pl.Int64(),  # id of the computation it is part of
@@ -119,10 +119,10 @@ class HloModule:
 
     def stack(self, frame: int) -> tuple[Frame, ...]:
         """The source stack that ends in a frame, outermost first; empty for frame 0."""
-        return stack_of(self.frames, frame)
+        return _stack_of(self.frames, frame)
 
 
-def stack_of(frames: pl.DataFrame, frame: int) -> tuple[Frame, ...]:
+def _stack_of(frames: pl.DataFrame, frame: int) -> tuple[Frame, ...]:
     """The stack that ends in a frame, outermost first; empty for 0 and for unknown numbers."""
     parents = frames["parent"]
     chain: list[int] = []

@@ -1,7 +1,7 @@
 """Interval arithmetic on int64 nanoseconds: unions, gaps, coverage, nesting.
 
-Every other module uses these functions, so that all follow the same rules. An interval is half open,
-[start, end). All functions are vectorised; none loops over intervals.
+An interval is half open, [start, end). All functions are vectorised; none loops over intervals. Most
+other modules use these functions, so that they treat empty and touching intervals alike.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ROUND = 1000  # what one round of array operations costs beside its rows, in ro
 
 
 def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
-    """The latest end among the intervals that come before each interval in its group.
+    """For each interval the latest end of all earlier intervals of its group (a running maximum).
 
     An interval adds to what those before it cover from there on, and leaves a gap if it starts later.
 
@@ -126,7 +126,7 @@ def gaps(start: Int64, end: Int64) -> tuple[Int64, Int64]:
 
 
 def unions(group: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
-    """The same time, per group, as intervals that neither overlap nor touch.
+    """The interval union of each group: intervals that neither overlap nor touch.
 
     Args:
         group: of each interval, shape (n,).
@@ -145,7 +145,7 @@ def unions(group: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Int64]
 
 
 def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """The same time as intervals that neither overlap nor touch: `unions` of one group."""
+    """The interval union of one group: intervals that neither overlap nor touch; see `unions`."""
     lasting = end > start
     start, end = start[lasting], end[lasting]
     order = np.argsort(start, kind="stable")
@@ -154,7 +154,7 @@ def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
 
 
 def _joined(start: Int64, end: Int64, before: Int64) -> tuple[Mask, Int64, Int64]:
-    """Which of sorted intervals begin something new; starts and ends of that."""
+    """Merges sorted intervals: a mask of those that start a merged interval, its starts and its ends."""
     first = start > before
     last = np.ones(len(start), np.bool_)
     last[:-1] = first[1:]
@@ -162,21 +162,21 @@ def _joined(start: Int64, end: Int64, before: Int64) -> tuple[Mask, Int64, Int64
 
 
 def _added(start: Int64, end: Int64, before: Int64) -> Int64:
-    """What each of sorted intervals adds to the time that those before it cover."""
+    """The time that each of sorted intervals adds to the union of those before it."""
     added = np.maximum(start, before)
     np.subtract(end, added, out=added)
     return np.maximum(added, 0, out=added)
 
 
 def _changes(group: Int64) -> Int64:
-    """Rows that are of another group than the row before."""
+    """Rows whose group differs from that of the previous row."""
     return np.flatnonzero(group[1:] != group[:-1]) + 1
 
 
 def levels(
     start: Int64, end: Int64, weight: npt.NDArray[Weight]
 ) -> tuple[Int64, Int64, npt.NDArray[Weight]]:
-    """The sum of the weights of the intervals that last, over time.
+    """The sum of the weights of all open intervals as a step function of time.
 
     With weight 1 that is how many last at once; with a power of two for each of several unions, which.
 
@@ -200,7 +200,7 @@ def levels(
 
 
 def covered_lengths(start: Int64, end: Int64, other_start: Int64, other_end: Int64) -> Int64:
-    """Time of each interval during which at least one of the others lasts, in nanoseconds.
+    """The overlap of each interval with the union of the other intervals, in nanoseconds.
 
     Args:
         start: of the intervals asked about, shape (n,), in any order.
@@ -231,7 +231,7 @@ def covered_lengths(start: Int64, end: Int64, other_start: Int64, other_end: Int
 
 
 def last_begun(start: Int64, times: Int64) -> Int64:
-    """The row of the interval that began last, at each of the times or before it.
+    """For each time the row of the interval with the latest start at or before it.
 
     Args:
         start: first nanosecond, shape (n,), in any order; of equal ones the later row counts.
@@ -247,7 +247,7 @@ def last_begun(start: Int64, times: Int64) -> Int64:
 
 
 def longest_begun(start: Int64, end: Int64, times: Int64) -> Int64:
-    """The row of the interval that ends last of those that began at each of the times or before it.
+    """For each time the row of the interval with the latest end among those that start at or before it.
 
     A time, or an interval that starts there, lies in one of the intervals only if it lies in this one.
 
@@ -272,7 +272,7 @@ def longest_begun(start: Int64, end: Int64, times: Int64) -> Int64:
 def innermost(
     rows: Int64, start: Int64, end: Int64, parent: Int64, moments: tuple[Int64, Int64]
 ) -> Int64:
-    """The innermost of the nested intervals of one track around each of other intervals.
+    """For each queried interval the innermost interval of one track that encloses it.
 
     Contrary to the rest of this module, ends count as inside: one that ends with another is in it.
 
@@ -288,24 +288,24 @@ def innermost(
     """
     begin, until = moments
     begun = np.searchsorted(start[rows], begin, side="right")
-    found: Int64 = np.concatenate([[NO_ROW], rows])[begun]
-    climbing = np.flatnonzero(found >= 0)
-    climbing = climbing[end[found[climbing]] < until[climbing]]
+    enclosing_row: Int64 = np.concatenate([[NO_ROW], rows])[begun]
+    climbing = np.flatnonzero(enclosing_row >= 0)
+    climbing = climbing[end[enclosing_row[climbing]] < until[climbing]]
     while len(climbing):
-        found[climbing] = parent[found[climbing]]
-        climbing = climbing[found[climbing] >= 0]
-        climbing = climbing[end[found[climbing]] < until[climbing]]
-    return found
+        enclosing_row[climbing] = parent[enclosing_row[climbing]]
+        climbing = climbing[enclosing_row[climbing] >= 0]
+        climbing = climbing[end[enclosing_row[climbing]] < until[climbing]]
+    return enclosing_row
 
 
-def shared_length(one: tuple[Int64, Int64], other: tuple[Int64, Int64]) -> int:
-    """Time in which both of two unions last, in nanoseconds.
+def shared_length(first: tuple[Int64, Int64], second: tuple[Int64, Int64]) -> int:
+    """The length of the intersection of two interval unions, in nanoseconds.
 
     Args:
-        one: starts and ends of intervals that do not overlap each other, as `union` returns them.
-        other: the same.
+        first: starts and ends of intervals that do not overlap each other, as `union` returns them.
+        second: the second union, in the same form.
     """
-    return int(covered_lengths(*one, *other).sum())
+    return int(covered_lengths(*first, *second).sum())
 
 
 def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64:
@@ -327,7 +327,7 @@ def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64
     if len(start) == 0:
         return result
     end = np.maximum(end, start + 1)
-    # Only what the next interval begins in can contain anything. Few do, so they are nested first.
+    # Only an interval in which the next one starts can contain any. They are few, so nest them first.
     opens = np.zeros(len(start), np.bool_)
     opens[:-1] = (track[1:] == track[:-1]) & (start[1:] < end[:-1])
     rows = np.flatnonzero(opens)
@@ -337,8 +337,8 @@ def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64
     above = _above(track[rows], ends)
     result[rows] = np.where(above >= 0, rows[above], NO_ROW)
     steps = _steps(above)
-    # What contains another row is the last of them before it that does not end before it does. If
-    # that is not the very last, it is on the way up from there.
+    # The container of a row is the last earlier candidate that does not end before the row does. It is
+    # the very last candidate or one of its ancestors.
     before = 0
     for low in range(0, len(start), _AT_ONCE):
         part = slice(low, low + _AT_ONCE)
@@ -349,19 +349,19 @@ def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64
         inside += low
         same = track[rows[last]] == track[inside]
         inside, last = inside[same], last[same]
-        found = _climbed(steps, ends, last, end[inside])
-        result[inside] = np.where(found >= 0, rows[found], NO_ROW)
+        container = _climbed(steps, ends, last, end[inside])
+        result[inside] = np.where(container >= 0, rows[container], NO_ROW)
     return result
 
 
 def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
-    """Of each interval the last before it, on its track, that does not end before it does."""
+    """For each interval the last earlier one on its track that does not end before it does."""
     number = np.arange(len(end), dtype=np.int64)
     above = number - 1
     above[1:][track[1:] != track[:-1]] = NO_ROW
-    # What lies between a row and its candidate is known to end too early. So where the candidate
-    # ends too early as well, its own candidate is the next one to try, and the distance roughly
-    # doubles each round: "previous greater element" by pointer jumping.
+    # "Previous greater element" by pointer jumping: all rows between a row and its candidate are known
+    # to end too early. If the candidate ends too early as well, its own candidate is the next to try,
+    # and the distance roughly doubles each round.
     active = np.flatnonzero(above >= 0)
     while len(active):
         tried = above[active]
@@ -372,7 +372,7 @@ def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
 
 
 def _steps(above: Int64) -> list[Int64]:
-    """Where 1, 2, 4, ... steps up lead from each row, `NO_ROW` beyond the top."""
+    """Binary lifting table: the ancestors 1, 2, 4, ... steps up from each row, `NO_ROW` above the root."""
     steps = [above]
     while (steps[-1] >= 0).any():
         step = steps[-1]
@@ -381,23 +381,23 @@ def _steps(above: Int64) -> list[Int64]:
 
 
 def _climbed(steps: list[Int64], ends: Int64, rows: Int64, wanted: Int64) -> Int64:
-    """The first on the way up from each of the rows, itself included, that ends when wanted or later.
+    """The first of each row and its ancestors that ends at the wanted time or later.
 
-    Ends never fall on the way up, so that steps of 2^n, ... 4, 2 and 1 find it.
+    Ends never decrease towards the root, so binary lifting (2^n, ... 4, 2, 1 steps) finds it.
     """
-    found = rows.copy()
+    result = rows.copy()
     climbing = np.flatnonzero(ends[rows] < wanted)
-    at, wanted = found[climbing], wanted[climbing]
+    row, wanted = result[climbing], wanted[climbing]
     for step in reversed(steps[:-1]):
-        up = step[at]
+        up = step[row]
         goes = (up >= 0) & (ends[up] < wanted)
-        at[goes] = up[goes]
-    found[climbing] = steps[0][at]
-    return found
+        row[goes] = up[goes]
+    result[climbing] = steps[0][row]
+    return result
 
 
 def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
-    """The nearest wanted row on the way up from each of the rows, itself included.
+    """The first wanted row among each row and its ancestors.
 
     Args:
         parent: parent row of every row, `NO_ROW` at the top, shape (n,).
@@ -409,23 +409,23 @@ def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     """
     if not wanted.any():
         return np.full(len(rows), NO_ROW, np.int64)
-    found = rows.copy()
-    climbing = np.flatnonzero(found >= 0)
-    climbing = climbing[~wanted[found[climbing]]]
+    result = rows.copy()
+    climbing = np.flatnonzero(result >= 0)
+    climbing = climbing[~wanted[result[climbing]]]
     spent = 0
     while len(climbing) and spent <= _MOST_CLIMBED * len(parent):
         spent += len(climbing) + _ROUND
-        up = parent[found[climbing]]
-        found[climbing] = up
+        up = parent[result[climbing]]
+        result[climbing] = up
         climbing = climbing[up >= 0]
-        climbing = climbing[~wanted[found[climbing]]]
-    if len(climbing):  # very deep: from here on every row jumps twice as far each time
-        found[climbing] = _nearest(parent, wanted)[found[climbing]]
-    return found
+        climbing = climbing[~wanted[result[climbing]]]
+    if len(climbing):  # very deep: switch from single steps to pointer doubling over all rows
+        result[climbing] = _nearest(parent, wanted)[result[climbing]]
+    return result
 
 
 def _nearest(parent: Int64, wanted: Mask) -> Int64:
-    """The nearest wanted row on the way up from every row, itself included, `NO_ROW` where there is none."""
+    """The first wanted row among every row and its ancestors, `NO_ROW` if none; by pointer doubling."""
     top = len(parent)
     jump = np.append(np.where(wanted, np.arange(top), np.where(parent >= 0, parent, top)), top)
     while True:

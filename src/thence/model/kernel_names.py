@@ -1,7 +1,7 @@
-"""Names of GPU kernels that fit into a table.
+"""Short names of GPU kernels for tables.
 
-A C++ kernel name is a whole function signature, often of thousands of characters. What an engineer
-looks for in it is the function and the operation that it was instantiated for::
+A C++ kernel name is a whole function signature, often of thousands of characters. The short name keeps
+the function and the operation that it was instantiated for::
 
     void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, ...>(int, ...)
     -> vectorized_elementwise_kernel<FillFunctor>
@@ -285,8 +285,8 @@ def _operations(path: _Path, depth: int) -> list[str]:
 
 
 def _inside(arguments: list[_Path] | None, depth: int = 0) -> list[str]:
-    found = (operation for path in arguments or [] for operation in _operations(path, depth))
-    return list(dict.fromkeys(found))
+    operations = (operation for path in arguments or [] for operation in _operations(path, depth))
+    return list(dict.fromkeys(operations))
 
 
 def _wrapped(part: _Part, depth: int) -> list[str]:

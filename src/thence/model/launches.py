@@ -1,4 +1,4 @@
-"""Host rows and device activities that share an id: a launch and what it launched."""
+"""Matches device activities to the host rows that launched them, by shared ids."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What GPU time can be attributed to: one row of `KINDS` for every kind of place.
+"""The kinds of place to which GPU time can be attributed: one row of `KINDS` each.
 
-Adding a kind is adding its row here. Where `Kind.categories` or `Kind.column` says where its places
-come from, nothing else is needed; otherwise the attribution makes its column. Plain Python: the command
-line reads this table before anything heavy is imported.
+To add a kind, add its row here. If `Kind.categories` or `Kind.column` names the source of its places,
+nothing else is needed; otherwise the attribution must compute its column. This module imports only the
+standard library, because the command line reads the table before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _offered(verb: Verb) -> tuple[str, ...]:
 
 
 BY = tuple(kind.name for kind in KINDS)
-"""What GPU time can be divided by."""
+"""The valid values of ``by`` for tables of GPU time."""
 LAUNCH = tuple(kind for kind in KINDS if kind.origin in ("launch", "both"))
 """Kinds that the host ranges around a launch tell."""
 HLO = tuple(kind for kind in KINDS if kind.origin in ("hlo", "both"))

@@ -1,8 +1,9 @@
-"""Codes for how a place was found, and for why an activity has none. The codes stay; texts may improve.
+"""Codes of the rules that find a place, and of the reasons why an activity has none.
 
-Column ``<kind>_rule`` of ``Attributed.places`` holds a code: of `RULES` where the activity has a place of
-that kind, else of `REASONS`. What is missing is said in the same words for every trace; what to do about it
-depends on who made the trace: `ADVICE`. Plain Python: documentation and command line read it.
+Codes are stable; texts may change. Column ``<kind>_rule`` of ``Attributed.places`` holds a code: of `RULES`
+if the activity has a place of that kind, else of `REASONS`. The text of a reason is the same for every
+trace; the advice on how to record what is missing depends on the format of the trace: `ADVICE`. This
+module imports only the standard library, because documentation and command line read it.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Reason:
         total_ns: how much it is, in ns.
         share: of the sum of all durations, from 0 to 1.
         text: what the code means.
-        advice: what would change it; None where nothing would, or nobody knows.
+        advice: how to record what is missing; None if that is impossible or unknown.
     """
 
     code: str
@@ -211,12 +212,12 @@ class Reason:
 
 
 def text_of(code: str) -> str:
-    """What a code of `RULES` or `REASONS` means."""
+    """The text of a code of `RULES` or `REASONS`."""
     return RULES.get(code) or REASONS[code]
 
 
 def advice(code: str, formats: Iterable[str], *, labels_joined: bool = False) -> str | None:
-    """What would record what is missing; None where nothing would, or nobody knows.
+    """How to record what a reason says is missing; None if that is impossible or unknown.
 
     Args:
         code: of `REASONS`.
@@ -226,6 +227,6 @@ def advice(code: str, formats: Iterable[str], *, labels_joined: bool = False) ->
     """
     if code == "graph" and labels_joined:
         return None
-    known = {name for name in formats if name in ADVICE}
-    of_format = ADVICE[known.pop()] if len(known) == 1 else {}
+    producers = {name for name in formats if name in ADVICE}
+    of_format = ADVICE[producers.pop()] if len(producers) == 1 else {}
     return of_format.get(code) or _FOR_EVERYBODY.get(code)

@@ -1,4 +1,7 @@
-"""Which part of a trace a question is about. Plain Python: the command line makes it before anything is read."""
+"""Selection of a part of a trace: ranks, devices, steps, time window, names, warm-up.
+
+This module imports only the standard library; the command line validates options with it before reading.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The tables of a trace: every column with its type, unit and missing value.
 
-This is the vocabulary of thence. Readers fill these tables, everything else only reads them. Times
-are int64 nanoseconds on the trace's own clock; ``Meta.epoch_ns`` says where that clock began.
-A null always means "the trace does not say".
+Readers fill these tables; everything else only reads them. Times are int64 nanoseconds on the trace's
+own clock; ``Meta.epoch_ns`` is the epoch of that clock. A null always means "the trace does not say".
 """
 
 from __future__ import annotations
@@ -340,7 +339,7 @@ _ROW_REFERENCES = {
 
 
 def concat(parts: Sequence[Tables]) -> Tables:
-    """Several inputs as one: rows after rows, row references and clocks adjusted.
+    """Concatenates the tables of several inputs; adjusts row references and clocks.
 
     Ranks that two inputs share are told apart by giving the later input the next free numbers, with
     a warning. Clocks that began at different moments are expressed on the first one's.
@@ -374,7 +373,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         for name, references in _ROW_REFERENCES.items()
     }
     hlo = tuple(module for part in parts for module in part.hlo)
-    labels = tuple(one for part in parts for one in part.graph_labels)
+    labels = tuple(file for part in parts for file in part.graph_labels)
     metas = [part.meta for part in parts]
     meta = Meta(
         inputs=tuple(x for m in metas for x in m.inputs),
@@ -435,9 +434,9 @@ def _renumbered(part: Tables, new: Mapping[int, int]) -> Tables:
     devices = tuple(dataclasses.replace(d, rank=new.get(d.rank, d.rank)) for d in part.meta.devices)
     labels = tuple(
         dataclasses.replace(
-            one, process=dataclasses.replace(one.process, rank=_new_rank(one.process.rank, new))
+            file, process=dataclasses.replace(file.process, rank=_new_rank(file.process.rank, new))
         )
-        for one in part.graph_labels
+        for file in part.graph_labels
     )
     return dataclasses.replace(
         part,

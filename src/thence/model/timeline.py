@@ -1,4 +1,4 @@
-"""A trace as a viewer shows it: what `thence.analysis.timeline` works out and writers encode."""
+"""`Timeline`: the trace prepared for viewers by `thence.analysis.timeline`, encoded by writers."""
 
 from __future__ import annotations
 

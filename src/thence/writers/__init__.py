@@ -1,1 +1,1 @@
-"""Results as text, tables and files. A writer computes nothing."""
+"""Writers encode results as text, tables and files; analyses compute them."""

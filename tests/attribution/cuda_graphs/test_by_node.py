@@ -188,7 +188,7 @@ def test_a_graphed_collective_reads_like_an_eager_one(tmp_path: Path) -> None:
 
 
 def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
-    from thence.analysis.clock_sync import instances
+    from thence.analysis.clock_sync import collective_instances
     from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES
 
     gpu = GPU.frame(
@@ -204,9 +204,9 @@ def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
         }
     )
     eager = Tables(gpu, collectives=described)
-    assert instances(eager)["instance"].n_unique() == 1  # parts of one collective
+    assert collective_instances(eager)["instance"].n_unique() == 1  # parts of one collective
     graphed = dataclasses.replace(eager, graph_places=GRAPH_PLACES.frame({"gpu": range(4)}))
-    first, second, third, fourth = instances(graphed)["instance"].to_list()
+    first, second, third, fourth = collective_instances(graphed)["instance"].to_list()
     assert (first, second) == (third, fourth)
     assert first != second
 

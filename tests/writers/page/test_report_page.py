@@ -91,7 +91,7 @@ def test_every_section_of_a_jax_program() -> None:
 
 def test_one_gpu_has_no_collectives_and_says_so() -> None:
     page = thence.open(STACK).report_html()
-    assert "The trace describes no collectives; one GPU has none." in absent(page)
+    assert "The trace describes no collectives, because it is of a single GPU." in absent(page)
     assert {"by-module", "by-source"} <= set(data(page)["tables"])
 
 

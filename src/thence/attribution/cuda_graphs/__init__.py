@@ -1,1 +1,1 @@
-"""Finding the labels of captured CUDA graphs again on the activities of their replays."""
+"""Joins labels of captured CUDA graphs to the activities of their replays."""

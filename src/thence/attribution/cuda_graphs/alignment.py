@@ -1,16 +1,16 @@
-"""Which node of a captured graph each activity of its replays was, from their times alone.
+"""Aligns the activities of a graph replay to the nodes of the captured graph by their times.
 
-Known of a replay are its activities, with kernel name and shape; of the graph its nodes, with the same,
-and its edges. Streams say nothing: a replay spreads its nodes over whatever streams the driver takes.
-But a node never begins before those that it waits for have ended, and this is enough nearly always:
+The replay has activities with kernel name and shape; the captured graph has nodes with the same data, and
+edges. Stream ids are useless, because the driver assigns the nodes of a replay to arbitrary streams.
+But a node never starts before its predecessors have ended, and that nearly always suffices:
 
-- Nodes of equal kernels that wait for each other, as those of repeated layers do, ran in that order.
-- Others, on branches side by side, are told apart by what must have run before and afterwards. Each
-  activity keeps every node that it may have been; nodes that no other activity can have been, and
-  activities that can have been no other node, narrow what is left, until nothing changes.
+- Nodes of equal kernels that depend on each other, as in repeated layers, ran in topological order.
+- Nodes on parallel branches are distinguished by what must have run before and after them. Each
+  activity keeps a set of possible nodes; constraint propagation narrows these sets until nothing
+  changes: a node that only one activity can be, or an activity that can only be one node, is final.
 
-Nothing is guessed. What is ruled out is impossible, so an activity gets a label only if all nodes that
-are left for it have the same one.
+Only impossible nodes are ruled out, nothing is guessed: an activity gets a label only if all nodes that
+remain possible for it have the same label.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Mask: TypeAlias = "NDArray[np.bool_]"
 
 @dataclass(frozen=True)
 class Pattern:
-    """A captured graph as far as replays are aligned to it.
+    """The data of a captured graph that alignment needs.
 
     Attributes:
         topology: of all its nodes.
@@ -60,7 +60,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Aligned:
-    """What became of the activities of some replays; arrays of shape (replays, activities).
+    """The result of alignment; arrays of shape (replays, activities).
 
     Attributes:
         node: index in ``Pattern.rows``, -1 where several nodes are possible.
@@ -87,7 +87,7 @@ def align(pattern: Pattern, signature: _Ints, start: _Ints, end: _Ints) -> Align
         end: int64 of the same shape: ns.
     """
     slots = _Slots.of(pattern)
-    largest = max((one.size for one in slots.classes if not one.ordered), default=0)
+    largest = max((members.size for members in slots.classes if not members.ordered), default=0)
     at_once = max(1, _MOST_CELLS // max(largest**2, pattern.topology.order.size, 1))
     parts = []
     for low in range(0, max(len(start), 1), at_once):
@@ -196,12 +196,12 @@ class _Work:
         )  # fmt: skip
 
     def settle_chains(self) -> None:
-        """Nodes of one signature that wait for each other ran in that order."""
+        """Assigns nodes of one signature that depend on each other in topological order."""
         ordered = np.zeros(len(self.slots.node), np.bool_)
-        for one in self.slots.classes:
-            ordered[one.slots] = one.ordered
-            if one.alike:
-                self.label[:, one.slots] = self.slots.label[one.low]
+        for members in self.slots.classes:
+            ordered[members.slots] = members.ordered
+            if members.alike:
+                self.label[:, members.slots] = self.slots.label[members.low]
         self.label[:, ordered] = self.slots.label[ordered]
         self.node[:, ordered] = self.slots.node[ordered]
         rows = self.slots.row[ordered]
@@ -211,24 +211,27 @@ class _Work:
         self._untie()
 
     def _untie(self) -> None:
-        """Activities of one class that began at the same moment have no order."""
+        """Activities of one class that started at the same time have no order."""
         together = self.start[:, 1:] == self.start[:, :-1]
-        for one in self.slots.classes:
-            together[:, one.low - 1 : one.low] = False  # of two signatures
+        for members in self.slots.classes:
+            together[:, members.low - 1 : members.low] = False  # of two signatures
         if not together.any():
             return
         tied = np.zeros(self.start.shape, np.bool_)
         tied[:, 1:] |= together
         tied[:, :-1] |= together
-        for one in self.slots.classes:
-            own = tied[:, one.slots] & one.ordered
-            self.node[:, one.slots][own] = -1
-            self.known[self.slots.row[one.slots]] &= ~own.T
-            if not one.alike:
-                self.label[:, one.slots][own] = UNDECIDED
+        for members in self.slots.classes:
+            tied_members = tied[:, members.slots] & members.ordered
+            self.node[:, members.slots][tied_members] = -1
+            self.known[self.slots.row[members.slots]] &= ~tied_members.T
+            if not members.alike:
+                self.label[:, members.slots][tied_members] = UNDECIDED
 
     def verify(self) -> None:
-        """No node may have begun before one that it waits for; mind whether any began before its end."""
+        """Checks the edges: no node may start before a predecessor.
+
+        Also notes whether any node started before a predecessor ended.
+        """
         edges = self.slots.pattern.topology.edges
         for part in np.array_split(edges, 1 + len(edges) * len(self.start) // _MOST_CELLS):
             first, second = part.T
@@ -248,19 +251,23 @@ class _Work:
             self._contradict(self.known & (began < lower), np.full(len(nodes), -1), nodes)
 
     def _contradict(self, early: _Mask, first: _Ints, second: _Ints) -> None:
-        found = early.any(axis=0) & ~self.contradicts
-        if not found.any():
+        contradicted = early.any(axis=0) & ~self.contradicts
+        if not contradicted.any():
             return
         index = np.full(self.known.shape[0] + 1, -1)
         rows = self.slots.pattern.rows
         index[rows] = np.arange(len(rows))
         when = np.where(early, self.node_start[second], _NEVER)
-        worst = when.argmin(axis=0)[found]
-        self.first[found] = np.stack([index[first[worst]], index[second[worst]]], axis=1)
-        self.contradicts |= found
+        worst = when.argmin(axis=0)[contradicted]
+        self.first[contradicted] = np.stack([index[first[worst]], index[second[worst]]], axis=1)
+        self.contradicts |= contradicted
 
     def _bounds(self) -> tuple[_Ints, _Ints]:
-        """(all nodes, replays): before when each node cannot have begun, and must have ended (or begun)."""
+        """Time bounds of each node, shape (all nodes, replays).
+
+        The lower bound is the time before which it cannot have started, the upper bound the time by which
+        it must have ended (or started, if activities overlap their predecessors).
+        """
         topology = self.slots.pattern.topology
         ended = self.node_start if self.overlapping else self.node_end
         lower = np.full(self.known.shape, _ALWAYS, np.int64)
@@ -280,43 +287,43 @@ class _Work:
 
     def narrow(self) -> None:
         """Rules out nodes for the activities of the other signatures until nothing changes."""
-        for one in self.slots.classes:
-            if not one.ordered and one.size**2 * len(self.start) <= _MOST_CELLS:
-                self.possible[one] = self._by_counts(one)
-        if all(one.alike for one in self.possible):
+        for members in self.slots.classes:
+            if not members.ordered and members.size**2 * len(self.start) <= _MOST_CELLS:
+                self.possible[members] = self._by_counts(members)
+        if all(members.alike for members in self.possible):
             return
         for _ in range(_ROUNDS):
             lower, upper = self._bounds()
-            narrowed = [self._narrowed(one, lower, upper) for one in self.possible]
+            narrowed = [self._narrowed(members, lower, upper) for members in self.possible]
             if not any(narrowed):
                 break
-        for one in self.possible:
-            self._conclude(one)
+        for members in self.possible:
+            self._conclude(members)
 
-    def _ends(self, one: _Class) -> _Ints:
-        ends: _Ints = (self.start if self.overlapping else self.end)[:, one.slots]
+    def _ends(self, members: _Class) -> _Ints:
+        ends: _Ints = (self.start if self.overlapping else self.end)[:, members.slots]
         return ends
 
-    def _by_counts(self, one: _Class) -> _Mask:
-        """Of the same signature, as many must have ended before as the node waits for, and so on."""
-        rows = self.slots.row[one.slots]
+    def _by_counts(self, members: _Class) -> _Mask:
+        """Possible nodes by counting: of one signature, a node's predecessors must precede the activity."""
+        rows = self.slots.row[members.slots]
         waits = self.slots.pattern.topology.before(rows[:, None], rows[None, :])
         earlier, later = waits.sum(axis=0), waits.sum(axis=1)
-        start, end = self.start[:, one.slots], self._ends(one)
+        start, end = self.start[:, members.slots], self._ends(members)
         ended, began = np.empty_like(start), np.empty_like(start)
         for replay in range(len(start)):
             own_start, own_end = start[replay], end[replay]
             ended[replay] = np.searchsorted(np.sort(own_end), own_start + TOLERANCE_NS, "right")
-            began[replay] = one.size - np.searchsorted(own_start, own_end - TOLERANCE_NS)
+            began[replay] = members.size - np.searchsorted(own_start, own_end - TOLERANCE_NS)
         possible: _Mask = (ended[:, :, None] >= earlier) & (began[:, :, None] >= later)
         return possible
 
-    def _narrowed(self, one: _Class, lower: _Ints, upper: _Ints) -> bool:
-        """Whether something more could be ruled out."""
-        possible = self.possible[one]
+    def _narrowed(self, members: _Class, lower: _Ints, upper: _Ints) -> bool:
+        """Rules out impossible nodes; returns whether any were ruled out."""
+        possible = self.possible[members]
         count = int(possible.sum())
-        rows = self.slots.row[one.slots]
-        start, end = self.start[:, one.slots, None], self._ends(one)[:, :, None]
+        rows = self.slots.row[members.slots]
+        start, end = self.start[:, members.slots, None], self._ends(members)[:, :, None]
         possible &= start + TOLERANCE_NS >= lower[rows].T[:, None, :]
         possible &= end <= upper[rows].T[:, None, :] + TOLERANCE_NS
         for _ in range(_ROUNDS):
@@ -332,19 +339,19 @@ class _Work:
         self.contradicts |= ~(taken.all(axis=1) & placed.all(axis=1))
         replay, activity = np.nonzero(possible.sum(axis=2) == 1)
         row = rows[possible[replay, activity].argmax(axis=1)]
-        self.node_start[row, replay] = self.start[replay, one.low + activity]
-        self.node_end[row, replay] = self.end[replay, one.low + activity]
+        self.node_start[row, replay] = self.start[replay, members.low + activity]
+        self.node_end[row, replay] = self.end[replay, members.low + activity]
         self.known[row, replay] = True
         return int(possible.sum()) < count
 
-    def _conclude(self, one: _Class) -> None:
-        possible = self.possible[one]
-        labels = self.slots.label[one.slots]
+    def _conclude(self, members: _Class) -> None:
+        possible = self.possible[members]
+        labels = self.slots.label[members.slots]
         low = np.where(possible, labels, _NEVER).min(axis=2)
         high = np.where(possible, labels, _ALWAYS).max(axis=2)
-        self.label[:, one.slots] = np.where(low == high, low, UNDECIDED)
-        chosen = self.slots.node[one.slots][possible.argmax(axis=2)]
-        self.node[:, one.slots] = np.where(possible.sum(axis=2) == 1, chosen, -1)
+        self.label[:, members.slots] = np.where(low == high, low, UNDECIDED)
+        chosen = self.slots.node[members.slots][possible.argmax(axis=2)]
+        self.node[:, members.slots] = np.where(possible.sum(axis=2) == 1, chosen, -1)
 
     def result(self) -> tuple[_Ints, _Ints, _Mask, _Ints]:
         """Node, label, contradicts and first of `Aligned`, in the order of the activities."""

@@ -1,12 +1,12 @@
-"""Labels for the replays of graphs from an eager run of the same code.
+"""Labels graph replays from an eager run of the same code.
 
-The eager run is taken for the captured graph: its kernels in the order of their launch are the nodes, and
-those of one stream ran one after the other, as capture turns streams into edges. So the same alignment
-applies. The iteration to align to is a run of consecutive eager launches with exactly the kernels of a
-replay; kernels that no graph ran are left out first. Such a run may also lie across two iterations, or be
-one without its last kernel, aligned to a replay of which another one was lost. So only runs count that
-make up the whole eager run one after the other, or all that a profiler step or an outermost range holds.
-Where several iterations fit, an activity gets what all of them say.
+The eager run serves as the captured graph: its kernels in launch order are the nodes, and consecutive
+kernels of one stream are joined by edges, as stream capture does. So the same alignment applies. The
+iteration to align to is a window of consecutive eager launches with exactly the kernels of a replay;
+kernels that no graph ran are dropped first. A window could also straddle two iterations, or lack its last
+kernel and match a replay that lost another one. So windows only count if they tile the whole eager run,
+or if each holds all launches of a profiler step or an outermost range. If several iterations match, an
+activity gets a label only if all of them agree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import polars as pl
 from thence.attribution.cuda_graphs.alignment import UNDECIDED
 from thence.attribution.cuda_graphs.by_order import Candidate, Outcome, aligned_group
 from thence.attribution.cuda_graphs.join_labels import Joined, Numbered, joined_rows
-from thence.attribution.cuda_graphs.replays import Replays, graphed
+from thence.attribution.cuda_graphs.replays import Replays, in_cuda_graph
 from thence.attribution.cuda_graphs.signatures import ACTIVITIES, Names, Signatures, short_name
 from thence.attribution.launches import launch_rows
 from thence.model.graph_labels import NODES, CapturedGraph, Kernel
@@ -47,7 +47,7 @@ _MOST_COMPARED = 20_000
 
 @dataclass(frozen=True)
 class _Eager:
-    """The eager run as one sequence of launches.
+    """An eager run as one sequence of launches.
 
     Attributes:
         tables: of the run.
@@ -75,10 +75,10 @@ class _Eager:
     @classmethod
     def of(cls, tables: Attributed, rank: int) -> _Eager:
         launch = launch_rows(tables)
-        eager = ~graphed(tables, launch) & (tables.gpu["rank"] == rank).to_numpy()
+        eager = ~in_cuda_graph(tables, launch) & (tables.gpu["rank"] == rank).to_numpy()
         rows = np.flatnonzero(eager)
         start = tables.gpu["start"].to_numpy()
-        called = np.where(launch == NO_ROW, start, _taken(tables.host["start"].to_numpy(), launch))
+        called = np.where(launch == NO_ROW, start, _gather(tables.host["start"].to_numpy(), launch))
         rows = rows[np.lexsort((start[rows], called[rows]))]
         gpu = tables.gpu[rows]
         names = gpu["name"].cast(pl.String).fill_null("").to_list()
@@ -96,9 +96,9 @@ class _Eager:
             pl.col(name).cast(dtype) for name, dtype in NODES.items()
         )
         places = _places(tables)[rows]
-        known = places.unique(maintain_order=True).with_row_index("number")
+        distinct_places = places.unique(maintain_order=True).with_row_index("number")
         label = places.join(
-            known, on=places.columns, how="left", nulls_equal=True, maintain_order="left"
+            distinct_places, on=places.columns, how="left", nulls_equal=True, maintain_order="left"
         )["number"]
         whole = tables.host.filter(
             (pl.col("rank") == rank)
@@ -110,16 +110,18 @@ class _Eager:
         return cls(
             tables, rows, CapturedGraph(0, (), None, nodes),
             tuple(Kernel(name) for name in distinct),
-            label.cast(pl.Int64).to_numpy(), known.drop("number"), called[rows],
+            label.cast(pl.Int64).to_numpy(), distinct_places.drop("number"), called[rows],
             whole["start"].to_numpy(), (whole["start"] + whole["duration"]).to_numpy(), names,
         )  # fmt: skip
 
     def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
-        """Some launches as a captured graph: each waits for the one before it on its stream."""
+        """A window of launches as a captured graph: an edge joins consecutive launches of a stream."""
         stream = self.tables.gpu.select("device", "stream")[self.rows[chosen]]
         order = np.lexsort((np.arange(len(chosen)), stream["stream"], stream["device"]))
-        lane = stream.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
-        same = lane[order][1:] == lane[order][:-1]
+        stream_number = (
+            stream.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
+        )
+        same = stream_number[order][1:] == stream_number[order][:-1]
         edges = np.stack([order[:-1][same], order[1:][same]], axis=1)
         nodes = self.graph.nodes[chosen].with_columns(
             number=pl.int_range(len(chosen), dtype=pl.Int64)
@@ -131,7 +133,7 @@ class _Eager:
 
 
 def join_eager(tables: Tables, eager: Attributed) -> Joined:
-    """Carries the places of an eager run over to the replays of graphs.
+    """Transfers the places of an eager run to graph replays.
 
     Args:
         tables: with the replays.
@@ -147,11 +149,11 @@ def join_eager(tables: Tables, eager: Attributed) -> Joined:
         if of_rank is None:
             notes.append(f"rank {rank}: the eager trace holds no such rank")
             continue
-        found = Numbered.of(replays)
+        labels = Numbered.of(replays)
         run = _Eager.of(eager, of_rank)
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
-        notes += _join_rank(run, found, rows)
-        frames.append(joined_rows(found, run.places))
+        notes += _join_rank(run, labels, rows)
+        frames.append(joined_rows(labels, run.places))
     return Joined(pl.concat(frames) if frames else Joined().places, tuple(dict.fromkeys(notes)))
 
 
@@ -163,7 +165,7 @@ def _rank_of(eager: Tables, rank: int) -> int | None:
     return int(ranks[0]) if len(ranks) == 1 else None
 
 
-def _taken(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _gather(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     if not len(values):
         return np.zeros(len(rows), np.int64)
     taken: NDArray[np.int64] = values[np.maximum(rows, 0)]
@@ -184,15 +186,15 @@ def _places(trace: Attributed) -> pl.DataFrame:
     )
 
 
-def _join_rank(run: _Eager, found: Numbered, rows: NDArray[np.int64]) -> list[str]:
-    replays = found.replays
+def _join_rank(run: _Eager, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
+    replays = labels.replays
     traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
     names = Names(run.kernels, traced)
     signatures = Signatures.of(run.graph, names, replays.kinds)
     notes = []
     for group in replays.groups(rows):
         outcome, note = _aligned(run, names, signatures, group, replays)
-        reasons = found.put_outcome(group.rows, outcome, "eager_alignment")
+        reasons = labels.put_outcome(group.rows, outcome, "eager_alignment")
         correlation = replays.tables.gpu["correlation"][int(group.rows[0, 0])]
         where = f"the graph launch with correlation id {correlation}"
         if len(group.rows) > 1:
@@ -205,7 +207,7 @@ def _join_rank(run: _Eager, found: Numbered, rows: NDArray[np.int64]) -> list[st
 def _aligned(
     run: _Eager, names: Names, signatures: Signatures, group: Group, replays: Replays
 ) -> tuple[Outcome, str | None]:
-    """One group of replays against all iterations that fit."""
+    """Aligns one group of replays to all matching iterations; the outcome, and a note or None."""
     variant = replays.variant[group.rows[0]]
     windows: list[NDArray[np.int64]] = []
     left_out = 0
@@ -255,18 +257,18 @@ def _windows(
     begins = begins[np.array(same, np.bool_)]
     tiles = np.arange(0, len(like) - size + 1, size)
     if len(like) % size or not np.isin(tiles, begins).all():
-        tiles = begins[_whole(run, like, begins, size)]
-    found = [like[begin : begin + size] for begin in tiles[:_MOST_WINDOWS].tolist()]
-    if not found:
+        tiles = begins[_fills_a_step(run, like, begins, size)]
+    windows = [like[begin : begin + size] for begin in tiles[:_MOST_WINDOWS].tolist()]
+    if not windows:
         return [], 0
-    inside = int(((sequence >= found[0][0]) & (sequence <= found[0][-1])).sum())
-    return found, inside - size
+    inside = int(((sequence >= windows[0][0]) & (sequence <= windows[0][-1])).sum())
+    return windows, inside - size
 
 
-def _whole(
+def _fills_a_step(
     run: _Eager, like: NDArray[np.int64], begins: NDArray[np.int64], size: int
 ) -> NDArray[np.bool_]:
-    """Whether a window is all that some step or outermost range launched of such kernels."""
+    """Whether each window holds all launches of such kernels of some step or outermost range."""
     called = run.called[like]
     before = np.concatenate([[np.iinfo(np.int64).min], called])[begins, None]
     after = np.concatenate([called, [np.iinfo(np.int64).max]])[begins + size, None]
@@ -276,8 +278,8 @@ def _whole(
 
 
 def _agreed(outcomes: Sequence[Outcome]) -> Outcome:
-    """What all iterations that fit say."""
-    possible = np.array([[reason is None for reason in one.refused] for one in outcomes])
+    """Merges the outcomes of all matching iterations; labels on which they differ are UNDECIDED."""
+    possible = np.array([[reason is None for reason in outcome.refused] for outcome in outcomes])
     result = outcomes[0]
     label, confidence = result.label.copy(), np.zeros(len(result.label))
     refused: list[str | None] = []
@@ -285,8 +287,8 @@ def _agreed(outcomes: Sequence[Outcome]) -> Outcome:
         fitting = np.flatnonzero(possible[:, launch])
         refused.append(None if len(fitting) else result.refused[launch])
         if len(fitting):
-            said = np.array([outcomes[i].label[launch] for i in fitting.tolist()])
-            label[launch] = np.where((said == said[0]).all(axis=0), said[0], UNDECIDED)
+            proposed = np.array([outcomes[i].label[launch] for i in fitting.tolist()])
+            label[launch] = np.where((proposed == proposed[0]).all(axis=0), proposed[0], UNDECIDED)
             confidence[launch] = (label[launch] != UNDECIDED).mean()
     return Outcome(label, confidence, refused)
 
@@ -294,30 +296,30 @@ def _agreed(outcomes: Sequence[Outcome]) -> Outcome:
 def _difference(
     run: _Eager, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
 ) -> str:
-    """Where a replay and the most similar part of the eager run differ first, as a sentence."""
+    """A sentence on where a replay and the most similar part of the eager run first differ."""
     names = replays.kinds.frame["name"].gather(variant).to_list()
-    ran = signatures.variants[variant]
-    for at in np.flatnonzero(ran < 0).tolist():
-        return f"the eager run has no kernel like activity {at} of the replay, `{short_name(names[at])}`"
+    replayed = signatures.variants[variant]
+    for position in np.flatnonzero(replayed < 0).tolist():
+        return f"the eager run has no kernel like activity {position} of the replay, `{short_name(names[position])}`"
     eager = signatures.nodes
-    if max(len(eager), len(ran)) > _MOST_COMPARED:
+    if max(len(eager), len(replayed)) > _MOST_COMPARED:
         return "no iteration of the eager run has exactly its kernels"
-    at, other = _first_unlike(eager.tolist(), ran.tolist())
-    here = f"`{short_name(names[at])}`" if at < len(names) else "the end"
+    position, other = _first_unlike(eager.tolist(), replayed.tolist())
+    here = f"`{short_name(names[position])}`" if position < len(names) else "the end"
     there = f"`{short_name(run.names[other])}`" if other < len(run.names) else "the end"
     return (
-        f"no iteration of the eager run has exactly its kernels; they first differ at activity {at}: "
+        f"no iteration of the eager run has exactly its kernels; they first differ at activity {position}: "
         f"{here} in the replay, {there} in the eager run"
     )
 
 
-def _first_unlike(eager: list[int], ran: list[int]) -> tuple[int, int]:
-    """Where a replay first leaves the eager run: places in the replay and in the eager run."""
-    at = other = 0
-    blocks = SequenceMatcher(None, eager, ran, autojunk=False).get_matching_blocks()
+def _first_unlike(eager: list[int], replayed: list[int]) -> tuple[int, int]:
+    """The first difference: its positions in the replay and in the eager run."""
+    position = other = 0
+    blocks = SequenceMatcher(None, eager, replayed, autojunk=False).get_matching_blocks()
     for block in blocks:
-        # Before its first activity that is in the replay the eager run may do anything.
-        if block.b > at or (block.a > other and at):
-            return at, other
-        at, other = block.b + block.size, block.a + block.size
-    return (at, other) if at < len(ran) or not blocks[0].a else (0, 0)
+        # Launches of the eager run before the first common activity do not count as a difference.
+        if block.b > position or (block.a > other and position):
+            return position, other
+        position, other = block.b + block.size, block.a + block.size
+    return (position, other) if position < len(replayed) or not blocks[0].a else (0, 0)

@@ -1,4 +1,4 @@
-"""Labels by the id of the graph node that each activity ran.
+"""Labels activities by the id of their graph node.
 
 The id of a node of an executable graph is the graph's id << 32 | number (CUPTI; some exporters write the
 number alone). Instantiation keeps the numbers of the captured graph's own nodes; those inside child
@@ -69,18 +69,18 @@ class Match:
 
 
 def executed(replays: Replays) -> list[Executed]:
-    """The executable graphs that ran, as far as the trace has ids of graph and node."""
+    """The executable graphs that ran, for activities that have ids of graph and node."""
     gpu, rows = replays.tables.gpu, replays.rows
     if not gpu["node"].count() or not len(rows):
         return []
     node = gpu["node"].gather(rows)
-    known = (
+    has_ids = (
         node.is_not_null() & ((node > _LOW) | gpu["graph"].gather(rows).is_not_null())
     ).to_numpy()
-    rows = rows[known]
+    rows = rows[has_ids]
     if not len(rows):
         return []
-    ids = node.fill_null(0).to_numpy()[known]
+    ids = node.fill_null(0).to_numpy()[has_ids]
     graph = gpu["graph"].gather(rows).fill_null(0).to_numpy()
     full = ids > _LOW
     key = np.where(full, ids >> np.uint64(32), graph & np.uint64(_LOW))
@@ -90,9 +90,15 @@ def executed(replays: Replays) -> list[Executed]:
     result = []
     order = np.argsort(key, kind="stable") if len(distinct) > 1 else np.arange(len(key))
     bounds = np.searchsorted(key[order], distinct).tolist()
-    for one, low, high in zip(distinct.tolist(), bounds, [*bounds[1:], len(key)], strict=True):
-        own = order[low:high]
-        result.append(_executed(replays, one >> 32, one & _LOW, rows[own], number[own]))
+    for graph_key, low, high in zip(
+        distinct.tolist(), bounds, [*bounds[1:], len(key)], strict=True
+    ):
+        graph_rows = order[low:high]
+        result.append(
+            _executed(
+                replays, graph_key >> 32, graph_key & _LOW, rows[graph_rows], number[graph_rows]
+            )
+        )
     return result
 
 
@@ -104,25 +110,27 @@ def _executed(
     return Executed(rank, graph, rows, number, [divmod(pair, kinds) for pair in pairs])
 
 
-def match(one: Executed, labels: GraphLabels, names: Names, kernels: pl.DataFrame) -> Match:
+def match(executable: Executed, labels: GraphLabels, names: Names, kernels: pl.DataFrame) -> Match:
     """The labels of an executable graph's nodes.
 
     Args:
-        one: the graph.
+        executable: the graph that ran.
         labels: of the process that ran it.
         names: numbers of kernel names in both.
         kernels: the variants of the trace: kind and name.
     """
-    own = [g for g in labels.graphs if one.id in g.executables or one.id == g.id]
-    if own:
-        found = [_matched(one, graph, labels, names, kernels, "graph_node") for graph in own]
-        return next((m for m in found if m.refused is None), found[0])
+    same_id = [g for g in labels.graphs if executable.id in g.executables or executable.id == g.id]
+    if same_id:
+        matches = [
+            _matched(executable, graph, labels, names, kernels, "graph_node") for graph in same_id
+        ]
+        return next((m for m in matches if m.refused is None), matches[0])
     fitting = []
     for graph in labels.graphs:
         if graph.nodes["kernel"].null_count() < graph.nodes.height:  # ids alone prove nothing here
-            found_here = _matched(one, graph, labels, names, kernels, "graph_number")
-            if found_here.refused is None:
-                fitting.append(found_here)
+            candidate = _matched(executable, graph, labels, names, kernels, "graph_number")
+            if candidate.refused is None:
+                fitting.append(candidate)
     distinct = {tuple(zip(m.number, _texts(m, labels), strict=True)) for m in fitting}
     if len(distinct) == 1:
         return fitting[0]
@@ -132,52 +140,53 @@ def match(one: Executed, labels: GraphLabels, names: Names, kernels: pl.DataFram
     return Match(refused=reason, foreign=True)
 
 
-def _texts(found: Match, labels: GraphLabels) -> Iterator[str]:
-    return (repr(labels.labels[label]) if label >= 0 else "" for label in found.label)
+def _texts(match: Match, labels: GraphLabels) -> Iterator[str]:
+    return (repr(labels.labels[label]) if label >= 0 else "" for label in match.label)
 
 
 def _matched(
-    one: Executed,
+    ran: Executed,
     graph: CapturedGraph,
     labels: GraphLabels,
     names: Names,
     kernels: pl.DataFrame,
     rule: str,
 ) -> Match:
-    """One executable graph against one captured one."""
+    """Matches one executable graph to one captured graph."""
     nodes = graph.nodes.with_columns(pl.col("label").fill_null(-1))
-    known = {number: i for i, number in enumerate(nodes["number"].to_list())}
+    row_of_number = {number: i for i, number in enumerate(nodes["number"].to_list())}
     top = nodes["parent"].is_null().to_list()
-    place = _Places(nodes, labels, names, kernels)
-    own = [(n, v) for n, v in one.nodes if n in known and top[known[n]]]
-    inside = [(n, v) for n, v in one.nodes if n not in known or not top[known[n]]]
-    for number, variant in own:
-        if not place.fits(known[number], variant):
+    place = _NodesAndKernels(nodes, labels, names, kernels)
+    top_level = [(n, v) for n, v in ran.nodes if n in row_of_number and top[row_of_number[n]]]
+    inside = [(n, v) for n, v in ran.nodes if n not in row_of_number or not top[row_of_number[n]]]
+    for number, variant in top_level:
+        if not place.fits(row_of_number[number], variant):
             return Match(
-                refused=f"node {number} ran {place.ran(variant)}, but {place.was(known[number])} was captured there"
+                refused=f"node {number} ran {place.ran(variant)}, "
+                f"but {place.was(row_of_number[number])} was captured there"
             )
     if rule == "graph_number":
         # A small graph fits the beginning of many: all that was captured must have run.
         own_kernels = (pl.col("type") == "kernel") & pl.col("parent").is_null()
         captured = nodes.filter(own_kernels)["number"].to_list()
-        missing = sorted(set(captured) - {number for number, _ in own})
-        if missing or not own:
+        missing = sorted(set(captured) - {number for number, _ in top_level})
+        if missing or not top_level:
             return Match(refused=f"node {missing[0] if missing else 0} did not run")
-    of_child = place.children(inside, known)
-    if of_child is None and (rule == "graph_number" or not own):
+    of_child = place.children(inside, row_of_number)
+    if of_child is None and (rule == "graph_number" or not top_level):
         number = inside[0][0]
         return Match(refused=f"node {number} ran, but the captured graph {graph.id} has none such")
     of_child = of_child or {}
-    numbers = [n for n, _ in dict(own).items()]
-    rows = [known[n] for n in numbers] + [*of_child.values()]
+    numbers = [n for n, _ in dict(top_level).items()]
+    rows = [row_of_number[n] for n in numbers] + [*of_child.values()]
     label = nodes["label"].gather(rows).to_list() if rows else []
     rules = [rule] * len(numbers) + ["graph_child"] * len(of_child)
     return Match([*numbers, *of_child], label, rules)
 
 
 @dataclass(frozen=True)
-class _Places:
-    """The nodes of a captured graph beside the kernels of a trace."""
+class _NodesAndKernels:
+    """Compares the nodes of a captured graph with the kernels of a trace."""
 
     nodes: pl.DataFrame
     labels: GraphLabels
@@ -201,36 +210,36 @@ class _Places:
         ]
 
     def fits(self, row: int, variant: int) -> bool:
-        """Whether a node can have run a kernel, as far as both are known."""
+        """Whether a node can have run a kernel; unknown types and names match anything."""
         (captured, kernel), (kind, name) = self._captured[row], self._traced[variant]
         if captured in ACTIVITIES and captured != kind:
             return False
         return kernel < 0 or kind != "kernel" or name == kernel
 
     def ran(self, variant: int) -> str:
-        """What a trace calls a kernel."""
+        """The kernel name of a variant for messages."""
         return f"`{short_name(self.kernels['name'][variant] or '')}`"
 
     def was(self, row: int) -> str:
-        """What the labels call a node."""
+        """The kernel name or type of a captured node for messages."""
         kernel = self.nodes["kernel"][row]
         if kernel is None:
             return f"a {self.nodes['type'][row]}"
-        known = self.labels.kernels[kernel]
-        return f"`{short_name(known.demangled or known.name)}`"
+        captured = self.labels.kernels[kernel]
+        return f"`{short_name(captured.demangled or captured.name)}`"
 
     def children(
-        self, inside: Sequence[tuple[int, int]], known: dict[int, int]
+        self, inside: Sequence[tuple[int, int]], row_of_number: dict[int, int]
     ) -> dict[int, int] | None:
-        """Row of each node inside child graphs, by number; None where they cannot be told.
+        """Maps the numbers of nodes inside child graphs to rows; None if that is ambiguous.
 
-        They have numbers of the executable graph's own, in the order of the child graphs. As not every
-        one leaves an activity, the first one's place is found by what ran.
+        Instantiation gives these nodes new numbers, in the order of the child graphs. Not every node
+        leaves an activity, so the offset of the first one is found by comparing kernels.
         """
         if not inside:
             return {}
-        if all(n in known and self.fits(known[n], v) for n, v in inside):
-            return {n: known[n] for n, _ in inside}
+        if all(n in row_of_number and self.fits(row_of_number[n], v) for n, v in inside):
+            return {n: row_of_number[n] for n, _ in inside}
         frame = self.nodes.with_row_index("row").filter(pl.col("parent").is_not_null())
         rows = frame.sort("number")["row"].to_list()
         first, last = inside[0][0], inside[-1][0]
@@ -239,6 +248,9 @@ class _Places:
             for offset in range(len(rows) - (last - first))
             if all(self.fits(rows[offset + n - first], v) for n, v in inside)
         ]
-        found = [{n: rows[offset + n - first] for n, _ in inside} for offset in fitting]
-        labels = {tuple(self.nodes["label"].gather([*one.values()]).to_list()) for one in found}
-        return found[0] if len(labels) == 1 else None
+        assignments = [{n: rows[offset + n - first] for n, _ in inside} for offset in fitting]
+        labels = {
+            tuple(self.nodes["label"].gather([*assignment.values()]).to_list())
+            for assignment in assignments
+        }
+        return assignments[0] if len(labels) == 1 else None

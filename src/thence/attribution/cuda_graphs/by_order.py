@@ -1,7 +1,7 @@
-"""Labels for replays without ids: their activities aligned to captured graphs.
+"""Labels replays without node ids by aligning their activities to captured graphs.
 
-The graph is the one whose nodes have exactly the kernels that ran, as often. Where several captured
-graphs do, an activity gets a label only if it has that label in all of them.
+The graph is the one whose nodes have exactly the kernels that ran, with equal multiplicities. If several
+captured graphs match, an activity gets a label only if it has that label in all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Candidate", "Outcome", "aligned_group"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What alignment made of the activities of one group of launches.
+    """The result of aligning one group of launches.
 
     Attributes:
         label: int64 (launches, activities): number of the label, -1 where the node has none,
@@ -64,15 +64,15 @@ class Candidate:
     kernel_names: Sequence[str]
 
     def signatures(self, replays: Replays) -> Signatures:
-        """Of its nodes, and of the variants of the trace."""
+        """Signatures of its nodes and of the variants of the trace."""
         return Signatures.of(self.graph, self.names, replays.kinds)
 
     @cached_property
     def topology(self) -> Topology:
-        """The order of its nodes.
+        """The partial order of its nodes.
 
         Raises:
-            NotOrdered: there is none.
+            NotOrdered: the edges give none.
         """
         return Topology.of(*edges_of(self.graph))
 
@@ -102,7 +102,7 @@ class _Fit:
 def aligned_group(
     group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
 ) -> Outcome:
-    """Labels of the activities of alike launches.
+    """Labels the activities of a group of equal launches.
 
     Args:
         group: the launches.
@@ -113,7 +113,7 @@ def aligned_group(
     nothing = np.full(shape, UNDECIDED, np.int64)
     if not candidates:
         return _refused(shape, "no captured graph with edges and kernel names is known")
-    fits = [fit for fit in (_fit(group, replays, *one) for one in candidates) if fit]
+    fits = [fit for fit in (_fit(group, replays, *candidate) for candidate in candidates) if fit]
     if not fits:
         return _refused(shape, _difference(group, replays, candidates))
     results = []
@@ -153,17 +153,17 @@ def _fit(
     for kinds in (ACTIVITIES, ("kernel",)):
         leave = candidate.graph.nodes["type"].is_in(kinds).to_numpy()
         nodes = np.sort(signatures.nodes[leave])
-        ran = np.sort(signatures.variants[variant[np.isin(kind, kinds)]])
-        if not len(nodes) or len(ran) % len(nodes) or nodes[0] < 0 or len(ran) == 0:
+        activities = np.sort(signatures.variants[variant[np.isin(kind, kinds)]])
+        if not len(nodes) or len(activities) % len(nodes) or nodes[0] < 0 or len(activities) == 0:
             continue
-        times = len(ran) // len(nodes)
-        if (ran == np.repeat(nodes, times)).all():
+        times = len(activities) // len(nodes)
+        if (activities == np.repeat(nodes, times)).all():
             return _Fit(candidate, signatures, kinds, times)
     return None
 
 
 def _aligned(group: Group, replays: Replays, fit: _Fit) -> Outcome:
-    """The group against one graph."""
+    """Aligns the group to one graph."""
     gpu, rows = replays.tables.gpu, group.rows
     kind = replays.kinds.frame["kind"].to_numpy()[replays.variant[rows]]
     counts = np.isin(kind, fit.kinds)
@@ -214,14 +214,14 @@ def _node(candidate: Candidate, names: Sequence[str], row: int) -> str:
 def _difference(
     group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]]
 ) -> str:
-    """The first place where launches and the most similar graph differ, as a sentence."""
+    """A sentence on where the launches and the most similar graph first differ."""
     variant = replays.variant[group.rows[0]]
     names = replays.kinds.frame["name"].gather(variant).to_list()
 
-    def likeness(one: tuple[Candidate, Signatures]) -> tuple[int, int]:
-        nodes = np.bincount(one[1].nodes[one[1].nodes >= 0])
-        ran = one[1].variants[variant]
-        counts = np.bincount(ran[ran >= 0], minlength=len(nodes))
+    def likeness(pair: tuple[Candidate, Signatures]) -> tuple[int, int]:
+        nodes = np.bincount(pair[1].nodes[pair[1].nodes >= 0])
+        replayed = pair[1].variants[variant]
+        counts = np.bincount(replayed[replayed >= 0], minlength=len(nodes))
         return int(np.minimum(nodes, counts).sum()), -abs(int(nodes.sum()) - len(variant))
 
     candidate, signatures = max(candidates, key=likeness)
@@ -233,20 +233,23 @@ def _difference(
         )
     except NotOrdered as error:
         return f"{sizes}; {error}"
-    at, due = place
+    position, due = place
     expected = " or ".join(_node(candidate, candidate.kernel_names, row) for row in due[:2])
-    if at == len(names):
+    if position == len(names):
         return f"{sizes}; they first differ at the end, where {expected} was due"
-    ran = f"activity {at} is `{short_name(names[at])}`"
+    actual = f"activity {position} is `{short_name(names[position])}`"
     if not due:
-        return f"{sizes}; they first differ after the last node: {ran}"
-    return f"{sizes}; they first differ where {expected} was due: {ran}"
+        return f"{sizes}; they first differ after the last node: {actual}"
+    return f"{sizes}; they first differ where {expected} was due: {actual}"
 
 
 def _first_difference(
-    candidate: Candidate, signatures: Signatures, ran: Sequence[int], leave: NDArray[np.bool_]
+    candidate: Candidate,
+    signatures: Signatures,
+    activities: Sequence[int],
+    leave: NDArray[np.bool_],
 ) -> tuple[int, list[int]]:
-    """How many activities fit one after the other, and the nodes that were due then."""
+    """The number of leading activities that fit the graph, and the nodes that could have come next."""
     topology = candidate.topology
     after: dict[int, list[int]] = defaultdict(list)
     for first, second in topology.edges.tolist():
@@ -270,9 +273,9 @@ def _first_difference(
         return [later for later in after[node] if not waits[later]]
 
     done(node for node in range(count) if not waits[node])
-    for at, signature in enumerate(ran):
+    for position, signature in enumerate(activities):
         if not ready[signature]:
-            return at, sorted(node for nodes in ready.values() for node in nodes)
+            return position, sorted(node for nodes in ready.values() for node in nodes)
         ready[signature].sort(reverse=True)
         done(finished(ready[signature].pop()))
-    return len(ran), sorted(node for nodes in ready.values() for node in nodes)
+    return len(activities), sorted(node for nodes in ready.values() for node in nodes)

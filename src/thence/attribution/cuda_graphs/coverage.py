@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.attribution.cuda_graphs.replays import graphed
+from thence.attribution.cuda_graphs.replays import in_cuda_graph
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +64,7 @@ class Coverage:
 def coverage(tables: Tables) -> Coverage:
     """The coverage of a trace."""
     joined = tables.graph_places.filter(pl.col("label").is_not_null())
-    inside = pl.Series(graphed(tables)) & tables.gpu["program"].is_null()
+    inside = pl.Series(in_cuda_graph(tables)) & tables.gpu["program"].is_null()
     rules = joined["rule"].cast(pl.String).value_counts(sort=True)
     lowest = joined["confidence"].min()
     return Coverage(

@@ -1,7 +1,7 @@
-"""Labels of captured graphs joined to the activities of a trace.
+"""Joins labels of captured graphs to the activities of a trace.
 
-Each labels file counts for the ranks whose process it is of. Ids decide where the trace has them,
-alignment everywhere else. What cannot be joined keeps its reason.
+Each labels file applies to the ranks of the process that saved it. Node ids decide where the trace has
+them, alignment everywhere else. Activities that cannot be joined keep the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import polars as pl
 from thence.attribution.cuda_graphs.alignment import UNDECIDED
 from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
-from thence.attribution.cuda_graphs.processes import why_foreign
+from thence.attribution.cuda_graphs.processes import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import Names, Signatures
 from thence.attribution.paths import SEPARATOR
@@ -41,12 +41,12 @@ __all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
 
 _PLACES = (*GRAPH_LABELS, "lane", "metadata")
 _MODULES = ("module", "module_fqn")  # under which frameworks annotate the nn.Module
-_MOST_TOLD = 3  # launches whose first difference is told
+_MOST_LISTED = 3  # launches whose first difference is told
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What came of joining.
+    """The result of joining labels.
 
     Attributes:
         places: rows of `GRAPH_PLACES`: the labelled activities, and others with the reason.
@@ -60,7 +60,7 @@ class Joined:
 
     @property
     def labelled(self) -> int:
-        """How many activities got a label."""
+        """Number of activities that got a label."""
         return int(self.places["label"].count())
 
 
@@ -87,7 +87,7 @@ class Numbered:
 
     @classmethod
     def of(cls, replays: Replays) -> Numbered:
-        """Nothing found yet."""
+        """The initial state: no labels."""
         rows = replays.tables.gpu.height
         nothing = np.full(rows, -1)
         return cls(replays, np.full(rows, -3), nothing, nothing.copy(), np.full(rows, np.nan))
@@ -95,7 +95,7 @@ class Numbered:
     def put(
         self, rows: NDArray[np.int64], number: NDArray[np.int64], rule: NDArray[np.int64] | int
     ) -> None:
-        """Takes labels over; where there is none, the rule becomes the reason."""
+        """Stores labels; where there is none, the rule column gets the reason."""
         self.number[rows] = number
         self.rule[rows] = rule
         self.rule[rows[number == -1]] = CODES.index("graph_no_label")
@@ -103,7 +103,7 @@ class Numbered:
         self.detail[rows] = -1
 
     def put_outcome(self, rows: NDArray[np.int64], outcome: Outcome, rule: str) -> list[str]:
-        """Takes an alignment over.
+        """Stores the outcome of an alignment.
 
         Returns:
             why launches were refused, one text a launch.
@@ -120,7 +120,7 @@ class Numbered:
         return reasons
 
     def refuse(self, rows: NDArray[np.int64], reason: str) -> None:
-        """Keeps why activities got no label."""
+        """Stores the reason why activities got no label."""
         self.number[rows] = UNDECIDED
         self.rule[rows] = CODES.index("graph_not_joined")
         if reason not in self.details:
@@ -138,36 +138,38 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
     replays = Replays.of(tables)
     if not len(replays.rows) or not labels:
         return Joined()
-    found = Numbered.of(replays)
-    known = _Known([], {})
-    files = [_File.of(file, known.numbers(file), replays) for file in labels]
+    assigned = Numbered.of(replays)
+    distinct_labels = _DistinctLabels([], {})
+    files = [_File.of(file, distinct_labels.numbers(file), replays) for file in labels]
     rank_of_row = tables.gpu["rank"].to_numpy()[replays.rows]
     reasons: dict[int, tuple[str, str]] = {}
     fitted: set[int] = set()
     notes: list[str] = []
     foreign: list[tuple[str, str]] = []
     for rank in np.unique(rank_of_row).tolist():
-        own = []
+        rank_files = []
         for i, file in enumerate(files):
-            reason = why_foreign(file.labels, tables, rank)
+            reason = process_mismatch(file.labels, tables, rank)
             if reason is None:
-                own.append(file)
+                rank_files.append(file)
                 fitted.add(i)
             else:
                 reasons.setdefault(i, (file.labels.source, reason))
-        if own:
-            told, refused = _join_rank(own, found, replays.rows[rank_of_row == rank])
-            notes += told
+        if rank_files:
+            rank_notes, refused = _join_rank(
+                rank_files, assigned, replays.rows[rank_of_row == rank]
+            )
+            notes += rank_notes
             foreign += refused
     notes += [f"{labels[i].source}: {note}" for i in sorted(fitted) for note in labels[i].notes]
     # Labels of another rank are no reason to complain.
     foreign += [reason for i, reason in reasons.items() if i not in fitted]
-    return Joined(joined_rows(found, known.frame()), tuple(notes), tuple(foreign))
+    return Joined(joined_rows(assigned, distinct_labels.frame()), tuple(notes), tuple(foreign))
 
 
 @dataclass(frozen=True)
 class _File:
-    """A labels file beside a trace.
+    """A labels file prepared for joining to one trace.
 
     Attributes:
         labels: the file.
@@ -195,82 +197,84 @@ class _File:
                 for kind, k in graph.nodes.select("type", "kernel").iter_rows()
             ]
             title = f"captured graph {graph.id}"
-            one = Candidate(graph, names, label[of_node], title, kernels)
-            candidates.append((one, one.signatures(replays)))
+            candidate = Candidate(graph, names, label[of_node], title, kernels)
+            candidates.append((candidate, candidate.signatures(replays)))
         return cls(file, names, label, candidates)
 
 
 def _join_rank(
-    files: Sequence[_File], found: Numbered, rows: NDArray[np.int64]
+    files: Sequence[_File], assigned: Numbered, rows: NDArray[np.int64]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Joins files of one process to its rows; what could not be joined, and what is foreign."""
-    replays = found.replays
+    """Joins files of one process to its rows; returns notes on refusals, and labels of other programs."""
+    replays = assigned.replays
     foreign: list[tuple[str, str]] = []
     for file in files:
-        rows, refused = _by_ids(file, found, rows)
+        rows, refused = _by_ids(file, assigned, rows)
         foreign += refused
-    candidates = [one for file in files for one in file.candidates]
+    candidates = [candidate for file in files for candidate in file.candidates]
     launches: list[tuple[int, str]] = []
     count = 0
     for group in replays.groups(rows):
         outcome = aligned_group(group, replays, candidates)
-        reasons = found.put_outcome(group.rows, outcome, "graph_alignment")
+        reasons = assigned.put_outcome(group.rows, outcome, "graph_alignment")
         starts = group.rows[[i for i, r in enumerate(outcome.refused) if r is not None], 0]
         launches += zip(starts.tolist(), reasons, strict=True)
         count += len(group.rows)
-    return _told(launches, count, replays), foreign
+    return _refusal_notes(launches, count, replays), foreign
 
 
-def _told(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
-    """Sentences about the launches that could not be aligned."""
+def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
+    """Notes on the launches that could not be aligned; the first few in full."""
     refused = sorted(refused)
     correlation = replays.tables.gpu["correlation"]
     texts = [
         f"the graph launch with correlation id {correlation[row]} is not labelled: {reason}"
-        for row, reason in refused[:_MOST_TOLD]
+        for row, reason in refused[:_MOST_LISTED]
     ]
-    if len(refused) > _MOST_TOLD:
+    if len(refused) > _MOST_LISTED:
         texts.append(f"{len(refused):,} of {count:,} graph launches are not labelled")
     return texts
 
 
 def _by_ids(
-    file: _File, found: Numbered, rows: NDArray[np.int64]
+    file: _File, assigned: Numbered, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], list[tuple[str, str]]]:
-    """Joins by node ids; the rows that alignment has to try, and graphs that ran other kernels."""
-    replays = found.replays
+    """Joins by node ids; returns the rows left for alignment, and graphs that ran other kernels."""
+    replays = assigned.replays
     foreign = []
     done = np.zeros(replays.tables.gpu.height, np.bool_)
-    for one in executed(dataclasses.replace(replays, rows=rows)):
-        matched = match(one, file.labels, file.names, replays.kinds.frame)
+    for graph in executed(dataclasses.replace(replays, rows=rows)):
+        matched = match(graph, file.labels, file.names, replays.kinds.frame)
         if matched.refused is not None:
-            found.refuse(one.rows, matched.refused)
+            assigned.refuse(graph.rows, matched.refused)
             if not matched.foreign:
-                text = f"executable graph {one.id} ran other kernels than were captured: {matched.refused}"
+                text = f"executable graph {graph.id} ran other kernels than were captured: {matched.refused}"
                 foreign.append((file.labels.source, text))
-                found.refuse(one.rows, text)
-                done[one.rows] = True
+                assigned.refuse(graph.rows, text)
+                done[graph.rows] = True
             continue
-        done[one.rows] = True
-        _put_matched(found, one, matched, file.label)
+        done[graph.rows] = True
+        _put_matched(assigned, graph, matched, file.label)
     return rows[~done[rows]], foreign
 
 
-def _put_matched(found: Numbered, one: Executed, matched: Match, label: NDArray[np.int64]) -> None:
-    """Takes over the labels of one executable graph's nodes."""
+def _put_matched(
+    assigned: Numbered, graph: Executed, matched: Match, label: NDArray[np.int64]
+) -> None:
+    """Stores the labels of one executable graph's nodes."""
     order = np.argsort(np.array(matched.number, np.int64))
     numbers = np.array(matched.number, np.int64)[order]
     rule = np.array([CODES.index(rule) for rule in matched.rule], np.int64)[order]
     of_node = label[np.array(matched.label, np.int64)][order]
-    at = np.minimum(np.searchsorted(numbers, one.number), len(numbers) - 1)
-    known = numbers[at] == one.number
-    found.put(one.rows[known], of_node[at[known]], rule[at[known]])
-    found.confidence[one.rows[known]] = np.nan
-    found.refuse(one.rows[~known], "its node cannot be told from others inside child graphs")
+    position = np.minimum(np.searchsorted(numbers, graph.number), len(numbers) - 1)
+    matches = numbers[position] == graph.number
+    assigned.put(graph.rows[matches], of_node[position[matches]], rule[position[matches]])
+    assigned.confidence[graph.rows[matches]] = np.nan
+    assigned.refuse(graph.rows[~matches], "its node cannot be told from others inside child graphs")
 
 
 @dataclass
-class _Known:
+class _DistinctLabels:
     """Distinct labels of all files, numbered."""
 
     labels: list[Label]
@@ -310,27 +314,27 @@ def _place(label: Label) -> dict[str, Any]:
     }
 
 
-def joined_rows(found: Numbered, places: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `GRAPH_PLACES` for everything that is known.
+def joined_rows(assigned: Numbered, places: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `GRAPH_PLACES` for all activities with a label or a reason.
 
     Args:
-        found: numbers of the labels.
+        assigned: label numbers of the activities.
         places: columns of places, one row for each number.
     """
-    rows = np.flatnonzero(found.rule >= 0)
-    number = pl.Series(found.number[rows])
+    rows = np.flatnonzero(assigned.rule >= 0)
+    number = pl.Series(assigned.number[rows])
     number = number.set(number < 0, None).cast(pl.UInt32)
-    confidence = pl.Series(found.confidence[rows]).fill_nan(None)
-    detail = pl.Series(found.detail[rows])
+    confidence = pl.Series(assigned.confidence[rows]).fill_nan(None)
+    detail = pl.Series(assigned.detail[rows])
     detail = detail.set(detail < 0, None).cast(pl.UInt32)
-    details = pl.Series(found.details, dtype=pl.String).cast(pl.Categorical())
+    details = pl.Series(assigned.details, dtype=pl.String).cast(pl.Categorical())
     columns: dict[str, Any] = {
         name: places[name].cast(pl.Categorical()).gather(number) for name in _PLACES
     }
     columns["collective"] = places["collective"].gather(number)
     columns |= {
         "gpu": rows,
-        "rule": pl.Series(CODES, dtype=RULE).gather(found.rule[rows]),
+        "rule": pl.Series(CODES, dtype=RULE).gather(assigned.rule[rows]),
         "confidence": confidence,
         "detail": details.gather(detail),
     }

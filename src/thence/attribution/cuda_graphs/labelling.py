@@ -1,4 +1,4 @@
-"""Tables with labels joined to what ran in CUDA graphs: on request, or because they came with the trace."""
+"""Joins labels to the activities of CUDA graphs: on request, or because they came with the trace."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["labelled", "labelled_from_eager", "with_labels"]
 
-_MOST_TOLD = 3
+_MOST_LISTED = 3
 
 
 def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
-    """The tables with labels files joined.
+    """Joins labels files to the tables.
 
     Raises:
         MissingData: nothing ran in a graph, or nothing of it could be joined; the message has the
@@ -37,14 +37,14 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
     if not joined.labelled and joined.foreign:
         _, reason = joined.foreign[0]
         raise InputError(
-            ", ".join(one.source for one in labels),
+            ", ".join(file.source for file in labels),
             f"{reason}; take the labels that this process saved",
         )
-    return _taken(tables, joined, "the labels")
+    return _replace_labels(tables, joined, "the labels")
 
 
 def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
-    """The tables with the places of an eager run of the same code.
+    """Labels the tables from an eager run of the same code.
 
     Args:
         tables: with the replays of graphs.
@@ -56,25 +56,25 @@ def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
     _check_graphs(tables)
     if eager.gpu.is_empty():
         raise MissingData(f"{', '.join(eager.meta.inputs)}: holds no device activity")
-    return _taken(tables, join_eager(tables, eager), "the eager run")
+    return _replace_labels(tables, join_eager(tables, eager), "the eager run")
 
 
 def with_labels(tables: Tables) -> Tables:
-    """The tables with `Tables.graph_labels` joined. What does not fit is a warning, never an error."""
+    """Joins `Tables.graph_labels` to the tables. Labels that do not match cause warnings, not errors."""
     labels = tables.graph_labels
     if not labels or tables.gpu.is_empty():
         return tables
     joined = join_labels(tables, labels)
     warnings = [*joined.notes]
     if not joined.labelled:
-        refusals = joined.foreign[:_MOST_TOLD]
+        refusals = joined.foreign[:_MOST_LISTED]
         warnings += [f"{source}: {text}; not joined" for source, text in refusals]
         return tables.with_warnings(warnings)
     result = with_places(tables, joined).with_warnings(warnings)
     refused = {source for source, _ in joined.foreign}
-    used = [one for one in labels if one.source not in refused]
-    names = ", ".join(Path(one.source).name for one in used[:_MOST_TOLD])
-    names += " ..." if len(used) > _MOST_TOLD else ""
+    used = [file for file in labels if file.source not in refused]
+    names = ", ".join(Path(file.source).name for file in used[:_MOST_LISTED])
+    names += " ..." if len(used) > _MOST_LISTED else ""
     note = f"labels of CUDA graphs from {names}: {coverage(result)}"
     return dataclasses.replace(result, meta=dataclasses.replace(result.meta, notes=(note,)))
 
@@ -87,12 +87,12 @@ def _check_graphs(tables: Tables) -> None:
         )
 
 
-def _taken(tables: Tables, joined: Joined, what: str) -> Tables:
+def _replace_labels(tables: Tables, joined: Joined, what: str) -> Tables:
     if not joined.labelled:
         inputs = ", ".join(tables.meta.inputs)
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
         raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
-    # These labels take the place of those that lay beside the trace, which a note tells of.
+    # These labels replace those found next to the trace, so the note about those is removed.
     meta = dataclasses.replace(tables.meta, notes=())
     result = with_places(dataclasses.replace(tables, meta=meta), joined)
     refusals = (f"{source}: {text}" for source, text in joined.foreign)

@@ -1,4 +1,4 @@
-"""Whether labels and a trace are of one process: ids of nodes are small numbers that fit anywhere."""
+"""Checks that labels and a trace are of one process, because node ids alone match any process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
-__all__ = ["why_foreign"]
+__all__ = ["process_mismatch"]
 
 _CLOCKS_NS = (
     2_000_000_000  # by how much clocks of one machine may disagree about when a process began
 )
 
 
-def why_foreign(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
-    """Why labels cannot be of the process behind a rank, as the end of a sentence; None if they can.
+def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | None:
+    """The reason why labels are not of a rank's process, as the end of a sentence; None if they may be.
 
     Compared are process id, boot of the machine, and the time of the trace with the time at which the
     labelled process began; what either side does not say is not compared.

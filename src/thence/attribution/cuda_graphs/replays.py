@@ -1,4 +1,4 @@
-"""The replays of CUDA graphs in a trace: which activities one launch of a graph brought about."""
+"""Finds the replays of CUDA graphs in a trace: the activities of each graph launch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["Group", "Replays", "graphed"]
+__all__ = ["Group", "Replays", "in_cuda_graph"]
 
 
-def graphed(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
     """Which rows of gpu ran as part of a CUDA graph.
 
     Those whose graph is recorded, those behind the launch of a whole graph, and those that share their
@@ -41,21 +41,21 @@ def graphed(tables: Tables, launch: NDArray[np.int64] | None = None) -> NDArray[
     used = names.unique().drop_nulls()
     launches = used.filter(used.cast(pl.String).str.contains("GraphLaunch", literal=True))
     of_graph = np.isin(names.to_physical().to_numpy(), launches.to_physical().to_numpy())
-    known = rows != NO_ROW
-    found: NDArray[np.bool_] = inside.copy()
-    found[known] |= of_graph[rows[known]]
-    if not known.all():
-        key = gpu.select("rank", "correlation").filter(pl.Series(~known))
+    has_launch = rows != NO_ROW
+    mask: NDArray[np.bool_] = inside.copy()
+    mask[has_launch] |= of_graph[rows[has_launch]]
+    if not has_launch.all():
+        key = gpu.select("rank", "correlation").filter(pl.Series(~has_launch))
         shared = key.select(
             (pl.len().over("rank", "correlation") > 1) & pl.col("correlation").is_not_null()
         )
-        found[~known] |= shared.to_series().to_numpy()
-    return found
+        mask[~has_launch] |= shared.to_series().to_numpy()
+    return mask
 
 
 @dataclass(frozen=True)
 class Group:
-    """Launches that brought about the same activities, though perhaps in another order.
+    """Launches with equal multisets of activities, possibly in different orders.
 
     Attributes:
         rows: int64 (launches, activities): rows of gpu, ascending by start.
@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Replays:
-    """What graphs ran in a trace.
+    """All activities of CUDA graphs in a trace.
 
     Attributes:
         tables: of the trace.
@@ -82,8 +82,8 @@ class Replays:
 
     @classmethod
     def of(cls, tables: Tables) -> Replays:
-        """Those of a trace. XLA's command buffers are not among them: their HLO says what they run."""
-        inside = graphed(tables) & tables.gpu["program"].is_null().to_numpy()
+        """The replays of a trace, without XLA's command buffers, which are attributed by their HLO."""
+        inside = in_cuda_graph(tables) & tables.gpu["program"].is_null().to_numpy()
         rows = np.flatnonzero(inside)
         kinds = Variants.of(tables.gpu[rows])
         variant = np.full(tables.gpu.height, -1, np.int64)
@@ -91,7 +91,11 @@ class Replays:
         return cls(tables, rows, kinds, variant)
 
     def groups(self, rows: NDArray[np.int64]) -> Iterator[Group]:
-        """The launches behind some of the rows, alike ones together, in the order of the trace."""
+        """Groups the launches of some rows by their multiset of kernels, in the order of the trace.
+
+        Two launches are equal if their sums of random 64-bit numbers, one per kernel variant, are
+        equal: a hash that does not depend on the order of the activities.
+        """
         gpu = self.tables.gpu
         keyed = gpu.select("rank", "correlation", "graph", "start")[rows].with_columns(
             row=pl.Series(rows), variant=pl.Series(self.variant[rows])

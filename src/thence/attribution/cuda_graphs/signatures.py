@@ -1,8 +1,8 @@
-"""Which kernels of a trace are the same as which captured ones, by name and shape.
+"""Matches kernels of a trace to captured kernels by name and launch shape.
 
-A name is spelled in one way by the driver (``_ZN2at6native...``) and in another by a profiler
-(``void at::native::...<...>(...)``), and readable spellings differ a little. Equal text decides; where a
-name of the trace is found nowhere, the function's own name does, for all kernels that share it.
+The driver gives mangled names (``_ZN2at6native...``), profilers demangled ones
+(``void at::native::...<...>(...)``), and demanglers differ a little. Equal text matches first; for a
+name of the trace without an equal text, the plain function name matches all kernels that share it.
 """
 
 from __future__ import annotations
@@ -91,30 +91,30 @@ class Names:
             function = function_name(kernel.demangled or kernel.name)
             by_function.setdefault(function, []).append(i)
         for name in traced:
-            found = by_text.get(name, by_text.get(demangle(name)))
-            if found is None:
+            number = by_text.get(name, by_text.get(demangle(name)))
+            if number is None:
                 for i in by_function.get(function_name(name), []):
-                    found = i if found is None else found
-                    self._join(found, i)
-            if found is not None:
-                self._of_trace[name] = found
+                    number = i if number is None else number
+                    self._join(number, i)
+            if number is not None:
+                self._of_trace[name] = number
 
     def _root(self, i: int) -> int:
         while self._same[i] != i:
             i = self._same[i]
         return i
 
-    def _join(self, one: int, other: int) -> None:
-        self._same[self._root(other)] = self._root(one)
+    def _join(self, first: int, second: int) -> None:
+        self._same[self._root(second)] = self._root(first)
 
     def of_kernel(self, kernel: int) -> int:
         """Number of a captured kernel."""
         return self._root(kernel)
 
     def of_trace(self, name: str | None) -> int:
-        """Number of a kernel of the trace, -1 where no captured one has its name."""
-        found = self._of_trace.get(name or "")
-        return -1 if found is None else self._root(found)
+        """Number of a kernel of the trace, -1 if no captured kernel has its name."""
+        number = self._of_trace.get(name or "")
+        return -1 if number is None else self._root(number)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Signatures:
 def _keys(
     frame: pl.DataFrame, shapes: Sequence[str], static: dict[int, int]
 ) -> list[tuple[Any, ...] | None]:
-    """What makes kernels equal; None for nodes that leave no activity or are not known."""
+    """The key by which kernels are equal; None for nodes that leave no activity or are unknown."""
     columns = [frame[shape].to_list() for shape in shapes]
     keys: list[tuple[Any, ...] | None] = []
     for row, (kind, name, memory) in enumerate(
@@ -188,9 +188,9 @@ def _static_memory(nodes: pl.DataFrame, traced: pl.DataFrame) -> dict[int, int]:
     A node knows the dynamic bytes, a trace the sum; the difference is the same for all launches of a
     kernel. Where it cannot be told, the sizes do not count.
     """
-    found = {}
-    known = nodes.filter((pl.col("type") == "kernel") & (pl.col("name") >= 0))
-    sizes = known.group_by("name").agg(pl.col("shared_memory").unique())
+    result = {}
+    kernels = nodes.filter((pl.col("type") == "kernel") & (pl.col("name") >= 0))
+    sizes = kernels.group_by("name").agg(pl.col("shared_memory").unique())
     in_trace = dict(traced.group_by("name").agg(pl.col("shared_memory").unique()).rows())
     for name, captured in sizes.rows():
         recorded = set(in_trace.get(name, ()))
@@ -202,5 +202,5 @@ def _static_memory(nodes: pl.DataFrame, traced: pl.DataFrame) -> dict[int, int]:
             if size >= min(captured) and all(c + size - min(captured) in recorded for c in captured)
         }
         if len(differences) == 1:
-            found[name] = differences.pop()
-    return found
+            result[name] = differences.pop()
+    return result

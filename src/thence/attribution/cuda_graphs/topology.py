@@ -1,8 +1,8 @@
-"""Which node of a graph runs after which: the order that its edges enforce.
+"""The partial order of a graph's nodes, with reachability queries.
 
-Reachability is kept by chains: the nodes are divided into paths of the graph, and each node knows how
-far up each path its ancestors go. A captured graph consists of as many paths as streams were captured,
-so this takes little room, and whether a node comes before another is one comparison.
+Reachability uses a chain decomposition: the nodes are divided into paths of the graph, and for each path
+a node stores the last position that is an ancestor. A captured graph consists of about as many paths
+as streams were captured, so this takes little memory, and a query is one comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_CELLS = 60_000_000  # of the table of ancestors: 240 MB
 
 
 class NotOrdered(ValueError):
-    """The edges give no order that can be worked with; the message says why."""
+    """The edges give no usable order; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -49,35 +49,39 @@ class Topology:
         """The order that edges give to ``count`` nodes.
 
         Raises:
-            NotOrdered: the edges go round in circles, or leave far too many nodes side by side.
+            NotOrdered: the edges contain a cycle, or there are far too many parallel branches.
         """
         edges = np.unique(edges.reshape(-1, 2), axis=0)
         before = _neighbours(count, edges[:, 1], edges[:, 0])
         order = _order(count, edges)
         if len(order) < count:
-            raise NotOrdered("the edges of the graph go round in circles")
+            raise NotOrdered("the edges of the graph contain a cycle")
         chain, position, chains = _chains(order, before)
         if count * chains > _MOST_CELLS:
             raise NotOrdered(f"{count:,} nodes on {chains:,} branches are too many to be ordered")
         reach = np.full((count, chains), -1, np.int32)
         for node in order.tolist():
-            own = reach[node]
+            last_ancestors = reach[node]
             for earlier in before[node]:
-                np.maximum(own, reach[earlier], out=own)
-                own[chain[earlier]] = max(own[chain[earlier]], position[earlier])
+                np.maximum(last_ancestors, reach[earlier], out=last_ancestors)
+                last_ancestors[chain[earlier]] = max(
+                    last_ancestors[chain[earlier]], position[earlier]
+                )
         return cls(order, edges, chain, position, reach)
 
     def before(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each second node waits, directly or not, for the first one beside it."""
-        known: NDArray[np.bool_] = self.position[first] <= self.reach[second, self.chain[first]]
-        return known
+        """Whether each first node is an ancestor of the second node at the same index."""
+        is_ancestor: NDArray[np.bool_] = (
+            self.position[first] <= self.reach[second, self.chain[first]]
+        )
+        return is_ancestor
 
 
 def edges_of(graph: CapturedGraph) -> tuple[int, NDArray[np.int64]]:
-    """How many nodes there are to be ordered, and edges between their rows.
+    """The number of nodes to be ordered, and the edges between their rows.
 
-    A node that holds a child graph begins before what is in it; what waits for it waits for the end of
-    all that. That end becomes a further node, behind the rows of the graph's own.
+    A node with a child graph starts before the nodes in it; its successors wait for the end of all of
+    them. That end becomes an extra node, numbered after the rows of the graph's own nodes.
     """
     assert graph.edges is not None
     numbers = graph.nodes["number"].to_numpy()
@@ -108,7 +112,7 @@ def _neighbours(count: int, of: NDArray[np.int64], other: NDArray[np.int64]) -> 
 
 
 def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows such that edges lead forward; capture creates nodes in such an order already."""
+    """A topological order of the rows; capture already creates nodes in such an order."""
     if (edges[:, 0] < edges[:, 1]).all():
         return np.arange(count)
     after = _neighbours(count, edges[:, 0], edges[:, 1])
@@ -128,7 +132,7 @@ def _order(count: int, edges: NDArray[np.int64]) -> NDArray[np.int64]:
 def _chains(
     order: NDArray[np.int64], before: list[list[int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """A path for each node: that of one it waits for, if nothing continued that yet."""
+    """Greedy chain decomposition: a node extends the path of a predecessor that nothing extended yet."""
     count = len(order)
     chain, position = np.zeros(count, np.int64), np.zeros(count, np.int64)
     last: list[int] = []  # node at the end of each path

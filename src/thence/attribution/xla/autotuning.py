@@ -19,7 +19,7 @@ _THREAD = ["rank", "process", "thread"]
 
 
 def autotuned(tables: Tables) -> pl.Series:
-    """Whether each row of ``tables.gpu`` is part of a compilation, as far as the trace tells."""
+    """Whether each row of ``tables.gpu`` ran as part of a compilation, if the trace shows it."""
     count = tables.gpu.height
     compiling = tables.host.filter(pl.col("category") == "compile")
     if compiling.is_empty():

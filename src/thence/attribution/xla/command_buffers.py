@@ -1,15 +1,16 @@
-"""Which HLO instruction each activity of an XLA command buffer runs, where that can be proved.
+"""Finds the HLO instruction of each activity of an XLA command buffer, if it can be proved.
 
-XLA runs parts of a program as CUDA graphs of its own, and its profiler then records no HLO op. But it
-adds one node per command, in the order of the schedule (xla/backends/gpu/runtime/command_buffer_cmd.cc),
-and CUPTI numbers nodes as they are created, in the low half of their id: node n of a graph is command n
-of a run of the schedule. A library call is a graph of its own within one node; instantiation numbers
-what these hold after all other nodes, one call after the other.
+XLA runs parts of a program as CUDA graphs (command buffers), and its profiler then records no HLO op.
+But XLA adds one node per command, in the order of the schedule
+(xla/backends/gpu/runtime/command_buffer_cmd.cc), and CUPTI numbers nodes in creation order, in the low half
+of their id: node n of a graph is command n of a contiguous part of the schedule. A library call is one node
+with a child graph; instantiation numbers the nodes of all child graphs after all other nodes, call by call.
 
-Where the run begins is found by the kernels' names, which must all fit. Where several places fit, only
-the order of a program's graphs can tell, and only where it leaves one choice. Where the run ends is plain
-unless copies are its last nodes, which could belong to a library call: then they are commands, if these
-would else have run nowhere. In the end no activity may have started before one whose result it reads.
+The first command of a graph is found by kernel names, all of which must match. If several positions match,
+only the order of a program's graphs can decide, and only if one choice remains. The last command is
+unambiguous unless the last nodes are copies, which could belong to a library call: they count as commands
+if otherwise nothing would have run these commands. Finally, no activity may have started before one whose
+result it reads.
 """
 
 from __future__ import annotations
@@ -61,21 +62,21 @@ def derived_instructions(tables: Tables) -> pl.DataFrame:
     Returns:
         One row per row of gpu, in its order: hlo (String); rule, the code of how it was found or why it
         was not; both null where the profiler recorded the op, or for what no XLA program's graph ran;
-        and detail, a sentence about the graph where it could not be told, else null.
+        and detail, a sentence about the graph if it could not be matched, else null.
     """
     rows = _activities(tables)
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     texts = ("derived", "rule", "detail")
     none = pl.DataFrame(schema={"row": pl.UInt32, **dict.fromkeys(texts, pl.String)})
-    found = [none]
+    parts = [none]
     for module in inside["module"].drop_nulls().unique().sort():
         schedule = schedule_of(tables.hlo[module])
         of_module = rows.filter(pl.col("module") == module)
         devices = of_module.partition_by("rank", "device", maintain_order=True)
-        found += [_of_device(part, schedule) for part in devices]
+        parts += [_of_device(part, schedule) for part in devices]
     return (
         tables.gpu.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
-        .join(pl.concat(found), on="row", how="left", maintain_order="left")
+        .join(pl.concat(parts), on="row", how="left", maintain_order="left")
         .select(pl.col("derived").alias("hlo"), "rule", "detail")
     )
 
@@ -99,7 +100,7 @@ def _activities(tables: Tables) -> pl.DataFrame:
 
 
 def _of_device(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
-    """Columns row, derived, rule and detail of what one program's graphs ran on one device."""
+    """Columns row, derived, rule and detail of the activities of one program's graphs on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     graphs = {graph.id: graph for graph in _graphs(inside)}
     executions = _executions(rows)
@@ -132,7 +133,7 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Graph:
-    """The nodes of one executable graph of which activities were recorded, ascending by number."""
+    """The nodes of one executable graph that have recorded activities, ascending by number."""
 
     id: int
     numbers: NDArray[np.int64]
@@ -160,7 +161,7 @@ def _graphs(inside: pl.DataFrame) -> Iterator[_Graph]:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Where a graph may begin in the schedule.
+    """Possible positions of a graph in the schedule.
 
     Attributes:
         places: commands that its node 0 may be.
@@ -206,28 +207,30 @@ def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
 
 
 def _ended(
-    found: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
+    fits: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
 ) -> dict[int, _Fit]:
-    """The fit of each graph, without places where its end cannot be told.
+    """The longest fit of each graph; no positions if its end is ambiguous.
 
-    Every execution runs every command. So a run is no shorter than it can be where, in some execution,
-    the commands that it would leave ran neither without a graph nor at the beginning of another one.
+    Every execution runs every command. So a shorter fit is ruled out if, in some execution, the
+    commands that it would leave over ran neither without a graph nor at the start of another graph.
     """
-    begins = {g: {int(p) for fit in fits for p in fit.places} for g, fits in found.items()}
+    begins = {
+        g: {int(p) for fit in graph_fits for p in fit.places} for g, graph_fits in fits.items()
+    }
 
     def leaves_some(graph: int, left: range) -> bool:
         names = {schedule.names[command] for command in left}
         return any(
-            graph in one.graphs
-            and names.isdisjoint(one.alone)
-            and all(begins.get(g, set()).isdisjoint(left) for g in one.graphs if g != graph)
-            for one in executions
+            graph in execution.graphs
+            and names.isdisjoint(execution.alone)
+            and all(begins.get(g, set()).isdisjoint(left) for g in execution.graphs if g != graph)
+            for execution in executions
         )
 
     chosen = {}
-    for graph, fits in found.items():
-        longest = max(fits, key=lambda fit: fit.length)
-        shorter = [fit for fit in fits if fit is not longest]
+    for graph, graph_fits in fits.items():
+        longest = max(graph_fits, key=lambda fit: fit.length)
+        shorter = [fit for fit in graph_fits if fit is not longest]
         certain = all(
             place in longest.places
             and leaves_some(graph, range(place + fit.length, place + longest.length))
@@ -246,27 +249,27 @@ def _first(flags: Sequence[bool]) -> int:
 def _fit_of_length(graph: _Graph, schedule: Schedule, length: int) -> _Fit:
     """Where the first ``length`` numbers of a graph are commands of the schedule one by one."""
     count = len(schedule.names) - length + 1
-    own = [int(number) for number in graph.numbers if number < length]
+    commands = [int(number) for number in graph.numbers if number < length]
     if count <= 0:
-        return _Fit(np.empty(0, np.int64), length, 0, len(own))
+        return _Fit(np.empty(0, np.int64), length, 0, len(commands))
     runs = {name: schedule.run_by(name) for name in set(graph.names) & set(schedule.classes)}
     nothing = np.zeros(len(schedule.names), np.bool_)
     hits = np.zeros(count, np.int64)
-    for i, number in enumerate(own):
+    for i, number in enumerate(commands):
         fits = runs.get(graph.names[i], schedule.copies if graph.is_copy(i) else nothing)
         hits += fits[number : number + count]
     # A node without an activity of its own number: a library call, or a copy that was not recorded.
     unseen = schedule.copies | np.array([bool(target) for target in schedule.targets])
-    good = hits == len(own)
-    for number in set(range(length)) - set(own):
+    good = hits == len(commands)
+    for number in set(range(length)) - set(commands):
         good &= unseen[number : number + count]
-    return _Fit(np.flatnonzero(good), length, int(hits.max()), len(own))
+    return _Fit(np.flatnonzero(good), length, int(hits.max()), len(commands))
 
 
 def _library_calls(
     graph: _Graph, schedule: Schedule, place: int, length: int
 ) -> NDArray[np.int64] | None:
-    """The command of each node inside a library call, or None where they cannot be told apart.
+    """The command of each node inside a library call, or None if the assignment is ambiguous.
 
     Every call has one main kernel; it may set memory before and reduce parts afterwards.
     """
@@ -301,16 +304,16 @@ def _of_library(target: str, kernel: str) -> bool:
 
 @dataclass(frozen=True)
 class _Execution:
-    """What happened in some executions: graphs in their order, and instructions that ran without one."""
+    """A kind of execution: its graphs in order, and the instructions that ran outside of graphs."""
 
     graphs: tuple[int, ...]
     alone: frozenset[str]
 
 
 def _executions(rows: pl.DataFrame) -> list[_Execution]:
-    """Each different kind of execution."""
+    """The distinct kinds of execution."""
     alone = pl.col("graph").is_null() & pl.col("hlo").is_not_null()
-    found = (
+    executions = (
         rows.sort("start")
         .group_by("program", maintain_order=True)
         .agg(
@@ -321,38 +324,38 @@ def _executions(rows: pl.DataFrame) -> list[_Execution]:
         .select("graphs", "alone")
         .unique(maintain_order=True)
     )  # fmt: skip
-    return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in found.iter_rows()]
+    return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in executions.iter_rows()]
 
 
 def _places(
     executions: Sequence[_Execution], fits: Mapping[int, _Fit], schedule: Schedule
 ) -> dict[int, int]:
-    """The command that each graph begins with, of those for which only one is possible.
+    """The first command of each graph for which only one position is possible.
 
     Within one execution the graphs ran in the order of the schedule, apart from each other and from
     what was launched without a graph.
     """
-    found: dict[int, set[int]] = {}
-    for ran in executions:
-        outside = np.cumsum([0, *(name in ran.alone for name in schedule.names)])
-        order = [g for g in ran.graphs if g in fits and fits[g].places.size]
-        choices = [_apart(fits[g], outside) for g in order]
+    commands: dict[int, set[int]] = {}
+    for execution in executions:
+        outside = np.cumsum([0, *(name in execution.alone for name in schedule.names)])
+        order = [g for g in execution.graphs if g in fits and fits[g].places.size]
+        choices = [_without_separate_launches(fits[g], outside) for g in order]
         lengths = [fits[g].length for g in order]
         first, last = _earliest(choices, lengths), _latest(choices, lengths)
-        for graph, one, other in zip(order, first, last, strict=False):
-            if one == other:
-                found.setdefault(graph, set()).add(one)
-    return {graph: places.pop() for graph, places in found.items() if len(places) == 1}
+        for graph, lowest, highest in zip(order, first, last, strict=False):
+            if lowest == highest:
+                commands.setdefault(graph, set()).add(lowest)
+    return {graph: places.pop() for graph, places in commands.items() if len(places) == 1}
 
 
-def _apart(fit: _Fit, outside: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places where no command of the run was launched without a graph."""
+def _without_separate_launches(fit: _Fit, outside: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Positions at which no command of the graph was also launched outside of graphs."""
     apart: NDArray[np.bool_] = outside[fit.places + fit.length] == outside[fit.places]
     return fit.places[apart]
 
 
 def _earliest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
-    """The earliest place of each graph, one after the other; nothing where that is impossible."""
+    """The earliest position of each graph if all follow in order; empty if that is impossible."""
     places, free = [], 0
     for choice, length in zip(choices, lengths, strict=True):
         i = int(np.searchsorted(choice, free))
@@ -364,7 +367,7 @@ def _earliest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> l
 
 
 def _latest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
-    """The same from the end."""
+    """The latest position of each graph if all follow in order; empty if that is impossible."""
     places: list[int] = []
     free = None
     for choice, length in zip(reversed(choices), reversed(lengths), strict=True):
@@ -377,13 +380,15 @@ def _latest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> lis
 
 
 def _instructions(graph: _Graph, schedule: Schedule, place: int, length: int) -> pl.DataFrame:
-    own = graph.numbers[graph.numbers < length]
+    commands = graph.numbers[graph.numbers < length]
     inside = _library_calls(graph, schedule, place, length)
-    rest = len(graph.numbers) - len(own)
+    rest = len(graph.numbers) - len(commands)
     calls = [None] * rest if inside is None else inside.tolist()
     rule = "command_buffer_library" if inside is None else "hlo_library_order"
     return _nodes(
-        graph, [*(own + place).tolist(), *calls], ["hlo_node_order"] * len(own) + [rule] * rest
+        graph,
+        [*(commands + place).tolist(), *calls],
+        ["hlo_node_order"] * len(commands) + [rule] * rest,
     )
 
 
@@ -407,7 +412,7 @@ def _nodes(
 
 
 def _reason(fit: _Fit) -> tuple[str, str | None]:
-    """Why a graph has no certain place in the schedule: the code, and a sentence about this graph."""
+    """Why a graph has no unique position in the schedule: the code, and a sentence about this graph."""
     if fit.places.size == 0 and fit.fitted == fit.own > 0:
         return "command_buffer_no_end", None
     if fit.places.size == 0:
@@ -424,7 +429,7 @@ def _reason(fit: _Fit) -> tuple[str, str | None]:
 
 
 def _too_early(keyed: pl.DataFrame, schedule: Schedule) -> pl.Series:
-    """Graphs in which something started before an activity whose result it reads."""
+    """Graphs in which an activity started before another one whose result it reads."""
     run = ["program", "graph", "correlation", "command"]
     starts = (
         keyed.drop_nulls("command")

@@ -1,7 +1,7 @@
-"""What a kernel is made of: the instructions behind each instruction that runs, with shares of it.
+"""Splits kernels into constituents: the HLO instructions inside each executed instruction, with weights.
 
-A fusion carries one op_name and one source line, and does the work of dozens. Two ways to divide
-its time among the instructions inside; both give rows (instruction, constituent, weight): row
+A fusion carries one op_name and one source line, but does the work of dozens. There are two ways to divide
+its time among the instructions inside. Both give rows (instruction, constituent, weight): row
 numbers of HloModule.instructions, and weights that sum to 1 for each instruction:
 
 - `constituents_by_cost`: in proportion to estimated work, all levels of called computations.
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = NDArray[np.int64]
 
-__all__ = ["CONSTITUENTS", "constituents_by_cost", "constituents_by_place"]
+__all__ = ["constituents_by_cost", "constituents_by_place"]
 
-CONSTITUENTS: dict[str, pl.DataType] = {
+_CONSTITUENTS: dict[str, pl.DataType] = {
     "instruction": pl.UInt32(),
     "constituent": pl.UInt32(),
     "weight": pl.Float64(),
@@ -58,7 +58,7 @@ def constituents_by_place(module: HloModule) -> pl.DataFrame:
     stack and op_name gets the same part, and its first instruction stands for it.
 
     Returns:
-        Columns of `CONSTITUENTS` for every instruction of the module.
+        Columns of `_CONSTITUENTS` for every instruction of the module.
 
     Raises:
         DamagedInput: the same computations are called so often that the table would not fit.
@@ -91,8 +91,8 @@ def constituents_by_place(module: HloModule) -> pl.DataFrame:
     )
     return (
         chosen.with_columns(weight=1 / pl.len().over("instruction"))
-        .select(*CONSTITUENTS)
-        .cast(pl.Schema(CONSTITUENTS))
+        .select(*_CONSTITUENTS)
+        .cast(pl.Schema(_CONSTITUENTS))
         .sort("instruction", maintain_order=True)
     )
 
@@ -118,7 +118,7 @@ def constituents_by_cost(module: HloModule) -> pl.DataFrame:
     tuples and bitcasts are free. Where everything inside is free, the kernel keeps its own place.
 
     Returns:
-        Columns of `CONSTITUENTS` for the instructions on the top level, the ones that run.
+        Columns of `_CONSTITUENTS` for the instructions on the top level, the ones that run.
     """
     graph = _Graph(module)
     return graph.shares(_cost(module, graph))
@@ -141,7 +141,7 @@ def _cost(module: HloModule, graph: _Graph) -> NDArray[np.float64]:
 
 
 class _Graph:
-    """Who runs inside which kernel, and which values enter and leave it."""
+    """Containment of instructions in kernels, and the values that enter and leave each kernel."""
 
     def __init__(self, module: HloModule) -> None:
         table = module.instructions.with_row_index("row")
@@ -208,7 +208,7 @@ class _Graph:
         return source
 
     def _in_reducer(self) -> NDArray[np.bool_]:
-        """Instructions of computations that are applied per element: the caller has their cost."""
+        """Instructions of computations applied per element (reducers); their cost is the caller's."""
         fused = self.inner["computation"].to_numpy()
         inside = np.isin(self.table["computation"].to_numpy(), fused)
         result: NDArray[np.bool_] = ~(inside | self.top)
@@ -250,7 +250,7 @@ class _Graph:
         return result
 
     def shares(self, cost: NDArray[np.float64]) -> pl.DataFrame:
-        """Every instruction on the top level with what it is made of, weighted by cost."""
+        """Every top-level instruction with its constituents, weighted by cost."""
         # The kernel in which each instruction runs: the caller of its computation, and so on up.
         caller = self.table.select("computation").join(
             self.inner, on="computation", how="left", maintain_order="left"
@@ -271,4 +271,4 @@ class _Graph:
                 "weight": np.concatenate([cost[used] / total[kernel[used]], np.ones(alone.sum())]),
             },
         )
-        return parts.cast(pl.Schema(CONSTITUENTS)).sort("instruction", maintain_order=True)
+        return parts.cast(pl.Schema(_CONSTITUENTS)).sort("instruction", maintain_order=True)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from thence.model.hlo import HloModule
     from thence.units import Bytes
 
-__all__ = ["COLLECTIVE_INSTRUCTIONS", "collective_instructions"]
+__all__ = ["collective_instructions"]
 
-COLLECTIVE_INSTRUCTIONS = {
+_COLLECTIVE_INSTRUCTIONS = {
     "row": pl.UInt32(),  # of the instruction in HloModule.instructions
     "id": pl.Int64(),
     "name": pl.String(),
@@ -59,7 +59,7 @@ _RECV_CONTEXT: Bytes = 4  # the result of a recv is (data, u32[], token)
 
 
 def collective_instructions(module: HloModule) -> pl.DataFrame:
-    """One row for each instruction that communicates, in the columns of `COLLECTIVE_INSTRUCTIONS`.
+    """One row for each instruction that communicates, in the columns of `_COLLECTIVE_INSTRUCTIONS`.
 
     An async-start or fusion counts as what it holds, at any depth; instructions inside have rows of
     their own, since traces name now the one and now the other. The message size is per rank and
@@ -72,7 +72,7 @@ def collective_instructions(module: HloModule) -> pl.DataFrame:
         (*head, move.collective, move.bytes, move.size, move.count, move.parts)
         for head, move in _moves(_candidates(module))
     ]
-    return pl.DataFrame(rows, schema=COLLECTIVE_INSTRUCTIONS, orient="row")
+    return pl.DataFrame(rows, schema=_COLLECTIVE_INSTRUCTIONS, orient="row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ def _candidates(module: HloModule) -> list[dict[str, Any]]:
         .rows(named=True)
     )
     wanted = {n for row in rows if row["opcode"] not in _WRAPPERS for n in row["operands"]}
-    known = module.instructions.select("id", "result_bytes", "memory_space").filter(
+    operands = module.instructions.select("id", "result_bytes", "memory_space").filter(
         pl.col("id").is_in(pl.Series([*wanted], dtype=pl.Int64).implode())
     )
-    first = {number: given for number, *given in reversed(known.rows())}
+    first = {number: given for number, *given in reversed(operands.rows())}
     for row in rows:
         given = [first.get(n, _UNKNOWN) for n in row["operands"]] + [_UNKNOWN] * 2
         row["given_bytes"], row["spaces"] = zip(*given[:2], strict=True)
@@ -112,25 +112,25 @@ def _candidates(module: HloModule) -> list[dict[str, Any]]:
 def _moves(
     candidates: Iterable[dict[str, Any]],
 ) -> Iterator[tuple[tuple[int, int, str, str], _Move]]:
-    """The instructions that communicate, as (row, id, name, opcode) and what they move.
+    """The instructions that communicate, as (row, id, name, opcode), with kind and sizes.
 
     One pass without recursion: callees come before their callers.
     """
     inside: dict[int, _Move] = {}  # computation id to what runs in it
     for row in candidates:
         called = [inside[c] for c in dict.fromkeys(row["called"]) if c in inside]
-        own, offload = _own(row), _offload(row)
-        move = own or (_merged(called) if called and row["opcode"] in _WRAPPERS else None)
+        collective, offload = _own(row), _offload(row)
+        move = collective or (_merged(called) if called and row["opcode"] in _WRAPPERS else None)
         if move:
             yield (row["row"], row["id"], row["name"], row["opcode"]), move
-        new = [own] if own else [offload] if offload else called
+        new = [collective] if collective else [offload] if offload else called
         if new:
             home = row["computation"]
             inside[home] = _merged([*([inside[home]] if home in inside else []), *new])
 
 
 def _own(row: dict[str, Any]) -> _Move | None:
-    """What an instruction communicates itself."""
+    """The collective of a single instruction."""
     opcode, operands = row["opcode"], _int(row["operand_bytes"])
     size, count = _int(row["group_size"]) or None, _int(row["group_count"]) or None
     if row["library"]:

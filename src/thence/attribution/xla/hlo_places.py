@@ -1,4 +1,4 @@
-"""Where the device time of XLA programs came from, by the HLO instruction behind each activity.
+"""Attributes activities of XLA programs by the HLO instruction that each runs.
 
     op_name  what the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
     opcode   of the instruction, such as fusion
@@ -54,7 +54,7 @@ def instructions(tables: Tables) -> pl.DataFrame:
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
         instruction whose command the node is; hlo_rule (`RULE`), which of both, or why there is none;
-        detail (Categorical), a sentence about a graph that could not be told.
+        detail (Categorical), a sentence about a graph that could not be matched.
     """
     trying = autotuned(tables)
     derived = derived_instructions(tables)
@@ -89,8 +89,8 @@ def hlo_places(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
         For each kind of `PLACES` the place (Categorical) and its rule (`RULE`).
     """
     keys = _keys(tables, hlo_rule)
-    known = _module_places(tables, keys)
-    rows = keys.join(known, on=_KEY, how="left", maintain_order="left")
+    module_places = _module_places(tables, keys)
+    rows = keys.join(module_places, on=_KEY, how="left", maintain_order="left")
     columns = []
     for kind in PLACES:
         rule = pl.coalesce("reason", f"{kind}_rule", pl.lit("no_instruction"))
@@ -139,7 +139,7 @@ def source_shares(
 
 
 def stack_shares(trace: Attributed) -> pl.DataFrame:
-    """The same division with whole source stacks in place of their innermost lines.
+    """Divides the time as `source_shares`, with whole source stacks in place of innermost lines.
 
     Returns:
         columns gpu, module (row in ``trace.hlo``), frame (number in its frames, null where there
@@ -200,18 +200,20 @@ def _module_places(tables: Tables, keys: pl.DataFrame) -> pl.DataFrame:
     parts = [pl.DataFrame(schema={"module": pl.Int32, **schema})]
     for number, module in _used(tables, keys):
         names = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
-        ran = (
+        instructions = (
             module.instructions.with_row_index("row")
             .join(names.select(pl.col("hlo").alias("name")).unique(), on="name", how="semi")
             .unique("name", keep="first", maintain_order=True)
         )
-        parts.append(_places(module, ran).select(pl.lit(number, pl.Int32).alias("module"), *schema))
+        parts.append(
+            _places(module, instructions).select(pl.lit(number, pl.Int32).alias("module"), *schema)
+        )
     return pl.concat(parts)
 
 
-def _places(module: HloModule, ran: pl.DataFrame) -> pl.DataFrame:
+def _places(module: HloModule, instructions: pl.DataFrame) -> pl.DataFrame:
     """The places of the instructions that ran; columns hlo, and each of `PLACES` with its rule."""
-    origin = origins(module)[ran["row"]]
+    origin = origins(module)[instructions["row"]]
     names = labels([name for name in origin["op_name"].to_list() if name is not None])
     frames = origin["frame"].to_list()
     stacks = {frame: ";".join(frame_names(module, frame)) for frame in set(frames)}
@@ -220,7 +222,7 @@ def _places(module: HloModule, ran: pl.DataFrame) -> pl.DataFrame:
     label = [names[name] if name else lacking for name in op_names]
     phase = [phase_of(name) if name else lacking for name in op_names]
     text = pl.String()
-    return ran.select(
+    return instructions.select(
         pl.col("name").alias("hlo"), "opcode", opcode_rule=pl.lit("hlo_instruction")
     ).with_columns(
         op_name=origin["op_name"],
@@ -252,13 +254,15 @@ def _shares(
 def _constituents(
     module: HloModule, parts: pl.DataFrame, keys: pl.DataFrame, number: int
 ) -> pl.DataFrame:
-    """What every instruction that ran is made of: hlo, weight, place, frame (null: none), rule."""
-    ran = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
+    """Constituents of every executed instruction: hlo, weight, place, frame (null: none), rule."""
+    activities = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
     rows = module.instructions.select(pl.col("name").alias("hlo")).with_row_index("instruction")
-    chosen = rows.join(ran.select("hlo").unique(), on="hlo", how="semi").unique("hlo", keep="first")
+    chosen = rows.join(activities.select("hlo").unique(), on="hlo", how="semi").unique(
+        "hlo", keep="first"
+    )
     columns = ("source", "source_rule", "frame")
     origin = origins(module).select(columns).with_row_index("constituent")
-    own = origin.rename(
+    unsplit = origin.rename(
         {
             "constituent": "instruction",
             "source": "own",
@@ -277,7 +281,7 @@ def _constituents(
             ]
         )
         .join(origin, on="constituent", how="left")
-        .join(own, on="instruction", how="left")
+        .join(unsplit, on="instruction", how="left")
         .select(
             "hlo",
             "weight",

@@ -72,7 +72,7 @@ def parts_of(op_name: str) -> list[str]:
 
 
 def segments_of(path: str) -> list[str]:
-    """The parts of a path, outermost first, cut at each ``/`` that no bracket or quote is around."""
+    """The parts of a path, outermost first, split at each ``/`` outside of brackets and quotes."""
     return _split(path, "/")
 
 
@@ -96,7 +96,7 @@ def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
 
 
 def _is_traced(path: str) -> bool:
-    """Whether it begins with a function, jit(f), and not with the name of an argument."""
+    """Whether the path starts with a transformed function, jit(f), and not with an argument's name."""
     return "(" in path.partition("/")[0]
 
 
@@ -126,8 +126,8 @@ def _common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:
 def _scopes(path: str) -> tuple[str, ...]:
     """Scopes, outermost first, and the primitive; "" where the path ends without one."""
     segments = _split(path, "/")
-    found = list(_unwrapped(segments))
-    return (*found, "") if _WRAPPED.fullmatch(segments[-1]) else tuple(found)
+    scopes = list(_unwrapped(segments))
+    return (*scopes, "") if _WRAPPED.fullmatch(segments[-1]) else tuple(scopes)
 
 
 def _unwrapped(segments: list[str]) -> Iterator[str]:
@@ -152,11 +152,11 @@ def _unwrapped(segments: list[str]) -> Iterator[str]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """The text cut at separators outside of brackets and quotes."""
+    """Splits text at separators outside of brackets and quotes."""
     if separator not in text:
         return [text]
     parts, depth, begin, quote = [], 0, 0, ""
-    for at, character in enumerate(text):
+    for position, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
         elif character in "'\"" and depth:
@@ -166,16 +166,16 @@ def _split(text: str, separator: str) -> list[str]:
         elif character in ")]":
             depth -= 1
         elif character == separator and depth <= 0:
-            parts.append(text[begin:at])
-            begin = at + 1
+            parts.append(text[begin:position])
+            begin = position + 1
     return [*parts, text[begin:]]
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it."""
+    """Whether the opening bracket at the start of the text is closed by its last character."""
     depth = 0
-    for at, character in enumerate(text):
+    for position, character in enumerate(text):
         depth += (character == "(") - (character == ")")
         if depth == 0:
-            return at == len(text) - 1
+            return position == len(text) - 1
     return False

@@ -1,9 +1,9 @@
 """The op_name and source line of every instruction of an HLO module, its own or inherited.
 
-An instruction that only moves data, a collective or a copy, was often put in by the compiler and has
-no place of its own. It belongs to what it moves: the nearest instruction on the way up its operands
-that has one; failing that, as for parameters, to the nearest that uses its result. What computes
-inherits nothing.
+An instruction that only moves data, such as a collective or a copy, was often inserted by the compiler and
+has no op_name or source line. It inherits them from the nearest producer along its operands that has
+them; if there is none, as for parameters, from the nearest user of its result. Instructions that compute
+inherit nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _rules(rule: NDArray[np.int8], place: pl.Series, reason: str) -> pl.Series:
 
 
 class _Links:
-    """For each instruction: what it holds, what it moves and what uses it, as row numbers."""
+    """Edges between instructions as row numbers: contained instructions, operands and users."""
 
     def __init__(self, module: HloModule) -> None:
         table = module.instructions.with_row_index("row")
@@ -92,7 +92,7 @@ class _Links:
         self.moving |= self._only_moves()
 
     def _edges(self, table: pl.DataFrame, row_of: pl.DataFrame) -> pl.DataFrame:
-        """(row, other): operands, and for a parameter what the caller hands in."""
+        """Edges (row, other): operands, and for a parameter the argument of the caller."""
         operands = (
             table.select("row", operand=pl.col("operands"))
             .filter(pl.col("operand").list.len() > 0)
@@ -110,7 +110,7 @@ class _Links:
         return pl.concat([operands.select("row", "other"), given])
 
     def _inner(self, table: pl.DataFrame) -> pl.DataFrame:
-        """(caller row, computation) of what runs as part of one instruction."""
+        """Pairs (caller row, computation) for computations that run as part of one instruction."""
         wraps = table.filter(pl.col("opcode").is_in(_WRAPPERS) & (pl.col("called").list.len() > 0))
         return (
             wraps.select(pl.col("row").alias("caller"), pl.col("called").alias("computation"))
@@ -119,7 +119,7 @@ class _Links:
         )
 
     def _only_moves(self) -> NDArray[np.bool_]:
-        """Fusions and calls in which nothing computes."""
+        """Fusions and calls that contain no instruction that computes."""
         moves = pl.col("opcode").is_in([*_MOVING, "constant"])
         rows = (
             self.held.with_columns(moves=moves)
@@ -141,13 +141,15 @@ class _Links:
         return np.where(origin < 0, np.arange(self.count), origin), rule
 
     def _from_inside(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
-        """A wrapper without a place has that of its root, or of the last instruction with one."""
+        """A wrapper without a place inherits that of its root, or of the last instruction with one."""
         for _ in range(_NESTED):
             has = pl.Series(origin >= 0)
-            held = self.held.filter(has.gather(self.held["row"]) & ~has.gather(self.held["caller"]))
-            if held.is_empty():
+            contents = self.held.filter(
+                has.gather(self.held["row"]) & ~has.gather(self.held["caller"])
+            )
+            if contents.is_empty():
                 return
-            chosen = held.sort("is_root", "row").unique("caller", keep="last")
+            chosen = contents.sort("is_root", "row").unique("caller", keep="last")
             caller = chosen["caller"].to_numpy()
             origin[caller] = origin[chosen["row"].to_numpy()]
             rule[caller] = _INSIDE
@@ -155,7 +157,7 @@ class _Links:
     def _spread(
         self, origin: NDArray[np.int64], rule: NDArray[np.int8], to: str, number: int
     ) -> None:
-        """Hands places along the edges to what moves data, from one instruction to the next."""
+        """Propagates places along the edges to instructions that only move data."""
         target = self.edges[to].to_numpy()
         source = self.edges["other" if to == "row" else "row"].to_numpy()
         for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""The commands that an XLA program gives a GPU, in the order of its schedule, and what may run each.
+"""The GPU commands (thunks) of an XLA program in schedule order, and the kernels that may run each.
 
 XLA turns each scheduled instruction into one command (a thunk), except those that only name a value:
 parameters, constants, tuples and bitcasts (xla/service/gpu/thunk_emitter.cc). Its own kernels are named
@@ -35,7 +35,7 @@ get-tuple-element iota pad parameter partition-id replica-id reshape slice trans
 
 @dataclass(frozen=True)
 class Schedule:
-    """The commands of a program, in order; what runs elsewhere stands between them as a barrier.
+    """The commands of a program in order; work outside of command buffers is a barrier between them.
 
     Attributes:
         names: HLO instruction of each command.
@@ -71,14 +71,14 @@ def schedule_of(module: HloModule) -> Schedule:
     fused = commands.with_columns(
         inner=pl.when(pl.col("opcode") == "fusion").then(pl.col("called").list.first())
     ).join(inside, left_on="inner", right_on="computation", how="left", maintain_order="left")
-    own = pl.concat_str(pl.lit("row "), pl.col("row").cast(pl.String))
+    row_text = pl.concat_str(pl.lit("row "), pl.col("row").cast(pl.String))
     same = pl.format(
         "{} {} {} {}", pl.col("fusion_kind").fill_null(""), "work", "result_bytes", "operand_bytes"
     )
     classed = fused.select(
         "command",
         kernel=pl.col("name").str.replace_all(r"[^0-9A-Za-z_]", "_"),
-        number=pl.coalesce(same, own).rank("dense").cast(pl.Int64),
+        number=pl.coalesce(same, row_text).rank("dense").cast(pl.Int64),
         runs=~pl.col("opcode").is_in(_NESTING),
     ).filter("runs")
     names = classed.group_by("kernel").agg(pl.col("number").unique())
@@ -95,7 +95,7 @@ def schedule_of(module: HloModule) -> Schedule:
 
 
 def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
-    """Rows of the instructions that are commands; after one that holds others come those."""
+    """Rows of the instructions that are commands; a container is followed by the commands inside it."""
     scheduled = table.filter(pl.col("step").is_not_null() & ~pl.col("opcode").is_in(_SILENT)).sort(
         "computation", "step"
     )
@@ -121,7 +121,7 @@ def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
 
 
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
-    """Of each computation: ``work``, equal where the same is computed, and whether it only moves."""
+    """For each computation: ``work``, equal for equal computations, and whether it only moves data."""
     features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")
     return table.group_by("computation").agg(
         work=features.hash().sort().implode().hash().first(),
@@ -130,7 +130,7 @@ def _inside(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
-    """Which command reads the result of which, through instructions that only name a value."""
+    """Data dependencies between commands, followed through instructions that only name a value."""
     row_of = table.select(pl.col("row").alias("source"), pl.col("id").alias("operands"))
     edges = (
         table.select("row", "operands")
@@ -140,10 +140,10 @@ def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
         .select("row", "source")
     )
     commands = order.select("row")
-    found = []
+    inputs = []
     open_edges = edges.join(commands, on="row", how="semi")
     for _ in range(table.height):
-        found.append(open_edges.join(commands, left_on="source", right_on="row", how="semi"))
+        inputs.append(open_edges.join(commands, left_on="source", right_on="row", how="semi"))
         silent = open_edges.join(commands, left_on="source", right_on="row", how="anti")
         open_edges = (
             silent.rename({"source": "via"})
@@ -155,7 +155,7 @@ def _inputs(table: pl.DataFrame, order: pl.DataFrame) -> pl.DataFrame:
             break
     positions = order.select("row", "command")
     return (
-        pl.concat(found)
+        pl.concat(inputs)
         .unique()
         .join(positions, on="row")
         .join(positions.rename({"row": "source", "command": "input"}), on="source")

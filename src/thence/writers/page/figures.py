@@ -1,4 +1,4 @@
-"""What all figures share: colours, axes, texts of a trace made safe.
+"""Helpers that all figures share: colours, axes, and escaping of texts from a trace.
 
 Plotly is imported when a figure is made. Plotly shows texts as simple HTML, so every text of a trace is
 escaped by `shown`; none is ever part of a template.
@@ -34,7 +34,7 @@ _FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 
 def shown(text: str, width: int = _NAME) -> str:
-    """A text of a trace as Plotly may have it: clipped, without control characters, escaped."""
+    """Sanitizes a text of a trace for Plotly: clipped, without control characters, HTML-escaped."""
     return escape(printable(clip(text, width)))
 
 

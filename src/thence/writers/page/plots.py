@@ -117,11 +117,11 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
         same = pl.all_horizontal(
             pl.col(k).eq_missing(pl.lit(v)) for k, v in zip(keys, key, strict=True)
         )
-        own = points.filter(same)
+        chosen = points.filter(same)
         if points.height <= _MOST_POINTS:
             figure.add_scatter(
-                x=own["bytes"].to_list(), y=own["bus_gbps"].round(3).to_list(), mode="markers",
-                name=name, legendgroup=name, showlegend=False, hovertext=[format_bytes(b) for b in own["bytes"]],
+                x=chosen["bytes"].to_list(), y=chosen["bus_gbps"].round(3).to_list(), mode="markers",
+                name=name, legendgroup=name, showlegend=False, hovertext=[format_bytes(b) for b in chosen["bytes"]],
                 hovertemplate="%{hovertext}<br>%{y:.4~g} GB/s, fastest device<extra></extra>",
                 marker={"color": colour, "size": 5, "opacity": 0.4},
             )  # fmt: skip
@@ -143,10 +143,10 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
 def waits_figure(collectives: Collectives) -> go.Figure:
     """How long each kind of collective waited for its last device to start: quartiles and extremes."""
     figure = new_figure(height=380)
-    known = collectives.instances.filter(pl.col("wait_ns").is_not_null())
-    largest = int(known.select(pl.col("wait_ns").max()).item() or 0)
+    waits = collectives.instances.filter(pl.col("wait_ns").is_not_null())
+    largest = int(waits.select(pl.col("wait_ns").max()).item() or 0)
     unit, unit_name = (_MS, "ms") if largest >= _MS else (_US, "us")
-    groups = known.group_by("collective").agg(
+    groups = waits.group_by("collective").agg(
         pl.len().alias("count"),
         *(pl.col("wait_ns").quantile(q, "linear").alias(f"q{int(100 * q)}") / unit for q in (0, 0.25, 0.5, 0.75, 1)),
     )  # fmt: skip
@@ -252,12 +252,17 @@ def groups_figure(streams: Streams) -> go.Figure:
     names = {key: stream_name(*key) for key in kept.rows()}
     figure = new_figure(height=96 + ROW_PX * kept.height)
     for number, group in enumerate(rows["group"].cast(pl.String).unique(maintain_order=True)):
-        own = rows.filter(pl.col("group").cast(pl.String) == group)
+        group_rows = rows.filter(pl.col("group").cast(pl.String) == group)
         figure.add_bar(
-            orientation="h", name=shown(group), y=[names[key] for key in own.select("rank", "device", "stream").rows()],
-            x=(own["total_ns"] / _MS).to_list(), marker_color=_GROUP_COLOURS.get(group, PALETTE[number % len(PALETTE)]),
-            hovertemplate="%{y}<br>%{x:.4~g} ms<extra>" + shown(group).replace("%{", "% {") + "</extra>",
-        )  # fmt: skip
+            orientation="h",
+            name=shown(group),
+            y=[names[key] for key in group_rows.select("rank", "device", "stream").rows()],
+            x=(group_rows["total_ns"] / _MS).to_list(),
+            marker_color=_GROUP_COLOURS.get(group, PALETTE[number % len(PALETTE)]),
+            hovertemplate="%{y}<br>%{x:.4~g} ms<extra>"
+            + shown(group).replace("%{", "% {")
+            + "</extra>",
+        )
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text="ms by group of kernels, sum of durations")
     figure.update_yaxes(

@@ -142,7 +142,7 @@ def _tables(report: Report) -> dict[str, Any]:
 
 
 def _spread(spread: pl.DataFrame) -> dict[str, Any]:
-    """What ran more than once, most time first, with short names."""
+    """Computations that ran more than once, most time first, with short names."""
     repeated = spread.filter(spread["count"] > 1)
     rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(
         MOST_ROWS + 1
@@ -160,7 +160,7 @@ def _of(part: Part[Any], name: str) -> pl.DataFrame | None:
 
 
 def _divisions(report: Report) -> list[str]:
-    """What has a place at all; the section on attribution names the rest."""
+    """The kinds for which any activity has a place; the section on attribution lists the others."""
     return [by for by, summary in report.summaries.items() if summary.rows["attributed"].any()]
 
 
@@ -233,11 +233,11 @@ def _header(report: Report) -> str:
         ", ".join(f"{format_count(n)} {kind}s" for kind, n in summary.counts.items() if n),
     )
     inputs = escape(_inputs(report))
-    told = " · ".join(escape(printable(fact)) for fact in facts if fact)
+    facts_html = " · ".join(escape(printable(fact)) for fact in facts if fact)
     return (
         '<header><div class="titles"><h1>Where the GPU time came from</h1>'
         f'<p class="inputs" title="{inputs}">{inputs}</p>'
-        f'<p class="facts">{told}</p></div><div class="tools"><button id="theme" type="button">Dark</button>'
+        f'<p class="facts">{facts_html}</p></div><div class="tools"><button id="theme" type="button">Dark</button>'
         '<button id="print" type="button">Print</button></div></header>'
     )
 
@@ -308,18 +308,18 @@ def _streams(report: Report) -> str:
 
 
 def _collectives(report: Report) -> str:
-    found = report.collectives.result
-    if found is None:
+    collectives = report.collectives.result
+    if collectives is None:
         return _absent(report.collectives.reason, report.summary.meta.inputs)
     charts = _chart("bandwidth", "Bus bandwidth against message size")
-    notes = [found.phases.statement]
-    if found.instances["wait_ns"].count():
+    notes = [collectives.phases.statement]
+    if collectives.instances["wait_ns"].count():
         charts += _chart("waits", "Wait for the last device")
         charts += _chart("stragglers", "Which rank the others waited for")
         charts += f'<div class="figure"><h3>By rank</h3>{_table("stragglers")}</div>'
     else:
         notes.append("waits need the same collective on two devices or more; here each shows one")
-    if not found.aligned and report.summary.ranks > 1:
+    if not collectives.aligned and report.summary.ranks > 1:
         notes.append("clocks of the ranks are not aligned, so waits between ranks mean nothing")
     return f'<div class="pair">{charts}</div>' + _table("sizes") + _notes(notes)
 
@@ -336,7 +336,7 @@ def _xla(report: Report, part: Part[Programs] | Part[Compilation], name: str) ->
 
 
 def _title(by: str) -> str:
-    """Of a tab: a word of the framework such as op_name stays as it is written there."""
+    """The title of a tab: capitalized, except for a framework's identifier such as op_name."""
     title = _TITLES[by]
     return title if "_" in title else title[0].upper() + title[1:]
 

@@ -71,7 +71,7 @@ def timeline_frame(overview: Overview) -> go.Figure:
 
 
 def lane_names(overview: Overview) -> list[str]:
-    """What stands beside each lane."""
+    """The axis labels of the lanes."""
     one_device = overview.lanes.select("rank", "device").n_unique() == 1
     keys = overview.lanes.select("rank", "device", "stream").rows()
     names = [stream_name(*key) for key in keys]

@@ -10,5 +10,5 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """The text with a mark for each control character: no name in a trace gives the terminal orders."""
+    """Replaces control characters, so that names in a trace cannot send escape codes to the terminal."""
     return _CONTROL.sub("\ufffd", text)

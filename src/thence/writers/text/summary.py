@@ -96,9 +96,9 @@ def heading(summary: Summary) -> RenderableType:
 
 
 def details_table(summary: Summary, width: int) -> RenderableType:
-    """Why single CUDA graphs could not be told, a line for each sentence."""
+    """The reasons why single CUDA graphs could not be matched, one line per sentence."""
     headings = {
-        "text": "CUDA graphs that could not be told",
+        "text": "CUDA graphs that could not be matched",
         "count": "activities",
         "total_ns": "total",
     }
@@ -186,7 +186,7 @@ def _bar(fraction: float) -> str:
 
 
 def attribution_table(summary: Summary) -> RenderableType:
-    """What share of the GPU time could be attributed, and why the rest could not: each reason once."""
+    """The attributed share of the GPU time by kind, and each reason for unattributed time once."""
     shares = Table.grid(padding=(0, 2, 0, 0))
     shares.add_column(no_wrap=True)
     shares.add_column(justify="right", no_wrap=True)

@@ -98,14 +98,14 @@ def write_chrome(
 
 
 def _metadata(timeline: Timeline) -> dict[str, Any]:
-    """The top-level keys that Kineto writes, as far as they are known; ours under ``thence``."""
+    """The top-level keys of Kineto files, where values are available; thence's facts under ``thence``."""
     meta = timeline.trace.meta
     facts: dict[str, Any] = {}
     for of_input in reversed(meta.facts):
         facts |= of_input
-    found: dict[str, Any] = {"schemaVersion": 1}
-    found |= {key: value for key, value in facts.items() if key not in _IN_GROUPS}
-    found["deviceProperties"] = _devices(timeline)
+    metadata: dict[str, Any] = {"schemaVersion": 1}
+    metadata |= {key: value for key, value in facts.items() if key not in _IN_GROUPS}
+    metadata["deviceProperties"] = _devices(timeline)
     group: dict[str, Any] = {key: facts[key] for key in _IN_GROUPS if key in facts}
     ranks = timeline.trace.ranks
     if len(ranks) == 1 and (group or ranks[0]):
@@ -116,17 +116,17 @@ def _metadata(timeline: Timeline) -> dict[str, Any]:
         distinct = {repr(g): g for g in meta.process_groups}.values()
         group["pg_config"] = [{names.get(k, k): v for k, v in g.items()} for g in distinct]
     if group:
-        found["distributedInfo"] = group
-    found["displayTimeUnit"] = "ms"
+        metadata["distributedInfo"] = group
+    metadata["displayTimeUnit"] = "ms"
     if meta.epoch_ns is not None:
-        found["baseTimeNanoseconds"] = meta.epoch_ns
-    found["thence"] = {
+        metadata["baseTimeNanoseconds"] = meta.epoch_ns
+    metadata["thence"] = {
         "inputs": meta.inputs,
         "clock_corrections_ns": {str(rank): ns for rank, ns in timeline.corrections.items()},
         "clocks": list(timeline.notes),
         "warnings": meta.warnings,
     }
-    return found
+    return metadata
 
 
 def _devices(timeline: Timeline) -> list[dict[str, Any]]:
@@ -141,13 +141,13 @@ def _devices(timeline: Timeline) -> list[dict[str, Any]]:
             "computeMinor": int(minor) if minor.isdigit() else None,
             "numSms": device.multiprocessors,
         }
-        known = {key: value for key, value in values.items() if value is not None}
-        described.setdefault(device.device, known)
+        properties = {key: value for key, value in values.items() if value is not None}
+        described.setdefault(device.device, properties)
     return list(described.values())
 
 
 def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
-    """Rows done and lines of JSON, in the order of the tables: equal times keep theirs when read."""
+    """Yields the number of rows done and JSON lines, in table order, which readers keep at equal times."""
     yield 0, _named_lanes(timeline)
     of_host = _described(timeline, "host")
     for frame in timeline.trace.host.with_row_index("row").iter_slices(_CHUNK_ROWS):
@@ -165,7 +165,7 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
 
 
 def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:
-    """The rows with arguments of joined labels, which then tell the places alone."""
+    """Adds the arguments of joined labels to rows, in place of the other place arguments."""
     if timeline.trace.graph_places.is_empty():
         return rows.with_columns(joined=pl.lit(None, pl.String))
     arguments = graph_arguments(timeline.trace, collectives=False)
@@ -188,7 +188,7 @@ def _described(timeline: Timeline, table: str) -> pl.DataFrame:
 
 
 def _quoted(values: pl.Series) -> pl.Series:
-    """Each text as JSON; every distinct one is encoded once."""
+    """Each text as JSON; distinct texts are encoded once."""
     texts = values.cast(pl.String)
     distinct = texts.drop_nulls().unique()
     encoded = [msgspec.json.encode(text).decode() for text in distinct.to_list()]
@@ -214,7 +214,7 @@ def _triple(column: str) -> pl.Expr:
 
 
 def _microseconds(ns: pl.Expr) -> pl.Expr:
-    """Decimal microseconds: exact, as no float is involved."""
+    """Nanoseconds as decimal microseconds, exact because only integers are used."""
     size = ns.abs()
     decimals = (size % 1000).cast(pl.String).str.zfill(3)
     sign = pl.when(ns < 0).then(pl.lit("-")).otherwise(pl.lit(""))

@@ -1,4 +1,4 @@
-"""What marks say as arguments of Kineto's events, under names that thence reads back where a graph ran.
+"""Labels and metadata of marks as arguments of Kineto events, under names that thence reads back.
 
 ``label_rule`` marks such an event: the code of how the label was joined, or of why there is none, in which
 case ``label_detail`` may say more. Beside it stand

@@ -1,7 +1,7 @@
-"""A Kineto file once more, as it is, with labels in the arguments of what ran in CUDA graphs.
+"""Copies a Kineto file and adds labels to the arguments of activities in CUDA graphs.
 
-The file is copied event by event: those that got a label get further arguments, every other byte of an
-event stays, with all that thence itself does not read. Nothing moves: streams, times and flows stay.
+The file is copied event by event: labelled events get further arguments, every other byte of an event is
+kept, including fields that thence does not read. Streams, times and flows do not change.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write_relabelled(trace: Attributed, source: str, target: str) -> None:
 
 
 def _waiting(trace: Attributed) -> _Waiting:
-    """Arguments for each labelled activity, by what tells its event from others, in their order."""
+    """Arguments of the labelled activities, queued by the key that identifies their events."""
     arguments = graph_arguments(trace, collectives=True)
     keys = trace.gpu.select(pl.col(_KEY).fill_null(-1))[arguments["row"]]
     waiting: _Waiting = defaultdict(deque)
@@ -122,24 +122,24 @@ def _bytes(piece: Piece, source: Source) -> bytes:
 
 
 def _edited(piece: bytes, waiting: _Waiting) -> Iterator[bytes]:
-    """The events of a piece, those with a label with more arguments."""
+    """The events of a chunk; labelled events get additional arguments."""
     try:
         raw = [bytes(event) for event in _raw_events.decode(b"[" + piece + b"]")]
     except (msgspec.MsgspecError, RecursionError):
         yield piece  # as broken as it was; the count of labels will show it
         return
     rows = [i for i, event in enumerate(raw) if b'"kernel"' in event or b'"gpu_mem' in event]
-    found: list[DeviceEvent | None] = [None] * len(raw)
+    edited: list[DeviceEvent | None] = [None] * len(raw)
     for i in rows:
         try:
-            found[i] = _device_event.decode(raw[i])
+            edited[i] = _device_event.decode(raw[i])
         except (msgspec.MsgspecError, RecursionError):
             continue
-    known = [i for i in rows if found[i] is not None]
-    starts = nanoseconds([event.ts for i in known if (event := found[i])]).tolist()
-    durations = nanoseconds([event.dur for i in known if (event := found[i])]).tolist()
-    for i, start, duration in zip(known, starts, durations, strict=True):
-        event = found[i]
+    matched = [i for i in rows if edited[i] is not None]
+    starts = nanoseconds([event.ts for i in matched if (event := edited[i])]).tolist()
+    durations = nanoseconds([event.dur for i in matched if (event := edited[i])]).tolist()
+    for i, start, duration in zip(matched, starts, durations, strict=True):
+        event = edited[i]
         if event is not None and (texts := waiting.get(event.key(start, duration))):
             raw[i] = _with_arguments(raw[i], texts.popleft())
     yield from raw

@@ -1,4 +1,4 @@
-"""A timeline as a file or folder whose name says the format; whole or not at all."""
+"""Writes a timeline to a file or folder, with the format from the name's ending; writes are atomic."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Timeline
 
-__all__ = ["ENDINGS", "ending_of", "write_timeline", "write_timeline_to"]
+__all__ = ["ending_of", "write_timeline", "write_timeline_to"]
 
-ENDINGS = (".pftrace", ".perfetto-trace", ".json", ".json.gz", ".parquet")
+_ENDINGS = (".pftrace", ".perfetto-trace", ".json", ".json.gz", ".parquet")
 """What the name of an output can end with."""
 
 _GZIP_LEVEL = 2
 
 
 def ending_of(path: str | os.PathLike[str]) -> str:
-    """Which of `ENDINGS` a path has.
+    """Which of `_ENDINGS` a path has.
 
     Raises:
         UsageError: none of them.
     """
     name = os.fspath(path).rstrip("/")
-    for ending in ENDINGS:
+    for ending in _ENDINGS:
         if name.lower().endswith(ending):
             return ending
-    known = ", ".join(ENDINGS)
+    endings = ", ".join(_ENDINGS)
     raise UsageError(
-        f"{name}: the ending says no format that can be written; choose one of {known}"
+        f"{name}: the ending says no format that can be written; choose one of {endings}"
     )
 
 
@@ -55,7 +55,7 @@ def write_timeline(
 
     Args:
         timeline: to be written.
-        path: with one of `ENDINGS`; replaced if it exists.
+        path: with one of `_ENDINGS`; replaced if it exists.
         progress: called with how many rows are written, and how many there are.
 
     Raises:
@@ -86,7 +86,7 @@ def write_timeline_to(
     Args:
         timeline: to be written.
         stream: binary; not closed.
-        ending: of `ENDINGS`, but no folder's.
+        ending: of `_ENDINGS`, but no folder's.
         progress: called with how many rows are written, and how many there are.
     """
     if ending == ".json.gz":
@@ -104,7 +104,7 @@ def write_timeline_to(
 
 @contextmanager
 def _atomic_folder(target: Path) -> Iterator[Path]:
-    """A new folder that takes the target's place when all went well."""
+    """A temporary folder that replaces the target on success."""
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target}: is a file; Parquet output is a folder of files")
     if target.exists() and {path.name for path in target.iterdir()} - {*FILES}:

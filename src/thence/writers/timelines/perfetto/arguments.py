@@ -63,13 +63,13 @@ def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...
     gpu = timeline.trace.gpu
     rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
     described = timeline.trace.collectives.unique("gpu", keep="first", maintain_order=True)
-    found = (*_columns(gpu, _GPU, interned),)
+    arguments = (*_columns(gpu, _GPU, interned),)
     named = {place: place for place in PLACES} | {"metadata": "annotations"}
-    found += _columns(timeline.trace.places, named, interned)
+    arguments += _columns(timeline.trace.places, named, interned)
     if described.height:
         of_gpu = rows.join(described, on="gpu", how="left", maintain_order="left")
-        found += _columns(of_gpu, _COLLECTIVE, interned)
-    return found
+        arguments += _columns(of_gpu, _COLLECTIVE, interned)
+    return arguments
 
 
 def host_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:

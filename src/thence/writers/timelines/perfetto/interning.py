@@ -33,11 +33,11 @@ class Texts:
     """
 
     number: int
-    known: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def of(self, text: str) -> int:
         """The number of one text."""
-        return self.known.setdefault(text, len(self.known) + 1)
+        return self.numbers.setdefault(text, len(self.numbers) + 1)
 
     def column(self, values: pl.Series) -> Int64:
         """The numbers of a column of categories or texts; 0 where it is null."""
@@ -66,7 +66,7 @@ class Interned:
         entries = [
             bytes_field(kind.number, uint_field(1, number) + text_field(2, text))
             for kind in (self.categories, self.names, self.keys, self.texts)
-            for text, number in kind.known.items()
+            for text, number in kind.numbers.items()
         ]
         for first in range(0, len(entries), 4096):
             yield b"".join(entries[first : first + 4096])

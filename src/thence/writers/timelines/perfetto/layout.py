@@ -1,4 +1,4 @@
-"""Where everything is drawn: a timeline's rows on tracks, and the tracks that this takes.
+"""Layout: assigns the rows of a timeline to tracks, and creates the tracks.
 
 Each process of each rank is a group of threads, each device a group of its own with its streams,
 counters and lanes. Times are those of the timeline, less `Layout.origin_ns`.
@@ -51,7 +51,7 @@ class Counter:
 
 @dataclass
 class Layout:
-    """What is written, worked out but not yet encoded.
+    """Everything to be written, before encoding.
 
     Attributes:
         origin_ns: what was taken off every time so that none is negative; 0 unless some were.
@@ -112,7 +112,7 @@ def _prefix(timeline: Timeline, rank: int) -> str:
 
 
 def _clock(timeline: Timeline, rank: int) -> tuple[str, ...]:
-    """What to say of the clock of a rank."""
+    """A note on the clock of a rank."""
     moved = timeline.corrections.get(rank)
     return () if moved is None else (f"clock moved by {-moved:+,} ns",)
 
@@ -137,9 +137,11 @@ def _add_threads(made: Layout, timeline: Timeline, rank: int, track: Int64) -> N
         pid, group = groups[process]
         name = names.get((process, thread)) or f"thread {thread}"
         of = Thread(pid, made.tracks.thread_id(thread), name)
-        own = made.tracks.add(name, group, of=of)
+        thread_track = made.tracks.add(name, group, of=of)
         # A thread has one track; what crosses its slices is shown in a row below it.
-        uuids.append([own, *made.tracks.lanes(f"{name}, overlapping", own, count - 1)])
+        uuids.append(
+            [thread_track, *made.tracks.lanes(f"{name}, overlapping", thread_track, count - 1)]
+        )
     track[rows] = _flat(uuids)[_first(lanes)[number] + lane]
 
 

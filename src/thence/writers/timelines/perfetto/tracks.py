@@ -1,4 +1,4 @@
-"""Track descriptors: what rows a viewer shows, under which names and in which order.
+"""Track descriptors: the rows of the viewer with their names and order.
 
 Field numbers: protos/perfetto/trace/track_event/track_descriptor.proto, process_descriptor.proto,
 thread_descriptor.proto and counter_descriptor.proto.
@@ -22,7 +22,7 @@ _FIRST_FREE_PID = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What makes a track the group of a process: id (unique in the file), name, and notes on it."""
+    """A process track: id (unique in the file), name, and notes on it."""
 
     pid: int
     name: str
@@ -31,7 +31,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """What makes a track that of a thread."""
+    """A thread track."""
 
     pid: int
     tid: int
@@ -101,7 +101,7 @@ class Tracks:
         of: Process | Thread | None = None,
         unit: str | None = None,
     ) -> int:
-        """Adds a track behind its siblings and returns its uuid."""
+        """Adds a track after its siblings and returns its uuid."""
         place = len(self.all)
         self.all.append(Track(place + 1, name, parent, place, of, unit=unit))
         return place + 1

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[Any]
 
 __all__ = [
-    "BYTES", "FIXED64", "VARINT", "Part", "bytes_field", "constant", "delimited", "double_column", "field_tag",
+    "FIXED64", "VARINT", "Part", "bytes_field", "constant", "delimited", "double_column", "field_tag",
     "fixed64_column", "joined", "only_where", "ragged", "sizes", "text_field", "uint_field", "varint", "varint_column",
 ]  # fmt: skip
 
-VARINT, FIXED64, BYTES = 0, 1, 2
+VARINT, FIXED64, _BYTES = 0, 1, 2
 """Wire types."""
 
 
@@ -42,7 +42,7 @@ def varint(value: int) -> bytes:
 
 
 def field_tag(number: int, wire_type: int) -> bytes:
-    """What stands before each value: the field's number and how the value is encoded."""
+    """The tag before each value: the field's number and the wire type."""
     return varint(number << 3 | wire_type)
 
 
@@ -53,7 +53,7 @@ def uint_field(number: int, value: int) -> bytes:
 
 def bytes_field(number: int, content: bytes) -> bytes:
     """A field with bytes or a message."""
-    return field_tag(number, BYTES) + varint(len(content)) + content
+    return field_tag(number, _BYTES) + varint(len(content)) + content
 
 
 def text_field(number: int, text: str) -> bytes:
@@ -63,7 +63,7 @@ def text_field(number: int, text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The bytes of one place in the records of many rows.
+    """The bytes at one position in the records of many rows.
 
     Attributes:
         data: uint8, shape (width, rows), or (width, 1) where they are the same for all.
@@ -142,7 +142,7 @@ def sizes(parts: Iterable[Part]) -> Int64:
 def delimited(number: int, parts: Sequence[Part]) -> list[Part]:
     """The parts as a message in a field: with tag and length before them."""
     length = sizes(parts)
-    return [constant(field_tag(number, BYTES), len(length)), varint_column(length), *parts]
+    return [constant(field_tag(number, _BYTES), len(length)), varint_column(length), *parts]
 
 
 def joined(parts: Sequence[Part]) -> Bytes:
@@ -151,12 +151,12 @@ def joined(parts: Sequence[Part]) -> Bytes:
     width = sum(part.data.shape[0] for part in parts)
     data = np.empty((width, rows), np.uint8)
     used = np.empty((width, rows), np.bool_)
-    at = 0
+    offset = 0
     for part in parts:
-        below = at + part.data.shape[0]
-        data[at:below] = part.data
-        np.less(np.arange(below - at)[:, None], part.length, out=used[at:below])
-        at = below
+        below = offset + part.data.shape[0]
+        data[offset:below] = part.data
+        np.less(np.arange(below - offset)[:, None], part.length, out=used[offset:below])
+        offset = below
     # Columns are filled where they lie together, then turned once: faster than strided writing.
     regular = np.ascontiguousarray(data.T)[np.ascontiguousarray(used.T)]
     return _with_ragged(regular, parts)
@@ -173,11 +173,11 @@ def _with_ragged(regular: Bytes, parts: Sequence[Part]) -> Bytes:
     if not len(content):
         return regular
     row = sizes(parts)
-    at = np.cumsum(row) - row + (sizes(parts[:place]) if place else 0)
+    begin = np.cumsum(row) - row + (sizes(parts[:place]) if place else 0)
     edges = np.zeros(len(regular) + len(content) + 1, np.int8)
     filled = extra > 0
-    edges[at[filled]] += 1
-    edges[(at + extra)[filled]] -= 1
+    edges[begin[filled]] += 1
+    edges[(begin + extra)[filled]] -= 1
     inserted = np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
     result = np.empty(len(inserted), np.uint8)
     result[inserted] = content

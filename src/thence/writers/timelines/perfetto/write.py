@@ -65,7 +65,7 @@ def _head(timeline: Timeline, made: Layout) -> Iterator[bytes]:
 
 
 def _clocks(timeline: Timeline, made: Layout) -> bytes:
-    """The trace's clock, and the wall clock at the same moment."""
+    """A clock snapshot: the trace's clock and the wall clock at the same time."""
     times = [slices.start.min() for slices in made.slices if len(slices.start)]
     now = int(min(times, default=0))
     readings = {_BOOTTIME: now}
