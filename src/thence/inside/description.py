@@ -211,17 +211,19 @@ class Description:
         try:
             if isinstance(values, dict) and "format" not in values and "entries" in values:
                 return _of_profiler_spec(msgspec.convert(values, _ProfilerSpec))
-            known = msgspec.convert(values, _Fields)
-            if (known.format, known.version) != (_FORMAT, _VERSION):
+            decoded = msgspec.convert(values, _Fields)
+            if (decoded.format, decoded.version) != (_FORMAT, _VERSION):
                 raise DamagedInput(
                     path,
-                    f"describes {known.format!r}, version {known.version}; this thence reads"
+                    f"describes {decoded.format!r}, version {decoded.version}; this thence reads"
                     f" {_FORMAT!r}, version {_VERSION}",
                 )
             fields = {
-                f.name: getattr(known, f.name) for f in dataclasses.fields(cls) if f.name != "names"
+                f.name: getattr(decoded, f.name)
+                for f in dataclasses.fields(cls)
+                if f.name != "names"
             }
-            return cls(names=tuple(known.names), **fields)
+            return cls(names=tuple(decoded.names), **fields)
         except (msgspec.ValidationError, UsageError) as error:
             raise DamagedInput(path, f"is no description of in-kernel events: {error}") from error
 

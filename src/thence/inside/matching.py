@@ -130,8 +130,8 @@ def _events_of_traces(events: Int64, count: Int64) -> Int64:
     first = starts_of(count)
     traces = np.unique(np.searchsorted(first, events, side="right") - 1)
     sizes = count[traces]
-    at = np.repeat(first[traces] - starts_of(sizes)[:-1], sizes)
-    return at + np.arange(int(sizes.sum()))
+    offset = np.repeat(first[traces] - starts_of(sizes)[:-1], sizes)
+    return offset + np.arange(int(sizes.sum()))
 
 
 def _by_name(

@@ -413,8 +413,10 @@ class _Dialects:
 
     def address(self, buffer: Any, *, shared: bool) -> Any:
         """Address of a memref's first element as an i64, in its own address space."""
-        told = shared and "memory_space" in _parameters(self._memref_ptr)  # until jax 0.8
-        pointer = self._memref_ptr(buffer, memory_space=3) if told else self._memref_ptr(buffer)
+        needs_space = shared and "memory_space" in _parameters(self._memref_ptr)  # until jax 0.8
+        pointer = (
+            self._memref_ptr(buffer, memory_space=3) if needs_space else self._memref_ptr(buffer)
+        )
         return self.llvm.ptrtoint(self.ir.IntegerType.get_signless(64), pointer)
 
 

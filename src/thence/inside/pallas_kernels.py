@@ -269,8 +269,8 @@ def _parameters(
     plgpu: Any, profile_space: int, scope: str, *, bounds_check: bool
 ) -> dict[str, Any]:
     """The fields of ``plgpu.CompilerParams`` that this jax has."""
-    known = inspect.signature(plgpu.CompilerParams).parameters
-    if "profile_space" not in known:
+    parameters_of_jax = inspect.signature(plgpu.CompilerParams).parameters
+    if "profile_space" not in parameters_of_jax:
         raise MissingRequirement("This jax has no profiler for Pallas kernels: 0.6 or newer has.")
     # JAX opens its file here, also after the block; a folder of our own would be gone then.
     parameters: dict[str, Any] = {
@@ -280,10 +280,10 @@ def _parameters(
     if scope not in ("warp", "warpgroup"):
         raise UsageError(f"scope={scope!r}: a trace belongs to a 'warpgroup' or a 'warp'.")
     if scope == "warp":
-        if "profile_trace_scope" not in known:
+        if "profile_trace_scope" not in parameters_of_jax:
             raise MissingRequirement("Traces of warps need jax 0.10.1 or newer.")
         parameters["profile_trace_scope"] = plgpu.TraceScope.WARP
-    if bounds_check and "profile_bounds_check" in known:
+    if bounds_check and "profile_bounds_check" in parameters_of_jax:
         parameters["profile_bounds_check"] = True
     return parameters
 
