@@ -85,6 +85,7 @@ def found_rows(trace: thence.Trace) -> list[tuple[Any, ...]]:
     return sorted(trace.gpu.select(columns).rows(), key=repr)
 
 
+@pytest.mark.slow_oracle
 @given(
     st.lists(kernels, min_size=1, max_size=25),
     layouts,
