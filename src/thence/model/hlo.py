@@ -31,7 +31,7 @@ INSTRUCTIONS = {
     "memory_space": pl.Int64(),  # of an array result: 0 device, 5 host; null: tuple, token
     "parameter": pl.Int64(),  # number of a parameter; null: none
     "is_root": pl.Boolean(),  # returned by its computation
-    "is_async_start": pl.Boolean(),  # see ASYNC_STARTS
+    "is_async_start": pl.Boolean(),  # see _ASYNC_STARTS of readers.jax.hlo
     "is_host_transfer": pl.Boolean(),  # a send or recv whose other end is the host
     "top_level": pl.Boolean(),  # runs as a step of its own: not inside a fusion, nor a reducer
     "loop": pl.Int64(),  # id of the innermost while whose body or condition it is in; null: none
