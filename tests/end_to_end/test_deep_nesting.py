@@ -14,7 +14,7 @@ import pytest
 
 import thence
 from helpers import event, kernel, launch, run_thence
-from thence.attribution.metadata import MOST_CHARACTERS, MOST_MEMBERS, within
+from thence.attribution.metadata import MOST_CHARACTERS, MOST_MEMBERS, merge_metadata
 from thence.readers.recording.parts import SCHEMAS
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def test_a_hundred_thousand_marks_with_metadata(tmp_path: Path) -> None:
 def test_metadata_of_marks_around_is_bounded_and_the_innermost_stays() -> None:
     def merged(outer: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
         one, other = (pl.Series([json.dumps(o)]).cast(pl.Categorical()) for o in (outer, inner))
-        found: dict[str, Any] = json.loads(str(within(one, other).cast(pl.String)[0]))
+        found: dict[str, Any] = json.loads(str(merge_metadata(one, other).cast(pl.String)[0]))
         return found
 
     many = {f"key{i}": i for i in range(MOST_MEMBERS + 3)}

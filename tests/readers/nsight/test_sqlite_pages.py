@@ -223,7 +223,7 @@ def test_sqlite_is_stopped_where_it_goes_on_for_ever(tmp_path: Path) -> None:
     path = made(tmp_path / "a.sqlite", [(1, "a", 2)])
     endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
     with closing(sqlite3.connect(path)) as connection:
-        sqlite._limit(connection, 1000)
+        sqlite._limit_steps(connection, 1000)
         with pytest.raises(sqlite3.OperationalError, match="interrupted"):
             connection.execute(endless).fetchall()
 
