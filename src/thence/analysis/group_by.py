@@ -50,11 +50,11 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
         return _unsplit(trace, _collectives(trace), kind.missing)
     if kind.origin == "gpu":
         column = _NUMBERED.get(by, pl.col(kind.column))
-        return _unsplit(trace, trace.gpu.select(column).to_series(), None)
+        return _unsplit(trace, trace.gpu.select(column).to_series(), kind.missing)
     return _unsplit(trace, trace.places[by], trace.places[f"{by}_rule"])
 
 
-def _unsplit(trace: Attributed, place: pl.Series, reason: pl.Series | str | None) -> pl.DataFrame:
+def _unsplit(trace: Attributed, place: pl.Series, reason: pl.Series | str) -> pl.DataFrame:
     """One row per activity: all of its time at one place."""
     given = reason if isinstance(reason, pl.Series) else pl.lit(reason, RULE)
     return pl.DataFrame({"duration": trace.gpu["duration"], "phase": trace.places["phase"]}).select(

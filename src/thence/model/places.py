@@ -61,8 +61,8 @@ class Kind:
     categories: tuple[str, ...] = ()
     nests: bool = False
     follows_forward: bool = True
-    missing: str = ""
-    outside: str = ""
+    missing: str = "not_said"
+    outside: str = "not_said"
     verbs: frozenset[Verb] = frozenset()
 
 

@@ -54,6 +54,7 @@ _COMMAND_BUFFER = "inside a CUDA graph (command buffer): the profiler recorded n
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
+        "not_said": "the trace does not say",
         # The launch.
         "no_launch": "the trace holds no API call that launched it",
         "no_ranges": "no named ranges recorded",

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ending_of", "write_timeline", "write_timeline_to"]
 
-_ENDINGS = (".pftrace", ".perfetto-trace", ".json", ".json.gz", ".parquet")
+_PERFETTO = (".pftrace", ".perfetto-trace")
+_ENDINGS = (*_PERFETTO, ".json", ".json.gz", ".parquet")
 """What the name of an output can end with."""
 
 _GZIP_LEVEL = 2
@@ -98,8 +99,10 @@ def write_timeline_to(
             write_chrome(timeline, zipped, progress)
     elif ending == ".json":
         write_chrome(timeline, stream, progress)
-    else:
+    elif ending in _PERFETTO:
         write_perfetto(timeline, stream, progress)
+    else:
+        raise UsageError(f"{ending}: no format that goes to a stream")
 
 
 @contextmanager
