@@ -81,7 +81,7 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
 
 warm_up_option = click.option(
     "--warm-up",
-    type=click.Choice(("heuristic", "first-compiled", "keep")),
+    type=click.Choice(WARM_UP),
     default="heuristic",
     show_default=True,
     help="Which executions of XLA programs count as warm-up and are left out.",

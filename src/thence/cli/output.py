@@ -136,15 +136,21 @@ class Result:
 
                 print_table(console(), Text(note, "dim"))
 
-    def table(self, rows: pl.DataFrame, headings: Mapping[str, str]) -> None:
-        """Rows on the terminal, at most ``top`` of them."""
+    def table(self, rows: pl.DataFrame, headings: Mapping[str, str], least_width: int = 0) -> None:
+        """Rows on the terminal, at most ``top`` of them.
+
+        Args:
+            rows: to be shown.
+            headings: columns that the terminal shows, with their headings.
+            least_width: columns of text to use even where the terminal has fewer.
+        """
         from rich.text import Text
 
         from thence.writers.text.frame_table import frame_table
 
         output = console()
         shown = rows if self.top is None else rows.head(self.top)
-        print_table(output, frame_table(shown, headings, output.width))
+        print_table(output, frame_table(shown, headings, max(output.width, least_width)))
         if shown.height < rows.height:
             hidden = rows.height - shown.height
             print_table(output, Text(f"... {hidden:,} more; --top {rows.height} shows all", "dim"))

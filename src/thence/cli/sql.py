@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
-from thence.cli.output import Result, console, json_text, print_table, result_options
+from thence.cli.output import Result, json_text, result_options
 
 __all__ = ["command"]
 
@@ -35,13 +35,4 @@ def command(inputs: Inputs, query: str, result: Result) -> None:
     elif result.form == "csv":
         result.text(answer.write_csv())
     else:
-        from thence.writers.text.frame_table import frame_table
-
-        output = console()
-        columns = {name: name for name in answer.columns}
-        shown = answer if result.top is None else answer.head(result.top)
-        print_table(output, frame_table(shown, columns, max(output.width, _SQL_WIDTH)))
-        if shown.height < answer.height:
-            click.echo(
-                f"... {answer.height - shown.height:,} more; --top {answer.height} shows all"
-            )
+        result.table(answer, {name: name for name in answer.columns}, _SQL_WIDTH)
