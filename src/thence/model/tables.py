@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.model.losses import Loss
 from thence.model.reasons import CODES
 
 if TYPE_CHECKING:
@@ -285,6 +286,7 @@ class Meta:
         process_groups: ranks of every process group that the producers described.
         warnings: what the reader had to leave out, repair or assume, one sentence each.
         notes: what was done with the inputs that is in order, such as labels joined, one sentence each.
+        losses: what the warnings say of lost, damaged and repaired records, for `thence check` to judge.
     """
 
     inputs: tuple[str, ...] = ()
@@ -295,6 +297,7 @@ class Meta:
     process_groups: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -327,6 +330,7 @@ class Tables:
         return dataclasses.replace(self, meta=meta)
 
 
+_NO_CLOCK = "some inputs do not say when their clock began: times do not compare across inputs"
 _ROW_REFERENCES = {
     "gpu": {"program": "programs"},
     "host": {"parent": "host", "forward": "host"},
@@ -350,10 +354,11 @@ def concat(parts: Sequence[Tables]) -> Tables:
     epochs = [part.meta.epoch_ns for part in parts]
     timed = [part.meta.epoch_ns for part in parts if part.gpu.height or part.host.height]
     epoch = timed[0] if timed else epochs[0]
-    if None in timed and any(e is not None for e in timed):
-        warnings.append(
-            "some inputs do not say when their clock began: times do not compare across inputs"
-        )
+    losses: tuple[Loss, ...] = ()
+    if None in timed:
+        losses = (Loss("no_common_clock", "", timed.count(None), _NO_CLOCK),)
+        if any(e is not None for e in timed):
+            warnings.append(_NO_CLOCK)
     shifts = [0 if epoch is None or e is None else e - epoch for e in epochs]
     offsets = {
         name: _offsets([len(getattr(part, name)) for part in parts])
@@ -384,6 +389,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         process_groups=tuple(x for m in metas for x in m.process_groups),
         warnings=(*(x for m in metas for x in m.warnings), *warnings),
         notes=tuple(x for m in metas for x in m.notes),
+        losses=(*(x for m in metas for x in m.losses), *losses),
     )
     return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
 

@@ -1,0 +1,1 @@
+"""Whether a trace can carry the figures that are read from it: a module for each family of rules."""

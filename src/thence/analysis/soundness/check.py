@@ -1,0 +1,62 @@
+"""`check`: all rules, applied to the tables of a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thence.analysis.soundness.evidence import Evidence
+from thence.analysis.soundness.findings import Soundness
+from thence.analysis.soundness.launch_rules import launch_without_work, work_without_launch
+from thence.analysis.soundness.profiler_rules import (
+    damaged_input,
+    lost_records,
+    profiler_overhead,
+)
+from thence.analysis.soundness.replay_rules import partial_replay
+from thence.analysis.soundness.time_rules import (
+    broken_order,
+    impossible_time,
+    outlier,
+    work_before_launch,
+)
+from thence.analysis.soundness.window_rules import empty_steps, no_device_work, windows_apart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.analysis.soundness.evidence import Judgement
+    from thence.model.tables import Tables
+
+__all__ = ["check"]
+
+_RULES: tuple[Callable[[Evidence], Judgement], ...] = (
+    launch_without_work,
+    partial_replay,
+    work_without_launch,
+    no_device_work,
+    empty_steps,
+    windows_apart,
+    outlier,
+    impossible_time,
+    broken_order,
+    work_before_launch,
+    profiler_overhead,
+    damaged_input,
+    lost_records,
+)
+
+
+def check(tables: Tables) -> Soundness:
+    """Whether a trace can carry figures, by the rules of `thence.analysis.soundness.findings.RULES`.
+
+    Args:
+        tables: the whole trace: a part of it lacks work that its launches have.
+    """
+    evidence = Evidence(tables)
+    judgements = [rule(evidence) for rule in _RULES]
+    findings = [finding for judgement in judgements for finding in judgement.findings]
+    return Soundness(
+        tuple(sorted(findings, key=lambda finding: -finding.span_share)),
+        tuple(note for judgement in judgements for note in judgement.notes),
+        tuple(dict.fromkeys(x for judgement in judgements for x in judgement.not_checked)),
+    )

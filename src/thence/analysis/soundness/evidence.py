@@ -1,0 +1,219 @@
+"""What several rules look at: the launches of a trace with the device work of each, and the ranks' windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from thence.analysis.soundness.findings import Finding, NotChecked
+from thence.model.intervals import NO_ROW
+from thence.model.launches import CALLS, IDENTIFIED
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from thence.model.tables import Tables
+    from thence.units import Ns
+
+__all__ = ["Evidence", "Judgement", "Launches", "Window", "called"]
+
+Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_KERNEL_LAUNCH = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
+_GRAPH_LAUNCH = r"^(?:cuda|cu|hip)GraphLaunch"
+
+
+@dataclass
+class Judgement:
+    """What a family of rules says of a trace.
+
+    Attributes:
+        findings: what makes the trace unsound.
+        notes: what explains figures but does not make them wrong.
+        not_checked: rules that cannot be applied.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    not_checked: list[NotChecked] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time from the first start to the last end of a rank's device work.
+
+    Attributes:
+        start, end: ns on the trace's clock.
+        devices: those of the rank that have work.
+    """
+
+    start: Ns
+    end: Ns
+    devices: tuple[int, ...]
+
+    @property
+    def span(self) -> Ns:
+        """Length in ns."""
+        return self.end - self.start
+
+    @property
+    def device(self) -> int | None:
+        """The rank's device, where it is one."""
+        return self.devices[0] if len(self.devices) == 1 else None
+
+    def share(self, ns: Ns) -> float:
+        """A time as a part of the window, from 0 to 1."""
+        return min(1.0, ns / self.span) if self.span > 0 else 1.0
+
+    def at(self, time: Ns) -> str:
+        """A moment in words, counted from the first device activity."""
+        after = time - self.start
+        when = f"{format_ns(abs(after))} {'after' if after >= 0 else 'before'}"
+        return f"{when} the rank's first device activity"
+
+
+def called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
+    """Rows of host ranges whose name matches a regular expression; each different name is tried once."""
+    names = frame["name"].unique().cast(pl.String)
+    wanted = names.filter(names.str.contains(pattern)).cast(pl.Categorical())
+    return frame.filter(pl.col("name").is_in(wanted.implode()))
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The launches of kernels and CUDA graphs, in order of rank, process, thread and time.
+
+    A runtime call and the driver call that it makes are one launch.
+
+    Attributes:
+        table: rank, process, thread, start (ns), end (ns), graph (whether it launches a CUDA graph), work
+            (how many device activities it launched) and first (start of the first of them, ns; null
+            without any).
+        of_work: row of the launch of each device activity, `NO_ROW` where it is none of these.
+        ambiguous: mask of the device activities whose correlation id several launches share.
+    """
+
+    table: pl.DataFrame
+    of_work: Int64
+    ambiguous: Mask
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A trace, and what several rules derive from it; each part is computed when it is first used."""
+
+    tables: Tables
+
+    @cached_property
+    def windows(self) -> dict[int, Window]:
+        """The window of each rank that has device work, by rank."""
+        frame = (
+            self.tables.gpu.lazy()
+            .group_by("rank")
+            .agg(
+                pl.col("start").min(),
+                end=(pl.col("start") + pl.col("duration")).max(),
+                devices=pl.col("device").unique().sort(),
+            )
+            .sort("rank")
+            .collect()
+        )
+        return {
+            rank: Window(start, end, tuple(devices))
+            for rank, start, end, devices in frame.select("rank", "start", "end", "devices").rows()
+        }
+
+    def window(self, rank: int) -> Window:
+        """The window of a rank; one without length for a rank without device work."""
+        return self.windows.get(rank) or Window(0, 0, ())
+
+    @cached_property
+    def calls(self) -> pl.DataFrame:
+        """The API calls: rank, process, thread, category, name, start, end (ns) and correlation, as in host."""
+        return self.tables.host.filter(CALLS).select(
+            *("rank", "process", "thread", "category", "name", "start", "correlation"),
+            end=pl.col("start") + pl.col("duration"),
+        )
+
+    @cached_property
+    def launches(self) -> Launches:
+        """Every launch that has a correlation id, with its device work."""
+        calls = called(self.calls, f"{_KERNEL_LAUNCH}|{_GRAPH_LAUNCH}").filter(
+            pl.col("correlation").is_not_null() & IDENTIFIED
+        )
+        graph_names = called(calls, _GRAPH_LAUNCH)["name"].unique()
+        calls = calls.with_columns(
+            graph=pl.col("name").is_in(graph_names.implode()), launch=_outermost(calls)
+        )
+        rows = calls["launch"].len() and int(calls["launch"].max()) + 1  # type: ignore[arg-type]
+        row, ambiguous = self._matched(calls)
+        work = np.bincount(row[row != NO_ROW], minlength=rows)
+        first = np.full(rows, np.iinfo(np.int64).max)
+        np.minimum.at(first, row[row != NO_ROW], self.tables.gpu["start"].to_numpy()[row != NO_ROW])
+        table = (
+            calls.group_by("launch", maintain_order=True)
+            .agg(
+                *(pl.col(c).first() for c in ("rank", "process", "thread", "start", "correlation")),
+                end=pl.col("end").max(),
+                graph=pl.col("graph").any(),
+            )
+            .with_columns(work=pl.Series(work), first=pl.Series(first))
+            .with_columns(first=pl.when(pl.col("work") > 0).then("first"))
+        )
+        return Launches(table, row, ambiguous)
+
+    def _matched(self, calls: pl.DataFrame) -> tuple[Int64, Mask]:
+        """Launch of each activity, and whether several launches have its correlation id."""
+        by_id = (
+            calls.lazy()
+            .group_by("rank", "correlation")
+            .agg(pl.col("launch").first(), several=pl.col("launch").n_unique() > 1)
+        )
+        joined = (
+            self.tables.gpu.lazy()
+            .select("rank", "correlation")
+            .join(by_id, on=["rank", "correlation"], how="left", maintain_order="left")
+            .select(
+                pl.col("launch").cast(pl.Int64).fill_null(NO_ROW),
+                pl.col("several").fill_null(value=False),
+            )
+            .collect()
+        )
+        return joined["launch"].to_numpy(), joined["several"].to_numpy()
+
+    @cached_property
+    def launching_ranks(self) -> dict[int, tuple[int, int]]:
+        """Ranks with launches: how many, and how many of them have device work."""
+        counted = self.launches.table.group_by("rank").agg(
+            pl.len().alias("launches"), working=(pl.col("work") > 0).sum()
+        )
+        return {rank: (n, working) for rank, n, working in counted.rows()}
+
+    def steps_at(self, rank: int, times: Int64) -> str:
+        """In which profiler steps times lie, in words; empty where the trace has no steps."""
+        steps = self.tables.host.filter(
+            pl.col("category") == "step", pl.col("rank") == rank
+        ).select("name", "start", end=pl.col("start") + pl.col("duration"))
+        if steps.is_empty() or len(times) == 0:
+            return ""
+        moments = np.sort(times)
+        begin, end = steps["start"].to_numpy(), steps["end"].to_numpy()
+        inside = np.searchsorted(moments, end) > np.searchsorted(moments, begin)
+        names = steps["name"].cast(pl.String).filter(pl.Series(inside)).unique(maintain_order=True)
+        if names.is_empty():
+            return ""
+        shown = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}, {len(names)} steps"
+        return f" (in {shown})"
+
+
+def _outermost(calls: pl.DataFrame) -> pl.Series:
+    """A number for each launch; a driver call that a runtime call of its thread makes has the number of that."""
+    until = pl.when(pl.col("category") == "runtime").then("end").otherwise("start")
+    reached = until.cum_max().shift(1).over("rank", "process", "thread")
+    inner = (pl.col("category") == "driver") & (pl.col("start") < reached)
+    return calls.select((~inner.fill_null(value=False)).cum_sum().cast(pl.Int64) - 1).to_series()

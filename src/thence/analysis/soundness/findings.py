@@ -1,0 +1,140 @@
+"""The result of the check of a trace, and the table of its rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from thence.units import format_count, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.units import Ns
+
+__all__ = ["MISSING_WORK", "RULES", "Finding", "NotChecked", "Soundness"]
+
+RULES: Mapping[str, str] = MappingProxyType(
+    {
+        "launch_without_work": "every launch of a kernel or CUDA graph has its device work",
+        "partial_replay": "every launch of a CUDA graph ran as many kernels as its other launches",
+        "work_without_launch": "every kernel has the call that launched it, where calls are recorded",
+        "no_device_work": "every rank that launched something has device work",
+        "empty_steps": "every profiler step has device work, where others have",
+        "windows_apart": "the ranks were recorded at the same time",
+        "outlier": "no single execution takes 1,000 times the median of its kernel",
+        "impossible_time": "no device work has an impossible start or duration",
+        "broken_order": "kernels of one stream start in the order of their launches",
+        "work_before_launch": "no device work starts before its launch",
+        "profiler_overhead": "the profiler's own work does not make the GPU idle",
+        "damaged_input": "the input is whole, and nothing of it had to be repaired",
+        "lost_records": "the recorder lost no records",
+    }
+)
+"""Code of every rule, and what holds of a sound trace."""
+
+MISSING_WORK = frozenset(
+    {
+        *("launch_without_work", "partial_replay", "no_device_work", "empty_steps"),
+        *("damaged_input", "lost_records"),
+    }
+)
+"""Rules whose violation means that there was device work which the trace does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that the trace violates.
+
+    Attributes:
+        code: of `RULES`.
+        rank, device: where; None where it is not of one rank, or not known to be of one device.
+        count: how many launches, activities, steps or records it is about.
+        span_ns: time that it touches, in ns.
+        span_share: part of the span of the rank's device work (of all ranks where rank is None) that it
+            touches, from 0 to 1.
+        text: one sentence: what was seen, where and when.
+    """
+
+    code: str
+    rank: int | None
+    device: int | None
+    count: int
+    span_ns: Ns
+    span_share: float
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as the command line prints it."""
+        return {
+            "code": self.code,
+            "rank": self.rank,
+            "device": self.device,
+            "count": self.count,
+            "span_ns": self.span_ns,
+            "span_share": self.span_share,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A rule that could not be applied to the trace, or to a part of it.
+
+    Attributes:
+        code: of `RULES`.
+        text: one sentence: why, and what the trace shows instead.
+    """
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Soundness:
+    """Whether a trace can carry figures.
+
+    Attributes:
+        findings: what makes it unsound; those that touch most of the span first.
+        notes: findings that explain a figure but do not make it wrong, such as time of the profiler itself.
+        not_checked: rules that could not be applied.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    @property
+    def work_missing(self) -> bool:
+        """Whether there was device work that the trace does not hold: idle time is then an upper bound."""
+        return any(finding.code in MISSING_WORK for finding in self.findings)
+
+    @property
+    def statement(self) -> str | None:
+        """One line for every result of an unsound trace; None for a sound one."""
+        if self.sound:
+            return None
+        first, more = self.findings[0], len(self.findings) - 1
+        touched = f" (touches {format_share(first.span_share, 1)} of the span)"
+        others = f"; {format_count(more)} more finding{'s' if more > 1 else ''}" if more else ""
+        bound = " Idle time is at most what is shown." if self.work_missing else ""
+        return f"this trace is not sound: {first.text}{touched}{others}; see thence check.{bound}"
+
+    def findings_json(self) -> list[dict[str, Any]]:
+        """The findings, as every verb prints them in its JSON."""
+        return [finding.to_json() for finding in self.findings]
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as ``thence check --format json`` prints it."""
+        return {
+            "sound": self.sound,
+            "findings": self.findings_json(),
+            "notes": [note.to_json() for note in self.notes],
+            "not_checked": [{"code": n.code, "text": n.text} for n in self.not_checked],
+        }

@@ -1,0 +1,319 @@
+"""Launches without device work, and device work without its launch.
+
+Which launches have none in a sound trace, and are left out:
+
+- launches while a stream is captured: their kernels become nodes of a graph, and run when that is launched;
+- the last launches of a recording that ended while the device still worked, unless the host waited for the
+  whole device after them: then their work had ended before the recording did;
+- in recordings without calls that capture, launches that look captured: see `_probably_captured`.
+
+Copies and sets are not judged: those of nothing have no device work. Kernels that the device itself launches,
+such as the bodies of conditional graph nodes, have the correlation id 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.soundness.evidence import Evidence, Judgement, called
+from thence.analysis.soundness.findings import Finding, NotChecked
+from thence.model.intervals import NO_ROW, union_lengths
+
+if TYPE_CHECKING:
+    from thence.analysis.soundness.evidence import Int64, Mask, Window
+
+__all__ = ["launch_without_work", "work_without_launch"]
+
+_BEGIN, _END = r"StreamBeginCapture", r"StreamEndCapture"
+_WAIT = r"^(?:cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)"
+_ONLY_LAUNCHES = r"Launch|Memcpy|Memset|Synchronize|StreamWaitEvent"
+_LATENCY_NS = 10_000_000
+_TAIL_SHARE = 0.05
+
+
+def launch_without_work(evidence: Evidence) -> Judgement:
+    """Judges launches of kernels and CUDA graphs that have no device work."""
+    judgement = Judgement(not_checked=_unknown_launches(evidence))
+    table = evidence.launches.table
+    captured = _captured(evidence)
+    blind = _hides_captures(evidence)
+    maybe_captured = 0
+    for rank, rows in _by_rank(table):
+        if not _corresponds(evidence, rank):
+            judgement.not_checked.append(_no_correspondence(rank))
+            continue
+        part = table[rows]
+        missing = (part["work"] == 0).to_numpy() & ~captured[rows]
+        if blind:
+            looks = _probably_captured(evidence, rank, part, missing)
+            maybe_captured += int(looks.sum())
+            missing &= ~looks
+        late = missing & _after_the_end(evidence, rank, part)
+        for chosen, into in ((missing & ~late, judgement.findings), (late, judgement.notes)):
+            if chosen.any():
+                into.append(_missing_work(evidence, rank, part, chosen))
+    if maybe_captured:
+        judgement.not_checked.append(
+            NotChecked(
+                "launch_without_work",
+                f"{maybe_captured:,} launches without device work are followed by a launch of a CUDA graph that"
+                " has room for them: they were captured, most likely; the recording holds no capturing calls",
+            )
+        )
+    return judgement
+
+
+def _by_rank(table: pl.DataFrame) -> list[tuple[int, Int64]]:
+    """Rows of each rank."""
+    ranks = table["rank"].to_numpy()
+    return [(int(rank), np.flatnonzero(ranks == rank)) for rank in np.unique(ranks)]
+
+
+def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
+    ranks = sorted(set(evidence.windows) - set(evidence.launching_ranks))
+    if not ranks:
+        return _unknown_kernel_launches(evidence)
+    whose = "" if len(ranks) == len(evidence.windows) else f" of ranks {_listed(ranks)}"
+    text = f"no launches{whose} are recorded, so it cannot be told whether device work is missing"
+    jumps = [_jump(evidence, rank) for rank in ranks]
+    text = "; ".join([text, *(jump for jump in jumps[:1] if jump)])
+    return [NotChecked(code, text) for code in ("launch_without_work", "work_without_launch")]
+
+
+def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
+    """Of producers that record launches of graphs as calls, and launches of kernels by the kernel's name."""
+    table = evidence.launches.table
+    if table.is_empty() or not table["graph"].all() or evidence.tables.gpu.is_empty():
+        return []
+    eager = int((evidence.launches.of_work == NO_ROW).sum())
+    if not eager or not evidence.calls.filter(pl.col("category") == "driver").height:
+        return []
+    return [
+        NotChecked(
+            "launch_without_work",
+            "only launches of CUDA graphs are recorded as calls: whether other work is missing cannot be told",
+        )
+    ]
+
+
+def _jump(evidence: Evidence, rank: int) -> str | None:
+    """What the correlation ids of device work show where launches are not recorded."""
+    work = evidence.tables.gpu.filter(pl.col("rank") == rank, pl.col("correlation") > 0)
+    ids = work.group_by("correlation").agg(pl.col("start").min()).sort("correlation")
+    if ids.height < 3:
+        return None
+    steps = np.diff(ids["correlation"].to_numpy())
+    most = int(steps.argmax())
+    when = evidence.window(rank).at(int(ids["start"][most + 1]))
+    return (
+        f"the correlation ids of rank {rank} advance by {int(np.median(steps))} from launch to launch, and by"
+        f" {int(steps[most]):,} at most, {when}"
+    )
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+
+def _corresponds(evidence: Evidence, rank: int) -> bool:
+    """Whether ids of launches and of device work correspond: a producer may number them differently."""
+    launches, working = evidence.launching_ranks[rank]
+    gpu = evidence.tables.gpu
+    if working or rank not in evidence.windows:
+        return True
+    return not (launches and gpu.filter(pl.col("rank") == rank, pl.col("kind") == "kernel").height)
+
+
+def _no_correspondence(rank: int) -> NotChecked:
+    return NotChecked(
+        "launch_without_work",
+        f"rank {rank}: no correlation id of a launch is that of any device work",
+    )
+
+
+def _captured(evidence: Evidence) -> Mask:
+    """Launches while any stream of their process is being captured."""
+    table = evidence.launches.table
+    captured = np.zeros(table.height, np.bool_)
+    marks = called(evidence.calls, f"{_BEGIN}|{_END}")
+    if marks.is_empty():
+        return captured
+    begins = set(called(marks, _BEGIN)["name"].cast(pl.String))
+    change = np.where(marks["name"].cast(pl.String).is_in(begins).to_numpy(), 1, -1)
+    processes = marks.select("rank", "process").unique().rows()
+    for rank, process in processes:
+        here = (marks["rank"] == rank) & (marks["process"] == process)
+        order = np.argsort(marks["start"].filter(here).to_numpy(), kind="stable")
+        times = marks["start"].filter(here).to_numpy()[order]
+        depth = np.concatenate([[0], np.cumsum(change[here.to_numpy()][order])])
+        depth -= min(0, int(depth.min()))  # captures that began before the recording
+        rows = np.flatnonzero(((table["rank"] == rank) & (table["process"] == process)).to_numpy())
+        captured[rows] = depth[np.searchsorted(times, table["start"].to_numpy()[rows], "right")] > 0
+    return captured
+
+
+def _hides_captures(evidence: Evidence) -> bool:
+    """Whether the recorder kept only calls that launch or wait, so that captures are not to be seen."""
+    names = evidence.calls["name"].unique().cast(pl.String)
+    return len(names) > 0 and bool(names.str.contains(_ONLY_LAUNCHES).all())
+
+
+def _probably_captured(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Mask) -> Mask:
+    """Runs of launches without work on one thread that have the length of a graph launched later.
+
+    XLA captures library calls just before it launches the graph that they become a part of: such a run ends
+    at a launch of a graph with at least as many activities. torch captures a graph whole: a run of exactly as
+    many launches as the graph has kernels, and the graph is launched later.
+    """
+    result = np.zeros(part.height, np.bool_)
+    graph = part["graph"].to_numpy()
+    if not graph.any() or not missing.any():
+        return result
+    sizes = part.filter(pl.col("graph") & (pl.col("work") > 0))["work"].to_numpy()
+    track = part.select(pl.struct("process", "thread").rank("dense")).to_series().to_numpy()
+    change = np.flatnonzero((missing[1:] != missing[:-1]) | (track[1:] != track[:-1])) + 1
+    begins = np.concatenate([[0], change])
+    ends = np.concatenate([change, [part.height]])
+    runs = np.flatnonzero(missing[begins])
+    begins, ends = begins[runs], ends[runs]
+    following = np.minimum(ends, part.height - 1)
+    work = part["work"].to_numpy()
+    next_is_graph = (ends < part.height) & graph[following] & (track[following] == track[begins])
+    just_before = next_is_graph & (work[following] >= ends - begins)
+    whole = np.isin(ends - begins, sizes[sizes > 1])
+    lengths = ends - begins
+    chosen = (just_before | whole) & ~_holds_graphs(graph, begins, ends)
+    result[np.repeat(begins[chosen], lengths[chosen]) + _within(lengths[chosen])] = True
+    return result
+
+
+def _holds_graphs(graph: Mask, begins: Int64, ends: Int64) -> Mask:
+    """Whether a run of rows holds a launch of a graph: such a launch is not captured."""
+    before = np.concatenate([[0], np.cumsum(graph)])
+    return before[ends] > before[begins]
+
+
+def _within(lengths: Int64) -> Int64:
+    """0, 1, 2 ... within each of several runs."""
+    total = int(lengths.sum())
+    return np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def _after_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
+    """Launches whose work may have run after the recording ended: see the module."""
+    start = part["start"].to_numpy()
+    window = evidence.windows.get(rank)
+    with_work = part["start"].filter(part["work"] > 0)
+    if window is None or with_work.is_empty():
+        return np.zeros(part.height, np.bool_)
+    waits = called(evidence.calls, _WAIT).filter(pl.col("rank") == rank)["start"]
+    last_wait = waits.max() if waits.len() else None
+    latest = window.end + max(_LATENCY_NS, int(window.span * _TAIL_SHARE))
+    result: Mask = (start > int(with_work.max())) & (start <= latest)  # type: ignore[arg-type]
+    if last_wait is not None:
+        result &= start > int(last_wait)  # type: ignore[call-overload]
+    return result
+
+
+def _missing_work(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Mask) -> Finding:
+    """The finding about launches of a rank that have no device work."""
+    window = evidence.window(rank)
+    start = part["start"].to_numpy()
+    touched = _touched(window, start, missing)
+    graph = part["graph"].to_numpy()
+    counted = [
+        f"{int((missing & kind).sum()):,} of {int(kind.sum()):,} launches of {what}"
+        for kind, what in ((graph, "CUDA graphs"), (~graph, "kernels"))
+        if (missing & kind).any()
+    ]
+    times = start[missing]
+    when = (
+        f", the first {window.at(int(times.min()))}, the last {window.at(int(times.max()))}"
+        if rank in evidence.windows
+        else ""
+    )
+    return Finding(
+        "launch_without_work",
+        rank,
+        window.device,
+        int(missing.sum()),
+        touched,
+        window.share(touched),
+        f"rank {rank}: {' and '.join(counted)} have no device work{when}{evidence.steps_at(rank, times)}",
+    )
+
+
+def _touched(window: Window, start: Int64, missing: Mask) -> int:
+    """Time from each launch without work to the next one with work, as a union (ns)."""
+    working = np.sort(start[~missing])
+    begin = np.maximum(start[missing], window.start)
+    following = np.searchsorted(working, start[missing], "right")
+    until = np.append(working, window.end)[following]
+    until = np.minimum(until, window.end)
+    return int(union_lengths(np.zeros(len(begin), np.int64), begin, until, 1)[0])
+
+
+def work_without_launch(evidence: Evidence) -> Judgement:
+    """Judges kernels whose launch is not recorded, though launches of the same kernel are.
+
+    What was launched before the first recorded call is left out; kernels whose launch is never recorded are a
+    note, because some producers do not record every kind of call.
+    """
+    judgement = Judgement()
+    ids = evidence.calls.lazy().filter(pl.col("correlation") > 0)
+    first = ids.group_by("rank").agg(low=pl.col("correlation").min()).collect()
+    known = ids.select("rank", "correlation").unique()
+    kernels = evidence.tables.gpu.lazy().filter(
+        pl.col("kind") == "kernel", pl.col("correlation") > 0
+    )
+    works = kernels.group_by("rank", "correlation").agg(pl.len().alias("size"))
+    stray_ids = (
+        works.join(known, on=["rank", "correlation"], how="anti")
+        .join(first.lazy(), on="rank")
+        .filter(pl.col("correlation") > pl.col("low"))
+        .select("rank", "correlation", single=pl.col("size") == 1)
+        .collect()
+    )
+    stray_ids = stray_ids.filter(pl.col("rank").is_in(list(evidence.launching_ranks)))
+    if stray_ids.is_empty():
+        return judgement
+    stray = kernels.join(stray_ids.lazy(), on=["rank", "correlation"]).collect()
+    elsewhere = (
+        kernels.filter(pl.col("name").is_in(stray["name"].unique().implode()))
+        .join(works, on=["rank", "correlation"])
+        .join(known, on=["rank", "correlation"], how="semi")
+        .select("rank", "name", single=pl.col("size") == 1)
+        .unique()
+        .collect()
+    )
+    lost = stray.join(elsewhere, on=["rank", "name", "single"], how="semi")
+    never = stray.join(elsewhere, on=["rank", "name", "single"], how="anti")
+    for frame, into, why in (
+        (lost, judgement.findings, "though launches of the same kernels are"),
+        (never, judgement.notes, "nor is any launch of these kernels: not every call is recorded"),
+    ):
+        for rank, rows in _by_rank(frame):
+            if _corresponds(evidence, rank):
+                into.append(_without_launch(evidence, rank, frame[rows], why))
+    return judgement
+
+
+def _without_launch(evidence: Evidence, rank: int, stray: pl.DataFrame, why: str) -> Finding:
+    window = evidence.window(rank)
+    devices = stray["device"].unique()
+    ns = int(stray["duration"].sum())
+    times = stray["start"].to_numpy()
+    return Finding(
+        "work_without_launch",
+        rank,
+        int(devices[0]) if len(devices) == 1 else None,
+        stray.height,
+        ns,
+        window.share(ns),
+        f"rank {rank}: the launches of {stray.height:,} kernels are not recorded, {why}; the first ran"
+        f" {window.at(int(times.min()))}{evidence.steps_at(rank, times)}",
+    )

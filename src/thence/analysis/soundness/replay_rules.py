@@ -1,0 +1,200 @@
+"""Launches of CUDA graphs that ran fewer kernels than other launches of the same graph.
+
+Where the trace names the graph of each activity, the fullest launch of a graph is what the others are compared
+with. A graph with conditional nodes runs what its conditions say: its launches may differ, and are a note.
+
+Where it does not, a launch is compared with what most launches ran, by name, grid and block of the activities.
+A launch that ran a part of that may be of another graph; it counts where all launches ran that or a part of it,
+and no two of them the same part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.soundness.evidence import Evidence, Judgement, Launches
+from thence.analysis.soundness.findings import Finding
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    from thence.analysis.soundness.evidence import Mask
+
+__all__ = ["partial_replay"]
+
+_MOST_SHAPES = 100  # different launches that are compared with the most frequent one
+_LARGEST = 20_000  # activities of a launch that is compared
+
+
+def partial_replay(evidence: Evidence) -> Judgement:
+    """Judges launches of graphs whose work is there in part."""
+    judgement = Judgement()
+    gpu = evidence.tables.gpu
+    if (gpu["graph"].len() - gpu["graph"].null_count()) > 0:
+        _named(evidence, judgement)
+    _unnamed(evidence, judgement)
+    return judgement
+
+
+def _named(evidence: Evidence, judgement: Judgement) -> None:
+    """Compares the launches of each graph that the trace names."""
+    activities = evidence.tables.gpu.lazy().filter(pl.col("graph").is_not_null())
+    launches = (
+        activities.filter(pl.col("correlation") > 0)
+        .group_by("rank", "graph", "correlation")
+        .agg(
+            pl.len().alias("size"),
+            nodes=pl.col("node").n_unique(),
+            unknown=pl.col("node").null_count() > 0,
+            start=pl.col("start").min(),
+            end=(pl.col("start") + pl.col("duration")).max(),
+            ns=pl.col("duration").sum(),
+            device=pl.col("device").first(),
+        )
+        .with_columns(
+            ran=pl.when("unknown").then("size").otherwise("nodes"),
+            repeated=~pl.col("unknown") & (pl.col("nodes") < pl.col("size")),
+        )
+        .with_columns(
+            fullest=pl.col("ran").max().over("rank", "graph"),
+            launches=pl.len().over("rank", "graph"),
+            varies=pl.col("repeated").any().over("rank", "graph"),
+        )
+        .filter(pl.col("ran") < pl.col("fullest"))
+        .collect()
+    )
+    if launches.is_empty():
+        return
+    conditional = activities.filter(pl.col("correlation") == 0).select("rank", "graph").unique()
+    bodies = set(conditional.collect().rows())
+    last = {rank: _last_work(evidence, rank) for rank in evidence.windows}
+    for (rank, graph), part in launches.sort("rank", "graph", "start").group_by(
+        "rank", "graph", maintain_order=True
+    ):
+        finding = _finding(evidence, int(rank), part, f"CUDA graph {graph}")  # type: ignore[call-overload]
+        at_end = part.height == 1 and part["correlation"][0] == last[finding.rank or 0]
+        doubtful = (rank, graph) in bodies or bool(part["varies"].any()) or at_end
+        (judgement.notes if doubtful else judgement.findings).append(finding)
+
+
+def _last_work(evidence: Evidence, rank: int) -> int | None:
+    """Correlation id of what ended last on a rank: the recording may have ended within it."""
+    gpu = evidence.tables.gpu.lazy().filter(pl.col("rank") == rank)
+    end = (pl.col("start") + pl.col("duration")).arg_max()
+    found: int | None = gpu.select(pl.col("correlation").get(end)).collect().item()
+    return found
+
+
+def _finding(evidence: Evidence, rank: int, part: pl.DataFrame, graph: str) -> Finding:
+    """The finding about launches of one graph: columns ran, fullest, launches, start, end, device."""
+    window = evidence.window(rank)
+    touched = int((part["end"] - part["start"]).sum())
+    least, most = int(part["ran"].min()), int(part["ran"].max())  # type: ignore[arg-type]
+    ran = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    devices = part["device"].unique()
+    times = part["start"].to_numpy()
+    return Finding(
+        "partial_replay",
+        rank,
+        int(devices[0]) if len(devices) == 1 else None,
+        part.height,
+        touched,
+        window.share(touched),
+        f"rank {rank}: {part.height:,} of {int(part['launches'][0]):,} launches of {graph} ran {ran} of the"
+        f" {int(part['fullest'][0]):,} activities of its fullest launch, the first"
+        f" {window.at(int(times.min()))}{evidence.steps_at(rank, times)}",
+    )
+
+
+def _unnamed(evidence: Evidence, judgement: Judgement) -> None:
+    """Compares launches of graphs that the trace does not name."""
+    launches = evidence.launches
+    of_graph = launches.table["graph"].to_numpy()
+    if not of_graph.any():
+        return
+    row = launches.of_work
+    unnamed = evidence.tables.gpu["graph"].is_null().to_numpy() & (row != NO_ROW)
+    chosen = np.flatnonzero(unnamed & of_graph[row])
+    if not len(chosen):
+        return
+    shapes = _shapes(evidence, launches, chosen)
+    for (rank,), part in shapes.group_by("rank", maintain_order=True):
+        _compare(evidence, judgement, int(rank), part, chosen)  # type: ignore[call-overload]
+
+
+def _shapes(evidence: Evidence, launches: Launches, chosen: Any) -> pl.DataFrame:
+    """What each launch ran, as one number: rank, launch, shape, ran, start, end, device."""
+    gpu = evidence.tables.gpu[chosen]
+    return (
+        gpu.lazy()
+        .select(
+            *("rank", "device", "start"),
+            launch=pl.Series(launches.of_work[chosen]),
+            end=pl.col("start") + pl.col("duration"),
+            what=_identity().hash(),
+        )
+        .group_by("rank", "launch")
+        .agg(
+            ran=pl.len(),
+            shape=pl.col("what").sort().implode().hash().first(),
+            start=pl.col("start").min(),
+            end=pl.col("end").max(),
+            device=pl.col("device").first(),
+        )
+        .sort("rank", "start")
+        .collect()
+    )
+
+
+def _identity() -> pl.Expr:
+    return pl.struct(
+        pl.col("name").cast(pl.String), pl.col("grid").arr.to_list(), pl.col("block").arr.to_list()
+    )
+
+
+def _compare(
+    evidence: Evidence, judgement: Judgement, rank: int, part: pl.DataFrame, chosen: Any
+) -> None:
+    shapes = (
+        part.group_by("shape")
+        .agg(pl.len(), pl.col("ran").first(), pl.col("launch").first())
+        .sort("len", "ran", descending=True)
+    )
+    if not 2 <= shapes.height <= _MOST_SHAPES or int(part["ran"].max()) > _LARGEST:  # type: ignore[arg-type]
+        return
+    full = shapes.row(0, named=True)
+    if full["len"] < 2:
+        return
+    whole = _activities(evidence, chosen, full["launch"])
+    within = [
+        row["shape"]
+        for row in shapes[1:].iter_rows(named=True)
+        if row["ran"] < full["ran"] and _activities(evidence, chosen, row["launch"]) <= whole
+    ]
+    if not within:
+        return
+    partial = part.filter(pl.col("shape").is_in(within)).with_columns(
+        fullest=pl.lit(full["ran"]), launches=pl.lit(part.height)
+    )
+    finding = _finding(evidence, rank, partial, "CUDA graphs that run the same")
+    alone = len(within) == shapes.height - 1 and partial.height == len(within)
+    last = partial.height == 1 and partial["start"][0] == part["start"].max()
+    (judgement.findings if alone and not last else judgement.notes).append(finding)
+
+
+def _activities(evidence: Evidence, chosen: Any, launch: int) -> Counter[Any]:
+    """Name, grid and block of the activities of a launch, with how often each occurs."""
+    of: Mask = evidence.launches.of_work[chosen] == launch
+    gpu = evidence.tables.gpu[chosen[of]]
+    return Counter(
+        (name, tuple(grid or ()), tuple(block or ()))
+        for name, grid, block in zip(
+            gpu["name"].cast(pl.String).to_list(),
+            gpu["grid"].arr.to_list().to_list(),
+            gpu["block"].arr.to_list().to_list(),
+            strict=True,
+        )
+    )

@@ -1,0 +1,235 @@
+"""Times that cannot be, and times that are hard to believe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.kernel_groups import COMMUNICATION, KERNEL_PATTERNS
+from thence.analysis.soundness.evidence import Evidence, Judgement
+from thence.analysis.soundness.findings import Finding, NotChecked
+from thence.model.intervals import NO_ROW
+from thence.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from thence.analysis.soundness.evidence import Int64, Mask
+
+__all__ = ["broken_order", "impossible_time", "outlier", "work_before_launch"]
+
+_TIMES_THE_MEDIAN = 1000
+_FEWEST = 10  # executions that make a median
+_ALONE = 10  # times the second longest execution
+_LEAST_SHARE = 0.01  # of the span, below which an outlier changes no figure
+_WAITING = r"(?i)spin|wait|sleep|delay|barrier|signal|poll|notify|dispatch|combine"
+_DAY_NS = 86_400_000_000_000
+_SECOND_NS = 1_000_000_000
+_CLOCKS_NS = 10_000  # what clocks of host and device may differ by
+
+
+def outlier(evidence: Evidence) -> Judgement:
+    """Judges single executions that took 1,000 times the median of their kernel (name, grid and block).
+
+    Communication waits for other ranks, and other kernels wait on purpose: they are left out. An execution
+    that is not alone, or too short to matter, is a note: the work of a kernel may depend on its data.
+    """
+    judgement = Judgement()
+    kernels = evidence.tables.gpu.lazy().filter(
+        pl.col("kind") == "kernel", pl.col("duration") > _TIMES_THE_MEDIAN
+    )
+    longest = kernels.group_by("name").agg(most=pl.col("duration").max()).collect()
+    if longest.is_empty():
+        return judgement
+    least = (
+        evidence.tables.gpu.lazy()
+        .filter(pl.col("kind") == "kernel")
+        .group_by("name")
+        .agg(least=pl.col("duration").min(), n=pl.len())
+        .collect()
+    )
+    spread = longest.join(least, on="name").filter(
+        pl.col("most") >= _TIMES_THE_MEDIAN * pl.col("least"), pl.col("n") >= _FEWEST
+    )
+    suspects = [name for name in spread["name"].cast(pl.String) if not _waits(name)]
+    if not suspects:
+        return judgement
+    found = _outliers(evidence.tables.gpu, suspects)
+    for row in found.iter_rows(named=True):
+        window = evidence.window(row["rank"])
+        share = window.share(row["duration"])
+        text = (
+            f"rank {row['rank']}: one of {row['n']:,} executions of {row['name']} took"
+            f" {format_ns(row['duration'])}, {row['duration'] / max(row['median'], 1):,.0f} times the median,"
+            f" {window.at(row['start'])}"
+        )
+        finding = Finding("outlier", row["rank"], row["device"], 1, row["duration"], share, text)
+        alone = row["duration"] >= _ALONE * row["second"]
+        (judgement.findings if alone and share >= _LEAST_SHARE else judgement.notes).append(finding)
+    return judgement
+
+
+def _waits(name: str) -> bool:
+    communicates = [p for group, p in KERNEL_PATTERNS if group == COMMUNICATION]
+    return any(pl.Series([name]).str.contains(p).any() for p in (*communicates, _WAITING))
+
+
+def _outliers(gpu: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+    same = ("rank", "name", "grid", "block")
+    duration = pl.col("duration")
+    return (
+        gpu.lazy()
+        .filter(pl.col("kind") == "kernel", pl.col("name").is_in(pl.Series(names, dtype=pl.Categorical()).implode()))
+        .select(
+            *("rank", "device", "start", "duration"),
+            name=pl.col("name").cast(pl.String),
+            grid=pl.col("grid").arr.to_list(),
+            block=pl.col("block").arr.to_list(),
+        )
+        .with_columns(
+            n=pl.len().over(same),
+            median=duration.median().over(same),
+            second=duration.top_k(2).min().over(same),
+        )
+        .filter(pl.col("n") >= _FEWEST, duration >= _TIMES_THE_MEDIAN * pl.col("median"), duration > _SECOND_NS // 1000)
+        .sort("duration", descending=True)
+        .collect()
+    )
+
+
+def impossible_time(evidence: Evidence) -> Judgement:
+    """Judges device work that starts or ends far from all other, before the clock began, or lasts less than 0."""
+    judgement = Judgement()
+    gpu = evidence.tables.gpu
+    shifted = len(evidence.tables.meta.inputs) > 1  # onto the clock of the first, where 0 means nothing
+    for rank in evidence.windows:
+        of_rank = (gpu["rank"] == rank).to_numpy()
+        start, duration = gpu["start"].to_numpy()[of_rank], gpu["duration"].to_numpy()[of_rank]
+        bad = _impossible(start, duration) | (_before_the_clock(start) & ~shifted)
+        if not bad.any():
+            continue
+        rows = np.flatnonzero(of_rank)[bad]
+        devices = np.unique(gpu["device"].to_numpy()[rows])
+        kept = ~bad
+        span = int((start + duration)[kept].max() - start[kept].min()) if kept.any() else 0
+        whole = evidence.window(rank).span
+        example = f"{gpu['name'][int(rows[0])]} starts at {int(start[bad][0]):,} ns and lasts {int(duration[bad][0]):,} ns"
+        judgement.findings.append(
+            Finding(
+                "impossible_time",
+                rank,
+                int(devices[0]) if len(devices) == 1 else None,
+                int(bad.sum()),
+                max(0, whole - span),
+                evidence.window(rank).share(max(0, whole - span)),
+                f"rank {rank}: {int(bad.sum()):,} of {len(start):,} device activities have impossible times;"
+                f" {example}; the others span {format_ns(span)}",
+            )
+        )
+    return judgement
+
+
+def _impossible(start: Int64, duration: Int64) -> Mask:
+    """Activities a day and ten windows away from the middle half of the others, or with negative durations."""
+    low, middle, high = np.quantile(start, (0.25, 0.5, 0.75), method="nearest")
+    reach = _DAY_NS + 10 * int(high - low)
+    result: Mask = (
+        (np.abs(start - middle) > reach) | (duration < 0) | (start + duration > middle + reach)
+    )
+    return result
+
+
+def _before_the_clock(start: Int64) -> Mask:
+    """Starts below 0, and a start of exactly 0 more than a second before any other."""
+    positive = start[start > 0]
+    lonely = len(positive) > 0 and int(positive.min()) > _SECOND_NS
+    result: Mask = (start < 0) | ((start == 0) & lonely)
+    return result
+
+
+def work_before_launch(evidence: Evidence) -> Judgement:
+    """Judges device work that starts more than 10 us before the call that launched it."""
+    judgement = Judgement()
+    launches = evidence.launches
+    row = launches.of_work
+    known = np.flatnonzero((row != NO_ROW) & ~launches.ambiguous)
+    if not len(known):
+        return judgement
+    start = evidence.tables.gpu["start"].to_numpy()[known]
+    before = launches.table["start"].to_numpy()[row[known]] - start
+    early = before > _CLOCKS_NS
+    if not early.any():
+        return judgement
+    gpu = evidence.tables.gpu[known[early]].select("rank", "device", "start")
+    gpu = gpu.with_columns(before=pl.Series(before[early]))
+    of_rank = dict(zip(*np.unique(evidence.tables.gpu["rank"].to_numpy()[known], return_counts=True), strict=True))
+    for (rank,), part in gpu.group_by("rank", maintain_order=True):
+        number = int(rank)  # type: ignore[call-overload]
+        window = evidence.window(number)
+        devices = part["device"].unique()
+        touched = int(part["start"].max() - part["start"].min())  # type: ignore[operator]
+        judgement.findings.append(
+            Finding(
+                "work_before_launch",
+                number,
+                int(devices[0]) if len(devices) == 1 else None,
+                part.height,
+                touched,
+                window.share(touched),
+                f"rank {number}: {part.height:,} of {int(of_rank[number]):,} launched activities start before their"
+                f" launch, by up to {format_ns(part['before'].max())}, the first"  # type: ignore[arg-type]
+                f" {window.at(int(part['start'].min()))}: the clocks of host and device disagree,"  # type: ignore[arg-type]
+                " or times are wrong",
+            )
+        )
+    return judgement
+
+
+def broken_order(evidence: Evidence) -> Judgement:
+    """Judges kernels of one stream that start before a kernel which the same thread launched before them.
+
+    Successive kernels of a stream may overlap (programmatic dependent launch), but start in order. Nodes of
+    CUDA graphs run on streams of the driver in any order; copies from pageable memory are staged by the host.
+    """
+    judgement = Judgement()
+    launches, gpu = evidence.launches, evidence.tables.gpu
+    row = launches.of_work
+    if not (row != NO_ROW).any():
+        text = "no launches are recorded that would say in which order work was launched"
+        judgement.not_checked.append(NotChecked("broken_order", text))
+        return judgement
+    single = launches.table.select(~pl.col("graph") & (pl.col("work") == 1)).to_series().to_numpy()
+    eager = (row != NO_ROW) & single[row] & ~launches.ambiguous
+    eager &= (gpu["kind"] == "kernel").to_numpy()
+    rows = np.flatnonzero(eager)
+    kernels = gpu.select("rank", "device", "stream", "start", "duration")[rows].with_columns(
+        launch=pl.Series(row[rows])  # in order of process, thread and time
+    )
+    track = launches.table.select(pl.struct("rank", "process", "thread").rank("dense")).to_series()
+    kernels = kernels.with_columns(thread=track.gather(pl.Series(row[rows]))).sort(
+        "rank", "device", "stream", "thread", "launch"
+    )
+    same = ("rank", "device", "stream", "thread")
+    late = kernels.with_columns(by=pl.col("start").cum_max().over(same) - pl.col("start")).filter(
+        pl.col("by") > 0
+    )
+    for (rank,), part in late.group_by("rank", maintain_order=True):
+        number = int(rank)  # type: ignore[call-overload]
+        window = evidence.window(number)
+        devices = part["device"].unique()
+        most = int(part["by"].max())  # type: ignore[arg-type]
+        where = ", ".join(map(str, part["stream"].unique().sort()[:4]))
+        judgement.findings.append(
+            Finding(
+                "broken_order",
+                number,
+                int(devices[0]) if len(devices) == 1 else None,
+                part.height,
+                most,
+                window.share(most),
+                f"rank {number}: {part.height:,} kernels start before a kernel that was launched to the same stream"
+                f" before them, by up to {format_ns(most)} ({format_share(most, window.span)} of the span; stream"
+                f" {where})",
+            )
+        )
+    return judgement

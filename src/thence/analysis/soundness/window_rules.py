@@ -1,0 +1,149 @@
+"""Ranks, steps and windows: where one part of a job has no device work, or was recorded at another time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.soundness.evidence import Evidence, Judgement
+from thence.analysis.soundness.findings import Finding, NotChecked
+from thence.model.intervals import NO_ROW
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from thence.analysis.soundness.evidence import Int64, Mask
+
+__all__ = ["empty_steps", "no_device_work", "windows_apart"]
+
+_WORKING = ("step", "module", "op", "runtime", "driver")
+_COMPARABLE = 0.5  # of the host ranges of a step with device work
+
+
+def no_device_work(evidence: Evidence) -> Judgement:
+    """Judges ranks that ran operators or launched something, and have no device work at all."""
+    judgement = Judgement()
+    host = evidence.tables.host
+    working = host.filter(pl.col("category").is_in(_WORKING))
+    counted = working.group_by("rank").len().sort("rank")
+    for rank, ranges in counted.rows():
+        if rank in evidence.windows:
+            continue
+        launches = evidence.launching_ranks.get(rank, (0, 0))[0]
+        text = (
+            f"rank {rank} has no device work, though it holds {ranges:,} operators and API calls"
+            f"{f', {launches:,} launches among them' if launches else ''}"
+        )
+        judgement.findings.append(
+            Finding("no_device_work", rank, None, launches or ranges, 0, 1.0, text)
+        )
+    if not evidence.windows and not judgement.findings:
+        text = "the trace holds no device work"
+        judgement.findings.append(Finding("no_device_work", None, None, 0, 0, 1.0, text))
+    return judgement
+
+
+def windows_apart(evidence: Evidence) -> Judgement:
+    """Judges ranks whose device work lies at another time than that of the others."""
+    judgement = Judgement()
+    windows = evidence.windows
+    if len(windows) < 2:
+        text = "the trace holds the device work of one rank" if windows else "no device work"
+        judgement.not_checked.append(NotChecked("windows_apart", text))
+        return judgement
+    unknown = [x for x in evidence.tables.meta.losses if x.code == "no_common_clock"]
+    if unknown:
+        judgement.not_checked.append(NotChecked("windows_apart", unknown[0].text))
+        return judgement
+    groups: list[tuple[int, list[int]]] = []  # latest end and ranks
+    for rank in sorted(windows, key=lambda rank: windows[rank].start):
+        if groups and windows[rank].start <= groups[-1][0]:
+            end, ranks = groups[-1]
+            groups[-1] = (max(end, windows[rank].end), [*ranks, rank])
+        else:
+            groups.append((windows[rank].end, [rank]))
+    if len(groups) == 1:
+        return judgement
+    most = max(groups, key=lambda group: len(group[1]))[1]
+    begin, end = min(windows[r].start for r in most), max(windows[r].end for r in most)
+    whole = max(w.end for w in windows.values()) - min(w.start for w in windows.values())
+    for rank in sorted(set(windows) - set(most)):
+        window = windows[rank]
+        apart = begin - window.end if window.end < begin else window.start - end
+        others = f"rank {most[0]}" if len(most) == 1 else f"{len(most)} other ranks"
+        text = (
+            f"rank {rank} and {others} were not recorded at the same time: {format_ns(apart)} lie between"
+            " their device work"
+        )
+        judgement.findings.append(
+            Finding("windows_apart", rank, window.device, 1, apart, apart / max(whole, 1), text)
+        )
+    return judgement
+
+
+def empty_steps(evidence: Evidence) -> Judgement:
+    """Judges profiler steps in which nothing was launched that ran, though the host worked as in others."""
+    judgement = Judgement()
+    steps = evidence.tables.host.filter(pl.col("category") == "step")
+    if steps.is_empty():
+        judgement.not_checked.append(NotChecked("empty_steps", "the trace names no profiler steps"))
+        return judgement
+    unknown = False
+    for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
+        number = int(rank)  # type: ignore[call-overload]
+        if not evidence.launching_ranks.get(number, (0, 0))[1]:
+            unknown = True  # without launches, nobody knows which step work belongs to
+            continue
+        empty = _empty(evidence, number, part)
+        if empty.any() and not empty.all():
+            judgement.findings.append(_finding(evidence, number, part, empty))
+    if unknown:
+        text = "no launches are recorded that would say to which step device work belongs"
+        judgement.not_checked.append(NotChecked("empty_steps", text))
+    return judgement
+
+
+def _empty(evidence: Evidence, rank: int, steps: pl.DataFrame) -> Mask:
+    begin = steps["start"].to_numpy()
+    end = begin + steps["duration"].to_numpy()
+    launches = evidence.launches.table.filter(pl.col("rank") == rank)
+    working = _counted(launches["start"].filter(launches["work"] > 0), begin, end) > 0
+    unlaunched = evidence.tables.gpu["start"].filter(
+        pl.Series(evidence.launches.of_work == NO_ROW) & (evidence.tables.gpu["rank"] == rank)
+    )
+    working |= _counted(unlaunched, begin, end) > 0
+    host = evidence.tables.host
+    busy = _counted(
+        host["start"].filter((host["rank"] == rank) & (host["category"] != "step")), begin, end
+    )
+    if not working.any():
+        return np.zeros(len(begin), np.bool_)
+    comparable: Mask = busy >= _COMPARABLE * np.median(busy[working])
+    return ~working & comparable
+
+
+def _counted(times: pl.Series, begin: Int64, end: Int64) -> Int64:
+    """How many times lie in each interval."""
+    moments = np.sort(times.to_numpy())
+    counted: Int64 = np.searchsorted(moments, end) - np.searchsorted(moments, begin)
+    return counted
+
+
+def _finding(evidence: Evidence, rank: int, steps: pl.DataFrame, empty: Mask) -> Finding:
+    window = evidence.window(rank)
+    names = steps["name"].cast(pl.String).filter(pl.Series(empty))
+    begin = steps["start"].to_numpy()[empty]
+    end = begin + steps["duration"].to_numpy()[empty]
+    touched = int((np.minimum(end, window.end) - np.maximum(begin, window.start)).clip(0).sum())
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return Finding(
+        "empty_steps",
+        rank,
+        window.device,
+        len(names),
+        touched,
+        window.share(touched),
+        f"rank {rank}: {len(names):,} of {steps.height:,} steps have no device work, though the host worked in"
+        f" them: {shown}",
+    )

@@ -1,0 +1,57 @@
+"""What an input says it has lost, or a reader had to leave out or repair: facts, beside the warnings in words.
+
+A warning is for people; a `Loss` says the same to `thence.analysis.soundness`, which judges it. This module
+imports only the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LOSSES", "Loss", "says_lost"]
+
+LOSSES: Mapping[str, str] = MappingProxyType(
+    {
+        "cut": "the input ends early: what came later is missing",
+        "unreadable": "records that cannot be read are left out",
+        "no_times": "records without a time are left out",
+        "repaired": "times or durations of device work that cannot be true were replaced",
+        "dropped": "the recorder says that it lost records",
+        "recorder_error": "the recorder reports that something failed",
+        "no_common_clock": "an input does not say when its clock began",
+    }
+)
+"""Code and meaning of every kind of loss."""
+
+_LOST_WORDS = (
+    *("drop", "lost", "lose", "discard", "overflow", "truncat", "incomplete", "full buffer"),
+    *("buffer full", "not all ", "exceed", "out of memory", "missing", "terminating"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One loss.
+
+    Attributes:
+        code: of `LOSSES`.
+        input: the input that it is of, as the user named it.
+        count: how many records; 1 where that is not known.
+        text: a sentence about it.
+    """
+
+    code: str
+    input: str
+    count: int
+    text: str
+
+
+def says_lost(message: str) -> bool:
+    """Whether a message of a profiler says that records are missing."""
+    lower = message.lower()
+    return any(word in lower for word in _LOST_WORDS)
