@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +20,8 @@ from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
+from thence.analysis.soundness.check import check
+from thence.analysis.soundness.findings import Soundness
 from thence.analysis.streams import NO_PATTERNS, Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
@@ -158,6 +160,11 @@ class Trace:
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
         return pl.concat([recorded, self.places], how="horizontal")
 
+    @cached_property
+    def soundness(self) -> Soundness:
+        """Whether the whole trace, whatever is selected, can carry figures: findings, and what was not checked."""
+        return check(self.tables)
+
     @property
     def graph_coverage(self) -> Coverage:
         """How much of what ran in CUDA graphs has a label, and by which rule."""
@@ -203,7 +210,7 @@ class Trace:
             UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity.
         """
-        return summarize(self.attributed, by)
+        return replace(summarize(self.attributed, by), soundness=self.soundness)
 
     def flame(self, by: str | None = None) -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
@@ -351,6 +358,7 @@ class Trace:
             programs=part(self.program_times),
             compilation=part(self.compile_times),
             spread=self.spread(),
+            soundness=self.soundness,
         )
 
     def report_html(self) -> str:

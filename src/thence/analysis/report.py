@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thence.analysis.compilation import Compilation
     from thence.analysis.flame import Flame
     from thence.analysis.programs import Programs
+    from thence.analysis.soundness.findings import Soundness
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
     from thence.analysis.timeline_overview import Overview
@@ -61,6 +62,7 @@ class Report:
         compilation: compile time by phase.
         spread: how much durations of the same computation vary, as
             `thence.analysis.communication.compute_spread` returns it.
+        soundness: whether the trace can carry these figures.
     """
 
     summaries: Mapping[str, Summary]
@@ -71,6 +73,7 @@ class Report:
     programs: Part[Programs]
     compilation: Part[Compilation]
     spread: pl.DataFrame
+    soundness: Soundness
 
     @property
     def summary(self) -> Summary:

@@ -8,13 +8,14 @@ sum    plain sum of durations; larger than busy where streams overlap
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.group_by import time_by_place
+from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
@@ -55,6 +56,8 @@ class Summary:
             no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
             ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns that ran for the backward
             pass), ordered by total_ns, largest first.
+        soundness: of the whole trace; `summarize` sees a part of it and leaves it empty, `Trace.summary`
+            fills it in.
     """
 
     meta: Meta
@@ -72,6 +75,7 @@ class Summary:
     details: pl.DataFrame
     by: str
     rows: pl.DataFrame
+    soundness: Soundness = field(default_factory=Soundness)
 
     @property
     def idle_ns(self) -> Ns:
@@ -127,7 +131,11 @@ class Summary:
                 for row in self.rows.head(MOST_ROWS).iter_rows(named=True)
             ),
             self.rows.height - MOST_ROWS,
-            (*self.meta.notes, *(f"warning: {text}" for text in self.meta.warnings)),
+            (
+                *self.soundness.lines,
+                *self.meta.notes,
+                *(f"warning: {text}" for text in self.meta.warnings),
+            ),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -140,6 +148,7 @@ class Summary:
             "span_ns": self.span_ns,
             "busy_ns": self.busy_ns,
             "idle_ns": self.idle_ns,
+            "idle_is": "at most" if self.soundness.work_missing else "exact",
             "sum_ns": self.sum_ns,
             "counts": dict(self.counts),
             "kind_ns": dict(self.kind_ns),
@@ -156,6 +165,7 @@ class Summary:
             "rows": self.rows.to_dicts(),
             "notes": list(self.meta.notes),
             "warnings": list(self.meta.warnings),
+            "soundness": self.soundness.findings_json(),
         }
 
 

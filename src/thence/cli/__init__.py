@@ -7,6 +7,7 @@ import sys
 import click
 
 from thence.cli import (
+    check,
     collectives,
     convert,
     demo,
@@ -34,6 +35,7 @@ COMMANDS: tuple[click.Command, ...] = (
     collectives.command,
     streams.command,
     compile_verb.command,
+    check.command,
     label.command,
     inside.command,
     record.command,

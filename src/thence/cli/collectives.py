@@ -44,8 +44,9 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """Collectives: message size, bandwidth, exposed and hidden time, waits."""
     trace = inputs.open()
     times = trace.collective_times(warm_up)
-    notes = (times.phases.statement, _clocks(trace), *trace.meta.warnings)
-    result.emit(times.to_json(), times.by_size, _HEADINGS, notes)
+    notes = (*trace.soundness.lines, times.phases.statement, _clocks(trace), *trace.meta.warnings)
+    document = times.to_json() | {"soundness": trace.soundness.findings_json()}
+    result.emit(document, times.by_size, _HEADINGS, notes)
 
 
 def _clocks(trace: Trace) -> str:

@@ -32,4 +32,6 @@ def command(inputs: Inputs, autotuning: str, result: Result) -> None:
     """Compilation: wall time by phase, parallel threads accounted for."""
     trace = inputs.open()
     times = trace.compile_times(autotuning)
-    result.emit(times.to_json(), times.phases, _HEADINGS, trace.meta.warnings)
+    document = times.to_json() | {"soundness": trace.soundness.findings_json()}
+    notes = (*trace.soundness.lines, *trace.meta.warnings)
+    result.emit(document, times.phases, _HEADINGS, notes)

@@ -37,5 +37,6 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """XLA programs: executions, GPU time, idle time inside and between, launch latency."""
     trace = inputs.open()
     times = trace.program_times(warm_up)
-    notes = (times.phases.statement, *trace.meta.warnings)
-    result.emit(times.to_json(), times.programs, _HEADINGS, notes)
+    notes = (*trace.soundness.lines, times.phases.statement, *trace.meta.warnings)
+    document = times.to_json() | {"soundness": trace.soundness.findings_json()}
+    result.emit(document, times.programs, _HEADINGS, notes)

@@ -61,6 +61,8 @@ def _show(trace: Trace, by: str, result: Result, *, details: bool) -> None:
         result.text(json_text(summary.to_json()) + "\n")
     elif result.form == "csv":
         result.text(summary.rows.write_csv())
+        for line in summary.soundness.lines:
+            click.echo(line, err=True)
         for warning in summary.meta.warnings:
             click.echo(f"warning: {warning}", err=True)
     else:

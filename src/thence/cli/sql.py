@@ -29,10 +29,13 @@ Examples:
 @result_options()
 def command(inputs: Inputs, query: str, result: Result) -> None:
     """Answers an SQL query over the tables of a trace."""
-    answer = inputs.open().sql(query)
+    trace = inputs.open()
+    answer = trace.sql(query)
     if result.form == "json":
         result.text(json_text(answer.to_dicts()) + "\n")
     elif result.form == "csv":
         result.text(answer.write_csv())
     else:
         result.table(answer, {name: name for name in answer.columns}, _SQL_WIDTH)
+    for line in trace.soundness.lines:
+        click.echo(line, err=True)

@@ -78,12 +78,13 @@ def command(
     trace = inputs.open()
     streams = trace.streams(patterns)
     checks = [judge(expectation, streams.rows) for expectation in parsed]
-    notes = (*streams.notes, *trace.meta.warnings)
+    notes = (*trace.soundness.lines, *streams.notes, *trace.meta.warnings)
     if result.form == "table":
         result.table(streams.rows, _ROWS)
         _show(streams, notes)
     else:
-        result.emit(streams.to_json(checks), streams.rows, _ROWS, notes)
+        document = streams.to_json(checks) | {"soundness": trace.soundness.findings_json()}
+        result.emit(document, streams.rows, _ROWS, notes)
     _show_checks(checks, result.form)
     verdicts = {check.ok for check in checks}
     return 1 if False in verdicts else 2 if None in verdicts else 0

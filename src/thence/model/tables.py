@@ -324,6 +324,11 @@ class Tables:
         columns = (self.gpu["rank"], self.host["rank"])
         return sorted({rank for column in columns for rank in column.unique()})
 
+    def with_losses(self, losses: Iterable[Loss]) -> Tables:
+        """The same tables with more losses."""
+        meta = dataclasses.replace(self.meta, losses=(*self.meta.losses, *losses))
+        return dataclasses.replace(self, meta=meta)
+
     def with_warnings(self, warnings: Iterable[str]) -> Tables:
         """The same tables with more warnings."""
         meta = dataclasses.replace(self.meta, warnings=(*self.meta.warnings, *warnings))

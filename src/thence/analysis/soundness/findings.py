@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from thence.units import format_count, format_share
 
 if TYPE_CHECKING:
@@ -33,6 +35,17 @@ RULES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Code of every rule, and what holds of a sound trace."""
+
+_COLUMNS = {
+    "verdict": pl.String,
+    "code": pl.String,
+    "rank": pl.Int64,
+    "device": pl.Int64,
+    "count": pl.Int64,
+    "span_ns": pl.Int64,
+    "span_share": pl.Float64,
+    "text": pl.String,
+}
 
 MISSING_WORK = frozenset(
     {
@@ -126,9 +139,35 @@ class Soundness:
         bound = " Idle time is at most what is shown." if self.work_missing else ""
         return f"this trace is not sound: {first.text}{touched}{others}; see thence check.{bound}"
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The statement as the first of a result's notes; nothing for a sound trace."""
+        return () if self.statement is None else (self.statement,)
+
     def findings_json(self) -> list[dict[str, Any]]:
         """The findings, as every verb prints them in its JSON."""
         return [finding.to_json() for finding in self.findings]
+
+    def not_checked_reasons(self) -> dict[str, list[str]]:
+        """Why rules could not be applied, with the codes of the rules that each reason is of."""
+        reasons: dict[str, list[str]] = {}
+        for entry in self.not_checked:
+            reasons.setdefault(entry.text, []).append(entry.code)
+        return reasons
+
+    @property
+    def rules(self) -> int:
+        """How many rules there are."""
+        return len(RULES)
+
+    def frame(self) -> pl.DataFrame:
+        """One row for each finding, note and rule that was not checked: verdict, and what `Finding` holds."""
+        rows = [
+            *({"verdict": "unsound", **finding.to_json()} for finding in self.findings),
+            *({"verdict": "note", **finding.to_json()} for finding in self.notes),
+            *({"verdict": "not checked", "code": x.code, "text": x.text} for x in self.not_checked),
+        ]
+        return pl.DataFrame(rows, schema=_COLUMNS)
 
     def to_json(self) -> dict[str, Any]:
         """The result as ``thence check --format json`` prints it."""

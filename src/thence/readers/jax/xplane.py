@@ -21,6 +21,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, KINDS, PROGRAMS, Device, Meta, Tables
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.hlo_dump import PATTERNS as HLO_PATTERNS
@@ -70,7 +71,9 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     Raises:
         DamagedInput: its content cannot be read, or is larger than protobuf allows (2 GiB).
     """
-    space, repairs = _repaired(decode_xspace(_content(source, progress), source.name))
+    recorded = decode_xspace(_content(source, progress), source.name)
+    negative = int((recorded.gpu["duration"] < 0).sum())
+    space, repairs = _repaired(recorded)
     rank = _rank(source.name)
     process = int(space.devices["process"].drop_nulls().first() or 0)  # type: ignore[arg-type]
     host = host_table(space, rank, process)
@@ -99,6 +102,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
             facts=(dict(space.versions),),
             devices=_devices(space, rank),
             warnings=tuple(f"{source.name}: {text}" for text in warnings),
+            losses=_losses(space, negative, source.name),
         ),
     )
 
@@ -118,6 +122,18 @@ def _repaired(space: XSpace) -> tuple[XSpace, list[str]]:
     )
     sentence = "have a negative duration; counted as 0"
     return fixed, [f"{n:,} {what} {sentence}" for what, n in counts.items() if n]
+
+
+def _losses(space: XSpace, negative: int, name: str) -> tuple[Loss, ...]:
+    """What the profiler says that it lost, and how many negative durations of device work were replaced."""
+    failed = [Loss("recorder_error", name, 1, f"{name}: {text}") for text in space.errors]
+    dropped = [
+        Loss("dropped", name, 1, f"{name}: {text}") for text in space.warnings if says_lost(text)
+    ]
+    if not negative:
+        return (*failed, *dropped)
+    text = f"{name}: {negative:,} device activities have a negative duration"
+    return (*failed, *dropped, Loss("repaired", name, negative, text))
 
 
 def _content(source: Source, progress: Callable[[int], None]) -> bytes:

@@ -73,11 +73,13 @@ class Envelope:
     Attributes:
         metadata: every top-level key but the events.
         warnings: what could not be read, as sentences.
+        cuts: those of the warnings that say where the file ends early.
     """
 
     source: Source
     metadata: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
     _buffer: bytes = b""
     _offset: int = 0
 
@@ -195,7 +197,8 @@ class Envelope:
 
     def _warn_cut(self, reason: str, read: int) -> None:
         end = self._offset + read
-        self.warnings.append(f"{self.source.name}: cut short: {reason}; read up to byte {end:,}")
+        self.cuts.append(f"{self.source.name}: cut short: {reason}; read up to byte {end:,}")
+        self.warnings.append(self.cuts[-1])
 
     def _add_metadata(self, text: bytes, where: str) -> None:
         """Adds the keys of a JSON object; where it is invalid, a warning instead."""

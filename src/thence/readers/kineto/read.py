@@ -33,6 +33,7 @@ from thence.readers.kineto.decoding import decoded
 from thence.readers.kineto.envelope import Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
 from thence.readers.kineto.forward_backward import forward_rows
+from thence.readers.kineto.losses import losses
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
 from thence.readers.nesting import IS_API_CALL, host_order, host_parents, parent_column
 
@@ -94,8 +95,10 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
     gpu["rank"] = gpu_ranks(lanes, gpu, launches, rank)
 
+    lost = losses(envelope, columns, int((gpu["duration"] < 0).sum()))
     warnings = [
         *envelope.warnings,
+        *(loss.text for loss in lost if loss.code == "dropped"),
         *(f"{source.name}: {text}" for text in _warnings(columns, gpu, host, lanes)),
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
@@ -118,6 +121,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         devices=describe.described_devices(metadata, used),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
+        losses=lost,
     )
     return dataclasses.replace(tables, meta=meta)
 

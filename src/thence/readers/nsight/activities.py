@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.losses import Loss
 from thence.model.tables import KINDS
-from thence.readers.nsight.store import bounded, lasting, names, process_of
+from thence.readers.nsight.store import bounded, left_out, names, process_of, with_durations
 
 if TYPE_CHECKING:
-    from thence.readers.nsight.store import Store
+    from collections.abc import Iterator
+
+    from thence.readers.nsight.store import Store, Timed
 
 __all__ = ["activities", "copy_name", "set_name"]
 
@@ -48,8 +51,8 @@ def set_name(kind: str | None) -> str:
     return f"Memset ({kind or 'Unknown'})"
 
 
-def activities(store: Store) -> tuple[pl.DataFrame, list[str]]:
-    """Every device activity of an export, and warnings.
+def activities(store: Store) -> tuple[pl.DataFrame, list[str], list[Loss]]:
+    """Every device activity of an export, warnings, and the losses among them.
 
     Returns:
         columns of `GPU` as far as the export tells them, with ``process`` instead of rank; in no
@@ -58,19 +61,30 @@ def activities(store: Store) -> tuple[pl.DataFrame, list[str]]:
     Raises:
         DamagedInput: a table cannot be read.
     """
-    warnings = []
-    parts = []
+    warnings: list[str] = []
+    parts: list[pl.DataFrame] = []
+    losses: list[Loss] = []
     for read, what in ((_kernels, "kernels"), (_graphs, "graph launches"),
                        (_copies, "copies"), (_sets, "sets")):  # fmt: skip
-        part, more = lasting(read(store), what)
-        warnings += more
-        parts.append(_common(part))
+        timed = with_durations(read(store))
+        warnings += left_out([timed], what)
+        losses += _losses(timed, store.name, what)
+        parts.append(_common(timed.frame))
     if parts[1].height:
         warnings.append(
             f"{parts[1].height:,} CUDA graph launches were traced as a whole, shown as one kernel each;"
             " nsys profile --cuda-graph-trace=node records their kernels"
         )
-    return pl.concat(parts), warnings
+    return pl.concat(parts), warnings, losses
+
+
+def _losses(timed: Timed, name: str, what: str) -> Iterator[Loss]:
+    if timed.lost:
+        text = f"{name}: {timed.lost:,} {what} have no start time and are left out"
+        yield Loss("no_times", name, timed.lost, text)
+    if timed.unusable:
+        text = f"{name}: {timed.unusable:,} {what} have no end, or one before their start"
+        yield Loss("repaired", name, timed.unusable, text)
 
 
 def _kernels(store: Store) -> pl.DataFrame:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
+from thence.model.losses import Loss
 from thence.model.tables import GPU, Device, Meta, Tables
 from thence.readers.kineto.metadata import rank_of
 from thence.readers.nsight.activities import copy_name, set_name
@@ -92,8 +93,10 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     if not has_times.any():
         raise DamagedInput(name, "holds no activity that could be read")
     warnings = ["a cuda_gpu_trace CSV does not say what launched anything; the SQLite export does"]
+    losses: tuple[Loss, ...] = ()
     if lost := int((~has_times).sum()):
         warnings.append(f"{lost:,} rows have no times that can be read and are left out")
+        losses = (Loss("no_times", name, lost, f"{name}: {warnings[-1]}"),)
     if rounded:
         warnings.append(f"sizes are rounded to thousandths of {rounded}: shown as unknown")
     return Tables(
@@ -104,6 +107,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
             facts=({"producer": "nsys stats"},),
             devices=_devices(frame, device, rank),
             warnings=tuple(f"{name}: {text}" for text in warnings),
+            losses=losses,
         ),
     )
 

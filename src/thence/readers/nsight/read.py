@@ -21,6 +21,7 @@ from thence.model.tables import GPU, HOST, THREADS, Meta, Tables
 from thence.readers.nesting import in_order
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
+from thence.readers.nsight.diagnostics import diagnosed
 from thence.readers.nsight.nccl import described
 from thence.readers.nsight.ranges import XLA, host_ranges, nvtx
 from thence.readers.nsight.store import gathered, numbered, process_of, thread_of
@@ -43,7 +44,8 @@ def tables_of(store: Store) -> Tables:
     Raises:
         DamagedInput: a table cannot be read, or the export holds no activities and no ranges.
     """
-    gpu, warnings = activities(store)
+    gpu, warnings, losses = activities(store)
+    lost = diagnosed(store)
     nvtx_data = nvtx(store)
     ranges = nvtx_data.ranges
     if (ranges["domain"] == XLA).any():
@@ -84,7 +86,11 @@ def tables_of(store: Store) -> Tables:
             {"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},
         ),
         devices=processes.devices(store, tables.gpu),
-        warnings=tuple(f"{store.name}: {t}" for t in (*warnings, *rank_of_process.warnings)),
+        warnings=(
+            *(f"{store.name}: {t}" for t in (*warnings, *rank_of_process.warnings)),
+            *(loss.text for loss in lost),
+        ),
+        losses=(*losses, *lost),
     )
     return dataclasses.replace(tables, meta=meta)
 

@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
+from thence.model.losses import Loss
 from thence.readers.nsight.read import NAME as EXPORT
 from thence.readers.nsight.read import tables_of
 from thence.readers.nsight.sqlite_pages import MAGIC, PageFile, Records, Unusual
@@ -93,9 +94,8 @@ def _read(path: str, name: str) -> Tables:
         tables = tables_of(database)
     journal = Path(f"{name}-wal")
     if journal.is_file() and journal.stat().st_size:
-        return tables.with_warnings(
-            [f"{name}: another program is still writing it; what is in {journal.name} is not shown"]
-        )
+        text = f"{name}: another program is still writing it; what is in {journal.name} is not shown"
+        return tables.with_losses([Loss("cut", name, 1, text)]).with_warnings([text])
     return tables
 
 

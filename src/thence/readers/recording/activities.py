@@ -40,9 +40,11 @@ def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> 
         pl.col("start").is_not_null() & (pl.col("duration") >= 0) & pl.col("device").is_not_null()
     )
     if timed.height < whole.height:
-        folder.warnings.append(
-            f"{whole.height - timed.height:,} activities have no end, because the recording ended before "
-            "they did, and are left out"
+        lost = whole.height - timed.height
+        folder.lose(
+            "no_times",
+            lost,
+            f"{lost:,} activities have no end, because the recording ended before they did, and are left out",
         )
     return timed.sort("device", "start", "stream", maintain_order=True)
 

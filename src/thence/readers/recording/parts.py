@@ -11,6 +11,7 @@ import msgspec
 import polars as pl
 
 from thence.model.formats import DESCRIPTION, LACKING, PART, RECORDING, RECORDING_VERSION, TABLES
+from thence.model.losses import Loss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,11 +83,13 @@ class Folder:
         path: of the folder.
         description: of the process; a bare one where the file cannot be read.
         warnings: what could not be read.
+        losses: those of the warnings that say what is missing.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.warnings: list[str] = []
+        self.losses: list[Loss] = []
         self.description = self._description()
         self._parts: dict[str, list[Path]] = {}
         for file in sorted(path.iterdir(), key=lambda p: (len(p.name), p.name)):
@@ -99,6 +102,17 @@ class Folder:
         """Size of all parts."""
         return sum(file.stat().st_size for parts in self._parts.values() for file in parts)
 
+    def lose(self, code: str, count: int, text: str) -> None:
+        """Notes what is missing, for people and for the check of the trace.
+
+        Args:
+            code: of `thence.model.losses.LOSSES`.
+            count: how many records or parts.
+            text: one sentence.
+        """
+        self.warnings.append(text)
+        self.losses.append(Loss(code, str(self.path), count, f"{self.path.name}: {text}"))
+
     def table(self, name: str) -> pl.DataFrame:
         """All rows of a table that can be read, in the order of recording."""
         schema = SCHEMAS[name]
@@ -107,9 +121,8 @@ class Folder:
         whole = [frame for frame in frames if frame is not None]
         lost = len(frames) - len(whole)
         if lost:
-            self.warnings.append(
-                f"{lost} of {len(frames)} parts of the {name} are damaged and left out"
-            )
+            text = f"{lost} of {len(frames)} parts of the {name} are damaged and left out"
+            self.lose("unreadable", lost, text)
         return pl.concat(whole) if whole else pl.DataFrame(schema=schema)
 
     def _part(

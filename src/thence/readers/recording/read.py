@@ -11,6 +11,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.formats import DESCRIPTION, LABELS_FILE
+from thence.model.losses import says_lost
 from thence.model.tables import THREADS, Device, Meta, Tables, concat
 from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities
@@ -75,6 +76,7 @@ def _tables(folder: Folder) -> Tables:
     gpu = activities(folder, names, zero, rank)
     host = host_ranges(folder, names, gpu, zero, rank)
     tracks = host.table.select("rank", "process", "thread").unique(maintain_order=True)
+    _recorder_losses(folder)
     tables = Tables(
         gpu=gpu,
         host=host.table,
@@ -98,6 +100,7 @@ def _tables(folder: Folder) -> Tables:
             f"{folder.path.name}: {text}"
             for text in (*folder.warnings, *_recorder_warnings(folder))
         ),
+        losses=tuple(folder.losses),
     )
     tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), host.domain, folder.path)
     return tables.with_warnings(f"{folder.path.name}: {text}" for text in warnings)
@@ -129,21 +132,31 @@ def _facts(folder: Folder) -> dict[str, Any]:
     }
 
 
-def _recorder_warnings(folder: Folder) -> list[str]:
-    """Warnings of the recorder, from the description of the recording."""
+def _recorder_losses(folder: Folder) -> None:
+    """Notes what the recorder says that it lost, from the description of the recording."""
     about = folder.description
-    warnings = [f"while recording: {text}" for text in about.warnings]
+    for text in filter(says_lost, about.warnings):
+        folder.lose("dropped", 1, f"while recording: {text}")
     if not about.finished:
-        warnings.append(
-            "the recording was cut: the process ended before it could finish it; what came last is missing"
+        folder.lose(
+            "cut",
+            1,
+            "the recording was cut: the process ended before it could finish it; what came last is missing",
         )
     if about.dropped:
-        warnings.append(
-            f"{about.dropped:,} records were dropped, because they came faster than they could be written"
+        folder.lose(
+            "dropped",
+            about.dropped,
+            f"{about.dropped:,} records were dropped, because they came faster than they could be written",
         )
-    warnings += [
-        f"{rows:,} rows of the {table} could not be written" for table, rows in about.lost.items()
-    ]
+    for table, rows in about.lost.items():
+        folder.lose("dropped", rows, f"{rows:,} rows of the {table} could not be written")
+
+
+def _recorder_warnings(folder: Folder) -> list[str]:
+    """Other warnings of the recorder, from the description of the recording."""
+    about = folder.description
+    warnings = [f"while recording: {text}" for text in about.warnings if not says_lost(text)]
     warnings += [
         f"{count:,} records of a kind that thence does not know (CUPTI's {kind}) were passed over"
         for kind, count in about.unknown_kinds.items()

@@ -51,6 +51,7 @@ def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
         row_table(summary, top, width),
         "",
         attribution_table(summary),
+        *(Text(printable(line), "bold red") for line in summary.soundness.lines),
         *(Text(printable(note), "dim") for note in summary.meta.notes),
         *warnings,
     )
@@ -63,6 +64,7 @@ def heading(summary: Summary) -> RenderableType:
     first = inputs[0] if len(inputs[0]) <= _LONGEST_PATH else PurePath(inputs[0]).name
     title = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
     formats = ", ".join(dict.fromkeys(summary.meta.formats))
+    at_most = "at most " if summary.soundness.work_missing else ""
     numbers = Table.grid(padding=(0, 3))
     numbers.add_row(
         *(
@@ -73,7 +75,7 @@ def heading(summary: Summary) -> RenderableType:
                     "busy",
                     f"{format_ns(summary.busy_ns)} ({format_share(summary.busy_ns, summary.span_ns)})",
                 ),
-                ("idle", format_ns(summary.idle_ns)),
+                ("idle", f"{at_most}{format_ns(summary.idle_ns)}"),
                 ("sum", format_ns(summary.sum_ns)),
             )
         )
@@ -192,7 +194,8 @@ def attribution_table(summary: Summary) -> RenderableType:
     shares.add_column(justify="right", no_wrap=True)
     for kind, attributed in summary.attributed_ns.items():
         shares.add_row(kind, format_share(attributed, summary.sum_ns))
-    parts: list[RenderableType] = [Text("attributed GPU time", "bold"), shares]
+    recorded = " of the work that was recorded" if summary.soundness.work_missing else ""
+    parts: list[RenderableType] = [Text(f"attributed GPU time{recorded}", "bold"), shares]
     reasons = summary.reasons()
     if reasons:
         table = Table.grid(padding=(0, 2, 0, 0))

@@ -1,0 +1,85 @@
+"""``thence check``: whether a trace can carry the figures that are read from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli.inputs import Inputs, trace_options
+from thence.cli.output import Result, console, print_table, result_options
+from thence.units import format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thence.analysis.soundness.findings import Finding, Soundness
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence check trace.json.gz
+  thence check traces/                             all ranks of a job
+  thence check trace.json.gz --format json | jq '.findings[] | .text'
+  thence check rank*.json.gz && thence report rank*.json.gz
+
+\b
+Exit code: 0 if nothing is wrong, also where something could not be checked,
+1 if the trace is not sound, 2 if it could not be read.
+"""
+
+
+@click.command("check", epilog=_EXAMPLES)
+@trace_options()
+@result_options()
+def command(inputs: Inputs, result: Result) -> int:
+    """Whether a trace can carry its figures: lost work, impossible times, ranks apart."""
+    trace = inputs.open()
+    soundness = trace.soundness
+    if result.form == "json":
+        result.emit(soundness.to_json(), soundness.frame(), {}, trace.meta.warnings)
+    elif result.form == "csv":
+        result.text(soundness.frame().write_csv())
+    else:
+        _show(soundness)
+    return 0 if soundness.sound else 1
+
+
+def _show(soundness: Soundness) -> None:
+    """One line for each finding, note and rule that was not checked."""
+    from rich.text import Text
+
+    from thence.writers.text.printable import printable
+
+    output = console()
+
+    def line(text: str, style: str = "") -> None:
+        print_table(output, Text(printable(text), style))
+
+    line(_verdict(soundness), "bold green" if soundness.sound else "bold red")
+    for text in _texts(soundness.findings):
+        line(f"  {text}", "red")
+    if soundness.notes:
+        line("to know:", "bold")
+    for text in _texts(soundness.notes):
+        line(f"  {text}")
+    if soundness.not_checked:
+        line("not checked:", "bold")
+    for text, codes in soundness.not_checked_reasons().items():
+        line(f"  {', '.join(codes)}: {text}", "dim")
+
+
+def _verdict(soundness: Soundness) -> str:
+    if soundness.sound:
+        missing = len({entry.code for entry in soundness.not_checked})
+        unknown = f"; {missing} of {soundness.rules} rules could not be checked" if missing else ""
+        return f"sound: {soundness.rules} rules, nothing found{unknown}"
+    bound = "; idle time is at most what is shown" if soundness.work_missing else ""
+    return f"not sound: figures of this trace can mislead{bound}"
+
+
+def _texts(findings: Iterable[Finding]) -> Iterable[str]:
+    for finding in findings:
+        share = f" ({format_share(finding.span_share, 1)} of the span)" if finding.span_ns else ""
+        yield f"{finding.code}: {finding.text}{share}"

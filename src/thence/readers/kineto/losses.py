@@ -1,0 +1,53 @@
+"""What a Kineto file says of records that are missing, and what its reader left out or replaced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from thence.model.losses import Loss, says_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from thence.readers.kineto.envelope import Envelope
+
+__all__ = ["losses"]
+
+_LOG_LEVELS = ("ERROR", "WARNING")
+"""Keys of the metadata under which Kineto stores what it logged."""
+
+
+def losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> tuple[Loss, ...]:
+    """The losses of one file.
+
+    Args:
+        envelope: read to its end.
+        counts: events, damaged, timeless.
+        unusable: device activities without a usable duration.
+    """
+    return tuple(_losses(envelope, counts, unusable))
+
+
+def _losses(envelope: Envelope, counts: Mapping[str, Any], unusable: int) -> Iterator[Loss]:
+    name = envelope.source.name
+    for text in envelope.cuts:
+        yield Loss("cut", name, 1, text)
+    if damaged := counts["damaged"]:
+        text = f"{name}: {damaged:,} of {counts['events']:,} events could not be read"
+        yield Loss("unreadable", name, damaged, text)
+    if timeless := counts["timeless"]:
+        yield Loss("no_times", name, timeless, f"{name}: {timeless:,} events have no start time")
+    if unusable:
+        text = f"{name}: {unusable:,} device activities have no duration, or a negative one"
+        yield Loss("repaired", name, unusable, text)
+    for message in _logged(envelope.metadata):
+        yield Loss("dropped", name, 1, f"{name}: the profiler logged: {message}")
+
+
+def _logged(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Messages of the profiler about records that it lost."""
+    for level in _LOG_LEVELS:
+        messages = metadata.get(level)
+        for message in messages if isinstance(messages, list) else [messages]:
+            if isinstance(message, str) and says_lost(message):
+                yield message.strip()
