@@ -18,10 +18,10 @@ from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
+from thence.analysis.query import answer
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
-from thence.analysis.soundness.findings import Soundness
 from thence.analysis.streams import NO_PATTERNS, Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta, Tables
     from thence.model.timeline import Timeline
@@ -222,7 +223,8 @@ class Trace:
             UsageError: ``by`` is none of them.
             MissingData: the trace holds no device activity.
         """
-        return flame(self.attributed, by or default_kind(self.attributed))
+        found = flame(self.attributed, by or default_kind(self.attributed))
+        return replace(found, notes=(*self.soundness.lines, *found.notes))
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -428,17 +430,7 @@ class Trace:
             UsageError: the query is no valid SQL, or names something that there is not.
         """
         names = ("gpu", "host", "places", "activities", "collectives", "threads", "programs")
-        wanted = {name: getattr(self, name) for name in names if name in query}
-        # Categories behave as text in SQL: LIKE and comparisons with literals work.
-        frames = {
-            name: frame.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String))
-            for name, frame in wanted.items()
-        }
-        try:
-            with pl.SQLContext(frames) as context:
-                return context.execute(query, eager=True)
-        except pl.exceptions.PolarsError as error:
-            raise UsageError(f"the query cannot be answered: {error}") from error
+        return answer({name: getattr(self, name) for name in names if name in query}, query)
 
     def self_check(self) -> None:
         """Proves what must hold of every trace.

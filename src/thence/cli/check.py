@@ -35,7 +35,7 @@ Exit code: 0 if nothing is wrong, also where something could not be checked,
 @result_options()
 def command(inputs: Inputs, result: Result) -> int:
     """Whether a trace can carry its figures: lost work, impossible times, ranks apart."""
-    trace = inputs.open()
+    trace = inputs.whole()
     soundness = trace.soundness
     if result.form == "json":
         result.emit(soundness.to_json(), soundness.frame(), {}, trace.meta.warnings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from contextlib import contextmanager
@@ -71,18 +72,19 @@ def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT00
     flame = _flame(**options)  # type: ignore[arg-type] # click passes what it declares
     with _open_output(output) as stream:
         _write(flame, form, stream)
+    for note in flame.notes:
+        click.echo(note, err=True)
     if output != "-":
-        for note in flame.notes:
-            click.echo(note, err=True)
         click.echo(f"{output}: {flame.nodes.height:,} frames by {flame.by}", err=True)
 
 
 def _flame(inputs: Inputs, by: str | None, split: str, idle: str) -> Flame:
     from thence.analysis import flame as analysis
 
-    trace = inputs.open().attributed
-    kind = by or analysis.default_kind(trace)
-    return analysis.flame(trace, kind, analysis.Split(split), analysis.Idle(idle))
+    trace = inputs.open()
+    kind = by or analysis.default_kind(trace.attributed)
+    flame = analysis.flame(trace.attributed, kind, analysis.Split(split), analysis.Idle(idle))
+    return dataclasses.replace(flame, notes=(*trace.soundness.lines, *flame.notes))
 
 
 def _format(output: str) -> str:

@@ -106,12 +106,15 @@ class Inputs:
     selection: Selection = field(default_factory=Selection)
 
     def open(self) -> Trace:
+        """The selected part of the trace."""
+        return self.whole().selected(self.selection)
+
+    def whole(self) -> Trace:
         """Reads the trace; shows a progress bar for large files if standard error is a terminal."""
         from thence.opening import open_trace
 
         with _progress() as progress:
-            whole = open_trace(*self.paths, hlo=self.hlo, own=self.own, progress=progress)
-        return whole.selected(self.selection)
+            return open_trace(*self.paths, hlo=self.hlo, own=self.own, progress=progress)
 
 
 def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, IDENTIFIED
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from thence.analysis.soundness.findings import Finding, NotChecked
     from thence.model.tables import Tables
     from thence.units import Ns
 
@@ -70,11 +70,10 @@ class Window:
         """A time as a part of the window, from 0 to 1."""
         return min(1.0, ns / self.span) if self.span > 0 else 1.0
 
-    def at(self, time: Ns) -> str:
-        """A moment in words, counted from the first device activity."""
-        after = time - self.start
-        when = f"{format_ns(abs(after))} {'after' if after >= 0 else 'before'}"
-        return f"{when} the rank's first device activity"
+    def at(self, *times: Ns) -> str:
+        """One moment or the time between two in words, counted from the first device activity."""
+        moments = " to ".join(dict.fromkeys(format_ns(time - self.start) for time in times))
+        return f"{moments} after the rank's first device activity"
 
 
 def called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
@@ -92,8 +91,8 @@ class Launches:
 
     Attributes:
         table: rank, process, thread, start (ns), end (ns), graph (whether it launches a CUDA graph), work
-            (how many device activities it launched) and first (start of the first of them, ns; null
-            without any).
+            (how many device activities it launched), first (start of the first of them, ns) and last (end of
+            the last, ns), both null without any.
         of_work: row of the launch of each device activity, `NO_ROW` where it is none of these.
         ambiguous: mask of the device activities whose correlation id several launches share.
     """
@@ -150,41 +149,46 @@ class Evidence:
         calls = calls.with_columns(
             graph=pl.col("name").is_in(graph_names.implode()), launch=_outermost(calls)
         )
-        rows = calls["launch"].len() and int(calls["launch"].max()) + 1  # type: ignore[arg-type]
         row, ambiguous = self._matched(calls)
-        work = np.bincount(row[row != NO_ROW], minlength=rows)
-        first = np.full(rows, np.iinfo(np.int64).max)
-        np.minimum.at(first, row[row != NO_ROW], self.tables.gpu["start"].to_numpy()[row != NO_ROW])
-        table = (
-            calls.group_by("launch", maintain_order=True)
-            .agg(
-                *(pl.col(c).first() for c in ("rank", "process", "thread", "start", "correlation")),
-                end=pl.col("end").max(),
-                graph=pl.col("graph").any(),
-            )
-            .with_columns(work=pl.Series(work), first=pl.Series(first))
-            .with_columns(first=pl.when(pl.col("work") > 0).then("first"))
+        table = _merged(calls).select(
+            *("rank", "process", "thread", "start", "end", "graph", "correlation")
         )
+        first, last = self._times_of_work(row, table.height)
+        work = np.bincount(row[row != NO_ROW], minlength=table.height)
+        table = table.with_columns(
+            work=pl.Series(work, dtype=pl.Int64), first=pl.Series(first), last=pl.Series(last)
+        ).with_columns(pl.when(pl.col("work") > 0).then(pl.col("first", "last")))
         return Launches(table, row, ambiguous)
+
+    def _times_of_work(self, row: Int64, rows: int) -> tuple[Int64, Int64]:
+        """First start and last end of the work of each launch (ns); arbitrary where it has none."""
+        first = np.full(rows, np.iinfo(np.int64).max)
+        last = np.full(rows, np.iinfo(np.int64).min)
+        launched = row != NO_ROW
+        start = self.tables.gpu["start"].to_numpy()[launched]
+        np.minimum.at(first, row[launched], start)
+        np.maximum.at(last, row[launched], start + self.tables.gpu["duration"].to_numpy()[launched])
+        return first, last
 
     def _matched(self, calls: pl.DataFrame) -> tuple[Int64, Mask]:
         """Launch of each activity, and whether several launches have its correlation id."""
-        by_id = (
-            calls.lazy()
-            .group_by("rank", "correlation")
-            .agg(pl.col("launch").first(), several=pl.col("launch").n_unique() > 1)
-        )
-        joined = (
-            self.tables.gpu.lazy()
-            .select("rank", "correlation")
-            .join(by_id, on=["rank", "correlation"], how="left", maintain_order="left")
-            .select(
-                pl.col("launch").cast(pl.Int64).fill_null(NO_ROW),
-                pl.col("several").fill_null(value=False),
-            )
-            .collect()
-        )
-        return joined["launch"].to_numpy(), joined["several"].to_numpy()
+        gpu = self.tables.gpu
+        row = np.full(gpu.height, NO_ROW, np.int64)
+        ambiguous = np.zeros(gpu.height, np.bool_)
+        of_rank, ids = gpu["rank"].to_numpy(), gpu["correlation"].fill_null(0).to_numpy()
+        for rank in calls["rank"].unique():
+            part = calls.filter(pl.col("rank") == rank)
+            wanted = np.flatnonzero((of_rank == rank) & (ids != 0))
+            known, launch = part["correlation"].to_numpy(), part["launch"].to_numpy()
+            order = np.argsort(known, kind="stable")
+            known, launch = known[order], launch[order]
+            shared = (known[1:] == known[:-1]) & (launch[1:] != launch[:-1])
+            several = np.isin(known, known[1:][shared])
+            at = np.minimum(np.searchsorted(known, ids[wanted]), len(known) - 1)
+            found = known[at] == ids[wanted]
+            row[wanted[found]] = launch[at[found]]
+            ambiguous[wanted[found]] = several[at[found]]
+        return row, ambiguous
 
     @cached_property
     def launching_ranks(self) -> dict[int, tuple[int, int]]:
@@ -209,6 +213,17 @@ class Evidence:
             return ""
         shown = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}, {len(names)} steps"
         return f" (in {shown})"
+
+
+def _merged(calls: pl.DataFrame) -> pl.DataFrame:
+    """One row for each launch, from one for each call; see `_outermost`."""
+    if calls.is_empty() or int(calls["launch"][-1]) + 1 == calls.height:
+        return calls
+    return calls.group_by("launch", maintain_order=True).agg(
+        *(pl.col(c).first() for c in ("rank", "process", "thread", "start", "correlation")),
+        end=pl.col("end").max(),
+        graph=pl.col("graph").any(),
+    )
 
 
 def _outermost(calls: pl.DataFrame) -> pl.Series:

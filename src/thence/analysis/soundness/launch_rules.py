@@ -20,10 +20,10 @@ import polars as pl
 
 from thence.analysis.soundness.evidence import Evidence, Judgement, called
 from thence.analysis.soundness.findings import Finding, NotChecked
-from thence.model.intervals import NO_ROW, union_lengths
+from thence.model.intervals import NEVER, NO_ROW, union_lengths
 
 if TYPE_CHECKING:
-    from thence.analysis.soundness.evidence import Int64, Mask, Window
+    from thence.analysis.soundness.evidence import Int64, Mask
 
 __all__ = ["launch_without_work", "work_without_launch"]
 
@@ -48,7 +48,7 @@ def launch_without_work(evidence: Evidence) -> Judgement:
         part = table[rows]
         missing = (part["work"] == 0).to_numpy() & ~captured[rows]
         if blind:
-            looks = _probably_captured(evidence, rank, part, missing)
+            looks = _probably_captured(part, missing)
             maybe_captured += int(looks.sum())
             missing &= ~looks
         late = missing & _after_the_end(evidence, rank, part)
@@ -162,7 +162,7 @@ def _hides_captures(evidence: Evidence) -> bool:
     return len(names) > 0 and bool(names.str.contains(_ONLY_LAUNCHES).all())
 
 
-def _probably_captured(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Mask) -> Mask:
+def _probably_captured(part: pl.DataFrame, missing: Mask) -> Mask:
     """Runs of launches without work on one thread that have the length of a graph launched later.
 
     XLA captures library calls just before it launches the graph that they become a part of: such a run ends
@@ -210,20 +210,24 @@ def _after_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
     with_work = part["start"].filter(part["work"] > 0)
     if window is None or with_work.is_empty():
         return np.zeros(part.height, np.bool_)
-    waits = called(evidence.calls, _WAIT).filter(pl.col("rank") == rank)["start"]
-    last_wait = waits.max() if waits.len() else None
+    waits = _waits(evidence, rank)["start"].to_numpy()
     latest = window.end + max(_LATENCY_NS, int(window.span * _TAIL_SHARE))
-    result: Mask = (start > int(with_work.max())) & (start <= latest)  # type: ignore[arg-type]
-    if last_wait is not None:
-        result &= start > int(last_wait)  # type: ignore[call-overload]
+    earliest = max(int(with_work.to_numpy().max()), int(waits.max(initial=NEVER)))
+    result: Mask = (start > earliest) & (start <= latest)
     return result
+
+
+def _waits(evidence: Evidence, rank: int) -> pl.DataFrame:
+    """The calls in which the host waited for all work of a device."""
+    return called(evidence.calls, _WAIT).filter(pl.col("rank") == rank)
 
 
 def _missing_work(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Mask) -> Finding:
     """The finding about launches of a rank that have no device work."""
     window = evidence.window(rank)
     start = part["start"].to_numpy()
-    touched = _touched(window, start, missing)
+    waits = _waits(evidence, rank)["end"].to_numpy()
+    touched = _touched(part, missing, int(waits.max(initial=NEVER)))
     graph = part["graph"].to_numpy()
     counted = [
         f"{int((missing & kind).sum()):,} of {int(kind.sum()):,} launches of {what}"
@@ -232,7 +236,7 @@ def _missing_work(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Ma
     ]
     times = start[missing]
     when = (
-        f", the first {window.at(int(times.min()))}, the last {window.at(int(times.max()))}"
+        f"; launched {window.at(int(times.min()), int(times.max()))}"
         if rank in evidence.windows
         else ""
     )
@@ -247,13 +251,19 @@ def _missing_work(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Ma
     )
 
 
-def _touched(window: Window, start: Int64, missing: Mask) -> int:
-    """Time from each launch without work to the next one with work, as a union (ns)."""
-    working = np.sort(start[~missing])
-    begin = np.maximum(start[missing], window.start)
-    following = np.searchsorted(working, start[missing], "right")
-    until = np.append(working, window.end)[following]
-    until = np.minimum(until, window.end)
+def _touched(part: pl.DataFrame, missing: Mask, waited: int) -> int:
+    """Time in which the missing work would have run, as a union (ns).
+
+    That is from its launch, or the end of the work of the launch before where that is later, to the start of
+    the work of the next launch; where there is none, to when the host had waited for the device, or to the last
+    missing launch.
+    """
+    working = part.filter(pl.col("work") > 0).sort("start")
+    start = part["start"].to_numpy()[missing]
+    position = np.searchsorted(working["start"].to_numpy(), start, "right")
+    ended = np.maximum.accumulate(working["last"].to_numpy())
+    begin = np.maximum(start, np.concatenate([[NEVER], ended])[position])
+    until = np.append(working["first"].to_numpy(), max(start.max(), waited))[position]
     return int(union_lengths(np.zeros(len(begin), np.int64), begin, until, 1)[0])
 
 
@@ -264,31 +274,16 @@ def work_without_launch(evidence: Evidence) -> Judgement:
     note, because some producers do not record every kind of call.
     """
     judgement = Judgement()
-    ids = evidence.calls.lazy().filter(pl.col("correlation") > 0)
-    first = ids.group_by("rank").agg(low=pl.col("correlation").min()).collect()
-    known = ids.select("rank", "correlation").unique()
-    kernels = evidence.tables.gpu.lazy().filter(
-        pl.col("kind") == "kernel", pl.col("correlation") > 0
-    )
-    works = kernels.group_by("rank", "correlation").agg(pl.len().alias("size"))
-    stray_ids = (
-        works.join(known, on=["rank", "correlation"], how="anti")
-        .join(first.lazy(), on="rank")
-        .filter(pl.col("correlation") > pl.col("low"))
-        .select("rank", "correlation", single=pl.col("size") == 1)
-        .collect()
-    )
-    stray_ids = stray_ids.filter(pl.col("rank").is_in(list(evidence.launching_ranks)))
-    if stray_ids.is_empty():
+    stray = _stray(evidence)
+    if stray.is_empty():
         return judgement
-    stray = kernels.join(stray_ids.lazy(), on=["rank", "correlation"]).collect()
+    launches = evidence.launches
+    alone = launches.table["work"] == 1
     elsewhere = (
-        kernels.filter(pl.col("name").is_in(stray["name"].unique().implode()))
-        .join(works, on=["rank", "correlation"])
-        .join(known, on=["rank", "correlation"], how="semi")
-        .select("rank", "name", single=pl.col("size") == 1)
+        evidence.tables.gpu.select("rank", "name")
+        .filter(pl.Series(launches.of_work != NO_ROW))
+        .with_columns(single=alone.gather(launches.of_work[launches.of_work != NO_ROW]))
         .unique()
-        .collect()
     )
     lost = stray.join(elsewhere, on=["rank", "name", "single"], how="semi")
     never = stray.join(elsewhere, on=["rank", "name", "single"], how="anti")
@@ -300,6 +295,33 @@ def work_without_launch(evidence: Evidence) -> Judgement:
             if _corresponds(evidence, rank):
                 into.append(_without_launch(evidence, rank, frame[rows], why))
     return judgement
+
+
+def _stray(evidence: Evidence) -> pl.DataFrame:
+    """Kernels whose call is not recorded, though they were launched after the first recorded call.
+
+    Returns:
+        rows of gpu with ``single``: whether nothing else has their correlation id, as in graphs.
+    """
+    launched = evidence.tables.gpu.filter(
+        pl.Series(evidence.launches.of_work == NO_ROW),
+        pl.col("kind") == "kernel",
+        pl.col("correlation") > 0,
+        pl.col("rank").is_in(list(evidence.launching_ranks)),
+    )
+    if launched.is_empty():
+        return launched.with_columns(single=pl.lit(value=True))
+    ids = evidence.calls.lazy().filter(pl.col("correlation") > 0)
+    first = ids.group_by("rank").agg(low=pl.col("correlation").min())
+    return (
+        launched.lazy()
+        .with_columns(single=pl.len().over("rank", "correlation") == 1)
+        .join(ids.select("rank", "correlation"), on=["rank", "correlation"], how="anti")
+        .join(first, on="rank")
+        .filter(pl.col("correlation") > pl.col("low"))
+        .drop("low")
+        .collect()
+    )
 
 
 def _without_launch(evidence: Evidence, rank: int, stray: pl.DataFrame, why: str) -> Finding:

@@ -9,7 +9,7 @@ import polars as pl
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import gaps, shared_length, union
-from thence.units import format_ns, format_share
+from thence.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,9 +31,7 @@ def profiler_overhead(evidence: Evidence) -> Judgement:
         text = "the trace records no time of the profiler itself"
         judgement.not_checked.append(NotChecked("profiler_overhead", text))
         return judgement
-    for (rank, device), work in evidence.tables.gpu.group_by(
-        "rank", "device", maintain_order=True
-    ):
+    for (rank, device), work in evidence.tables.gpu.group_by("rank", "device", maintain_order=True):
         start = work["start"].to_numpy()
         idle = gaps(start, start + work["duration"].to_numpy())
         part = overhead.filter(pl.col("rank") == rank)
@@ -47,12 +45,12 @@ def profiler_overhead(evidence: Evidence) -> Judgement:
         names = ", ".join(_longest(part))
         text = (
             f"rank {rank} device {device}: {format_ns(shared)} of its {format_ns(wasted)} idle time"
-            f" ({format_share(shared, span)} of the span) is time in which the profiler worked: {names}"
+            f" is time in which the profiler worked: {names}"
         )
         finding = Finding(
             "profiler_overhead",
-            int(rank),  # type: ignore[call-overload]
-            int(device),  # type: ignore[call-overload]
+            int(rank),
+            int(device),
             part.height,
             shared,
             shared / max(span, 1),
@@ -82,5 +80,7 @@ def lost_records(evidence: Evidence) -> Judgement:
 def _of(evidence: Evidence, code: str, losses: tuple[str, ...]) -> list[Finding]:
     found: list[Loss] = [x for x in evidence.tables.meta.losses if x.code in losses]
     ranks = evidence.tables.ranks
-    rank = ranks[0] if len(ranks) == 1 else None  # a loss is of an input, which may hold several ranks
+    rank = (
+        ranks[0] if len(ranks) == 1 else None
+    )  # a loss is of an input, which may hold several ranks
     return [Finding(code, rank, None, loss.count, 0, 0.0, loss.text) for loss in found]

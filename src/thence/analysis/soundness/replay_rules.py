@@ -74,7 +74,7 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
     for (rank, graph), part in launches.sort("rank", "graph", "start").group_by(
         "rank", "graph", maintain_order=True
     ):
-        finding = _finding(evidence, int(rank), part, f"CUDA graph {graph}")  # type: ignore[call-overload]
+        finding = _finding(evidence, int(rank), part, f"CUDA graph {graph}")
         at_end = part.height == 1 and part["correlation"][0] == last[finding.rank or 0]
         doubtful = (rank, graph) in bodies or bool(part["varies"].any()) or at_end
         (judgement.notes if doubtful else judgement.findings).append(finding)
@@ -122,12 +122,12 @@ def _unnamed(evidence: Evidence, judgement: Judgement) -> None:
         return
     shapes = _shapes(evidence, launches, chosen)
     for (rank,), part in shapes.group_by("rank", maintain_order=True):
-        _compare(evidence, judgement, int(rank), part, chosen)  # type: ignore[call-overload]
+        _compare(evidence, judgement, int(rank), part, chosen)
 
 
 def _shapes(evidence: Evidence, launches: Launches, chosen: Any) -> pl.DataFrame:
     """What each launch ran, as one number: rank, launch, shape, ran, start, end, device."""
-    gpu = evidence.tables.gpu[chosen]
+    gpu: pl.DataFrame = evidence.tables.gpu[chosen]
     return (
         gpu.lazy()
         .select(

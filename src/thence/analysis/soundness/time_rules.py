@@ -11,7 +11,8 @@ from thence.analysis.kernel_groups import COMMUNICATION, KERNEL_PATTERNS
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NO_ROW
-from thence.units import format_ns, format_share
+from thence.model.kernel_names import short_names
+from thence.units import format_ns
 
 if TYPE_CHECKING:
     from thence.analysis.soundness.evidence import Int64, Mask
@@ -55,11 +56,12 @@ def outlier(evidence: Evidence) -> Judgement:
     if not suspects:
         return judgement
     found = _outliers(evidence.tables.gpu, suspects)
+    short = short_names(found["name"].unique().to_list())
     for row in found.iter_rows(named=True):
         window = evidence.window(row["rank"])
         share = window.share(row["duration"])
         text = (
-            f"rank {row['rank']}: one of {row['n']:,} executions of {row['name']} took"
+            f"rank {row['rank']}: one of {row['n']:,} executions of {short[row['name']]} took"
             f" {format_ns(row['duration'])}, {row['duration'] / max(row['median'], 1):,.0f} times the median,"
             f" {window.at(row['start'])}"
         )
@@ -79,7 +81,10 @@ def _outliers(gpu: pl.DataFrame, names: list[str]) -> pl.DataFrame:
     duration = pl.col("duration")
     return (
         gpu.lazy()
-        .filter(pl.col("kind") == "kernel", pl.col("name").is_in(pl.Series(names, dtype=pl.Categorical()).implode()))
+        .filter(
+            pl.col("kind") == "kernel",
+            pl.col("name").is_in(pl.Series(names, dtype=pl.Categorical()).implode()),
+        )
         .select(
             *("rank", "device", "start", "duration"),
             name=pl.col("name").cast(pl.String),
@@ -91,7 +96,11 @@ def _outliers(gpu: pl.DataFrame, names: list[str]) -> pl.DataFrame:
             median=duration.median().over(same),
             second=duration.top_k(2).min().over(same),
         )
-        .filter(pl.col("n") >= _FEWEST, duration >= _TIMES_THE_MEDIAN * pl.col("median"), duration > _SECOND_NS // 1000)
+        .filter(
+            pl.col("n") >= _FEWEST,
+            duration >= _TIMES_THE_MEDIAN * pl.col("median"),
+            duration > _SECOND_NS // 1000,
+        )
         .sort("duration", descending=True)
         .collect()
     )
@@ -101,11 +110,13 @@ def impossible_time(evidence: Evidence) -> Judgement:
     """Judges device work that starts or ends far from all other, before the clock began, or lasts less than 0."""
     judgement = Judgement()
     gpu = evidence.tables.gpu
-    shifted = len(evidence.tables.meta.inputs) > 1  # onto the clock of the first, where 0 means nothing
+    shifted = (
+        len(evidence.tables.meta.inputs) > 1
+    )  # onto the clock of the first, where 0 means nothing
     for rank in evidence.windows:
         of_rank = (gpu["rank"] == rank).to_numpy()
         start, duration = gpu["start"].to_numpy()[of_rank], gpu["duration"].to_numpy()[of_rank]
-        bad = _impossible(start, duration) | (_before_the_clock(start) & ~shifted)
+        bad = _impossible(start, duration) | (_before_the_clock(start) & (not shifted))
         if not bad.any():
             continue
         rows = np.flatnonzero(of_rank)[bad]
@@ -113,7 +124,10 @@ def impossible_time(evidence: Evidence) -> Judgement:
         kept = ~bad
         span = int((start + duration)[kept].max() - start[kept].min()) if kept.any() else 0
         whole = evidence.window(rank).span
-        example = f"{gpu['name'][int(rows[0])]} starts at {int(start[bad][0]):,} ns and lasts {int(duration[bad][0]):,} ns"
+        name = next(iter(short_names([gpu["name"][int(rows[0])]]).values()))
+        example = (
+            f"{name} starts at {int(start[bad][0]):,} ns, lasting {int(duration[bad][0]):,} ns"
+        )
         judgement.findings.append(
             Finding(
                 "impossible_time",
@@ -162,12 +176,17 @@ def work_before_launch(evidence: Evidence) -> Judgement:
         return judgement
     gpu = evidence.tables.gpu[known[early]].select("rank", "device", "start")
     gpu = gpu.with_columns(before=pl.Series(before[early]))
-    of_rank = dict(zip(*np.unique(evidence.tables.gpu["rank"].to_numpy()[known], return_counts=True), strict=True))
+    of_rank = dict(
+        zip(
+            *np.unique(evidence.tables.gpu["rank"].to_numpy()[known], return_counts=True),
+            strict=True,
+        )
+    )
     for (rank,), part in gpu.group_by("rank", maintain_order=True):
-        number = int(rank)  # type: ignore[call-overload]
+        number = int(rank)
         window = evidence.window(number)
         devices = part["device"].unique()
-        touched = int(part["start"].max() - part["start"].min())  # type: ignore[operator]
+        touched = int(part["start"].max() - part["start"].min())
         judgement.findings.append(
             Finding(
                 "work_before_launch",
@@ -177,8 +196,8 @@ def work_before_launch(evidence: Evidence) -> Judgement:
                 touched,
                 window.share(touched),
                 f"rank {number}: {part.height:,} of {int(of_rank[number]):,} launched activities start before their"
-                f" launch, by up to {format_ns(part['before'].max())}, the first"  # type: ignore[arg-type]
-                f" {window.at(int(part['start'].min()))}: the clocks of host and device disagree,"  # type: ignore[arg-type]
+                f" launch, by up to {format_ns(part['before'].max())}, the first"
+                f" {window.at(int(part['start'].min()))}: the clocks of host and device disagree,"
                 " or times are wrong",
             )
         )
@@ -205,16 +224,18 @@ def broken_order(evidence: Evidence) -> Judgement:
     kernels = gpu.select("rank", "device", "stream", "start", "duration")[rows].with_columns(
         launch=pl.Series(row[rows])  # in order of process, thread and time
     )
-    track = launches.table.select(pl.struct("rank", "process", "thread").rank("dense")).to_series()
-    kernels = kernels.with_columns(thread=track.gather(pl.Series(row[rows]))).sort(
-        "rank", "device", "stream", "thread", "launch"
-    )
     same = ("rank", "device", "stream", "thread")
+    track = launches.table.select(pl.struct("rank", "process", "thread").rank("dense")).to_series()
+    kernels = kernels.with_columns(thread=track.gather(pl.Series(row[rows])))
+    in_order = pl.col("launch").diff().over(same) >= 0
+    if kernels.select(in_order.all(ignore_nulls=True)).item():
+        return judgement
+    kernels = kernels.sort(*same, "launch")
     late = kernels.with_columns(by=pl.col("start").cum_max().over(same) - pl.col("start")).filter(
         pl.col("by") > 0
     )
     for (rank,), part in late.group_by("rank", maintain_order=True):
-        number = int(rank)  # type: ignore[call-overload]
+        number = int(rank)
         window = evidence.window(number)
         devices = part["device"].unique()
         most = int(part["by"].max())  # type: ignore[arg-type]
@@ -227,9 +248,8 @@ def broken_order(evidence: Evidence) -> Judgement:
                 part.height,
                 most,
                 window.share(most),
-                f"rank {number}: {part.height:,} kernels start before a kernel that was launched to the same stream"
-                f" before them, by up to {format_ns(most)} ({format_share(most, window.span)} of the span; stream"
-                f" {where})",
+                f"rank {number}: on stream {where}, {part.height:,} of {kernels.height:,} kernels started before a"
+                f" kernel that was launched before, by up to {format_ns(most)}",
             )
         )
     return judgement

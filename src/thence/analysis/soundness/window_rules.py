@@ -91,7 +91,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
         return judgement
     unknown = False
     for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
-        number = int(rank)  # type: ignore[call-overload]
+        number = int(rank)
         if not evidence.launching_ranks.get(number, (0, 0))[1]:
             unknown = True  # without launches, nobody knows which step work belongs to
             continue

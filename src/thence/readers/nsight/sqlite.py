@@ -94,7 +94,9 @@ def _read(path: str, name: str) -> Tables:
         tables = tables_of(database)
     journal = Path(f"{name}-wal")
     if journal.is_file() and journal.stat().st_size:
-        text = f"{name}: another program is still writing it; what is in {journal.name} is not shown"
+        text = (
+            f"{name}: another program is still writing it; what is in {journal.name} is not shown"
+        )
         return tables.with_losses([Loss("cut", name, 1, text)]).with_warnings([text])
     return tables
 

@@ -194,7 +194,14 @@ def _body(report: Report) -> str:
         _section("spread", "Spread of the same computation", _chart("spread") + _table("spread")),
         _section("attribution", "Attribution and warnings", _attribution(report)),
     )
-    return _header(report) + _strip(report) + "<main>" + "".join(sections) + "</main>"
+    return (
+        _header(report)
+        + _unsound(report)
+        + _strip(report)
+        + "<main>"
+        + "".join(sections)
+        + "</main>"
+    )
 
 
 def _section(name: str, title: str, content: str) -> str:
@@ -242,13 +249,23 @@ def _header(report: Report) -> str:
     )
 
 
+def _unsound(report: Report) -> str:
+    """What makes the trace unsound, above all figures; nothing for a sound one."""
+    soundness = report.soundness
+    if soundness.sound:
+        return ""
+    texts = [*soundness.lines, *(finding.text for finding in soundness.findings[1:_MOST_WARNINGS])]
+    return _notes(texts).replace('"notes"', '"notes warnings unsound"')
+
+
 def _strip(report: Report) -> str:
     summary = report.summary
     span = summary.span_ns
+    idle = "Idle at most" if report.soundness.work_missing else "Idle"
     cards = [
         ("Span", format_ns(span), _span_note(summary), None),
         ("Busy", format_ns(summary.busy_ns), "of the span", summary.busy_ns / max(span, 1)),
-        ("Idle", format_ns(summary.idle_ns), "of the span", summary.idle_ns / max(span, 1)),
+        (idle, format_ns(summary.idle_ns), "of the span", summary.idle_ns / max(span, 1)),
         _communication_card(report, span),
     ]
     best = sorted(summary.attributed_ns.items(), key=lambda item: -item[1])
