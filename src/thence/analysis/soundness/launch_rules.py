@@ -171,30 +171,24 @@ def _probably_captured(part: pl.DataFrame, missing: Mask) -> Mask:
     """
     result = np.zeros(part.height, np.bool_)
     graph = part["graph"].to_numpy()
-    if not graph.any() or not missing.any():
-        return result
+    eager = missing & ~graph
     sizes = part.filter(pl.col("graph") & (pl.col("work") > 0))["work"].to_numpy()
+    if not len(sizes) or not eager.any():
+        return result
     track = part.select(pl.struct("process", "thread").rank("dense")).to_series().to_numpy()
-    change = np.flatnonzero((missing[1:] != missing[:-1]) | (track[1:] != track[:-1])) + 1
+    change = np.flatnonzero((eager[1:] != eager[:-1]) | (track[1:] != track[:-1])) + 1
     begins = np.concatenate([[0], change])
     ends = np.concatenate([change, [part.height]])
-    runs = np.flatnonzero(missing[begins])
+    runs = eager[begins]
     begins, ends = begins[runs], ends[runs]
-    following = np.minimum(ends, part.height - 1)
-    work = part["work"].to_numpy()
-    next_is_graph = (ends < part.height) & graph[following] & (track[following] == track[begins])
-    just_before = next_is_graph & (work[following] >= ends - begins)
-    whole = np.isin(ends - begins, sizes[sizes > 1])
     lengths = ends - begins
-    chosen = (just_before | whole) & ~_holds_graphs(graph, begins, ends)
+    following = np.minimum(ends, part.height - 1)
+    work = part["work"].to_numpy()[following]
+    room = np.where(work > 0, work, sizes.max())
+    before_graph = (ends < part.height) & graph[following] & (track[following] == track[begins])
+    chosen = before_graph & (lengths <= room) | np.isin(lengths, sizes[sizes > 1])
     result[np.repeat(begins[chosen], lengths[chosen]) + _within(lengths[chosen])] = True
     return result
-
-
-def _holds_graphs(graph: Mask, begins: Int64, ends: Int64) -> Mask:
-    """Whether a run of rows holds a launch of a graph: such a launch is not captured."""
-    before = np.concatenate([[0], np.cumsum(graph)])
-    return before[ends] > before[begins]
 
 
 def _within(lengths: Int64) -> Int64:

@@ -65,7 +65,7 @@ def windows_apart(evidence: Evidence) -> Judgement:
             groups.append((windows[rank].end, [rank]))
     if len(groups) == 1:
         return judgement
-    most = max(groups, key=lambda group: len(group[1]))[1]
+    most = max((ranks for _, ranks in groups), key=lambda ranks: (len(ranks), -min(ranks)))
     begin, end = min(windows[r].start for r in most), max(windows[r].end for r in most)
     whole = max(w.end for w in windows.values()) - min(w.start for w in windows.values())
     for rank in sorted(set(windows) - set(most)):

@@ -1,0 +1,95 @@
+"""Launches of CUDA graphs whose work is there in part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+from faults import changed
+from helpers import DATA, event, kernel, opened
+from thence.analysis.soundness.check import check
+from thence.readers.registry import read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [DATA / "nsight" / "torch_graph.sqlite.gz", DATA / "jax" / "recording"],
+    ids=["Nsight Systems", "thence record"],
+)
+def test_a_cut_replay_is_found_with_its_graph(path: Path) -> None:
+    tables = read([path])
+    gpu = tables.gpu.with_row_index()
+    replays = gpu.filter(pl.col("graph").is_not_null()).group_by("graph", "correlation").len()
+    replays = replays.filter(pl.col("len") == pl.col("len").max()).sort("correlation")
+    graph, correlation, size = replays.row(1)
+    lost = gpu.filter(pl.col("correlation") == correlation)["index"][:7]
+    kept = tables.gpu.filter(~gpu["index"].is_in(lost.implode()))
+    (finding,) = check(changed(tables, gpu=kept)).findings
+    assert (finding.code, finding.count, finding.rank) == ("partial_replay", 1, 0)
+    assert f"CUDA graph {graph} ran {size - 7} of the {size} activities" in finding.text
+
+
+def replay(correlation: int, start: int, kernels: list[str], **rest: Any) -> list[dict[str, Any]]:
+    arguments = {"correlation": correlation}
+    events = [event("cuda_runtime", "cudaGraphLaunch", start, 2, args=arguments)]
+    for i, name in enumerate(kernels):
+        arguments = {"grid": [i + 1, 1, 1], "block": [32, 1, 1], **rest}
+        events.append(kernel(correlation, start + 5 + 6 * i, name=name, args=arguments))
+    return events
+
+
+LAYERS = [f"k{i}" for i in range(6)]
+
+
+def test_of_graphs_without_ids_a_part_that_recurs_may_be_another_graph(tmp_path: Path) -> None:
+    """As the last layer of a model is, captured in pieces."""
+    events = [x for i in range(6) for x in replay(i + 1, 100 * i, LAYERS if i % 3 else LAYERS[:3])]
+    soundness = opened(tmp_path, events).soundness
+    assert soundness.sound
+    assert [(note.code, note.count) for note in soundness.notes] == [("partial_replay", 2)]
+
+
+def test_of_graphs_without_ids_another_graph_is_no_part(tmp_path: Path) -> None:
+    other = ["embedding", *LAYERS[:3]]
+    events = [x for i in range(6) for x in replay(i + 1, 100 * i, LAYERS if i else other)]
+    soundness = opened(tmp_path, events).soundness
+    assert soundness.sound
+    assert soundness.notes == ()
+
+
+def test_of_graphs_without_ids_a_single_part_is_found(tmp_path: Path) -> None:
+    events = [x for i in range(6) for x in replay(i + 1, 100 * i, LAYERS[2:] if i == 3 else LAYERS)]
+    events = [e for e in events if e["name"] != "k0" or e["args"]["correlation"] != 4]
+    for e in events:  # the grid tells kernels apart
+        if e["args"]["correlation"] == 4 and e["cat"] == "kernel":
+            e["args"]["grid"] = [int(e["name"][1]) + 1, 1, 1]
+    (finding,) = opened(tmp_path, events).soundness.findings
+    assert (finding.code, finding.count) == ("partial_replay", 1)
+
+
+def test_a_recording_may_end_within_the_last_replay(tmp_path: Path) -> None:
+    events = [x for i in range(5) for x in replay(i + 1, 100 * i, LAYERS[:4] if i == 4 else LAYERS)]
+    soundness = opened(tmp_path, events).soundness
+    assert soundness.sound
+    assert [note.code for note in soundness.notes] == ["partial_replay"]
+
+
+def test_branches_of_conditional_nodes_are_no_fault() -> None:
+    """Bodies that the device starts have correlation id 0; launches of their graph may differ."""
+    tables = read([DATA / "jax" / "recording"])
+    gpu = tables.gpu.with_row_index()
+    inside = gpu.filter(pl.col("graph").is_not_null())
+    correlation = inside["correlation"].unique().sort()[3]
+    lost = inside.filter(pl.col("correlation") == correlation)["index"][:5]
+    body = inside.filter(pl.col("correlation") == inside["correlation"].unique().sort()[5])["index"][0]
+    changed_gpu = gpu.filter(~pl.col("index").is_in(lost.implode())).with_columns(
+        correlation=pl.when(pl.col("index") == body).then(0).otherwise("correlation")
+    )
+    soundness = check(changed(tables, gpu=changed_gpu.drop("index")))
+    assert soundness.sound
+    assert {note.code for note in soundness.notes} == {"partial_replay"}
