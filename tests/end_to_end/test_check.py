@@ -93,7 +93,9 @@ def test_lost_graphs_are_found_and_idle_is_a_bound(
     report = output(capsys, "report", without_graphs)[0]
     assert "idle at most" in report
     assert "attributed GPU time of the work that was recorded" in report
-    assert "this trace is not sound: rank 0: 2 of 5 launches of CUDA graphs" in report.replace("\n", " ")
+    assert "this trace is not sound: rank 0: 2 of 5 launches of CUDA graphs" in report.replace(
+        "\n", " "
+    )
     assert "at most" not in output(capsys, "report", REPLAY)[0]
     document = json.loads(output(capsys, "report", without_graphs, "--format", "json")[0])
     assert document["soundness"] == found["findings"]
@@ -140,7 +142,11 @@ def test_sql_flame_and_the_page_say_it(
 
 
 def test_findings_as_csv(capsys: pytest.CaptureFixture[str], without_graphs: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(output(capsys, "check", without_graphs, "--format", "csv", code=1)[0])))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(output(capsys, "check", without_graphs, "--format", "csv", code=1)[0])
+        )
+    )
     assert [row["verdict"] for row in rows][0] == "unsound"
     assert rows[0]["count"] == "2"
 

@@ -24,6 +24,7 @@ GRAPHS = "attribution/cuda_graphs/test_alignment.py"
 CONSTITUENTS = "attribution/xla/test_constituents.py"
 COMMAND_BUFFERS = "attribution/xla/test_command_buffers.py"
 LABEL = "cli/test_label.py"
+SOUNDNESS = "analysis/soundness"
 NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
@@ -31,6 +32,7 @@ ELSEWHERE = {
     "analysis/expectations.py": "analysis/test_streams.py",
     "analysis/flame_tree.py": "analysis/test_flame.py",
     "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
+    "analysis/soundness/evidence.py": f"{SOUNDNESS}/test_launch_rules.py::test_captured_launches_have_no_work",
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "analysis/timeline.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
     "analysis/warmup.py": "analysis/test_programs.py",
@@ -80,6 +82,7 @@ ELSEWHERE = {
     "readers/nsys_jax/programs.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
     "readers/nsys_jax/projection.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
     "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",
+    "readers/recording/parts.py": f"{SOUNDNESS}/test_profiler_rules.py::test_a_damaged_part_of_a_recording_is_a_finding",
     "readers/registry.py": "readers/kineto/test_damage.py::test_a_directory_without_traces_says_what_was_looked_for",
     "readers/source.py": "readers/kineto/test_damage.py::test_gzip_with_a_wrong_checksum_is_read_with_a_warning",
     "recorder/cupti.py": "recorder/test_libraries.py",

@@ -10,7 +10,9 @@ from thence.recorder import layouts
 
 __all__ = ["RecordOptions", "Schedule"]
 
-_LAUNCHES = re.compile(r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset)")
+_LAUNCHES = re.compile(
+    r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)"
+)
 _WAITS = re.compile(r"Synchronize|StreamWaitEvent")
 
 
@@ -19,7 +21,8 @@ class RecordOptions:
     """What a recording holds, beside kernels, copies and sets, which are always in it.
 
     Attributes:
-        launches: the API calls that launch work, so that eager work finds its label.
+        launches: the API calls that launch work, so that eager work finds its label, and those that
+            begin and end a capture, in which nothing is launched.
         nvtx: NVTX ranges of the program and of its libraries.
         collectives: what each collective of torch.distributed moves, and in which process group; see
             `thence.torch.label_collectives`, which need not be called then.

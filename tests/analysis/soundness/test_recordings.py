@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JAX = sorted((DATA / "jax").glob("*.xplane.pb*"))
-NSIGHT = [*(DATA / "nsight").glob("*.sqlite.gz"), *(DATA / "nsight").glob("*_cuda_gpu_trace.csv.gz")]
+NSIGHT = [
+    *(DATA / "nsight").glob("*.sqlite.gz"),
+    *(DATA / "nsight").glob("*_cuda_gpu_trace.csv.gz"),
+]
 GRAPHS = sorted((TORCH / "graphs").glob("*_re*y*.json.gz")) + sorted(
     (TORCH / "graphs").glob("*eager*.json.gz")
 )

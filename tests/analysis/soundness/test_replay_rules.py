@@ -86,7 +86,9 @@ def test_branches_of_conditional_nodes_are_no_fault() -> None:
     inside = gpu.filter(pl.col("graph").is_not_null())
     correlation = inside["correlation"].unique().sort()[3]
     lost = inside.filter(pl.col("correlation") == correlation)["index"][:5]
-    body = inside.filter(pl.col("correlation") == inside["correlation"].unique().sort()[5])["index"][0]
+    body = inside.filter(pl.col("correlation") == inside["correlation"].unique().sort()[5])[
+        "index"
+    ][0]
     changed_gpu = gpu.filter(~pl.col("index").is_in(lost.implode())).with_columns(
         correlation=pl.when(pl.col("index") == body).then(0).otherwise("correlation")
     )

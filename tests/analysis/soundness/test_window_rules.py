@@ -74,7 +74,10 @@ def step(number: int, start: int, operators: int, *, launches: bool) -> list[dic
         events.append(event("cpu_op", "aten::mm", start + 10 + 10 * i, 8))
         if launches:
             correlation = 100 * number + i + 1
-            events += [launch(correlation, start + 12 + 10 * i), kernel(correlation, start + 20 + 10 * i)]
+            events += [
+                launch(correlation, start + 12 + 10 * i),
+                kernel(correlation, start + 20 + 10 * i),
+            ]
     return events
 
 
