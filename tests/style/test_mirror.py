@@ -25,6 +25,7 @@ CONSTITUENTS = "attribution/xla/test_constituents.py"
 COMMAND_BUFFERS = "attribution/xla/test_command_buffers.py"
 LABEL = "cli/test_label.py"
 SOUNDNESS = "analysis/soundness"
+PROFILERS = f"{SOUNDNESS}/test_profiler_rules.py"
 NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
@@ -82,7 +83,7 @@ ELSEWHERE = {
     "readers/nsys_jax/programs.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
     "readers/nsys_jax/projection.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
     "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",
-    "readers/recording/parts.py": f"{SOUNDNESS}/test_profiler_rules.py::test_a_damaged_part_of_a_recording_is_a_finding",
+    "readers/recording/parts.py": f"{PROFILERS}::test_a_damaged_part_of_a_recording_is_a_finding",
     "readers/registry.py": "readers/kineto/test_damage.py::test_a_directory_without_traces_says_what_was_looked_for",
     "readers/source.py": "readers/kineto/test_damage.py::test_gzip_with_a_wrong_checksum_is_read_with_a_warning",
     "recorder/cupti.py": "recorder/test_libraries.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -11,6 +12,8 @@ import pytest
 import thence
 from faults import changed, launch_ids, without_work
 from helpers import DATA, event, kernel, launch, opened, recording
+from nsight_data import changed as changed_export
+from nsight_data import unpacked
 from thence.analysis.soundness.check import check
 from thence.readers.registry import read
 
@@ -168,8 +171,20 @@ def test_the_largest_jump_of_the_ids_is_that_of_the_file() -> None:
     path = DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz"
     frame = pl.read_csv(gzip.decompress(path.read_bytes()), infer_schema_length=None)
     ids = sorted({int(x) for x in frame["CorrId"].drop_nulls()})
-    most = max(b - a for a, b in zip(ids, ids[1:], strict=False))
+    most = max(b - a for a, b in itertools.pairwise(ids))
     (reason,) = [
         x.text for x in thence.open(path).soundness.not_checked if x.code == "launch_without_work"
     ]
     assert f"by {most:,} at most" in reason
+
+
+@pytest.mark.parametrize(("result", "sound"), [(0, False), (1, True)], ids=["done", "failed"])
+def test_a_call_that_failed_launched_nothing(tmp_path: Path, result: int, *, sound: bool) -> None:
+    path = unpacked("torch_graph", tmp_path)
+    kernels = "(select correlationId from CUPTI_ACTIVITY_KIND_KERNEL where graphNodeId is null limit 1 offset 40)"
+    path = changed_export(
+        path,
+        f"update CUPTI_ACTIVITY_KIND_RUNTIME set returnValue = {result} where correlationId = {kernels}",
+        f"delete from CUPTI_ACTIVITY_KIND_KERNEL where correlationId = {kernels}",
+    )
+    assert check(read([path])).sound is sound

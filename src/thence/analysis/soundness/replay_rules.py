@@ -42,8 +42,12 @@ def partial_replay(evidence: Evidence) -> Judgement:
 def _named(evidence: Evidence, judgement: Judgement) -> None:
     """Compares the launches of each graph that the trace names."""
     activities = evidence.tables.gpu.lazy().filter(pl.col("graph").is_not_null())
+    launched = activities.filter(pl.col("correlation") > 0)
+    suspects = _of_different_sizes(launched)
+    if suspects.is_empty():
+        return
     launches = (
-        activities.filter(pl.col("correlation") > 0)
+        launched.join(suspects.lazy(), on=["rank", "graph"], how="semi")
         .group_by("rank", "graph", "correlation")
         .agg(
             pl.len().alias("size"),
@@ -78,6 +82,13 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
         at_end = part.height == 1 and part["correlation"][0] == last[finding.rank or 0]
         doubtful = (rank, graph) in bodies or bool(part["varies"].any()) or at_end
         (judgement.notes if doubtful else judgement.findings).append(finding)
+
+
+def _of_different_sizes(launched: pl.LazyFrame) -> pl.DataFrame:
+    """Rank and graph of the graphs whose launches ran different numbers of activities."""
+    sizes = launched.group_by("rank", "graph", "correlation").len()
+    graphs = sizes.group_by("rank", "graph").agg(pl.col("len").n_unique())
+    return graphs.filter(pl.col("len") > 1).select("rank", "graph").collect()
 
 
 def _last_work(evidence: Evidence, rank: int) -> int | None:

@@ -26,7 +26,8 @@ _LEAST_SHARE = 0.01  # of the span, below which an outlier changes no figure
 _WAITING = r"(?i)spin|wait|sleep|delay|barrier|signal|poll|notify|dispatch|combine"
 _DAY_NS = 86_400_000_000_000
 _SECOND_NS = 1_000_000_000
-_CLOCKS_NS = 10_000  # what clocks of host and device may differ by
+_CLOCKS_NS = 10_000  # what clocks of host and device differ by without a word
+_MOST_APART_NS = 50_000  # and what they may differ by
 
 
 def outlier(evidence: Evidence) -> Judgement:
@@ -162,7 +163,7 @@ def _before_the_clock(start: Int64) -> Mask:
 
 
 def work_before_launch(evidence: Evidence) -> Judgement:
-    """Judges device work that starts more than 10 us before the call that launched it."""
+    """Judges device work that starts more than 50 us before the call that launched it; from 10 us it is a note."""
     judgement = Judgement()
     launches = evidence.launches
     row = launches.of_work
@@ -187,7 +188,8 @@ def work_before_launch(evidence: Evidence) -> Judgement:
         window = evidence.window(number)
         devices = part["device"].unique()
         touched = int(part["start"].max() - part["start"].min())
-        judgement.findings.append(
+        most = int(part["before"].max())
+        (judgement.findings if most > _MOST_APART_NS else judgement.notes).append(
             Finding(
                 "work_before_launch",
                 number,
@@ -196,7 +198,7 @@ def work_before_launch(evidence: Evidence) -> Judgement:
                 touched,
                 window.share(touched),
                 f"rank {number}: {part.height:,} of {int(of_rank[number]):,} launched activities start before their"
-                f" launch, by up to {format_ns(part['before'].max())}, the first"
+                f" launch, by up to {format_ns(most)}, the first"
                 f" {window.at(int(part['start'].min()))}: the clocks of host and device disagree,"
                 " or times are wrong",
             )
@@ -221,6 +223,8 @@ def broken_order(evidence: Evidence) -> Judgement:
     eager = (row != NO_ROW) & single[row] & ~launches.ambiguous
     eager &= (gpu["kind"] == "kernel").to_numpy()
     rows = np.flatnonzero(eager)
+    if bool(np.all(np.diff(row[rows]) >= 0)):
+        return judgement
     kernels = gpu.select("rank", "device", "stream", "start", "duration")[rows].with_columns(
         launch=pl.Series(row[rows])  # in order of process, thread and time
     )

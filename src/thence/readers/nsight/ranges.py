@@ -86,7 +86,10 @@ def host_ranges(
 
 
 def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], list[str]]:
-    columns = ("start", "end", "globalTid", "correlationId", "nameId", "eventClass")
+    columns = (
+        *("start", "end", "globalTid", "correlationId", "nameId", "eventClass"),
+        "returnValue",
+    )
     launching = (pl.col("place") // (1 << _THREAD_BITS)).is_in(with_device)
 
     def calls_and_kinds(part: pl.DataFrame) -> tuple[Timed, pl.DataFrame]:
@@ -97,7 +100,9 @@ def _calls(store: Store, with_device: list[int]) -> tuple[list[_RangesByKind], l
         launches = kinds.select(launching).to_series().gather(of)
         calls = part.select(
             pl.Series("kind", of), "start", "end",
-            pl.when(launches).then("correlationId").alias("correlation"),
+            # A call that failed launched nothing.
+            pl.when(launches & (pl.col("returnValue").fill_null(0) == 0))
+            .then("correlationId").alias("correlation"),
             pl.lit(None, pl.Int32).alias("nvtx"),
         )  # fmt: skip
         return with_durations(calls), kinds
