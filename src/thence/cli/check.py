@@ -72,9 +72,10 @@ def _show(soundness: Soundness) -> None:
 
 def _verdict(soundness: Soundness) -> str:
     if soundness.sound:
-        missing = len({entry.code for entry in soundness.not_checked})
-        unknown = f"; {missing} of {soundness.rules} rules could not be checked" if missing else ""
-        return f"sound: {soundness.rules} rules, nothing found{unknown}"
+        verdicts = list(soundness.verdicts().values())
+        missing = verdicts.count("not checked")
+        unknown = f"; {missing} could not be checked, or not in full" if missing else ""
+        return f"sound: {len(verdicts)} rules, nothing found{unknown}"
     bound = "; idle time is at most what is shown" if soundness.work_missing else ""
     return f"not sound: figures of this trace can mislead{bound}"
 

@@ -23,8 +23,12 @@ def test_a_sound_trace_states_nothing() -> None:
     assert sound.sound
     assert sound.lines == ()
     assert sound.to_json() == {
-        "sound": True, "findings": [], "notes": [], "not_checked": [{"code": "outlier", "text": "a reason"}],
-    }  # fmt: skip
+        "sound": True,
+        "rules": {code: "not checked" if code == "outlier" else "sound" for code in RULES},
+        "findings": [],
+        "notes": [],
+        "not_checked": [{"code": "outlier", "text": "a reason"}],
+    }
 
 
 def test_idle_is_a_bound_where_work_is_missing_only() -> None:

@@ -135,6 +135,17 @@ def test_the_end_of_a_window_may_cut_work_unless_the_host_waited_for_it(tmp_path
     assert not opened(tmp_path, long_after).soundness.sound
 
 
+def test_the_end_of_a_window_may_cut_the_queue_of_one_stream(tmp_path: Path) -> None:
+    """While another stream goes on; a launch that should have run long before is lost."""
+    events = [x for i in range(1, 61) for x in (launch(i, 10 * i), kernel(i, 10 * i + 64, 9))]
+    queued = [launch(70, 597), launch(71, 599)]  # before the last launch with work, at 600 us
+    soundness = opened(tmp_path, [*events, *queued]).soundness
+    assert soundness.sound
+    assert [(note.code, note.count) for note in soundness.notes] == [("launch_without_work", 2)]
+    (finding,) = opened(tmp_path, [*events, *queued, launch(72, 55)]).soundness.findings
+    assert finding.count == 3
+
+
 def test_ids_that_never_correspond_are_not_judged(tmp_path: Path) -> None:
     events = [x for i in range(1, 6) for x in (launch(i, 10 * i), kernel(1000 + i, 10 * i + 4))]
     soundness = opened(tmp_path, events).soundness

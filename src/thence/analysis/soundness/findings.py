@@ -155,10 +155,13 @@ class Soundness:
             reasons.setdefault(entry.text, []).append(entry.code)
         return reasons
 
-    @property
-    def rules(self) -> int:
-        """How many rules there are."""
-        return len(RULES)
+    def verdicts(self) -> dict[str, str]:
+        """Of each rule: unsound, not checked (in some part of the trace, at least), or sound."""
+        return (
+            dict.fromkeys(RULES, "sound")
+            | {entry.code: "not checked" for entry in self.not_checked}
+            | {finding.code: "unsound" for finding in self.findings}
+        )
 
     def frame(self) -> pl.DataFrame:
         """One row for each finding, note and rule that was not checked: verdict, and what `Finding` holds."""
@@ -173,6 +176,7 @@ class Soundness:
         """The result as ``thence check --format json`` prints it."""
         return {
             "sound": self.sound,
+            "rules": self.verdicts(),
             "findings": self.findings_json(),
             "notes": [note.to_json() for note in self.notes],
             "not_checked": [{"code": n.code, "text": n.text} for n in self.not_checked],

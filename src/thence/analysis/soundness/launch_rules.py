@@ -32,6 +32,7 @@ _WAIT = r"^(?:cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)"
 _ONLY_LAUNCHES = r"Launch|Memcpy|Memset|Synchronize|StreamWaitEvent"
 _LATENCY_NS = 10_000_000
 _TAIL_SHARE = 0.05
+_LAST_PART = 0.25
 
 
 def launch_without_work(evidence: Evidence) -> Judgement:
@@ -52,6 +53,9 @@ def launch_without_work(evidence: Evidence) -> Judgement:
             maybe_captured += int(looks.sum())
             missing &= ~looks
         late = missing & _after_the_end(evidence, rank, part)
+        queued = _queued_at_the_end(evidence, rank, part)
+        if not (missing & ~late & ~queued).any():
+            late = missing
         for chosen, into in ((missing & ~late, judgement.findings), (late, judgement.notes)):
             if chosen.any():
                 into.append(_missing_work(evidence, rank, part, chosen))
@@ -205,9 +209,32 @@ def _after_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
     if window is None or with_work.is_empty():
         return np.zeros(part.height, np.bool_)
     waits = _waits(evidence, rank)["start"].to_numpy()
-    latest = window.end + max(_LATENCY_NS, int(window.span * _TAIL_SHARE))
     earliest = max(int(with_work.to_numpy().max()), int(waits.max(initial=NEVER)))
-    result: Mask = (start > earliest) & (start <= latest)
+    return (start > earliest) & _no_later_than(evidence, rank, start)
+
+
+def _queued_at_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
+    """Launches that may still have waited in a stream's queue when the recording ended.
+
+    They were launched no longer before the end than twice the longest time that a launch of the rank waited for
+    its work to start, while launches to other streams went on. At most the last quarter of the recording is
+    taken for its end.
+    """
+    start = part["start"].to_numpy()
+    window = evidence.windows.get(rank)
+    lags = part.select((pl.col("first") - pl.col("start")).drop_nulls()).to_series().to_numpy()
+    if window is None or not len(lags):
+        return np.zeros(part.height, np.bool_)
+    reach = min(2 * int(lags.max()), int(window.span * _LAST_PART))
+    waits = _waits(evidence, rank)["start"].to_numpy()
+    result: Mask = start > max(window.end - reach, int(waits.max(initial=NEVER)))
+    return result & _no_later_than(evidence, rank, start)
+
+
+def _no_later_than(evidence: Evidence, rank: int, start: Int64) -> Mask:
+    """Launches no later after the end of the recorded work than a recording goes on without any."""
+    window = evidence.window(rank)
+    result: Mask = start <= window.end + max(_LATENCY_NS, int(window.span * _TAIL_SHARE))
     return result
 
 
