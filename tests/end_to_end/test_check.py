@@ -152,6 +152,17 @@ def test_findings_as_csv(capsys: pytest.CaptureFixture[str], without_graphs: Pat
     assert rows[0]["count"] == "2"
 
 
+def test_top_limits_the_findings_and_says_what_is_hidden(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = KinetoFile.of(EAGER)
+    trace.drop(trace.of_category("kernel", "gpu_memcpy", "gpu_memset"))
+    path = trace.written(tmp_path / "trace.json")
+    text = output(capsys, "check", path, "--top", "1", code=1)[0]
+    assert "no_device_work" not in text
+    assert "... 1 more; --top 2 shows all" in text
+
+
 def test_what_cannot_be_read_exits_with_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from thence.cli.output import Result, console, print_table, result_options
 from thence.units import format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
     from thence.analysis.soundness.findings import Finding, Soundness
 
@@ -42,12 +42,12 @@ def command(inputs: Inputs, result: Result) -> int:
     elif result.form == "csv":
         result.text(soundness.frame().write_csv())
     else:
-        _show(soundness)
+        _show(soundness, result.top)
     return 0 if soundness.sound else 1
 
 
-def _show(soundness: Soundness) -> None:
-    """One line for each finding, note and rule that was not checked."""
+def _show(soundness: Soundness, top: int | None) -> None:
+    """One line for each finding, note and rule that was not checked; at most ``top`` of each."""
     from rich.text import Text
 
     from thence.writers.text.printable import printable
@@ -58,11 +58,11 @@ def _show(soundness: Soundness) -> None:
         print_table(output, Text(printable(text), style))
 
     line(_verdict(soundness), "bold green" if soundness.sound else "bold red")
-    for text in _texts(soundness.findings):
+    for text in _texts(soundness.findings, top):
         line(f"  {text}", "red")
     if soundness.notes:
         line("to know:", "bold")
-    for text in _texts(soundness.notes):
+    for text in _texts(soundness.notes, top):
         line(f"  {text}")
     if soundness.not_checked:
         line("not checked:", "bold")
@@ -80,7 +80,9 @@ def _verdict(soundness: Soundness) -> str:
     return f"not sound: figures of this trace can mislead{bound}"
 
 
-def _texts(findings: Iterable[Finding]) -> Iterable[str]:
-    for finding in findings:
+def _texts(findings: Sequence[Finding], top: int | None) -> Iterator[str]:
+    for finding in findings[:top]:
         share = f" ({format_share(finding.span_share, 1)} of the span)" if finding.span_ns else ""
         yield f"{finding.code}: {finding.text}{share}"
+    if top is not None and len(findings) > top:
+        yield f"... {len(findings) - top:,} more; --top {len(findings)} shows all"

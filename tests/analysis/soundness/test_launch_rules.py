@@ -61,6 +61,20 @@ def test_dropped_kernels_are_counted_in_their_rank(
         assert finding.span_ns >= int(work.filter(pl.col("rank") == finding.rank)["duration"].max())
 
 
+@pytest.mark.parametrize(
+    "path",
+    [DATA / "jax" / "jax_single.xplane.pb.gz", DATA / "nsight" / "jax_train.sqlite.gz"],
+    ids=["xplane", "Nsight Systems"],
+)
+def test_launches_of_command_buffers_are_checked(path: Path) -> None:
+    tables = read([path])
+    launches = launch_ids(tables, "GraphLaunch")
+    lost = launches[1:-1:2]
+    (finding,) = found(check(without_work(tables, lost)), "launch_without_work")
+    assert finding.count == lost.height
+    assert f"{lost.height} of {launches.height} launches of CUDA graphs" in finding.text
+
+
 def test_dropped_launches_are_counted(tables: Callable[[str], Tables]) -> None:
     whole = tables("torch.profiler")
     names = whole.gpu.group_by("name").len().filter(pl.col("len") > 20)["name"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import thence
 from helpers import DATA, event, kernel, launch, opened
 from nsight_data import changed as changed_export
 from nsight_data import unpacked
+from protowire import message
 from recording_data import kernel as recorded_kernel
 from recording_data import written as written_recording
 from thence.analysis.soundness.check import check
@@ -87,6 +89,24 @@ def test_repaired_times_of_an_export_are_counted(tmp_path: Path) -> None:
         "update CUPTI_ACTIVITY_KIND_KERNEL set end = start - 5 where rowid in (20, 30, 40)",
     )
     assert ("damaged_input", 3) in found(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "expected"),
+    [
+        (2, "CUPTI could not be initialised", [("lost_records", 1)]),
+        (3, "5 events were dropped", [("lost_records", 1)]),
+        (3, "a newer version is available", []),
+    ],
+    ids=["error", "dropped", "harmless"],
+)
+def test_what_jax_profiler_says_of_itself(
+    tmp_path: Path, field: int, text: str, expected: list[tuple[str, int]]
+) -> None:
+    content = gzip.decompress((DATA / "jax" / "jax_single.xplane.pb.gz").read_bytes())
+    path = tmp_path / "host.xplane.pb"
+    path.write_bytes(content + message((field, text)))  # XSpace.errors and XSpace.warnings
+    assert found(path) == expected
 
 
 def test_overhead_while_the_device_works_is_nothing_to_know(tmp_path: Path) -> None:

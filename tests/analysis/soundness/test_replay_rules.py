@@ -77,6 +77,23 @@ def test_a_recording_may_end_within_the_last_replay(tmp_path: Path) -> None:
     soundness = opened(tmp_path, events).soundness
     assert soundness.sound
     assert [note.code for note in soundness.notes] == ["partial_replay"]
+    wait = event("cuda_runtime", "cudaDeviceSynchronize", 410, 60, args={"correlation": 90})
+    (finding,) = opened(tmp_path, [*events, wait]).soundness.findings
+    assert (finding.code, finding.count) == ("partial_replay", 1)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_recording_may_begin_within_the_first_replay(tmp_path: Path, *, launched: bool) -> None:
+    """Then it does not hold the launch."""
+    graph = {"graph id": 4}
+    events = [x for i in range(4) for x in replay(i + 1, 100 * i + 10, LAYERS, **graph)]
+    lost = [e for e in events if e["name"] in ("k0", "k1") and e["args"]["correlation"] == 1]
+    if not launched:
+        lost.append(events[0])
+    soundness = opened(tmp_path, [e for e in events if e not in lost]).soundness
+    assert soundness.sound is not launched
+    found = soundness.findings or soundness.notes
+    assert [(entry.code, entry.count) for entry in found] == [("partial_replay", 1)]
 
 
 def test_branches_of_conditional_nodes_are_no_fault() -> None:

@@ -26,6 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 _KERNEL_LAUNCH = r"^(?:cuda|cu|hip)\w*Launch\w*Kernel"
 _GRAPH_LAUNCH = r"^(?:cuda|cu|hip)GraphLaunch"
+_WAIT = r"^(?:cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)"
 
 
 @dataclass
@@ -197,6 +198,10 @@ class Evidence:
             pl.len().alias("launches"), working=(pl.col("work") > 0).sum()
         )
         return {rank: (n, working) for rank, n, working in counted.rows()}
+
+    def waits(self, rank: int) -> pl.DataFrame:
+        """The calls in which the host waited for all work of a device; columns as `calls`."""
+        return called(self.calls, _WAIT).filter(pl.col("rank") == rank)
 
     def steps_at(self, rank: int, times: Int64) -> str:
         """In which profiler steps times lie, in words; empty where the trace has no steps."""

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["launch_without_work", "work_without_launch"]
 
 _BEGIN, _END = r"StreamBeginCapture", r"StreamEndCapture"
-_WAIT = r"^(?:cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)"
 _ONLY_LAUNCHES = r"Launch|Memcpy|Memset|Synchronize|StreamWaitEvent"
 _LATENCY_NS = 10_000_000
 _TAIL_SHARE = 0.05
@@ -208,7 +207,7 @@ def _after_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mask:
     with_work = part["start"].filter(part["work"] > 0)
     if window is None or with_work.is_empty():
         return np.zeros(part.height, np.bool_)
-    waits = _waits(evidence, rank)["start"].to_numpy()
+    waits = evidence.waits(rank)["start"].to_numpy()
     earliest = max(int(with_work.to_numpy().max()), int(waits.max(initial=NEVER)))
     return (start > earliest) & _no_later_than(evidence, rank, start)
 
@@ -226,7 +225,7 @@ def _queued_at_the_end(evidence: Evidence, rank: int, part: pl.DataFrame) -> Mas
     if window is None or not len(lags):
         return np.zeros(part.height, np.bool_)
     reach = min(2 * int(lags.max()), int(window.span * _LAST_PART))
-    waits = _waits(evidence, rank)["start"].to_numpy()
+    waits = evidence.waits(rank)["start"].to_numpy()
     result: Mask = start > max(window.end - reach, int(waits.max(initial=NEVER)))
     return result & _no_later_than(evidence, rank, start)
 
@@ -238,16 +237,11 @@ def _no_later_than(evidence: Evidence, rank: int, start: Int64) -> Mask:
     return result
 
 
-def _waits(evidence: Evidence, rank: int) -> pl.DataFrame:
-    """The calls in which the host waited for all work of a device."""
-    return called(evidence.calls, _WAIT).filter(pl.col("rank") == rank)
-
-
 def _missing_work(evidence: Evidence, rank: int, part: pl.DataFrame, missing: Mask) -> Finding:
     """The finding about launches of a rank that have no device work."""
     window = evidence.window(rank)
     start = part["start"].to_numpy()
-    waits = _waits(evidence, rank)["end"].to_numpy()
+    waits = evidence.waits(rank)["end"].to_numpy()
     touched = _touched(part, missing, int(waits.max(initial=NEVER)))
     graph = part["graph"].to_numpy()
     counted = [

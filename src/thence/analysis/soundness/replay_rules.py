@@ -52,7 +52,7 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
         .agg(
             pl.len().alias("size"),
             nodes=pl.col("node").n_unique(),
-            unknown=pl.col("node").null_count() > 0,
+            unknown=(pl.col("node").null_count() > 0) | (pl.col("node").n_unique() == 1),
             start=pl.col("start").min(),
             end=(pl.col("start") + pl.col("duration")).max(),
             ns=pl.col("duration").sum(),
@@ -74,13 +74,13 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
         return
     conditional = activities.filter(pl.col("correlation") == 0).select("rank", "graph").unique()
     bodies = set(conditional.collect().rows())
-    last = {rank: _last_work(evidence, rank) for rank in evidence.windows}
+    cut = {rank: _cut_by_the_recording(evidence, rank) for rank in evidence.windows}
     for (rank, graph), part in launches.sort("rank", "graph", "start").group_by(
         "rank", "graph", maintain_order=True
     ):
         finding = _finding(evidence, int(rank), part, f"CUDA graph {graph}")
-        at_end = part.height == 1 and part["correlation"][0] == last[finding.rank or 0]
-        doubtful = (rank, graph) in bodies or bool(part["varies"].any()) or at_end
+        at_edges = set(part["correlation"]) <= cut[int(rank)]
+        doubtful = (rank, graph) in bodies or bool(part["varies"].any()) or at_edges
         (judgement.notes if doubtful else judgement.findings).append(finding)
 
 
@@ -91,12 +91,26 @@ def _of_different_sizes(launched: pl.LazyFrame) -> pl.DataFrame:
     return graphs.filter(pl.col("len") > 1).select("rank", "graph").collect()
 
 
-def _last_work(evidence: Evidence, rank: int) -> int | None:
-    """Correlation id of what ended last on a rank: the recording may have ended within it."""
-    gpu = evidence.tables.gpu.lazy().filter(pl.col("rank") == rank)
-    end = (pl.col("start") + pl.col("duration")).arg_max()
-    found: int | None = gpu.select(pl.col("correlation").get(end)).collect().item()
-    return found
+def _cut_by_the_recording(evidence: Evidence, rank: int) -> set[int]:
+    """Correlation ids of what ran first and last on a rank, where the recording may have begun or ended within it.
+
+    It did not begin within work whose launch it holds, nor end within work that the host waited for.
+    """
+    work = (
+        evidence.tables.gpu.lazy()
+        .filter(pl.col("rank") == rank, pl.col("correlation") > 0)
+        .select("correlation", "start", end=pl.col("start") + pl.col("duration"))
+    )
+    first, last, end = work.select(
+        pl.col("correlation").get(pl.col("start").arg_min()),
+        last=pl.col("correlation").get(pl.col("end").arg_max()),
+        end=pl.col("end").max(),
+    ).collect().row(0)  # fmt: skip
+    launches = evidence.launches.table.filter(pl.col("rank") == rank)
+    known = set(launches["correlation"].filter(launches["correlation"].is_in([first, last])))
+    waited = evidence.waits(rank).filter(pl.col("end") >= end)
+    cut = {first} - known
+    return cut if waited.height else cut | {last}
 
 
 def _finding(evidence: Evidence, rank: int, part: pl.DataFrame, graph: str) -> Finding:
@@ -192,7 +206,8 @@ def _compare(
     )
     finding = _finding(evidence, rank, partial, "CUDA graphs that run the same")
     alone = len(within) == shapes.height - 1 and partial.height == len(within)
-    last = partial.height == 1 and partial["start"][0] == part["start"].max()
+    waited = evidence.waits(rank).filter(pl.col("end") >= evidence.window(rank).end).height > 0
+    last = partial.height == 1 and partial["start"][0] == part["start"].max() and not waited
     (judgement.findings if alone and not last else judgement.notes).append(finding)
 
 
