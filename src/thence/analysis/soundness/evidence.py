@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Tables
     from thence.units import Ns
 
-__all__ = ["Evidence", "Judgement", "Launches", "Window", "called"]
+__all__ = ["Evidence", "Judgement", "Launches", "Window", "called", "rows_by_rank"]
 
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -75,6 +75,18 @@ class Window:
         """One moment or the time between two in words, counted from the first device activity."""
         moments = " to ".join(dict.fromkeys(format_ns(time - self.start) for time in times))
         return f"{moments} after the rank's first device activity"
+
+
+def rows_by_rank(ranks: pl.Series) -> list[tuple[int, Int64]]:
+    """Rows of each rank, ranks and rows ascending."""
+    numbers = ranks.to_numpy()
+    order = np.argsort(numbers, kind="stable")
+    found, first = np.unique(numbers[order], return_index=True)
+    return (
+        [(int(rank), rows) for rank, rows in zip(found, np.split(order, first[1:]), strict=True)]
+        if len(found)
+        else []
+    )
 
 
 def called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
@@ -176,10 +188,12 @@ class Evidence:
         gpu = self.tables.gpu
         row = np.full(gpu.height, NO_ROW, np.int64)
         ambiguous = np.zeros(gpu.height, np.bool_)
-        of_rank, ids = gpu["rank"].to_numpy(), gpu["correlation"].fill_null(0).to_numpy()
-        for rank in calls["rank"].unique():
-            part = calls.filter(pl.col("rank") == rank)
-            wanted = np.flatnonzero((of_rank == rank) & (ids != 0))
+        ids = gpu["correlation"].fill_null(0).to_numpy()
+        work = dict(rows_by_rank(gpu["rank"]))
+        for rank, rows in rows_by_rank(calls["rank"]):
+            part = calls[rows]
+            wanted = work.get(rank, rows[:0])
+            wanted = wanted[ids[wanted] != 0]
             known, launch = part["correlation"].to_numpy(), part["launch"].to_numpy()
             order = np.argsort(known, kind="stable")
             known, launch = known[order], launch[order]
@@ -201,13 +215,28 @@ class Evidence:
 
     def waits(self, rank: int) -> pl.DataFrame:
         """The calls in which the host waited for all work of a device; columns as `calls`."""
-        return called(self.calls, _WAIT).filter(pl.col("rank") == rank)
+        return self._waits.filter(pl.col("rank") == rank)
+
+    @cached_property
+    def _waits(self) -> pl.DataFrame:
+        return called(self.calls, _WAIT)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """The profiler steps, as rows of host."""
+        return self.tables.host.filter(pl.col("category") == "step")
+
+    @cached_property
+    def kernel_ranks(self) -> frozenset[int]:
+        """Ranks that ran kernels."""
+        kernels = self.tables.gpu.lazy().filter(pl.col("kind") == "kernel")
+        return frozenset(kernels.select(pl.col("rank").unique()).collect()["rank"])
 
     def steps_at(self, rank: int, times: Int64) -> str:
         """In which profiler steps times lie, in words; empty where the trace has no steps."""
-        steps = self.tables.host.filter(
-            pl.col("category") == "step", pl.col("rank") == rank
-        ).select("name", "start", end=pl.col("start") + pl.col("duration"))
+        steps = self.steps.filter(pl.col("rank") == rank).select(
+            "name", "start", end=pl.col("start") + pl.col("duration")
+        )
         if steps.is_empty() or len(times) == 0:
             return ""
         moments = np.sort(times)

@@ -134,7 +134,8 @@ class Soundness:
         if self.sound:
             return None
         first, more = self.findings[0], len(self.findings) - 1
-        touched = f" (touches {format_share(first.span_share, 1)} of the span)"
+        share = format_share(first.span_share, 1)
+        touched = f" (touches {share} of the span)" if first.span_ns else ""
         others = f"; {format_count(more)} more finding{'s' if more > 1 else ''}" if more else ""
         bound = " Idle time is at most what is shown." if self.work_missing else ""
         return f"this trace is not sound: {first.text}{touched}{others}; see thence check.{bound}"

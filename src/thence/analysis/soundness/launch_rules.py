@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.soundness.evidence import Evidence, Judgement, called
+from thence.analysis.soundness.evidence import Evidence, Judgement, called, rows_by_rank
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 
@@ -41,7 +41,7 @@ def launch_without_work(evidence: Evidence) -> Judgement:
     captured = _captured(evidence)
     blind = _hides_captures(evidence)
     maybe_captured = 0
-    for rank, rows in _by_rank(table):
+    for rank, rows in rows_by_rank(table["rank"]):
         if not _corresponds(evidence, rank):
             judgement.not_checked.append(_no_correspondence(rank))
             continue
@@ -67,12 +67,6 @@ def launch_without_work(evidence: Evidence) -> Judgement:
             )
         )
     return judgement
-
-
-def _by_rank(table: pl.DataFrame) -> list[tuple[int, Int64]]:
-    """Rows of each rank."""
-    ranks = table["rank"].to_numpy()
-    return [(int(rank), np.flatnonzero(ranks == rank)) for rank in np.unique(ranks)]
 
 
 def _unknown_launches(evidence: Evidence) -> list[NotChecked]:
@@ -124,11 +118,7 @@ def _listed(ranks: list[int]) -> str:
 
 def _corresponds(evidence: Evidence, rank: int) -> bool:
     """Whether ids of launches and of device work correspond: a producer may number them differently."""
-    launches, working = evidence.launching_ranks[rank]
-    gpu = evidence.tables.gpu
-    if working or rank not in evidence.windows:
-        return True
-    return not (launches and gpu.filter(pl.col("rank") == rank, pl.col("kind") == "kernel").height)
+    return evidence.launching_ranks[rank][1] > 0 or rank not in evidence.kernel_ranks
 
 
 def _no_correspondence(rank: int) -> NotChecked:
@@ -306,7 +296,7 @@ def work_without_launch(evidence: Evidence) -> Judgement:
         (lost, judgement.findings, "though launches of the same kernels are"),
         (never, judgement.notes, "nor is any launch of these kernels: not every call is recorded"),
     ):
-        for rank, rows in _by_rank(frame):
+        for rank, rows in rows_by_rank(frame["rank"]):
             if _corresponds(evidence, rank):
                 into.append(_without_launch(evidence, rank, frame[rows], why))
     return judgement
@@ -316,14 +306,15 @@ def _stray(evidence: Evidence) -> pl.DataFrame:
     """Kernels whose call is not recorded, though they were launched after the first recorded call.
 
     Returns:
-        rows of gpu with ``single``: whether nothing else has their correlation id, as in graphs.
+        rank, device, name, start, duration and correlation of gpu, and ``single``: whether nothing else has their
+        correlation id, as in graphs.
     """
     launched = evidence.tables.gpu.filter(
         pl.Series(evidence.launches.of_work == NO_ROW),
         pl.col("kind") == "kernel",
         pl.col("correlation") > 0,
         pl.col("rank").is_in(list(evidence.launching_ranks)),
-    )
+    ).select("rank", "device", "name", "start", "duration", "correlation")
     if launched.is_empty():
         return launched.with_columns(single=pl.lit(value=True))
     ids = evidence.calls.lazy().filter(pl.col("correlation") > 0)

@@ -74,7 +74,7 @@ def _named(evidence: Evidence, judgement: Judgement) -> None:
         return
     conditional = activities.filter(pl.col("correlation") == 0).select("rank", "graph").unique()
     bodies = set(conditional.collect().rows())
-    cut = {rank: _cut_by_the_recording(evidence, rank) for rank in evidence.windows}
+    cut = {rank: _cut_by_the_recording(evidence, rank) for rank in launches["rank"].unique()}
     for (rank, graph), part in launches.sort("rank", "graph", "start").group_by(
         "rank", "graph", maintain_order=True
     ):

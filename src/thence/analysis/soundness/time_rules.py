@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.kernel_groups import COMMUNICATION, KERNEL_PATTERNS
-from thence.analysis.soundness.evidence import Evidence, Judgement
+from thence.analysis.soundness.evidence import Evidence, Judgement, rows_by_rank
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
@@ -114,13 +114,12 @@ def impossible_time(evidence: Evidence) -> Judgement:
     shifted = (
         len(evidence.tables.meta.inputs) > 1
     )  # onto the clock of the first, where 0 means nothing
-    for rank in evidence.windows:
-        of_rank = (gpu["rank"] == rank).to_numpy()
+    for rank, of_rank in rows_by_rank(gpu["rank"]):
         start, duration = gpu["start"].to_numpy()[of_rank], gpu["duration"].to_numpy()[of_rank]
         bad = _impossible(start, duration) | (_before_the_clock(start) & (not shifted))
         if not bad.any():
             continue
-        rows = np.flatnonzero(of_rank)[bad]
+        rows = of_rank[bad]
         devices = np.unique(gpu["device"].to_numpy()[rows])
         kept = ~bad
         span = int((start + duration)[kept].max() - start[kept].min()) if kept.any() else 0

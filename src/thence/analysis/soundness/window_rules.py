@@ -85,17 +85,20 @@ def windows_apart(evidence: Evidence) -> Judgement:
 def empty_steps(evidence: Evidence) -> Judgement:
     """Judges profiler steps in which nothing was launched that ran, though the host worked as in others."""
     judgement = Judgement()
-    steps = evidence.tables.host.filter(pl.col("category") == "step")
+    steps = evidence.steps
     if steps.is_empty():
         judgement.not_checked.append(NotChecked("empty_steps", "the trace names no profiler steps"))
         return judgement
     unknown = False
+    moments = _working(evidence), _host(evidence)
+    nothing = pl.DataFrame(schema={"start": pl.Int64})
     for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
         number = int(rank)
         if not evidence.launching_ranks.get(number, (0, 0))[1]:
             unknown = True  # without launches, nobody knows which step work belongs to
             continue
-        empty = _empty(evidence, number, part)
+        of_rank = tuple(times.get((number,), nothing) for times in moments)
+        empty = _empty(part, of_rank[0]["start"], of_rank[1]["start"])
         if empty.any() and not empty.all():
             judgement.findings.append(_finding(evidence, number, part, empty))
     if unknown:
@@ -104,23 +107,34 @@ def empty_steps(evidence: Evidence) -> Judgement:
     return judgement
 
 
-def _empty(evidence: Evidence, rank: int, steps: pl.DataFrame) -> Mask:
+_Times = dict[tuple[object, ...], pl.DataFrame]
+
+
+def _working(evidence: Evidence) -> _Times:
+    """Start of the launches that have device work, and of device work without a launch, by rank."""
+    launches = evidence.launches.table.filter(pl.col("work") > 0).select("rank", "start")
+    alone = evidence.tables.gpu.select("rank", "start").filter(
+        pl.Series(evidence.launches.of_work == NO_ROW)
+    )
+    return pl.concat([launches, alone]).partition_by("rank", as_dict=True)
+
+
+def _host(evidence: Evidence) -> _Times:
+    """Start of what the host did, by rank."""
+    ranges = evidence.tables.host.filter(pl.col("category") != "step")
+    return ranges.select("rank", "start").partition_by("rank", as_dict=True)
+
+
+def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
+    """Steps in which nothing was launched that ran, though the host did as much as in others."""
     begin = steps["start"].to_numpy()
     end = begin + steps["duration"].to_numpy()
-    launches = evidence.launches.table.filter(pl.col("rank") == rank)
-    working = _counted(launches["start"].filter(launches["work"] > 0), begin, end) > 0
-    unlaunched = evidence.tables.gpu["start"].filter(
-        pl.Series(evidence.launches.of_work == NO_ROW) & (evidence.tables.gpu["rank"] == rank)
-    )
-    working |= _counted(unlaunched, begin, end) > 0
-    host = evidence.tables.host
-    busy = _counted(
-        host["start"].filter((host["rank"] == rank) & (host["category"] != "step")), begin, end
-    )
-    if not working.any():
+    works = _counted(working, begin, end) > 0
+    if not works.any():
         return np.zeros(len(begin), np.bool_)
-    comparable: Mask = busy >= _COMPARABLE * np.median(busy[working])
-    return ~working & comparable
+    busy = _counted(host, begin, end)
+    comparable: Mask = busy >= _COMPARABLE * np.median(busy[works])
+    return ~works & comparable
 
 
 def _counted(times: pl.Series, begin: Int64, end: Int64) -> Int64:
