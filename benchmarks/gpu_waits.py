@@ -38,7 +38,7 @@ def delay(milliseconds: float) -> None:
     """Keeps the GPU's current stream busy."""
     import torch
 
-    torch.cuda._sleep(int(milliseconds * CYCLES_PER_MS))
+    torch.cuda._sleep(int(milliseconds * CYCLES_PER_MS))  # noqa: SLF001 - there is no public one
 
 
 def late(rank: int, profiler: Any) -> None:
@@ -160,7 +160,7 @@ def group(rank: int, profiler: Any) -> None:
     settle()
 
 
-def overlap(rank: int, profiler: Any) -> None:
+def overlap(_rank: int, profiler: Any) -> None:
     """Two groups communicate at the same time on streams of their own, while a GEMM runs for a part."""
     import torch
     import torch.distributed as dist
@@ -176,7 +176,7 @@ def overlap(rank: int, profiler: Any) -> None:
     for _ in range(4):
         works = [dist.all_reduce(one, async_op=True)]
         works.append(dist.all_reduce(two, group=everyone, async_op=True))
-        square @ square  # noqa: B018 - runs on the GPU
+        square @ square
         for work in works:
             work.wait()
     settle()
@@ -226,9 +226,7 @@ def record(folder: Path) -> None:
     for name in JOBS:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={RANKS}", __file__, "worker", str(folder), "--job", name]
-        done = subprocess.run(
-            command, timeout=120, check=False, capture_output=True, text=True
-        )
+        done = subprocess.run(command, timeout=120, check=False, capture_output=True, text=True)
         print(name, "ok" if done.returncode == 0 else done.stderr[-3000:])
 
 

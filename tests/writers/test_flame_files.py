@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from importlib import resources
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
 
 import polars as pl
 import pytest
@@ -245,11 +245,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def svg_boxes(flame: Flame) -> list[tuple[str, float, float, float]]:
     """Tooltip, x, y and width of every frame of the image."""
-    image = ElementTree.fromstring(flame_svg(flame))
+    image = ET.fromstring(flame_svg(flame))
     boxes = []
     for group in image.iter(f"{SVG}g"):
         box, tip = group.find(f"{SVG}rect"), group.find(f"{SVG}title")
-        assert box is not None and tip is not None and tip.text is not None
+        assert box is not None
+        assert tip is not None
+        assert tip.text is not None
         x, y, width = (float(box.attrib[key]) for key in ("x", "y", "width"))
         boxes.append((tip.text.rsplit("\n", 1)[0], x, y, width))
     return boxes
@@ -273,8 +275,10 @@ def test_svg_frames_are_as_wide_as_their_time_and_below_the_frame_around() -> No
 
 def test_svg_holds_hostile_names_as_text() -> None:
     image = flame_svg(made([((name,), 100 + number) for number, name in enumerate(HOSTILE)]))
-    root = ElementTree.fromstring(image)
-    assert {element.tag for element in root.iter()} == {f"{SVG}{t}" for t in ("svg", "title", "rect", "text", "g")}
+    root = ET.fromstring(image)
+    assert {element.tag for element in root.iter()} == {
+        f"{SVG}{t}" for t in ("svg", "title", "rect", "text", "g")
+    }
     tips = {tip.text.split("\n")[0] for tip in root.iter(f"{SVG}title") if tip.text}
     assert {"</script><script>alert(1)</script>", "a;b", "日本語 🙂"} <= tips
     assert "\x1b" not in image
@@ -283,7 +287,7 @@ def test_svg_holds_hostile_names_as_text() -> None:
 def test_svg_says_what_it_does_not_draw() -> None:
     deep = tuple(f"level {number}" for number in range(300))
     image = flame_svg(made([(deep, 1_000_000), (("tiny",), 1)]))
-    assert len(list(ElementTree.fromstring(image).iter(f"{SVG}g"))) == 256
+    assert len(list(ET.fromstring(image).iter(f"{SVG}g"))) == 256
     assert "46 of 302 frames are too narrow or too deep" in image
 
 
@@ -292,5 +296,5 @@ def test_svg_from_the_command_line(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     flame = thence.open(STACK).flame("stack")
     drawn = [tip for tip, *_ in svg_boxes(flame)]
-    image = ElementTree.parse(tmp_path / "flame.svg")
+    image = ET.parse(tmp_path / "flame.svg")
     assert len(list(image.getroot().iter(f"{SVG}g"))) == len(drawn) > 10

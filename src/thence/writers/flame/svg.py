@@ -6,6 +6,7 @@ narrower than `_LEAST_WIDTH` and rows below the `_MOST_ROWS` first are not drawn
 
 from __future__ import annotations
 
+import itertools
 import re
 import zlib
 from typing import TYPE_CHECKING
@@ -62,22 +63,19 @@ def flame_svg(flame: Flame) -> str:
     title = f"GPU time by {_TITLES[flame.by]}: {', '.join(flame.meta.inputs)}"
     facts = f"span {format_ns(flame.span_ns)}, busy {format_share(flame.busy_ns, flame.span_ns)}"
     below = _HEADER + rows * _ROW + _ROW
-    return "".join(
-        (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-            f'viewBox="0 0 {_WIDTH} {height}" font-family="Verdana, DejaVu Sans, sans-serif" '
-            f'font-size="11">\n<title>{_text(title)}</title>\n',
-            f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>\n',
-            f'<text x="{_MARGIN}" y="18" font-size="14">{_text(title)}</text>\n',
-            f'<text x="{_MARGIN}" y="35" fill="#5b6570">{_text(facts)}</text>\n',
-            *_boxes(flame, frames),
-            *(
-                f'<text x="{_MARGIN}" y="{below + number * _ROW}" fill="#5b6570">{_text(note)}</text>\n'
-                for number, note in enumerate(notes)
-            ),
-            "</svg>\n",
-        )
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH} {height}" font-family="Verdana, DejaVu Sans, sans-serif" '
+        f'font-size="11">\n<title>{_text(title)}</title>\n'
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>\n'
+        f'<text x="{_MARGIN}" y="18" font-size="14">{_text(title)}</text>\n'
+        f'<text x="{_MARGIN}" y="35" fill="#5b6570">{_text(facts)}</text>\n'
     )
+    said = (
+        f'<text x="{_MARGIN}" y="{below + number * _ROW}" fill="#5b6570">{_text(note)}</text>\n'
+        for number, note in enumerate(notes)
+    )
+    return "".join((head, *_boxes(flame, frames), *said, "</svg>\n"))
 
 
 def _placed(flame: Flame) -> pl.DataFrame:
@@ -117,9 +115,10 @@ def _starts(ordered: pl.DataFrame, nodes: int) -> Float64:
     offset = ordered["offset"].to_numpy()
     depth = ordered["depth"].to_numpy()
     edges = np.searchsorted(depth, np.arange(1, depth.max() + 2))
-    for first, last in zip(edges[:-1], edges[1:], strict=True):  # one turn a level
+    for first, last in itertools.pairwise(edges):  # one turn a level
         start[node[first:last]] = start[parent[first:last]] + offset[first:last]
-    return start[node]
+    placed: Float64 = start[node]
+    return placed
 
 
 def _omitted(flame: Flame, frames: pl.DataFrame) -> Iterator[str]:
@@ -138,9 +137,7 @@ def _boxes(flame: Flame, frames: pl.DataFrame) -> Iterator[str]:
     columns = ("depth", "name", "full_name", "kind", "total_ns", "count", "x", "width")
     for depth, name, full_name, kind, ns, count, x, width in frames.select(columns).iter_rows():
         y = _HEADER + depth * _ROW
-        tip = (
-            f"{full_name or name}\n{format_ns(ns)}, {format_share(ns, total)}, {format_count(count)}"
-        )
+        tip = f"{full_name or name}\n{format_ns(ns)}, {format_share(ns, total)}, {format_count(count)}"
         letters = int((width - 4) / _CHARACTER)
         wanted = name.rpartition("/")[2] if files else name  # the folder is in the tooltip
         shown = wanted if len(wanted) <= letters else f"{wanted[: letters - 1]}…"
