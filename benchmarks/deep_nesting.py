@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.column_file import encode
 from thence.readers.recording.parts import SCHEMAS
 
 if TYPE_CHECKING:
@@ -131,7 +132,15 @@ def write_recording(folder: Path, depth: int) -> None:
             pl.col(name).cast(dtype) if name in columns else pl.lit(None, dtype).alias(name)
             for name, dtype in SCHEMAS[table].items()
         )
-        frame.write_ipc(folder / f"{table}-000001.arrow", compression="lz4")
+        content = encode(
+            {
+                name: frame[name].to_list()
+                if dtype == pl.String
+                else frame[name].fill_null(0).to_numpy()
+                for name, dtype in SCHEMAS[table].items()
+            }
+        )
+        (folder / f"{table}-000001.npz").write_bytes(content)
 
 
 def write_input(folder: Path, kind: str, depth: int) -> Path:

@@ -11,14 +11,13 @@ recording does with the columns: numbers for names, and a part in memory.
 from __future__ import annotations
 
 import ctypes
-import io
 import statistics
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
+from thence.model.column_file import encode
 from thence.recorder.layouts import DRIVER, KERNEL, LAYOUTS, RUNTIME
 from thence.recorder.names import Names
 from thence.recorder.walking import Walker
@@ -108,7 +107,7 @@ def main() -> None:
             kernels = 0
             for kind, some in walker.read(int(memory.ctypes.data), valid):
                 named = {name: names.of_pointers(some[name]) for name in LAYOUTS[kind].names}
-                pl.DataFrame({**some, **named}).write_ipc(io.BytesIO(), compression="lz4")
+                encode({**some, **named})
                 kernels += len(some["start"]) if kind == KERNEL else 0
             return kernels
 

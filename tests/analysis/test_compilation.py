@@ -149,3 +149,26 @@ def test_parts_always_add_up(workers: list[tuple[int, int, int]]) -> None:
         result = compilation(host([*main, *rows]), way)
         assert result.phases["self_ns"].sum() == pytest.approx(result.wall_ns)
         assert (result.phases["self_ns"] >= 0).all()
+
+
+def test_ranks_are_apart_although_the_phases_are_added() -> None:
+    """Rank 1 compiles the second program of rank 0 alone: 100 ns, of which 70 autotuning."""
+    alone = [(name, start, end, 1, None if parent is None else parent - 5)
+             for name, start, end, _, parent in RANGES[5:7]]  # fmt: skip
+    times = compilation(concat([host(RANGES), host(alone, rank=1)]))
+    assert times.ranks.rows() == [(0, 1100), (1, 100)]
+    by_phase = {row["name"]: row for row in times.phases.to_dicts()}
+    tuning = by_phase["XlaAutotunerCompilation"]
+    assert (tuning["self_ns"], tuning["self_ns_min"], tuning["self_ns_max"]) == (140, 70, 70)
+    backend = by_phase["XlaCompileBackend"]
+    assert (backend["self_ns_min"], backend["self_ns_max"]) == (0, 500 - 20 - 300)
+    loading = by_phase[LIBRARY_LOADING]
+    assert (loading["self_ns_min"], loading["self_ns_max"]) == (30, 1000 - 200 - 500)
+
+
+def test_the_longest_phases_that_cover_a_share() -> None:
+    """Of 1,100 ns: library loading 300, XlaPass 200, XlaCompileBackend 180 and others."""
+    times = compilation(host(RANGES))
+    assert [times.covering(share) for share in (0.0, 0.27, 0.28, 0.45, 0.46)] == [1, 1, 2, 2, 3]
+    assert times.covering(1.0) == times.phases.height
+    assert compilation(host(RANGES[:0] or [("XlaPass", 0, 0, 1, None)])).covering(0.99) == 0

@@ -14,6 +14,7 @@ import pytest
 
 import thence
 from helpers import event, kernel, launch, run_thence
+from recording_data import write_part
 from thence.attribution.metadata import MOST_CHARACTERS, MOST_MEMBERS, merge_metadata
 from thence.readers.recording.parts import SCHEMAS
 
@@ -69,7 +70,7 @@ def never_closed(folder: Path, depth: int, metadata: str | None = None) -> Path:
         ],
     }  # fmt: skip
     for table, rows in tables.items():
-        pl.DataFrame(rows, schema=SCHEMAS[table]).write_ipc(folder / f"{table}-000001.arrow")
+        write_part(folder, table, 1, pl.DataFrame(rows, schema=SCHEMAS[table]))
     return folder
 
 

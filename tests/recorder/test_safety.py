@@ -105,8 +105,9 @@ def test_a_killed_program_leaves_what_was_on_disk(tmp_path: Path) -> None:
         env={**os.environ, "THENCE_LIBCUPTI": library_path()},
     )
     end = time.monotonic() + 30
-    while time.monotonic() < end and len(list(tmp_path.glob("*/kernels-*.arrow"))) < 3:
+    while time.monotonic() < end and len(list(tmp_path.glob("*/kernels-*.npz"))) < 3:
         time.sleep(0.05)
+    assert time.monotonic() < end, "no three parts within 30 s"
     process.send_signal(signal.SIGKILL)
     output, _ = process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -354,3 +355,28 @@ def test_what_another_profiler_lost_is_not_counted(tmp_path: Path) -> None:
         tmp_path,
     )
     assert said.stdout.split() == ["0", "1"]
+
+
+def test_a_recorded_program_gets_one_thread_and_no_heavy_import(tmp_path: Path) -> None:
+    """Polars would bring some 70 threads into the user's program."""
+    said = program(
+        """
+        before = threading.active_count(), len(os.listdir("/proc/self/task"))
+        with thence.record(OUT) as recording:
+            with thence.mark("a", n=1):
+                launch("k", 1)
+            fake.library.cuptiActivityFlushAll(0)
+            time.sleep(0.3)  # the first part has been written
+            after = threading.active_count(), len(os.listdir("/proc/self/task"))
+        third = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
+        print(after[0] - before[0], after[1] - before[1], *sorted(third - {"__main__", "fake_cupti"}))
+        """,
+        tmp_path,
+        env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    ).stdout.split()
+    threads, tasks, *modules = said
+    assert (threads, tasks) == ("1", "1")
+    of_the_fake = {"pytest", "_pytest", "pluggy", "iniconfig", "pygments", "py", "packaging"}
+    started_with_python = {"sitecustomize", "usercustomize", "coverage", "_distutils_hack"}
+    assert set(modules) - of_the_fake - started_with_python == {"numpy", "thence"}
+    assert rows(tmp_path)["label"].to_list() == ["a"]

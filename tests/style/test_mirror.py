@@ -97,6 +97,7 @@ ELSEWHERE = {
     "timing/compiled_jax.py": "timing/test_measure_jax.py",
     "timing/events_jax.py": "timing/test_measure_jax.py",
     "trace.py": "attribution/test_attribute.py",
+    "writers/flame/svg.py": "writers/test_flame_files.py::test_svg_says_what_it_does_not_draw",
     "writers/page/plots.py": FIGURES,
     "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
     "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.model.column_file import encode
 from thence.readers.recording.parts import SCHEMAS
 
 if TYPE_CHECKING:
@@ -16,19 +17,41 @@ BEGAN = 1_000_000
 KERNEL = dict.fromkeys(SCHEMAS["kernels"], 1)
 
 
-def written(folder: Path, tables: dict[str, list[list[dict[str, Any]]]], **about: Any) -> Path:
+def written(
+    folder: Path, tables: dict[str, list[list[dict[str, Any]]]], version: int = 3, **about: Any
+) -> Path:
     """A recording made by hand: for each table its parts, as lists of rows."""
     folder.mkdir(parents=True, exist_ok=True)
+    counted = {
+        "counts": {table: sum(map(len, parts)) for table, parts in tables.items()},
+        "parts": {table: len(parts) for table, parts in tables.items()},
+    }
     description = {
-        "format": "thence.recording", "version": 1, "rank": 3, "pid": 77, "began_ns": BEGAN,
-        "stopped_ns": BEGAN + 10_000, "finished": True, **about,
+        "format": "thence.recording", "version": version, "rank": 3, "pid": 77, "began_ns": BEGAN,
+        "stopped_ns": BEGAN + 10_000, "finished": True, **(counted if version > 2 else {}), **about,
     }  # fmt: skip
     (folder / "recording.json").write_text(json.dumps(description))
     for table, parts in tables.items():
         for number, rows in enumerate(parts, 1):
             frame = pl.DataFrame(rows, schema=SCHEMAS[table])
-            frame.write_ipc(folder / f"{table}-{number:06}.arrow", compression="lz4")
+            if version > 2:
+                write_part(folder, table, number, frame)
+            else:
+                frame.write_ipc(folder / f"{table}-{number:06}.arrow", compression="lz4")
     return folder
+
+
+def write_part(folder: Path, table: str, number: int, frame: pl.DataFrame) -> Path:
+    """One part with these rows; a null, which no recorder writes, becomes -1."""
+    columns = {
+        name: frame[name].to_list()
+        if frame.schema[name] == pl.String
+        else frame[name].cast(pl.Int64, wrap_numerical=True).fill_null(-1).to_numpy()
+        for name in frame.columns
+    }
+    path = folder / f"{table}-{number:06}.npz"
+    path.write_bytes(encode(columns))
+    return path
 
 
 def kernel(**fields: Any) -> dict[str, Any]:

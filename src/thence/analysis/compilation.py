@@ -55,9 +55,11 @@ class Compilation:
     Attributes:
         autotuning: how the phases inside autotuning are shown.
         wall_ns: duration of the outermost XlaCompile ranges, summed over ranks.
-        phases: by phase, longest first: name, self_ns (Float64; wall time of this phase alone; they sum
-            to wall_ns), total_ns (with the phases inside, so totals overlap), share (of wall_ns),
-            count (ranges).
+        phases: by phase, longest first: name, self_ns (Float64; wall time of this phase alone, added over
+            ranks; they sum to wall_ns), total_ns (with the phases inside, so totals overlap), share (of
+            wall_ns), count (ranges), self_ns_min and self_ns_max (of the rank with the least and the most
+            self time in this phase; 0 if a rank has none of it).
+        ranks: by rank: rank, total_ns (wall time of its outermost XlaCompile ranges).
         programs: by outermost XlaCompile, in order: rank, program, start, total_ns (wall time),
             autotuning_ns, and parallel_ns (wall time with workers busy, in autotuning or not), both
             part of it.
@@ -66,7 +68,13 @@ class Compilation:
     autotuning: Autotuning
     wall_ns: int
     phases: pl.DataFrame
+    ranks: pl.DataFrame
     programs: pl.DataFrame
+
+    def covering(self, share: float) -> int:
+        """The number of longest phases that take at least this share of the wall time, from 0 to 1."""
+        before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # sums of floats
+        return min(before + 1, self.phases.height)
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -74,6 +82,7 @@ class Compilation:
             "autotuning": self.autotuning.value,
             "total_ns": self.wall_ns,
             "rows": self.phases.rows(named=True),
+            "ranks": self.ranks.rows(named=True),
             "programs": self.programs.rows(named=True),
         }
 
@@ -94,15 +103,31 @@ def compilation(trace: Attributed, autotuning: Autotuning = Autotuning.BLOCK) ->
     rows = pl.concat(parts) if parts else _EMPTY
     outermost = rows.filter("outermost")
     wall = int(outermost["total_ns"].sum())
-    grouped = (
+    ranks = outermost.group_by("rank").agg(pl.col("total_ns").sum().cast(pl.Int64)).sort("rank")
+    return Compilation(
+        autotuning, wall, _by_phase(rows, ranks.height, wall), ranks, _by_program(rows)
+    )
+
+
+def _by_phase(rows: pl.DataFrame, ranks: int, wall_ns: int) -> pl.DataFrame:
+    by_rank = (
         rows.filter(pl.col("self_ns").is_not_null())
-        .group_by("name")
+        .group_by("name", "rank")
         .agg(pl.col("self_ns", "total_ns").sum(), count=pl.len())
-        .with_columns(share=pl.col("self_ns") / max(wall, 1))
-        .select("name", "self_ns", "total_ns", "share", "count")
+    )
+    everywhere = pl.len() == ranks  # a rank without the phase spent 0 ns in it
+    return (
+        by_rank.group_by("name")
+        .agg(
+            pl.col("self_ns", "total_ns").sum(),
+            pl.col("count").sum(),
+            self_ns_min=pl.when(everywhere).then(pl.col("self_ns").min()).otherwise(0.0),
+            self_ns_max=pl.col("self_ns").max(),
+        )
+        .with_columns(share=pl.col("self_ns") / max(wall_ns, 1))
+        .select("name", "self_ns", "total_ns", "share", "count", "self_ns_min", "self_ns_max")
         .sort("self_ns", "name", descending=[True, False])
     )
-    return Compilation(autotuning, wall, grouped, _by_program(rows))
 
 
 _EMPTY = pl.DataFrame(

@@ -30,6 +30,7 @@ _FORMATS = {
     ".speedscope.json": "speedscope",
     ".folded": "folded",
     ".collapsed": "folded",
+    ".svg": "svg",
 }
 _EXAMPLES = """\b
 Examples:
@@ -37,14 +38,15 @@ Examples:
   thence flame profile_dir/ --by source -o flame.html         JAX: source stacks, shared among fusions
   thence flame traces/ --rank 3 --split phase -o flame.html   forward and backward apart
   thence flame trace.json.gz --by ops -o ops.speedscope.json
-  thence flame trace.json.gz -o - | inferno-flamegraph > flame.svg
+  thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
+  thence flame trace.json.gz -o - | inferno-flamegraph > interactive.svg
 """
 
 
 @click.command("flame", epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @output_option(
-    ".html, .folded or .speedscope.json; - prints folded stacks.",
+    ".html, .svg, .folded or .speedscope.json; - prints folded stacks.",
     required=True,
     type=click.Path(allow_dash=True, dir_okay=False),
 )
@@ -101,6 +103,10 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
         from thence.writers.page.flame_page import flame_html
 
         stream.write(flame_html(flame))
+    elif form == "svg":
+        from thence.writers.flame.svg import flame_svg
+
+        stream.write(flame_svg(flame))
     elif form == "folded":
         from thence.writers.flame.folded import folded_lines
 

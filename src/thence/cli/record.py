@@ -91,6 +91,8 @@ def command(
 
 
 def _sentence(recorded: Content, shown: str) -> str:
+    if not recorded.rows and recorded.unwritten:
+        return f"nothing was recorded: {_unwritten(recorded.unwritten)}"
     if not recorded.rows:
         return (
             "nothing was recorded: no Python process of the command did anything on a GPU that could be "
@@ -105,7 +107,17 @@ def _sentence(recorded: Content, shown: str) -> str:
         text += f"; {recorded.dropped:,} records were lost"
     if recorded.cut:
         text += f"; {recorded.cut} of the processes ended before they could finish their recording"
+    if recorded.unwritten:
+        text += f"; {_unwritten(recorded.unwritten)}"
     return f"{text}. See it: thence report {shlex.quote(shown)}"
+
+
+def _unwritten(processes: int) -> str:
+    which = "1 process" if processes == 1 else f"{processes} processes"
+    return (
+        f"{which} began to use a GPU and ended by a signal, a crash, os._exit or exec before the first "
+        "records were written, 0.1 s later"
+    )
 
 
 def _remove_if_empty(directory: Path) -> None:

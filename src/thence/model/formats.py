@@ -4,7 +4,8 @@ Writers, readers and inspection tools share these definitions. This module impor
 because recorded processes import it.
 
 **Recording** (`RECORDING`): a folder for each process with `DESCRIPTION` and, for each of `TABLES`, parts
-(`part_name`) that are each a complete Arrow IPC file. Beside them lie the labels of captured graphs
+(`part_name`) numbered from 1, each a complete file of `thence.model.column_file`. `DESCRIPTION` states how many
+parts and rows of each table had been written when it was. Beside them lie the labels of captured graphs
 (`LABELS_FILE`) and a folder of HLO modules (`HLO_FOLDER`) with an index (`COMPILED_INDEX`).
 
 **Labels of captured graphs** (`GRAPH_LABELS`): one JSON object; nodes and edges are stored as columns:
@@ -44,8 +45,10 @@ __all__ = [
     "HLO_FOLDER",
     "LABELS_FILE",
     "LACKING",
+    "OLD_PART_ENDING",
     "OPENED",
     "PART",
+    "PART_ENDING",
     "RECORDING",
     "RECORDING_VERSION",
     "STEP",
@@ -54,17 +57,19 @@ __all__ = [
 ]
 
 RECORDING = "thence.recording"
-RECORDING_VERSION = 2
-"""1: what describes a collective was JSON, the metadata of its mark."""
+RECORDING_VERSION = 3
+"""1: what describes a collective was JSON, the metadata of its mark. 2: parts were Arrow IPC files without
+a count (`OLD_PART_ENDING`)."""
 DESCRIPTION = "recording.json"
 """File of a recording that says which process it is of."""
-PART = re.compile(r"([a-z]+)-(\d{6,})\.arrow")
+PART_ENDING, OLD_PART_ENDING = ".npz", ".arrow"
+PART = re.compile(r"([a-z]+)-(\d{6,})\.(?:npz|arrow)")
 """Names of parts: table and number."""
 
 
 def part_name(table: str, number: int | None = None) -> str:
     """The name of a part; with no number a glob that all parts of the table match."""
-    return f"{table}-*.arrow" if number is None else f"{table}-{number:06}.arrow"
+    return f"{table}-{'*' if number is None else f'{number:06}'}{PART_ENDING}"
 
 
 _ACTIVITY = dict.fromkeys(

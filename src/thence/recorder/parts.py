@@ -1,27 +1,30 @@
 """A recording on disk: parts that are each complete, and ``recording.json`` beside them.
 
-A part is written beside its place and renamed, so whoever reads sees whole files only, and a program
-that is killed loses what was not yet in one. Names go to parts of their own, written before the rows
-that refer to them. The folder appears with the first rows: a process that did nothing on the GPU leaves
-none.
+Each part is written to a temporary file that is then renamed, so a reader sees complete files only, and a
+program that is killed loses only what was not yet written. Names go to parts of their own, before the rows
+that refer to them. After every round of parts ``recording.json`` states how many parts and rows of each table
+there are, so that a reader notices a part that was lost. The folder is made with the first rows: a process
+that did nothing on the GPU leaves none.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
 from thence.atomic_files import atomic_write
+from thence.model.column_file import MOST_ROWS, encode
 from thence.model.formats import ACTIVITIES, DESCRIPTION, part_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    Column = np.ndarray[Any, Any] | Sequence[str | None]
+    Columns = Mapping[str, Column]
 
 __all__ = ["Parts"]
 
@@ -37,6 +40,7 @@ class Parts:
         directory: that the user named.
         folder: of this process; None before there was anything to write.
         counts: rows on disk, by table.
+        numbers: parts written, by table; also those that could not be written.
         lost: rows that could not be written, by table.
         bytes: on disk.
         trouble: the last reason why something could not be written.
@@ -51,17 +55,17 @@ class Parts:
         self.trouble: str | None = None
         self.directory = directory
         self._name = name
-        self._numbers: dict[str, int] = {}
-        self._pending: dict[str, list[pl.DataFrame]] = {}
+        self.numbers: dict[str, int] = {}
+        self._pending: dict[str, list[Columns]] = {}
         self.pending_rows = self.pending_bytes = 0
 
-    def add(self, table: str, columns: Mapping[str, Any]) -> None:
+    def add(self, table: str, columns: Columns) -> None:
         """Rows to write with the next part."""
-        frame = _frame(columns)
-        if frame.height:
-            self._pending.setdefault(table, []).append(frame)
-            self.pending_rows += frame.height
-            self.pending_bytes += int(frame.estimated_size())
+        rows = _rows(columns)
+        if rows:
+            self._pending.setdefault(table, []).append(columns)
+            self.pending_rows += rows
+            self.pending_bytes += sum(map(_bytes, columns.values()))
 
     def save(
         self, description: Callable[[], Mapping[str, Any]], names: Mapping[str, Sequence[Any]]
@@ -69,7 +73,8 @@ class Parts:
         """Write everything that is pending; what cannot be written is counted as lost.
 
         Args:
-            description: gives the content of ``recording.json``, which is written with the first part.
+            description: gives the content of ``recording.json``, which is written before the first part and
+                after the last one.
             names: the new names, which go first.
         """
         self.add("names", names)
@@ -82,9 +87,11 @@ class Parts:
             self._lose_all(pending)
             return
         for table in sorted(pending, key=lambda table: table != "names"):
-            self._write(table, pl.concat(pending[table]))
+            self._write(table, pending[table])
+        if pending:
+            self.describe(description())
 
-    def _taken(self) -> dict[str, list[pl.DataFrame]]:
+    def _taken(self) -> dict[str, list[Columns]]:
         pending, self._pending = self._pending, {}
         self.pending_rows = self.pending_bytes = 0
         return pending
@@ -114,14 +121,15 @@ class Parts:
         self.describe(description())
         return True
 
-    def _write(self, table: str, frame: pl.DataFrame) -> None:
-        number = self._numbers[table] = self._numbers.get(table, 0) + 1
-        content = io.BytesIO()
-        frame.write_ipc(content, compression="lz4")
-        if self._replace(part_name(table, number), content.getbuffer()):
-            self.counts[table] = self.counts.get(table, 0) + frame.height
-        else:
-            self._lose(table, frame.height)
+    def _write(self, table: str, pieces: Sequence[Columns]) -> None:
+        whole = _joined(pieces)
+        for first in range(0, _rows(whole), MOST_ROWS):
+            part = {name: values[first : first + MOST_ROWS] for name, values in whole.items()}
+            number = self.numbers[table] = self.numbers.get(table, 0) + 1
+            if self._replace(part_name(table, number), encode(part)):
+                self.counts[table] = self.counts.get(table, 0) + _rows(part)
+            else:
+                self._lose(table, _rows(part))
 
     def _replace(self, name: str, content: bytes | memoryview) -> bool:
         """Write a file whole or not at all."""
@@ -134,9 +142,9 @@ class Parts:
         self.bytes += len(content)
         return True
 
-    def _lose_all(self, pending: Mapping[str, Sequence[pl.DataFrame]]) -> None:
+    def _lose_all(self, pending: Mapping[str, Sequence[Columns]]) -> None:
         for table, pieces in pending.items():
-            self._lose(table, sum(piece.height for piece in pieces))
+            self._lose(table, sum(map(_rows, pieces)))
 
     def _lose(self, table: str, rows: int) -> None:
         self.lost[table] = self.lost.get(table, 0) + rows
@@ -151,12 +159,23 @@ class Parts:
         self.trouble = str(error.strerror or error)
 
 
-def _frame(columns: Mapping[str, Any]) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            name: values
-            if isinstance(values, np.ndarray)
-            else pl.Series(name, values, dtype=pl.String())
-            for name, values in columns.items()
-        }
-    )
+def _rows(columns: Columns) -> int:
+    return max(map(len, columns.values()), default=0)
+
+
+def _bytes(values: Column) -> int:
+    if isinstance(values, np.ndarray):
+        return int(values.nbytes)
+    return sum(len(text) for text in values if text)
+
+
+def _joined(pieces: Sequence[Columns]) -> dict[str, Column]:
+    """Rows of one table, put together."""
+    return {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _concatenated(values: Sequence[Column]) -> Column:
+    arrays = [array for array in values if isinstance(array, np.ndarray)]
+    if arrays:
+        return np.concatenate(arrays)
+    return [text for texts in values for text in texts]

@@ -44,6 +44,8 @@ _MOST_WAITING_BYTES = 16 << 20
 """Of columns that wait to be written: they make a part due, whatever the time. About 200,000 kernels."""
 _SHARE_OF_TIME = 500
 """A part is due no more often than every 500th of the time so far: long runs make few files."""
+_FIRST_FLUSH_SECONDS = 0.1
+"""The time to the first part; it doubles until it is that of the options, so short programs keep theirs too."""
 _PATIENCE_SECONDS = 10.0
 """How long stopping waits for the device, and for the reading of what is left."""
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
@@ -52,7 +54,9 @@ _NO_DRIVER = (15, 999)
 """CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: what there is without a driver."""
 
 _running: Recorder | None = None
-_lock = threading.Lock()
+_lock = (
+    threading.RLock()
+)  # a signal handler may stop a recording that the same thread is just beginning
 
 
 class Recorder:
@@ -94,6 +98,7 @@ class Recorder:
         self._began_ns = 0
         self._stopped_ns: int | None = None
         self._due = 0.0
+        self._flush_seconds = min(_FIRST_FLUSH_SECONDS, options.flush_seconds)
         self._warnings: list[str] = []
         self._functions: dict[int, np.ndarray[Any, Any]] = {}
         self._unwanted: dict[int, list[int]] = {}
@@ -225,7 +230,7 @@ class Recorder:
     # The thread that reads and writes.
 
     def _work(self) -> None:
-        self._due = time.monotonic() + self._options.flush_seconds
+        self._due = time.monotonic() + self._flush_seconds
         self._buffers.stock()
         arrived = False
         while True:
@@ -243,7 +248,9 @@ class Recorder:
                 self._save()
                 arrived = False
                 age = (time.time_ns() - self._began_ns) / 1e9
-                self._due = now + max(self._options.flush_seconds, age / _SHARE_OF_TIME)
+                self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
+                self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
+                self._due = now + self._flush_seconds
         self._read_all()
         self._save()
         self._finish()
@@ -325,6 +332,9 @@ class Recorder:
             "stopped_ns": self._stopped_ns,
             "finished": finished,
             "counts": self.parts.counts,
+            "parts": self.parts.numbers,
+            "written_ns": time.time_ns(),
+            "flush_seconds": self._flush_seconds,
             "lost": self.parts.lost,
             "dropped": self.dropped,
             "unknown_kinds": {str(kind): n for kind, n in self._walker.unknown.items()},

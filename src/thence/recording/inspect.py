@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import polars as pl
-
+from thence.model.column_file import DamagedPart, rows_of
 from thence.model.formats import ACTIVITIES, DESCRIPTION, part_name
+from thence.recording.endings import begun_processes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +23,7 @@ class Content:
     Attributes:
         processes: that recorded something.
         cut: of these, those that did not finish their recording.
+        unwritten: further processes, that began to record and ended before anything was written.
         rows: kernels, copies and sets.
         kernels: of these, kernels.
         dropped: records that were lost, for want of memory or of disk space.
@@ -31,6 +32,7 @@ class Content:
 
     processes: int
     cut: int
+    unwritten: int
     rows: int
     kernels: int
     dropped: int
@@ -45,6 +47,7 @@ def content(directory: Path) -> Content:
     return Content(
         processes=len(folders),
         cut=sum(not one.get("finished") for one in told),
+        unwritten=len({*begun_processes(directory)} - {one.get("pid") for one in told}),
         rows=sum(sum(count.values()) for count in counts),
         kernels=sum(count["kernels"] for count in counts),
         dropped=sum(int(d.get("dropped", 0)) + sum(d.get("lost", {}).values()) for d in told),
@@ -69,6 +72,6 @@ def _counts(folder: Path, description: dict[str, Any]) -> dict[str, int]:
 
 def _rows(path: Path) -> int:
     try:
-        return int(pl.scan_ipc(path).select(pl.len()).collect().item())
-    except (OSError, pl.exceptions.PolarsError):
+        return rows_of(path.read_bytes())
+    except (OSError, DamagedPart):
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import sys
@@ -16,6 +15,7 @@ from thence.marks.frames import top
 from thence.model.formats import LABELS_FILE
 from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
+from thence.recording.endings import Endings
 from thence.recording.mark_log import MarkLog
 from thence.recording.nvtx import collect_nvtx, leave_nvtx
 from thence.recording.torch_collectives import CollectiveLabels
@@ -79,6 +79,7 @@ class Recording:
         self.directory = directory
         self._options = options
         self._schedule = schedule
+        self._endings = Endings(directory, self.stop)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
         self._xla = XlaPrograms()
@@ -112,6 +113,7 @@ class Recording:
         self._log = MarkLog()
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
+        self._endings = Endings(self.directory, self.stop)
         recorder = Recorder(self.directory, self._options, self._rows)
         recorder.start()
         self._recorder = recorder
@@ -124,7 +126,7 @@ class Recording:
         if self._options.collectives:
             self._collectives.begin()
         _alive.add(self)
-        atexit.register(self.stop)
+        self._endings.expect()
         self._begin_step()
 
     def step(self) -> None:
@@ -136,18 +138,19 @@ class Recording:
     def stop(self) -> None:
         """Finish: wait for the device, and write what is left. Stopping twice does nothing."""
         recorder = self._recorder
-        atexit.unregister(self.stop)
         if recorder is None or not recorder.alive:
             return
-        unlisten(self._log)
-        self._collectives.end()
-        if self._collects_nvtx:
-            leave_nvtx()
-        self._xla.end()
-        recorder.stop()
-        if recorder.folder is not None:
-            self._xla.save(recorder.folder)
-            _save_labels(recorder.folder)
+        with self._endings.finishing():
+            unlisten(self._log)
+            self._collectives.end()
+            if self._collects_nvtx:
+                leave_nvtx()
+            self._xla.end()
+            recorder.stop()
+            if recorder.folder is not None:
+                self._xla.save(recorder.folder)
+                _save_labels(recorder.folder)
+            self._endings.forget()
 
     def open(self) -> Trace:
         """What was recorded in this process.

@@ -7,6 +7,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
 import thence
@@ -51,9 +52,10 @@ def test_a_damaged_part_of_a_recording_is_a_finding(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(DATA / "recording" / "two_ranks", folder)
     part = next(folder.rglob("copies-000001.arrow"))
+    rows = pl.read_ipc(part.read_bytes()).height
     part.write_bytes(part.read_bytes()[:100])
     codes = dict(found(folder))
-    assert codes["damaged_input"] == 1
+    assert codes["damaged_input"] == rows > 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import thence
 from recording_data import BEGAN, kernel, written
 from thence.model.collectives import CallFacts
+from thence.model.column_file import encode
 from thence.readers.recording.parts import SCHEMAS
 from thence.readers.registry import read
 from thence.recorder.layouts import LAYOUTS
@@ -49,16 +50,59 @@ def test_unfinished_activities_and_missing_names(tmp_path: Path) -> None:
     assert any("2 activities have no end" in warning for warning in tables.meta.warnings)
 
 
+THREE = {"names": [NAMES], "kernels": [[kernel()], [kernel(), kernel()], [kernel()]]}
+
+
+def warned(folder: Path) -> tuple[int, str]:
+    """Kernels that were read, and all warnings."""
+    tables = read([folder])
+    return tables.gpu.height, "\n".join(tables.meta.warnings)
+
+
 def test_a_damaged_part_is_left_out_and_said(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", THREE)
+    part = folder / "kernels-000002.npz"
+    part.write_bytes(part.read_bytes()[:-30])
+    (folder / ".kernels-000004.npz.unfinished").write_bytes(b"half")
+    kernels, text = warned(folder)
+    assert kernels == 2
+    assert "of the table kernels, part 2 is damaged: 2 of 4 rows are lost" in text
+
+
+@pytest.mark.parametrize(("number", "lost"), [(1, 1), (2, 2), (3, 1)])
+def test_a_missing_part_is_said_with_its_rows(tmp_path: Path, number: int, lost: int) -> None:
+    """Also the last one, which nothing but the description tells of."""
+    folder = written(tmp_path / "a", THREE)
+    (folder / f"kernels-00000{number}.npz").unlink()
+    kernels, text = warned(folder)
+    assert kernels == 4 - lost
+    assert f"of the table kernels, part {number} is missing: {lost} of 4 rows are lost" in text
+
+
+def test_a_part_after_the_last_description_is_no_loss(tmp_path: Path) -> None:
+    """A killed process may have written a part, and not yet counted it."""
     folder = written(
-        tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()], [kernel()], [kernel()]]}
+        tmp_path / "a",
+        THREE,
+        finished=False,
+        parts={"kernels": 2},
+        counts={"kernels": 3, "names": 9},
     )
+    kernels, text = warned(folder)
+    assert kernels == 4
+    assert "missing" not in text.replace("what came last is missing", "")
+
+
+def test_recordings_of_version_2_are_read_and_damage_is_said(tmp_path: Path) -> None:
+    assert warned(written(tmp_path / "whole", THREE, version=2)) == (4, "")
+    folder = written(tmp_path / "damaged", THREE, version=2)
     part = folder / "kernels-000002.arrow"
     part.write_bytes(part.read_bytes()[:100])
-    (folder / ".kernels-000004.arrow.unfinished").write_bytes(b"half")
-    tables = read([folder])
-    assert tables.gpu.height == 2
-    assert any("1 of 3 parts of the kernels are damaged" in w for w in tables.meta.warnings)
+    kernels, text = warned(folder)
+    assert kernels == 2
+    assert "of the table kernels, part 2 is damaged" in text
+    part.unlink()
+    assert "of the table kernels, part 2 is missing" in warned(folder)[1]
 
 
 def test_what_the_recorder_had_to_say_is_passed_on(tmp_path: Path) -> None:
@@ -96,7 +140,7 @@ def test_a_recording_without_anything_is_an_error(tmp_path: Path) -> None:
 
 
 def test_columns_of_other_types_do_no_harm(tmp_path: Path) -> None:
-    folder = written(tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()]]})
+    folder = written(tmp_path / "a", {"names": [NAMES], "kernels": [[kernel()]]}, version=2)
     text = pl.DataFrame({name: ["a", "18446744073709551615", None] for name in SCHEMAS["kernels"]})
     text.write_ipc(folder / "kernels-000002.arrow")
     lists = pl.DataFrame({name: [[1], [2]] for name in SCHEMAS["kernels"]})
@@ -214,11 +258,9 @@ def test_collectives_are_described_by_columns(tmp_path: Path) -> None:
     known = names.new()
     assert set(tables["collectives"]) == set(SCHEMAS["collectives"])
     assert sum("Collective name" in text for text in known["name"]) == 1  # the program's own mark
-    folder = written(tmp_path / "a", {"kernels": [[kernel()]]}, version=2, began_ns=1)
+    folder = written(tmp_path / "a", {"kernels": [[kernel()]]}, began_ns=1)
     for table, columns in {**tables, "names": known}.items():
-        pl.DataFrame(columns, schema_overrides={"demangled": pl.String}).write_ipc(
-            folder / f"{table}-000001.arrow"
-        )
+        (folder / f"{table}-000001.npz").write_bytes(encode(columns))
     read_again = read([folder])
     assert read_again.meta.warnings == ()
     rows = read_again.collectives.with_columns(pl.col(pl.Categorical).cast(pl.String))

@@ -97,17 +97,20 @@ def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
 
 
 def _jump(evidence: Evidence, rank: int) -> str | None:
-    """What the correlation ids of device work show where launches are not recorded."""
+    """What the correlation ids of device work show where launches are not recorded; None if they show nothing."""
     work = evidence.tables.gpu.filter(pl.col("rank") == rank, pl.col("correlation") > 0)
     ids = work.group_by("correlation").agg(pl.col("start").min()).sort("correlation")
     if ids.height < 3:
         return None
     steps = np.diff(ids["correlation"].to_numpy())
     most = int(steps.argmax())
+    usual = int(np.median(steps))
+    if int(steps[most]) == usual:
+        return None
     when = evidence.window(rank).at(int(ids["start"][most + 1]))
     return (
-        f"the correlation ids of rank {rank} advance by {int(np.median(steps))} from launch to launch, and by"
-        f" {int(steps[most]):,} at most, {when}"
+        f"the correlation ids of rank {rank} advance by {usual} from launch to launch, and once by "
+        f"{int(steps[most]):,}, {when}"
     )
 
 

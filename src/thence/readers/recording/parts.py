@@ -1,6 +1,7 @@
 """The tables of one process's recording, read from those of its part files that are intact.
 
-`thence.model.formats` says what a recording is. A process that was killed leaves fewer parts.
+`thence.model.formats` defines the format. Parts that are damaged or missing, by their numbers and by the counts in
+`DESCRIPTION`, are left out with a warning that states the rows that were lost.
 """
 
 from __future__ import annotations
@@ -8,9 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import polars as pl
 
-from thence.model.formats import DESCRIPTION, LACKING, PART, RECORDING, RECORDING_VERSION, TABLES
+from thence.model.column_file import DamagedPart, decode
+from thence.model.formats import (
+    DESCRIPTION,
+    LACKING,
+    OLD_PART_ENDING,
+    PART,
+    RECORDING,
+    RECORDING_VERSION,
+    TABLES,
+)
 from thence.model.losses import Loss
 
 if TYPE_CHECKING:
@@ -19,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMAS", "Description", "Folder"]
 
 _VERSIONS = range(1, RECORDING_VERSION + 1)
+_MOST_PARTS = 1_000_000
+"""More than a recorder ever writes: a description that claims more is not believed."""
+_LISTED = 5
+"""Numbers of parts that a warning names."""
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -28,6 +43,38 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 """Columns that are read of each table, and the types they are given."""
+
+
+def _part(file: Path, table: str) -> pl.DataFrame | None:
+    """The rows of one part; None if it is damaged."""
+    schema = SCHEMAS[table]
+    lacking = LACKING.get(table, frozenset())
+    try:
+        frame = pl.read_ipc(file) if file.suffix == OLD_PART_ENDING else _columns(file)
+        frame = frame.with_columns(
+            pl.lit(None).alias(name) for name in sorted(lacking - set(frame.columns))
+        )
+        return frame.select(pl.col(c).cast(dtype, strict=False) for c, dtype in schema.items())
+    except (OSError, DamagedPart, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return None
+
+
+def _columns(file: Path) -> pl.DataFrame:
+    columns = decode(file.read_bytes())
+    return pl.DataFrame(
+        [
+            pl.Series(name, values)
+            if isinstance(values, np.ndarray)
+            else pl.Series(name, values, pl.String)
+            for name, values in columns.items()
+        ]
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_LISTED]))
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return f"part{'' if len(numbers) == 1 else 's'} {shown}{more}"
 
 
 class _Device(msgspec.Struct):
@@ -47,6 +94,9 @@ class Description(msgspec.Struct):
         began_ns, stopped_ns: Unix time in ns.
         finished: whether the process came to the end of its recording.
         counts, lost: rows on disk, and rows that could not be written, by table.
+        parts: parts written, by table; empty before version 3.
+        written_ns: Unix time in ns at which this description was written.
+        flush_seconds: the most time between two rounds of parts, when it was written.
         dropped: records that CUPTI had no room for.
         unknown_kinds: records passed over, by CUPTI's number of their kind.
         warnings: what went wrong while recording.
@@ -65,6 +115,9 @@ class Description(msgspec.Struct):
     finished: bool = False
     counts: dict[str, int] = {}
     lost: dict[str, int] = {}
+    parts: dict[str, int] = {}
+    written_ns: int | None = None
+    flush_seconds: float | None = None
     dropped: int = 0
     unknown_kinds: dict[str, int] = {}
     warnings: list[str] = []
@@ -91,16 +144,16 @@ class Folder:
         self.warnings: list[str] = []
         self.losses: list[Loss] = []
         self.description = self._description()
-        self._parts: dict[str, list[Path]] = {}
-        for file in sorted(path.iterdir(), key=lambda p: (len(p.name), p.name)):
+        self._parts: dict[str, dict[int, Path]] = {}
+        for file in path.iterdir():
             match = PART.fullmatch(file.name)
             if match and match[1] in SCHEMAS and file.is_file():
-                self._parts.setdefault(match[1], []).append(file)
+                self._parts.setdefault(match[1], {})[int(match[2])] = file
 
     @property
     def bytes(self) -> int:
         """Size of all parts."""
-        return sum(file.stat().st_size for parts in self._parts.values() for file in parts)
+        return sum(file.stat().st_size for parts in self._parts.values() for file in parts.values())
 
     def lose(self, code: str, count: int, text: str) -> None:
         """Notes what is missing, for people and for the check of the trace.
@@ -116,25 +169,33 @@ class Folder:
     def table(self, name: str) -> pl.DataFrame:
         """All rows of a table that can be read, in the order of recording."""
         schema = SCHEMAS[name]
-        optional = LACKING.get(name, frozenset())
-        frames = [self._part(file, schema, optional) for file in self._parts.get(name, ())]
-        whole = [frame for frame in frames if frame is not None]
-        lost = len(frames) - len(whole)
-        if lost:
-            text = f"{lost} of {len(frames)} parts of the {name} are damaged and left out"
-            self.lose("unreadable", lost, text)
-        return pl.concat(whole) if whole else pl.DataFrame(schema=schema)
+        parts = self._parts.get(name, {})
+        frames = {number: _part(parts[number], name) for number in sorted(parts)}
+        whole = [frame for frame in frames.values() if frame is not None]
+        table = pl.concat(whole) if whole else pl.DataFrame(schema=schema)
+        self._check(
+            name, [number for number, frame in frames.items() if frame is None], table.height
+        )
+        return table
 
-    def _part(
-        self, file: Path, schema: dict[str, Any], optional: frozenset[str]
-    ) -> pl.DataFrame | None:
-        try:
-            lacking = optional - pl.read_ipc_schema(file).keys() if optional else optional
-            frame = pl.read_ipc(file, columns=[name for name in schema if name not in lacking])
-            frame = frame.with_columns(pl.lit(None).alias(name) for name in sorted(lacking))
-            return frame.select(pl.col(c).cast(dtype, strict=False) for c, dtype in schema.items())
-        except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-            return None
+    def _check(self, name: str, damaged: list[int], rows: int) -> None:
+        """Notes which parts of a table are damaged or missing, and how many of its rows."""
+        numbers = self._parts.get(name, {})
+        written = max(self.description.parts.get(name, 0), max(numbers, default=0))
+        missing = (
+            [] if written > _MOST_PARTS else [n for n in range(1, written + 1) if n not in numbers]
+        )
+        if not damaged and not missing:
+            return
+        lost = self.description.counts.get(name, 0) - rows
+        what = ", ".join(
+            f"{_listed(numbers)} {'is' if len(numbers) == 1 else 'are'} {state}"
+            for numbers, state in ((damaged, "damaged"), (missing, "missing"))
+            if numbers
+        )
+        how_many = f": {lost:,} of {rows + lost:,} rows are lost" if lost > 0 else ""
+        text = f"of the table {name}, {what}{how_many}"
+        self.lose("unreadable", lost if lost > 0 else len(damaged) + len(missing), text)
 
     def _description(self) -> Description:
         try:

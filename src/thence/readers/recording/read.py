@@ -10,13 +10,13 @@ import msgspec
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
-from thence.model.formats import DESCRIPTION, LABELS_FILE
+from thence.model.formats import ACTIVITIES, DESCRIPTION, LABELS_FILE
 from thence.model.losses import says_lost
 from thence.model.tables import THREADS, Device, Meta, Tables, concat
 from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities
 from thence.readers.recording.host import described_collectives, host_ranges
-from thence.readers.recording.parts import Folder
+from thence.readers.recording.parts import Description, Folder
 from thence.readers.recording.xla import with_xla
 
 if TYPE_CHECKING:
@@ -138,11 +138,7 @@ def _recorder_losses(folder: Folder) -> None:
     for text in filter(says_lost, about.warnings):
         folder.lose("dropped", 1, f"while recording: {text}")
     if not about.finished:
-        folder.lose(
-            "cut",
-            1,
-            "the recording was cut: the process ended before it could finish it; what came last is missing",
-        )
+        folder.lose("cut", 1, _cut(about))
     if about.dropped:
         folder.lose(
             "dropped",
@@ -162,6 +158,20 @@ def _recorder_warnings(folder: Folder) -> list[str]:
         for kind, count in about.unknown_kinds.items()
     ]
     return warnings
+
+
+def _cut(about: Description) -> str:
+    """A sentence on a recording whose process ended before it could finish it."""
+    text = "the recording was cut: the process ended before it could finish it; what came last is missing"
+    if about.written_ns is None or about.began_ns is None or about.flush_seconds is None:
+        return text
+    seconds = (about.written_ns - about.began_ns) / 1e9
+    lost = f"{text}: what ran later than {seconds:.1f} s after its beginning and was not written"
+    if not 0 < about.flush_seconds < 1e6:
+        return lost
+    lost += f", normally at most {about.flush_seconds:.1g} s of it"
+    rate = sum(about.counts.get(table, 0) for table in ACTIVITIES) / max(seconds, 1e-3)
+    return f"{lost}, some {round(rate * about.flush_seconds):,} activities at the rate until then"
 
 
 def _disjoint_runs_warning(name: str, parts: list[Tables]) -> list[str]:

@@ -1,0 +1,250 @@
+"""The file format of one part of a recording: a table of integers and text, as a zip file of NumPy arrays.
+
+`encode` and `decode` are all that knows the format. ``columns.json`` in the zip file names the columns, the
+number of rows and how each column is stored; the arrays are ``.npy`` members, so that any zip tool and
+``numpy.load`` open a part:
+
+    plain        one value a row, in the narrowest integer type that holds them all
+    same         the one value of every row
+    difference   each value less the one before it, 0 for the first, which the index holds: times, ids that count up
+    since start  the value less that of the column ``start`` in its row
+    text         UTF-8 of all rows together, and the bytes of each row, -1 for none
+
+Arithmetic is modulo 2^64, so every 64-bit integer comes back exactly. The zip file holds a checksum (CRC-32)
+of every member. This module imports the standard library and NumPy only, because recorded processes use it:
+anything larger would be imported, with its threads, into the user's program.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    Integers = npt.NDArray[Any]
+    Column = Integers | Sequence[str | None]
+
+__all__ = ["MOST_ROWS", "DamagedPart", "decode", "encode", "rows_of"]
+
+MOST_ROWS = 1 << 19
+"""Rows of one part at most. It bounds what a small file can claim to hold."""
+
+_INDEX = "columns.json"
+_ALL_BITS = (1 << 64) - 1
+_FORMAT = "thence.columns"
+_MOST_INDEX_BYTES = 1 << 16
+_MOST_TEXT_BYTES = 1 << 28
+_FASTEST = 1  # of zlib's levels
+_TIMES = frozenset(("start", "end", "time"))
+"""Columns that are stored uncompressed: they hardly repeat, and cost zlib five times as long as all others
+of a kernel together. Narrow differences have 4 bytes a row each."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of a member says nothing, and equal parts are equal bytes
+
+
+class DamagedPart(Exception):
+    """A part that is not what `encode` writes."""
+
+
+def encode(columns: Mapping[str, Column]) -> bytes:
+    """A table as the content of a part.
+
+    Args:
+        columns: name to integers (bool and any integer type) or text, all of one length, at most `MOST_ROWS`.
+    """
+    stored: dict[str, str] = {}
+    first: dict[str, int] = {}
+    arrays: dict[str, Integers] = {}
+    rows = 0
+    for name, values in columns.items():
+        rows = len(values)
+        if isinstance(values, np.ndarray):
+            start = columns.get("start") if name == "end" else None
+            stored[name], arrays[name] = _packed(values, start)
+            if stored[name] == "difference":
+                first[name] = int(values[0])
+        else:
+            stored[name] = "text"
+            arrays[name], arrays[f"{name}.lengths"] = _packed_text(values)
+    if rows > MOST_ROWS:
+        raise ValueError(f"{rows} rows; a part holds at most {MOST_ROWS}")
+    index = {"format": _FORMAT, "rows": rows, "columns": stored, "first": first}
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=_FASTEST) as archive:
+        archive.writestr(zipfile.ZipInfo(_INDEX, _EPOCH), json.dumps(index))
+        for name, array in arrays.items():
+            member = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
+            method = zipfile.ZIP_STORED if name in _TIMES else zipfile.ZIP_DEFLATED
+            archive.writestr(member, _npy(array), method, _FASTEST)
+    return content.getvalue()
+
+
+def _packed(values: Integers, start: Column | None) -> tuple[str, Integers]:
+    """How integers are stored, and the array that is."""
+    whole = values.astype(np.int64, copy=False)  # uint64 keeps its bits
+    if len(whole) == 0:
+        return "plain", whole
+    if (whole == whole[0]).all():
+        return "same", _narrow(whole[:1])
+    if isinstance(start, np.ndarray):
+        return "since start", _narrow(whole - start.astype(np.int64, copy=False))
+    plain = _narrow(whole)
+    if plain.itemsize > 1:
+        differences = _narrow(np.diff(whole, prepend=whole[:1]))
+        if differences.itemsize < plain.itemsize:
+            return "difference", differences
+    return "plain", plain
+
+
+def _narrow(values: Integers) -> Integers:
+    """The same integers in the narrowest signed type that holds them."""
+    least, most = int(values.min()), int(values.max())
+    for dtype in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(dtype)
+        if limits.min <= least and most <= limits.max:
+            return values.astype(dtype)
+    return values
+
+
+def _packed_text(values: Sequence[str | None]) -> tuple[Integers, Integers]:
+    encoded = [None if text is None else text.encode("utf-8", "replace") for text in values]
+    lengths = np.array([-1 if text is None else len(text) for text in encoded], np.int64)
+    joined = b"".join(text for text in encoded if text)
+    return np.frombuffer(joined, np.uint8), lengths
+
+
+def _npy(array: Integers) -> bytes:
+    content = io.BytesIO()
+    np.lib.format.write_array(content, array, allow_pickle=False)
+    return content.getvalue()
+
+
+def rows_of(content: bytes) -> int:
+    """The number of rows of a part, without reading its columns.
+
+    Raises:
+        DamagedPart: it is none.
+    """
+    with _opened(content) as archive:
+        return _index(archive).rows
+
+
+def decode(content: bytes) -> dict[str, Integers | list[str | None]]:
+    """The columns of a part: int64 arrays, and lists of text.
+
+    Raises:
+        DamagedPart: it is none, is damaged, or claims to hold more than a part can.
+    """
+    with _opened(content) as archive:
+        index = _index(archive)
+        columns: dict[str, Integers | list[str | None]] = {}
+        # start comes first: end may be stored relative to it.
+        for name in sorted(index.columns, key=lambda name: name != "start"):
+            if index.columns[name] == "text":
+                columns[name] = _text(archive, name, index.rows)
+            else:
+                columns[name] = _integers(archive, name, index, columns.get("start"))
+    return {name: columns[name] for name in index.columns}
+
+
+class _Index(NamedTuple):
+    """``columns.json``."""
+
+    rows: int
+    columns: dict[str, str]
+    first: dict[str, int]
+
+
+def _opened(content: bytes) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(io.BytesIO(content))
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise DamagedPart(str(error)) from error
+
+
+def _index(archive: zipfile.ZipFile) -> _Index:
+    try:
+        index = json.loads(_member(archive, _INDEX, _MOST_INDEX_BYTES))
+        rows, columns, first = index["rows"], dict(index["columns"]), dict(index["first"])
+        known = index["format"] == _FORMAT and type(rows) is int and 0 <= rows <= MOST_ROWS
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedPart(f"{_INDEX} cannot be read ({error})") from error
+    if not known or not all(type(value) is int for value in first.values()):
+        raise DamagedPart(f"{_INDEX} is not that of a part")
+    return _Index(rows, {str(name): str(how) for name, how in columns.items()}, first)
+
+
+def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
+    """One member, its checksum verified."""
+    try:
+        size = archive.getinfo(name).file_size
+        if size > most_bytes:
+            raise DamagedPart(f"{name} claims {size:,} bytes")
+        with archive.open(name) as file:
+            content = file.read(most_bytes + 1)
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, OSError,
+            NotImplementedError, RuntimeError) as error:  # fmt: skip
+        raise DamagedPart(f"{name} cannot be read ({error})") from error
+    if len(content) != size:
+        raise DamagedPart(f"{name} has {len(content):,} bytes instead of {size:,}")
+    return content
+
+
+def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Integers:
+    """The integers of a ``.npy`` member. A header with any other type, such as objects, is refused."""
+    content = _member(archive, f"{name}.npy", most_values * 8 + 4096)
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise DamagedPart(f"{name} is of version {version} of NumPy's format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise DamagedPart(f"{name} is no array ({error})") from error
+    values = content[file.tell() :]
+    if dtype.kind not in "iu" or len(shape) != 1 or shape[0] * dtype.itemsize != len(values):
+        raise DamagedPart(f"{name} is no array of integers")
+    return np.frombuffer(values, dtype)
+
+
+def _integers(archive: zipfile.ZipFile, name: str, index: _Index, start: object) -> Integers:
+    rows, how = index.rows, index.columns[name]
+    values = _array(archive, name, rows).astype(np.int64)
+    if len(values) != (min(rows, 1) if how == "same" else rows):
+        raise DamagedPart(f"{name} has {len(values):,} values for {rows:,} rows")
+    if how == "plain":
+        return values
+    if how == "same":
+        return np.broadcast_to(values, rows) if rows else values
+    if how == "difference" and name in index.first:
+        first = np.array([index.first[name] & _ALL_BITS], np.uint64).view(np.int64)
+        return np.cumsum(values) + first
+    if how == "since start" and isinstance(start, np.ndarray):
+        return values + start
+    raise DamagedPart(f"{name} is stored in a way that is not known: {how!r}")
+
+
+def _text(archive: zipfile.ZipFile, name: str, rows: int) -> list[str | None]:
+    joined = _array(archive, name, _MOST_TEXT_BYTES // 8)
+    lengths = _array(archive, f"{name}.lengths", rows).astype(np.int64)
+    sizes = np.maximum(lengths, 0)
+    ends = np.cumsum(sizes)
+    if (
+        len(lengths) != rows
+        or joined.itemsize != 1
+        or (rows and (ends.min() < 0 or ends[-1] != len(joined)))
+    ):
+        raise DamagedPart(f"the texts of {name} do not add up")
+    content = joined.tobytes()
+    return [
+        None if length < 0 else content[end - length : end].decode("utf-8", "replace")
+        for length, end in zip(lengths.tolist(), ends.tolist(), strict=True)
+    ]
