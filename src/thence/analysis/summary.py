@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.group_by import time_by_place
+from thence.analysis.group_by import apart_from_steady, time_by_place
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
 from thence.model.places import STATED, STATED_XLA
-from thence.model.reasons import REASONS, Reason, advice, text_of
+from thence.model.reasons import APART, REASONS, Reason, advice, text_of
 from thence.model.tables import KINDS
 from thence.notebook import MOST_ROWS, table_html
 from thence.units import format_count, format_ns, format_share
@@ -51,6 +51,9 @@ class Summary:
         details: sentences about single CUDA graphs that could not be matched, each with its count of
             activities and their time; columns text, count, total_ns, the largest first.
         by: what the rows are.
+        apart: what XLA traces keep in rows of its own, the most time first: ``code`` (of
+            `thence.model.reasons`), ``executions`` of programs, ``count`` (activities, those outside of
+            programs too), ``total_ns``. Empty where nothing is, and for rows by kind, rank, device or stream.
         rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
             no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
             ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns that ran for the backward
@@ -71,7 +74,24 @@ class Summary:
     unattributed: Mapping[str, tuple[Reason, ...]]
     details: pl.DataFrame
     by: str
+    apart: pl.DataFrame
     rows: pl.DataFrame
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done with the inputs, and what the rows keep apart, one sentence each."""
+        if self.apart.is_empty():
+            return self.meta.notes
+        parts = [
+            f"{text_of(code).partition(':')[0].partition(',')[0]} {format_ns(ns)} "
+            f"({format_share(ns, self.sum_ns)}, {format_count(executions)} executions)"
+            for code, executions, _, ns in self.apart.iter_rows()
+        ]
+        note = (
+            f"in rows of their own, totals with them: {', '.join(parts)}; --warm-up keep divides them "
+            "like the rest, --warm-up heuristic leaves them out of every figure"
+        )
+        return (*self.meta.notes, note)
 
     @property
     def idle_ns(self) -> Ns:
@@ -127,7 +147,7 @@ class Summary:
                 for row in self.rows.head(MOST_ROWS).iter_rows(named=True)
             ),
             self.rows.height - MOST_ROWS,
-            (*self.meta.notes, *(f"warning: {text}" for text in self.meta.warnings)),
+            (*self.notes, *(f"warning: {text}" for text in self.meta.warnings)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -153,8 +173,9 @@ class Summary:
             },
             "details": self.details.to_dicts(),
             "by": self.by,
+            "apart": self.apart.to_dicts(),
             "rows": self.rows.to_dicts(),
-            "notes": list(self.meta.notes),
+            "notes": list(self.notes),
             "warnings": list(self.meta.warnings),
         }
 
@@ -180,6 +201,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
     stated = STATED if trace.programs.is_empty() else STATED_XLA
     reasons = {kind: _reasons(trace, time_by_place(trace, kind), total) for kind in stated}
+    parts = apart_from_steady(trace, time_by_place(trace, by), by)
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
@@ -197,7 +219,8 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         unattributed=reasons,
         details=_details(trace),
         by=by,
-        rows=_rows(time_by_place(trace, by), total, by),
+        apart=_apart(trace, parts),
+        rows=_rows(parts, total, by),
     )
 
 
@@ -261,6 +284,24 @@ def _details(trace: Attributed) -> pl.DataFrame:
         .group_by(pl.col("text").cast(pl.String))
         .agg(pl.len().cast(pl.Int64).alias("count"), total_ns=pl.col("ns").sum())
         .sort("total_ns", "text", descending=[True, False])
+    )
+
+
+def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
+    """What the rows keep apart, as in `Summary.apart`."""
+    rows = parts.filter(pl.col("reason").cast(pl.String).is_in([*APART]))["gpu"].unique()
+    apart = rows.cast(pl.UInt32)
+    return (
+        trace.gpu.select("program", "duration", code=trace.places["apart"].cast(pl.String))
+        .select(pl.all().gather(apart))
+        .filter(pl.col("code").is_not_null())
+        .group_by("code")
+        .agg(
+            executions=pl.col("program").drop_nulls().n_unique().cast(pl.Int64),
+            count=pl.len().cast(pl.Int64),
+            total_ns=pl.col("duration").sum(),
+        )
+        .sort("total_ns", "code", descending=[True, False])
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from thence.errors import InputError
-from thence.model.selection import WARM_UP, Selection, parse_steps, parse_window
+from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,10 +58,11 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     ),
     "warm-up": click.option(
         "--warm-up",
-        type=click.Choice(WARM_UP),
-        default=WARM_UP[0],
+        type=click.Choice((APART, *WARM_UP)),
+        default=APART,
         show_default=True,
-        help="Which executions of XLA programs count as warm-up and are left out.",
+        help="Warm-up executions of XLA programs, and XLA's autotuner: apart, in rows and frames of their own; keep, "
+        "among the others; heuristic or first-compiled, left out of every figure by that rule.",
     ),
     "own": click.option(
         "--own",
@@ -132,7 +133,7 @@ def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[.
                 steps=None if steps is None else parse_steps(steps),
                 window_ns=None if window is None else parse_window(window),
                 only=options.pop("only", None),
-                warm_up=options.pop("warm_up") if "warm-up" in offered else WARM_UP[0],
+                warm_up=options.pop("warm_up") if "warm-up" in offered else APART,
             )
             return command(inputs=Inputs(paths, hlo, options.pop("own", ()), selection), **options)
 

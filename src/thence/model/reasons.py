@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["ADVICE", "CODES", "REASONS", "RULES", "Reason", "advice", "text_of"]
+__all__ = ["ADVICE", "APART", "CODES", "REASONS", "RULES", "Reason", "advice", "text_of"]
 
 RULES: Mapping[str, str] = MappingProxyType(
     {
@@ -77,7 +77,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
         # XLA.
         "no_xla": "no XLA programs in this trace",
         "no_program": "part of no XLA program",
-        "autotuning": "XLA's autotuner ran it, while a program was being compiled",
+        "autotuning": "XLA's autotuner, while a program was being compiled",
+        "warm_up": "warm-up: first executions of XLA programs",
+        "incomplete": "incomplete: recording ended while an XLA program ran",
         "no_hlo_op": "the profiler recorded no HLO op",
         "no_hlo": "the HLO of its program is not in the trace",
         "no_instruction": "the HLO of its program has no such instruction",
@@ -103,6 +105,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Code and meaning of every reason why there is no place."""
+
+APART = ("warm_up", "incomplete", "autotuning")
+"""Codes of work that tables of an XLA trace keep in rows of its own, whether or not it has a place."""
 
 CODES = (*RULES, *REASONS)
 """What a ``<kind>_rule`` column can hold."""

@@ -51,7 +51,7 @@ def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
         row_table(summary, top, width),
         "",
         attribution_table(summary),
-        *(Text(printable(note), "dim") for note in summary.meta.notes),
+        *(Text(printable(note), "dim") for note in summary.notes),
         *warnings,
     )
     return Group(*parts)
