@@ -136,21 +136,23 @@ def _by_thread_order(executions: pl.DataFrame, launching: Launchers) -> tuple[La
         .sort("threads", "id", descending=[True, False])
     )
     chosen = ordered.unique(["process", "thread"], keep="first", maintain_order=True)
-    count = int(chosen["device"].max()) + 1  # type: ignore[arg-type, operator] # not empty
+    count = int(chosen["device"].max()) + 1  # type: ignore[arg-type] # not empty
     if launching.properties and len(launching.properties) < count:
-        return launching, [
-            f"programs were launched by {count} threads each, but the archive lists fewer "
-            f"devices: {len(launching.properties)}; all is shown on device {launching.first}"
-        ]
+        text = (
+            f"programs were launched by {count} threads each, but the archive lists fewer devices: "
+            f"{len(launching.properties)}; all is shown on device {launching.first}"
+        )
+        return launching, [text]
     local = sorted(launching.properties) if len(launching.properties) == count else range(count)
     found = {
         (process, thread): local[device]
         for process, thread, device in chosen.select("process", "thread", "device").iter_rows()
     }
-    warnings = [
+    assumed = (
         f"no thread is named after a device: the threads that launched one program are taken as its {count} "
         "devices, in the order of their ids, as nsys-jax did"
-    ]
+    )
+    warnings = [assumed]
     largest = ordered.filter(pl.col("threads") == pl.col("threads").max().over("process", "thread"))
     places = largest.group_by("process", "thread").agg(pl.col("device").n_unique())
     if disagreeing := places.filter(pl.col("device") > 1).height:
