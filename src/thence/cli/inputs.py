@@ -80,6 +80,21 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     ),
 }
 
+_RUNS = (
+    click.option(
+        "--run",
+        metavar="NAME",
+        help="Of a directory that holds several runs, this one: a folder's name, or a part of files' names "
+        "between dots. Without it, the newest.",
+    ),
+    click.option(
+        "--add",
+        is_flag=True,
+        help="Read all of several files that hold one rank, each as a rank of its own.",
+    ),
+)
+"""Options of every verb that reads traces."""
+
 warm_up_option = click.option(
     "--warm-up",
     type=click.Choice(WARM_UP),
@@ -99,19 +114,30 @@ class Inputs:
         hlo: HLO dumps.
         own: patterns of further files that count as the user's own code.
         selection: the part to analyse.
+        run: of directories that hold several runs, the one to read; None: the newest.
+        add: whether files that hold one rank become ranks of their own.
     """
 
     paths: tuple[str, ...]
     hlo: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     selection: Selection = field(default_factory=Selection)
+    run: str | None = None
+    add: bool = False
 
     def open(self) -> Trace:
         """Reads the trace; shows a progress bar for large files if standard error is a terminal."""
         from thence.opening import open_trace
 
         with _progress() as progress:
-            whole = open_trace(*self.paths, hlo=self.hlo, own=self.own, progress=progress)
+            whole = open_trace(
+                *self.paths,
+                hlo=self.hlo,
+                own=self.own,
+                run=self.run,
+                add=self.add,
+                progress=progress,
+            )
         return whole.selected(self.selection)
 
 
@@ -135,11 +161,13 @@ def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[.
                 only=options.pop("only", None),
                 warm_up=options.pop("warm_up") if "warm-up" in offered else APART,
             )
-            return command(inputs=Inputs(paths, hlo, options.pop("own", ()), selection), **options)
+            own, run, add = options.pop("own", ()), options.pop("run"), options.pop("add")
+            inputs = Inputs(paths, hlo, own, selection, run, add)
+            return command(inputs=inputs, **options)
 
         wrapped: Callable[..., Any] = called
-        for name in reversed(offered):
-            wrapped = _OPTIONS[name](wrapped)
+        for option in reversed((*(_OPTIONS[name] for name in offered), *_RUNS)):
+            wrapped = option(wrapped)
         return click.argument(
             "inputs", nargs=-1, required=True, metavar="INPUT...", type=click.Path(allow_dash=True)
         )(wrapped)

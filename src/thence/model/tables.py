@@ -285,6 +285,7 @@ class Meta:
         process_groups: ranks of every process group that the producers described.
         warnings: what the reader had to leave out, repair or assume, one sentence each.
         notes: what was done with the inputs that is in order, such as labels joined, one sentence each.
+        ranks_stated: whether every input, or its name, says which rank it is; else ranks are mere numbers.
     """
 
     inputs: tuple[str, ...] = ()
@@ -295,6 +296,7 @@ class Meta:
     process_groups: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ranks_stated: bool = False
 
 
 @dataclass(frozen=True)
@@ -384,6 +386,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         process_groups=tuple(x for m in metas for x in m.process_groups),
         warnings=(*(x for m in metas for x in m.warnings), *warnings),
         notes=tuple(x for m in metas for x in m.notes),
+        ranks_stated=all(m.ranks_stated for m in metas),
     )
     return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
 

@@ -90,7 +90,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     _choose_device_and_stream(gpu, columns["lanes"])
     host["category"] = _categories(host["category"], host["name"], columns["names"])
     launches = _launches(host, gpu)
-    rank = describe.rank_of(metadata, source.name) or 0
+    stated = describe.rank_of(metadata, source.name)
+    rank = stated or 0
     lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
     gpu["rank"] = gpu_ranks(lanes, gpu, launches, rank)
 
@@ -118,6 +119,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         devices=describe.described_devices(metadata, used),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
+        ranks_stated=stated is not None,
     )
     return dataclasses.replace(tables, meta=meta)
 

@@ -204,6 +204,7 @@ class Launchers:
         devices: (process id, thread id) to device, XLA's local number within the process.
         properties: device to what is known about it.
         warnings: what had to be assumed.
+        rank_stated: whether something says the rank.
     """
 
     rank: int = 0
@@ -211,6 +212,7 @@ class Launchers:
     devices: Mapping[tuple[int, int], int] = field(default_factory=dict)
     properties: Mapping[int, Device] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    rank_stated: bool = False
 
     @property
     def first(self) -> int:
@@ -246,7 +248,8 @@ def launchers(threads: pl.DataFrame | None, devices: pl.DataFrame | None) -> Lau
             f"its threads belong to the ranks {sorted(set(ranks))}; shown as rank {rank}"
         )
     process = next(iter(places), (0, 0))[0]
-    return Launchers(rank, process, places, _properties(devices, rank), tuple(warnings))
+    properties = _properties(devices, rank)
+    return Launchers(rank, process, places, properties, tuple(warnings), bool(ranks))
 
 
 def _rows(frame: pl.DataFrame | None, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
