@@ -286,8 +286,9 @@ class Trace:
 
         Args:
             lanes: of `thence.model.places.LANES`: what to show again on rows of its own.
-            clocks: aligned, which subtracts the corrections of `alignment` from all times of a rank
-                where there are any and says so in ``notes``; or recorded.
+            clocks: aligned, which moves each rank as a whole by one offset, that of `alignment`, where it has
+                one, and states it in ``notes`` and ``corrections``; or recorded, which moves none.
+                Durations never change.
 
         Raises:
             UsageError: a lane or clock that there is not.

@@ -230,10 +230,10 @@ def _no_activity(trace: Attributed) -> str:
         return f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}"
     if trace.host.is_empty():
         return f"{inputs}: the trace is empty"
-    cures = (
-        advice("no_gpu", trace.meta.formats),
-        "make sure that no other profiler held the GPU's counters (CUPTI) meanwhile",
-    )
+    accelerators = trace.meta.accelerators
+    cures = [advice("no_gpu", trace.meta.formats, accelerators=accelerators)]
+    if accelerators <= {"cuda"}:
+        cures.append("make sure that no other profiler held the GPU's counters (CUPTI) meanwhile")
     return (
         f"{inputs}: the trace holds {trace.host.height:,} host ranges but no GPU activity; "
         f"{', and '.join(cure for cure in cures if cure)}"
@@ -271,7 +271,12 @@ def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason,
             ns,
             ns / max(total, 1),
             text_of(code),
-            advice(code, trace.meta.formats, labels_joined=trace.labels_joined),
+            advice(
+                code,
+                trace.meta.formats,
+                labels_joined=trace.labels_joined,
+                accelerators=trace.meta.accelerators,
+            ),
         )
         for code, ns in grouped.iter_rows()
     )

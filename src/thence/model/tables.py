@@ -298,6 +298,11 @@ class Meta:
     notes: tuple[str, ...] = ()
     ranks_stated: bool = False
 
+    @property
+    def accelerators(self) -> frozenset[str]:
+        """What the inputs ran on, as far as they say: cuda, rocm, xpu, mtia, privateuse1."""
+        return frozenset(str(f["accelerator"]) for f in self.facts if "accelerator" in f)
+
 
 @dataclass(frozen=True)
 class Tables:

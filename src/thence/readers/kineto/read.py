@@ -115,7 +115,10 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         inputs=(source.name,),
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
-        facts=(describe.facts(metadata),),
+        facts=(
+            describe.facts(metadata)
+            | describe.accelerator(metadata, columns["categories"], columns["names"]),
+        ),
         devices=describe.described_devices(metadata, used),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
@@ -128,6 +131,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     """The pieces' columns as one set of columns, with names and lanes numbered alike."""
     names: dict[str, int] = {}
     lanes: dict[Any, int] = {}
+    categories: set[str] = set()
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
     # Rows of the table before this piece.
     rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
@@ -135,6 +139,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     for piece in pieces:
         renamed = _numbered(piece["names"], names)
         moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
+        categories.update(piece["categories"])
         for key in counts:
             counts[key] += piece[key]
         for key, values in piece.items():
@@ -155,7 +160,8 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
         rows["collective.host"] += len(piece["host.start"])
         tick()
     joined = {key: c.array if isinstance(c, _GrowingArray) else c for key, c in columns.items()}
-    return joined | counts | {"names": list(names), "lanes": list(lanes)}
+    seen = {"names": list(names), "lanes": list(lanes), "categories": categories}
+    return joined | counts | seen
 
 
 def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
