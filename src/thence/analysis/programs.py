@@ -89,7 +89,7 @@ class Programs:
         left_out = self.phases.left_out.with_columns(*_milliseconds("span", "span", "total"))
         return {
             "warm_up": self.phases.rule.value,
-            "statement": self.phases.statement,
+            "statement": self.phases.counted_statement,
             "rows": rows.rows(named=True),
             "devices": devices.rows(named=True),
             "left_out": left_out.rows(named=True),

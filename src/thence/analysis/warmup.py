@@ -58,15 +58,17 @@ class Phases:
     Attributes:
         rule: the rule that was applied.
         phase: one of `_PHASES` for every row of ``Tables.programs``.
-        left_out: what does not count, the most time first: phase, name (of the program), executions and
+        left_out: what `counted` leaves out, the most time first: phase, name (of the program), executions and
             span_ns_total (sum of their durations).
-        statement: what was done, one sentence for people.
+        statement: what `steady` leaves out, one sentence for people.
+        counted_statement: the same of `counted`.
     """
 
     rule: WarmUp
     phase: pl.Series
     left_out: pl.DataFrame
     statement: str
+    counted_statement: str
 
     @property
     def steady(self) -> pl.Series:
@@ -122,7 +124,7 @@ def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
         rule,
         phase_of_row.cast(pl.Enum(_PHASES)),
         left_out,
-        _statement(rule, phase_of_row, left_out, nothing_left=nothing_left),
+        *_statements(rule, phase_of_row, left_out, nothing_left=nothing_left),
     )
 
 
@@ -212,11 +214,13 @@ def _left_out(trace: Attributed, phase: pl.Series) -> pl.DataFrame:
     )
 
 
-def _statement(
+def _statements(
     rule: WarmUp, phase: pl.Series, left_out: pl.DataFrame, *, nothing_left: bool
-) -> str:
+) -> tuple[str, str]:
+    """`Phases.statement` and `Phases.counted_statement`."""
     if phase.is_empty():
-        return "no XLA programs here, so nothing is left out as warm-up"
+        nothing = "no XLA programs here, so nothing is left out as warm-up"
+        return nothing, nothing
     if rule is WarmUp.KEEP:
         text = "warm-up executions are included"
     elif nothing_left:
@@ -227,11 +231,19 @@ def _statement(
             WarmUp.HEURISTIC: "warm-up is the first executions of each program (one if it was compiled "
             "while recording, one if there are collectives)",
         }[rule]
-        if kept := int((phase == "only").sum()):
-            text += f"; {_executions(kept)} of programs that have no other counted all the same"
     parts = [_left_out_text(left_out.filter(pl.col("phase") == name), name) for name in _LEFT_OUT]
-    listed = ", ".join(filter(None, parts))
-    return f"{text}; left out: {listed}" if listed else f"{text}; nothing is left out"
+    listed = [part for part in parts if part]
+    only = int((phase == "only").sum())
+    if not only:
+        return (_stated(text, listed),) * 2
+    alone = f"{_executions(only)} of programs that have no other"
+    return _stated(text, [*listed, alone]), _stated(f"{text}; {alone} counted all the same", listed)
+
+
+def _stated(text: str, left_out: list[str]) -> str:
+    return (
+        f"{text}; left out: {', '.join(left_out)}" if left_out else f"{text}; nothing is left out"
+    )
 
 
 def _left_out_text(rows: pl.DataFrame, phase: str) -> str:

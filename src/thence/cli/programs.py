@@ -43,5 +43,5 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """
     trace = inputs.open()
     times = trace.program_times(warm_up)
-    notes = (times.phases.statement, *trace.meta.notes, *trace.meta.warnings)
+    notes = (times.phases.counted_statement, *trace.meta.notes, *trace.meta.warnings)
     result.emit(times.to_json(), times.programs, _HEADINGS, notes)

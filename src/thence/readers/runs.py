@@ -142,9 +142,10 @@ def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]
         others = _of_other_runs(found)
         left_out.update(others)
         if others:
+            names = _listed([str(Path(file).relative_to(origin)) for file in others])
             notes.append(
                 f"{origin}: holds several runs; this is the newest, {len(found) - len(others)} of {len(found)} "
-                f"files; left out: {_listed(others)}; --run NAME reads another, --add all"
+                f"files; left out: {names}; --run NAME reads another, --add all"
             )
     kept = [part for part in parts if part.file not in left_out]
     by_rank: dict[int, list[Read]] = {}
