@@ -139,7 +139,8 @@ def _after_warm_up(trace: Attributed, rule: WarmUp, keep: Mask) -> tuple[Attribu
     dropped = trace.gpu["duration"].filter(pl.Series(keep & ~after))
     note = (
         f"--warm-up {rule.value} left out {format_count(len(dropped))} device activities, "
-        f"{format_ns(int(dropped.sum()))}, outside of programs those of XLA's autotuner; {phase.counted_statement}"
+        f"{format_ns(int(dropped.sum()))}, those of XLA's autotuner outside of programs among them; the time "
+        f"in which they ran counts as idle; {phase.counted_statement}"
     )
     meta = dataclasses.replace(trace.meta, notes=(*trace.meta.notes, note))
     return dataclasses.replace(trace, meta=meta), after
