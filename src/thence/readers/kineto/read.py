@@ -104,6 +104,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     moved, joined = _table(columns, "collective"), _table(columns, "joined")
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
+    ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=_gpu_frame(gpu, gpu_order, names),
         host=_host_frame(host, host_order, lanes, names, flows),
@@ -115,10 +116,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         inputs=(source.name,),
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
-        facts=(
-            describe.facts(metadata)
-            | describe.accelerator(metadata, columns["categories"], columns["names"]),
-        ),
+        facts=(describe.facts(metadata) | ran_on,),
         devices=describe.described_devices(metadata, used),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
