@@ -12,6 +12,7 @@ agree exactly, other numbers to 1e-6.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -24,7 +25,7 @@ from thence.analysis.clock_sync import align_clocks
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import LIBRARY_LOADING, compilation
 from thence.analysis.programs import By, Programs, programs
-from thence.analysis.warmup import WarmUp, module_keys
+from thence.analysis.warmup import Phases, WarmUp, module_keys, phases
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.constituents import constituents_by_place
 from thence.model.tables import concat
@@ -97,7 +98,7 @@ def equal(mine: Any, theirs: Any) -> bool:
 
 def computed(tables: Attributed) -> Ours:
     """Everything the notebook shows, computed by thence."""
-    by_name = programs(tables, WarmUp.FIRST_COMPILED, By.NAME)
+    by_name = programs(tables, as_nsys_jax(phases(tables, WarmUp.FIRST_COMPILED)), By.NAME)
     communication = collectives(tables, by_name.phases)
     executions = by_name.executions.with_columns(
         id=module_keys(tables)[by_name.executions["row"]].str.extract(r"\.(\d+)$").cast(pl.Int64)
@@ -124,6 +125,11 @@ def computed(tables: Attributed) -> Ours:
         **communication_numbers(communication),
         **sources,
     }
+
+
+def as_nsys_jax(found: Phases) -> Phases:
+    """Without the executions of programs that have no other, which nsys-jax leaves out."""
+    return dataclasses.replace(found, phase=found.phase.cast(pl.String).replace("only", "init"))
 
 
 def top_modules(executions: pl.DataFrame) -> list[int]:

@@ -86,8 +86,8 @@ JAX: Cells = (
     ),
     "## Programs\n\nHow often each XLA program ran, for how long, and when the GPU was idle.",
     (
-        "programs = trace.program_times()\nprint(programs.phases.statement)\n"
-        'programs.programs.select("name", "executions", "^gpu_ns_.*$", "^idle_.*$", "^launch.*mean$")'
+        "programs = trace.program_times()\nprint(programs.phases.counted_statement)\n"
+        'programs.programs.select("name", "executions", "^(span|busy)_ns_.*$", "^idle_.*$", "^launch.*mean$")'
     ),
     "trace.plot_programs()",
     "trace.plot_timeline()",

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from thence.attribution.cuda_graphs.labelling import with_labels
+from thence.errors import UsageError
 from thence.readers.registry import read
 from thence.trace import Trace
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["open_trace"]
 
 
 def open_trace(
-    *inputs: str | os.PathLike[str],
+    *inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     hlo: Sequence[str] = (),
     own: Sequence[str] = (),
+    run: str | None = None,
+    add: bool = False,
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Trace:
     """Reads traces: files, directories, globs; several ranks become one trace.
@@ -27,19 +30,38 @@ def open_trace(
     if they are of the same process; ``meta.warnings`` says so, or why not.
 
     Args:
-        inputs: what to read; the format is told from the content.
+        inputs: what to read, one by one or in a list; the format is told from the content.
         hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
             ``--xla_dump_to`` left behind, or globs.
         own: what else counts as the user's own code in source lines: names of packages or folders
             (``transformers``), or glob patterns of paths.
+        run: of directories that hold several runs, the one to read: a folder of that name, or files with it
+            between the dots of their name. None: the newest, and `Trace.meta` notes it.
+        add: read all of several files that hold one rank, each as a rank of its own.
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
 
     Raises:
         thence.InputError: an input is missing, of no known format, or damaged beyond reading.
+        thence.UsageError: files that were given hold one rank, and ``add`` is not set; or nothing was given.
     """
-    tables = read(inputs, progress)
+    tables = read(_flat(inputs), progress, run=run, add=add)
     if hlo:
         from thence.readers.jax.hlo_dump import attach_hlo, hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
     return Trace(with_labels(tables), tuple(own))
+
+
+def _flat(
+    inputs: Iterable[str | os.PathLike[str] | Iterable[str | os.PathLike[str]]],
+) -> list[str | os.PathLike[str]]:
+    """Paths given one by one, in lists, or both."""
+    paths: list[str | os.PathLike[str]] = []
+    for given in inputs:
+        if isinstance(given, str | os.PathLike):
+            paths.append(given)
+        else:
+            paths.extend(given)
+    if not paths:
+        raise UsageError("no input was given; thence.open takes files, directories or globs")
+    return paths

@@ -32,7 +32,7 @@ from thence.attribution.cuda_graphs.coverage import Coverage, coverage
 from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
 from thence.errors import MissingData, UsageError
 from thence.model.places import LANES, PLACES, page_kinds
-from thence.model.selection import Selection, parse_steps, parse_window
+from thence.model.selection import APART, Selection, parse_steps, parse_window
 from thence.readers.label_files import read_labels
 from thence.writers.page import plots
 from thence.writers.page.report_page import report_html
@@ -87,7 +87,7 @@ class Trace:
         steps: str | None = None,
         window: str | None = None,
         only: str | None = None,
-        warm_up: str = "keep",
+        warm_up: str = APART,
     ) -> Trace:
         """A part of the trace; all totals are those of this part.
 
@@ -97,7 +97,8 @@ class Trace:
             steps: such as ``3:6`` for steps 3, 4 and 5.
             window: such as ``1.2s:1.4s`` after the first device activity.
             only: regular expression that a name, label, module, op, HLO instruction or op_name matches.
-            warm_up: keep, heuristic or first-compiled: which executions of XLA programs are left out.
+            warm_up: warm-up executions of XLA programs, and XLA's autotuner: apart, in rows of their own
+                in `summary` and `flame`; keep, among the others; heuristic or first-compiled: left out.
 
         Raises:
             UsageError: a condition cannot be read, or there is no such rank or device.
@@ -294,8 +295,9 @@ class Trace:
 
         Args:
             lanes: of `thence.model.places.LANES`: what to show again on rows of its own.
-            clocks: aligned, which subtracts the corrections of `alignment` from all times of a rank
-                where there are any and says so in ``notes``; or recorded.
+            clocks: aligned, which moves each rank as a whole by one offset, that of `alignment`, where it has
+                one, and states it in ``notes`` and ``corrections``; or recorded, which moves none.
+                Durations never change.
 
         Raises:
             UsageError: a lane or clock that there is not.

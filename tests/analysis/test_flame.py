@@ -185,9 +185,9 @@ def test_a_fusion_is_divided_among_its_source_stacks() -> None:
 def test_idle_is_what_the_programs_analysis_finds(name: str) -> None:
     trace = trace_of(name)
     found = programs(trace.attributed, WarmUp.KEEP).programs
-    graph = trace.flame("op_name")
+    graph = trace.select(warm_up="keep").flame("op_name")
     for program, inside, before in found.select(
-        "name", "idle_inside_ns", "idle_before_ns"
+        "name", "idle_inside_ns", "idle_between_ns"
     ).iter_rows():
         assert row(graph, f"inside {program}")["total_ns"] == inside
         assert row(graph, f"before {program}")["total_ns"] == before

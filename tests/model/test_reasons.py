@@ -12,12 +12,21 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, STACK, TORCH, kernel, launch, opened, recording, run_thence
+from helpers import DATA, STACK, TORCH, event, kernel, launch, opened, recording, run_thence
 from nsight_data import changed, export, report, unpacked
 from thence.attribution.attribute import attribute
 from thence.model import reasons as table
 from thence.model.places import KINDS, LAUNCH, PLACES
-from thence.model.reasons import ADVICE, CODES, REASONS, RULES, Reason, advice, text_of
+from thence.model.reasons import (
+    ADVICE,
+    CODES,
+    OF_ACCELERATOR,
+    REASONS,
+    RULES,
+    Reason,
+    advice,
+    text_of,
+)
 from thence.model.tables import GPU, Meta, Tables
 
 KINETO = "torch.profiler (Kineto JSON)"
@@ -228,6 +237,7 @@ def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> N
             if reason.total_ns:
                 kinds.setdefault(reason.code, []).append(kind)
     rest = printed.partition("the rest, and why")[2].partition("\nwarning: ")[0]
+    rest = rest.partition("\nin rows of their own")[0]
     rows: list[list[str]] = []
     for line in filter(None, rest.splitlines()):
         cells = re.split(r"  +", line.strip())
@@ -285,7 +295,7 @@ def test_what_the_autotuner_ran_is_no_lack_of_ranges_or_frames() -> None:
     trace = thence.open(DATA / "jax" / "recording")
     places = trace.places.with_columns(pl.col("^.*_rule$").cast(pl.String))
     tried = places["program_rule"].to_numpy() == "autotuning"
-    assert text_of("autotuning") == "XLA's autotuner ran it, while a program was being compiled"
+    assert text_of("autotuning") == "XLA's autotuner, while a program was being compiled"
     assert np.count_nonzero(tried) > 100
     for kind in ("label", "source", "stack", "phase"):
         absent = places.filter(tried & places[kind].is_null().to_numpy())
@@ -304,3 +314,46 @@ def test_without_any_gpu_work_the_way_to_record_it_is_named(
     with pytest.raises(thence.MissingData, match=word) as caught:
         thence.Trace(dataclasses.replace(tables, meta=meta)).summary()
     assert "CUPTI" in str(caught.value)
+
+
+def on(accelerator: str, tmp_path: Path) -> thence.Trace:
+    """A trace as torch.profiler writes it for a kind of device: one launch, and no device work."""
+    category, call = {
+        "cuda": ("cuda_runtime", "cudaLaunchKernel"),
+        "rocm": ("cuda_runtime", "hipLaunchKernel"),
+        "xpu": ("xpu_runtime", "urEnqueueKernelLaunch"),
+        "mtia": ("mtia_runtime", "launch_program"),
+        "privateuse1": ("privateuse1_runtime", "launch"),
+    }[accelerator]
+    return opened(tmp_path, [event(category, call, 10, 2, args={"correlation": 1})])
+
+
+@pytest.mark.parametrize("accelerator", ["cuda", "rocm", "xpu", "mtia", "privateuse1"])
+def test_without_gpu_work_nobody_is_told_of_another_makers_tools(
+    tmp_path: Path, accelerator: str
+) -> None:
+    trace = on(accelerator, tmp_path)
+    assert trace.meta.accelerators == {accelerator}
+    with pytest.raises(thence.MissingData) as caught:
+        trace.summary()
+    said = str(caught.value)
+    assert ("CUPTI" in said) == (accelerator == "cuda")
+    assert ("ProfilerActivity.CUDA" in said) == (accelerator in ("cuda", "rocm"))
+    assert ("ProfilerActivity.XPU" in said) == (accelerator == "xpu")
+    assert ("MTIA" in said) == (accelerator == "mtia")
+
+
+@pytest.mark.parametrize("accelerator", OF_ACCELERATOR)
+def test_advice_for_other_devices_names_nothing_of_nvidia(accelerator: str) -> None:
+    for code in REASONS:
+        said = advice(code, [KINETO], accelerators=[accelerator]) or ""
+        assert not [word for word in ("NVTX", "CUPTI", "CUDA graph", "nsys") if word in said]
+    assert advice("no_ranges", [KINETO], accelerators=["cuda"]) == "record_function, NVTX"
+    assert advice("no_ranges", [KINETO], accelerators=["cuda", accelerator]) is None
+
+
+def test_hip_versions_in_the_metadata_say_rocm(tmp_path: Path) -> None:
+    trace = opened(tmp_path, [launch(1, 1), kernel(1, 10)], hip_runtime_version=60300)
+    assert trace.meta.accelerators == {"rocm"}
+    (reason,) = trace.summary().unattributed["label"]
+    assert reason.advice == "record_function"

@@ -35,8 +35,6 @@ ELSEWHERE = {
     "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
     "analysis/soundness/evidence.py": f"{SOUNDNESS}/test_launch_rules.py::test_captured_launches_have_no_work",
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
-    "analysis/timeline.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
-    "analysis/warmup.py": "analysis/test_programs.py",
     "attribution/cuda_graphs/by_eager.py": "attribution/cuda_graphs/test_alignment_properties.py",
     "attribution/cuda_graphs/by_order.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
     "attribution/cuda_graphs/signatures.py": f"{GRAPHS}::test_edges_in_a_circle_are_refused",

@@ -171,10 +171,11 @@ def flame(
     """
     if by not in FLAMES:
         raise UsageError(f"no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
-    totals = summarize(trace, "kind")
+    totals = summarize(trace, "kernel")
     ranks = sorted(trace.gpu["rank"].unique().to_list())
     stacks = stacks_of(trace, by)
     groups = _groups(trace, stacks, split)
+    notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
     if idle is Idle.INCLUDE:
         groups = groups.with_more(_idle(trace))
     return Flame(
@@ -187,7 +188,7 @@ def flame(
         busy_ns=totals.busy_ns,
         sum_ns=totals.sum_ns,
         nodes=build_tree(groups, _root_name(trace, ranks)),
-        notes=_notes(totals.sum_ns - totals.busy_ns, idle, stacks),
+        notes=(*notes, *totals.notes[len(totals.meta.notes) :]),
     )
 
 
@@ -222,10 +223,11 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
         split_by_weight(trace, claims) if stacks.shared else trace.gpu["duration"].gather(gpu_rows)
     )
     gpu, places = trace.gpu, trace.places
+    tuned = (places["apart"] == "autotuning").fill_null(value=False).gather(gpu_rows)
     rows = pl.DataFrame(
         {
             "gpu": gpu_rows,
-            "node": claims["node"],
+            "node": claims["node"].set(tuned, NO_ROW),  # its outermost frame says all
             "name": gpu["name"].gather(gpu_rows),
             "kind": _kinds(trace).gather(gpu_rows),
             "phase": places["phase"].gather(gpu_rows).cast(pl.String),
@@ -302,12 +304,16 @@ def _rows(parent: Int64, name: pl.Series, kind: npt.NDArray[np.str_]) -> pl.Data
 
 
 def _outermost(trace: Attributed, split: Split) -> pl.Series:
-    """Name of the outermost frame of each activity; null where there is none."""
-    places = trace.places
+    """Name of the outermost frame of each activity; null where there is none.
+
+    What tables keep apart (warm-up, the autotuner) is apart here too, whatever the split.
+    """
+    apart = pl.format("[{}]", pl.col("apart").cast(pl.String).replace(REASONS))
     if split is Split.NONE:
-        return pl.Series([None], dtype=pl.String).new_from_index(0, places.height)
+        return trace.places.select(apart).to_series()
     reason = pl.format("[{}]", pl.col("phase_rule").cast(pl.String).replace(REASONS))
-    return places.select(pl.coalesce(pl.col("phase").cast(pl.String), reason)).to_series()
+    phase = pl.col("phase").cast(pl.String)
+    return trace.places.select(pl.coalesce(apart, phase, reason)).to_series()
 
 
 def _kinds(trace: Attributed) -> pl.Series:
@@ -326,22 +332,31 @@ def _kinds(trace: Attributed) -> pl.Series:
 
 
 def _idle(trace: Attributed) -> Groups:
-    """Idle time: by program where there are XLA programs, else by device."""
-    gaps = idle_gaps(trace).group_by("rank", "device", "where", "program", maintain_order=True).agg(
-        self_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
-    )  # fmt: skip
+    """Idle time: inside and between programs where there are XLA programs, else by device."""
+    early = trace.gpu["program"].filter(trace.places["apart"].is_not_null()).unique()
+    keys = ["rank", "device", "where", "program", "early"]
+    gaps = (
+        idle_gaps(trace)
+        .with_columns(early=pl.col("execution").is_in(early.drop_nulls().implode()))
+        .group_by(keys, maintain_order=True)
+        .agg(self_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
+    )
     several = trace.gpu.select("rank", "device").n_unique() > 1
     frames = []
-    for rank, device, where, program in gaps.select(
-        "rank", "device", "where", "program"
-    ).iter_rows():
-        inner = []
+    for rank, device, where, program, warm in gaps.select(keys).iter_rows():
+        outer = ("inside and before warm-up executions",) if warm else ()
+        inner: tuple[str, ...] = (f"rank {rank} device {device}",) if several else ()
         if where is not None:
-            inner.append("after the last program" if program is None else f"{where} {program}")
-        elif several:
-            inner.append(f"rank {rank} device {device}")
+            inner = (*outer, *_idle_frames(where, program))
         frames.append(tuple((name, "idle", None) for name in (IDLE, *inner)))
     zero = pl.lit(0, pl.Int64)
     return Groups.of_paths(
         frames, gaps.select("self_ns", "count", forward_ns=zero, backward_ns=zero)
     )
+
+
+def _idle_frames(where: str, program: str | None) -> tuple[str, ...]:
+    """Frames of the idle time inside an execution of a program, before one, or after the last."""
+    if where == "inside":
+        return "inside programs", f"inside {program}"
+    return "between programs", "after the last program" if program is None else f"before {program}"

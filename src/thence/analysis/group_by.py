@@ -14,7 +14,7 @@ from thence.model.places import BY, KINDS
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["split_by_weight", "time_by_place"]
+__all__ = ["apart_from_steady", "split_by_weight", "time_by_place"]
 
 _KIND = {kind.name: kind for kind in KINDS}
 _NUMBERED = {
@@ -23,6 +23,7 @@ _NUMBERED = {
     "stream": pl.format("rank {} device {} stream {}", "rank", "device", "stream"),
 }
 """Display names of the columns of gpu whose values are numbers."""
+_OF_ITSELF = ("kind", *_NUMBERED)
 
 
 def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
@@ -52,6 +53,26 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
         column = _NUMBERED.get(by, pl.col(kind.column))
         return _unsplit(trace, trace.gpu.select(column).to_series(), kind.missing)
     return _unsplit(trace, trace.places[by], trace.places[f"{by}_rule"])
+
+
+def apart_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Takes the place from work that tables of an XLA trace keep apart: its reason says what it is.
+
+    Tables by what an activity itself is (`_OF_ITSELF`) keep nothing apart.
+
+    Args:
+        trace: attributed; ``places["apart"]`` is used.
+        parts: as `time_by_place` returns them.
+        by: what they are by.
+    """
+    apart = trace.places["apart"]
+    if by in _OF_ITSELF or apart.null_count() == len(apart):
+        return parts
+    why = pl.lit(apart.gather(parts["gpu"].cast(pl.UInt32)).alias("apart"))
+    return parts.with_columns(
+        place=pl.when(why.is_null()).then("place"),
+        reason=pl.coalesce(why, pl.col("reason").cast(RULE)),
+    )
 
 
 def _unsplit(trace: Attributed, place: pl.Series, reason: pl.Series | str) -> pl.DataFrame:

@@ -2,8 +2,9 @@
 
 Idle time is assigned to XLA programs as in `thence.analysis.programs`: ``inside`` the execution that
 it interrupts, or ``before`` the execution that it delays. Both modules agree to the nanosecond if
-all activities of the device belong to programs that do not overlap. Here, time in which an activity
-outside of any program ran is never idle.
+programs do not overlap and the autotuner ran nothing: its trials delay no program, so what is idle around
+them is ``before`` the next program here. Time in which an activity outside of any program ran is idle in
+neither.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _SCHEMA = {
     "duration": pl.Int64,
     "where": pl.String,
     "program": pl.String,
+    "execution": pl.UInt32,
 }
 
 
@@ -39,8 +41,8 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
 
     Returns:
         columns rank, device, start and duration (ns), where (inside, before or after; null where the
-        device ran no XLA program) and program (its name; null for ``after``, the time after the last
-        execution).
+        device ran no XLA program), program (its name; null for ``after``, the time after the last
+        execution) and execution (its row in ``programs``).
     """
     names = trace.programs["name"].cast(pl.String)
     parts = [pl.DataFrame(schema=_SCHEMA)]
@@ -57,6 +59,7 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
                     "duration": end - begin,
                     "where": where,
                     "program": names.gather(row),
+                    "execution": row,
                 },
                 schema=_SCHEMA,
             )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.reasons import ADVICE
+from thence.model.reasons import advice
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -29,6 +29,10 @@ def why_no_collectives(trace: Attributed) -> str:
     devices = trace.gpu.select("rank", "device").n_unique()
     if not nccl_ran and devices < 2:
         return "describes no collectives, because it is of a single GPU"
-    seen = "kernels of NCCL ran" if nccl_ran else f"it has {max(devices, ranks)} GPUs"
-    ways = dict.fromkeys(ADVICE.get(name, {}).get("no_collectives") for name in trace.meta.formats)
+    on = trace.meta.accelerators
+    library = "RCCL" if on == {"rocm"} else "NCCL"
+    seen = f"kernels of {library} ran" if nccl_ran else f"it has {max(devices, ranks)} GPUs"
+    ways = dict.fromkeys(
+        advice("no_collectives", [name], accelerators=on) for name in trace.meta.formats
+    )
     return f"describes no collectives, though {seen}: {'; '.join(filter(None, ways)) or _OTHER}"

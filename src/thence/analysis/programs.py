@@ -1,4 +1,12 @@
-"""XLA programs: number of executions, GPU time, and idle time inside and between executions."""
+"""XLA programs: number of executions, their span, busy time, and idle time inside and between executions.
+
+span     from the start of an execution to its end: idle time inside it counts
+busy     the part of it in which at least one of its thunks ran (union)
+between  from the end of the execution before on the same device to the start of this one, less the time
+         in which the device did other work: copies, kernels of no program. The execution before is the one
+         that ended last of all that began earlier, whether or not it counts here (warm-up, incomplete,
+         autotuning).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.warmup import Phases, WarmUp, phases
-from thence.model.intervals import NEVER, reached_before, union_lengths
+from thence.model.intervals import NEVER, covered_lengths, reached_before, union_lengths
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -34,16 +42,17 @@ class Programs:
     Standard deviations are those of the population (ddof 0), as in nsys-jax's notebook.
 
     Attributes:
-        phases: which executions were counted, and why.
-        programs: by program, longest first: program, name, executions, gpu_ns_total (Int64), gpu_ns_mean,
-            gpu_ns_std, thunks_mean, thunks_std, thunk_ns (sum over thunks), active_ns (at least one
-            thunk running), idle_inside_ns (none running during an execution), idle_before_ns (idle
-            since the execution before on that device), launch_latency_ns_mean and _max (from the
-            host's launch to the first thunk; null where the trace has no host times).
-        devices: by rank and device: executions, gpu_ns, active_ns, idle_inside_ns, idle_between_ns,
-            wall_ns (first start to last end). wall = gpu + idle_between unless programs overlap.
+        phases: which executions were counted, and what was left out.
+        programs: by program, longest first: program, name, executions, span_ns_total (Int64), span_ns_mean,
+            span_ns_std, busy_ns_total, thunks_mean, thunks_std, thunk_ns (sum over thunks), idle_inside_ns
+            (span less busy), idle_between_ns (before its executions), launch_latency_ns_mean and _max (from
+            the host's launch to the first thunk; null where the trace has no host times).
+        devices: by rank and device: executions, span_ns, busy_ns, idle_inside_ns, idle_between_ns, wall_ns
+            (first start to last end). wall = span + idle_between + other work and what is left out between,
+            unless programs overlap.
         executions: one row per counted execution: row (in Tables.programs), rank, device, program, name,
-            start, duration, thunks, thunk_ns, active_ns, idle_inside_ns, idle_before_ns, launch_latency_ns.
+            start, duration, thunks, thunk_ns, busy_ns, idle_inside_ns, idle_before_ns (null for the first
+            of a device), launch_latency_ns.
     """
 
     phases: Phases
@@ -52,28 +61,44 @@ class Programs:
     executions: pl.DataFrame
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON values: times of programs in milliseconds, units in the keys."""
+        """The result as JSON values: each time in milliseconds and in nanoseconds, units in the keys.
+
+        ``gpu_ms_*`` are ``span_ms_*``, and ``idle_before_ns`` is ``idle_between_ns``, under older names.
+        """
         rows = self.programs.select(
             pl.col("name").alias("program"),
             pl.col("program").alias("identity"),
             "executions",
-            *(
-                (pl.col(f"gpu_ns_{what}") / 1e6).alias(f"gpu_ms_{what}")
-                for what in ("total", "mean", "std")
-            ),
+            *_milliseconds("gpu", "span", "total", "mean", "std"),
+            *_milliseconds("span", "span", "total", "mean", "std"),
+            *_milliseconds("busy", "busy", "total"),
+            (pl.col("idle_inside_ns") / 1e6).alias("idle_inside_ms"),
+            (pl.col("idle_between_ns") / 1e6).alias("idle_between_ms"),
+            *_milliseconds("launch_latency", "launch_latency", "mean", "max"),
             "thunks_mean",
             "thunks_std",
+            "span_ns_total",
+            "busy_ns_total",
             "idle_inside_ns",
-            "idle_before_ns",
+            "idle_between_ns",
+            pl.col("idle_between_ns").alias("idle_before_ns"),
             "launch_latency_ns_mean",
             "launch_latency_ns_max",
         )
+        devices = self.devices.with_columns(gpu_ns="span_ns", active_ns="busy_ns")
+        left_out = self.phases.left_out.with_columns(*_milliseconds("span", "span", "total"))
         return {
             "warm_up": self.phases.rule.value,
-            "statement": self.phases.statement,
+            "statement": self.phases.counted_statement,
             "rows": rows.rows(named=True),
-            "devices": self.devices.rows(named=True),
+            "devices": devices.rows(named=True),
+            "left_out": left_out.rows(named=True),
         }
+
+
+def _milliseconds(name: str, column: str, *statistics: str) -> list[pl.Expr]:
+    """Columns ``<column>_ns_<statistic>`` in milliseconds, as ``<name>_ms_<statistic>``."""
+    return [(pl.col(f"{column}_ns_{s}") / 1e6).alias(f"{name}_ms_{s}") for s in statistics]
 
 
 def programs(
@@ -93,9 +118,8 @@ def programs(
 
 
 def _executions(trace: Attributed, phase: Phases) -> pl.DataFrame:
-    chosen = (
+    every = (
         trace.programs.with_row_index("row")
-        .filter(phase.steady)
         .select(
             "row",
             "rank",
@@ -104,19 +128,39 @@ def _executions(trace: Attributed, phase: Phases) -> pl.DataFrame:
             "start",
             "duration",
             (pl.col("start") - pl.col("launch")).alias("launch_latency_ns"),
+            counted=phase.counted,
         )
         .sort("rank", "device", "start", maintain_order=True)
     )
-    place = chosen.select(pl.struct("rank", "device").rle_id()).to_series()
-    end = (chosen["start"] + chosen["duration"]).to_numpy()
-    before = pl.Series(reached_before(end, place.cast(pl.Int64).to_numpy()))
-    idle = pl.when(before != NEVER).then((pl.col("start") - before).clip(lower_bound=0))
     thunks = _thunks(trace)
     return (
-        chosen.with_columns(idle_before_ns=idle)
+        every.with_columns(idle_before_ns=_idle_before(every, trace.gpu))
+        .filter("counted")
+        .drop("counted")
         .join(thunks, on="row", how="left", maintain_order="left")
-        .with_columns(idle_inside_ns=(pl.col("duration") - pl.col("active_ns")).clip(lower_bound=0))
+        .with_columns(idle_inside_ns=(pl.col("duration") - pl.col("busy_ns")).clip(lower_bound=0))
     )
+
+
+def _idle_before(every: pl.DataFrame, gpu: pl.DataFrame) -> pl.Series:
+    """Idle time of the device between each execution and the one before; null for the first of a device.
+
+    Args:
+        every: executions, counted or not, by rank, device and start.
+        gpu: all device activities.
+    """
+    place = every.select(pl.struct("rank", "device").rle_id()).to_series().to_numpy()
+    start = every["start"].to_numpy()
+    before = reached_before(start + every["duration"].to_numpy(), place.astype(np.int64))
+    gap = (before != NEVER) & (start > before)
+    idle = np.where(gap, start - np.where(gap, before, start), 0)
+    for (rank, device), part in gpu.group_by("rank", "device"):
+        begin = part["start"].to_numpy()
+        here = ((every["rank"] == rank) & (every["device"] == device)).to_numpy() & gap
+        idle[here] -= covered_lengths(
+            before[here], start[here], begin, begin + part["duration"].to_numpy()
+        )
+    return pl.select(pl.when(pl.lit(pl.Series(before != NEVER))).then(pl.Series(idle))).to_series()
 
 
 def _thunks(trace: Attributed) -> pl.DataFrame:
@@ -133,7 +177,7 @@ def _thunks(trace: Attributed) -> pl.DataFrame:
             "row": pl.Series(np.arange(rows), dtype=pl.UInt32),
             "thunks": np.bincount(group, minlength=rows),
             "thunk_ns": summed,
-            "active_ns": union_lengths(group, start, start + duration, rows),
+            "busy_ns": union_lengths(group, start, start + duration, rows),
         }
     )
 
@@ -145,20 +189,20 @@ def _by_program(executions: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     grouped = executions.group_by(keys, maintain_order=True).agg(
         *([] if "program" in keys else [identity]),
         executions=pl.len(),
-        gpu_ns_total=pl.col("duration").sum(),
-        gpu_ns_mean=pl.col("duration").mean(),
-        gpu_ns_std=pl.col("duration").std(ddof=0),
+        span_ns_total=pl.col("duration").sum(),
+        span_ns_mean=pl.col("duration").mean(),
+        span_ns_std=pl.col("duration").std(ddof=0),
+        busy_ns_total=pl.col("busy_ns").sum(),
         thunks_mean=pl.col("thunks").mean(),
         thunks_std=pl.col("thunks").std(ddof=0),
         thunk_ns=pl.col("thunk_ns").sum(),
-        active_ns=pl.col("active_ns").sum(),
         idle_inside_ns=pl.col("idle_inside_ns").sum(),
-        idle_before_ns=pl.col("idle_before_ns").sum(),
+        idle_between_ns=pl.col("idle_before_ns").sum(),
         launch_latency_ns_mean=pl.col("launch_latency_ns").mean(),
         launch_latency_ns_max=pl.col("launch_latency_ns").max(),
     )
     ordered = ["program", "name", *(c for c in grouped.columns if c not in ("program", "name"))]
-    return grouped.select(ordered).sort("gpu_ns_total", descending=True, maintain_order=True)
+    return grouped.select(ordered).sort("span_ns_total", descending=True, maintain_order=True)
 
 
 def _by_device(executions: pl.DataFrame) -> pl.DataFrame:
@@ -167,8 +211,8 @@ def _by_device(executions: pl.DataFrame) -> pl.DataFrame:
         executions.group_by("rank", "device", maintain_order=True)
         .agg(
             executions=pl.len(),
-            gpu_ns=pl.col("duration").sum(),
-            active_ns=pl.col("active_ns").sum(),
+            span_ns=pl.col("duration").sum(),
+            busy_ns=pl.col("busy_ns").sum(),
             idle_inside_ns=pl.col("idle_inside_ns").sum(),
             idle_between_ns=pl.col("idle_before_ns").sum(),
             wall_ns=end.max() - pl.col("start").min(),

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.warmup import WarmUp, phases
+from thence.analysis.warmup import WarmUp, phases, set_apart
 from thence.errors import MissingData, UsageError
 from thence.model.places import SEARCHED
+from thence.model.selection import APART
+from thence.units import format_count, format_ns
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -39,6 +41,10 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         UsageError: the trace holds no such rank or device.
         MissingData: no activity is left.
     """
+    if selection.warm_up == APART and not trace.programs.is_empty():
+        # Before anything is cut: whether an execution is complete shows only in the whole trace.
+        places = trace.places.with_columns(set_apart(trace))
+        trace = dataclasses.replace(trace, places=places)
     if not selection:
         return trace
     gpu = trace.gpu
@@ -53,7 +59,9 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         keep &= _in_window(trace, selection.window_ns)
     if selection.only is not None:
         keep &= _matching(trace, selection.only)
-    keep &= _after_warm_up(trace, WarmUp(selection.warm_up))
+    if selection.warm_up not in (APART, "keep"):
+        trace, after = _after_warm_up(trace, WarmUp(selection.warm_up), keep)
+        keep &= after
     if gpu.height and not keep.any():
         raise MissingData(
             f"{', '.join(trace.meta.inputs)}: no device activity is left by the selection ({selection})"
@@ -116,14 +124,26 @@ def _matching(trace: Attributed, expression: str) -> Mask:
     return mask
 
 
-def _after_warm_up(trace: Attributed, rule: WarmUp) -> Mask:
-    """Which activities belong neither to a warm-up execution of a program nor to XLA's autotuner."""
-    if rule is WarmUp.KEEP or trace.programs.is_empty():
-        return np.ones(trace.gpu.height, np.bool_)
-    steady = phases(trace, rule).steady
-    of_program = steady.gather(trace.gpu["program"].cast(pl.UInt32)).fill_null(value=True)
+def _after_warm_up(trace: Attributed, rule: WarmUp, keep: Mask) -> tuple[Attributed, Mask]:
+    """Which activities belong neither to a warm-up execution of a program nor to XLA's autotuner.
+
+    Returns:
+        The trace with a note of what that leaves out of ``keep``, and the mask.
+    """
+    if trace.programs.is_empty():
+        return trace, np.ones(trace.gpu.height, np.bool_)
+    phase = phases(trace, rule)
+    of_program = phase.counted.gather(trace.gpu["program"].cast(pl.UInt32)).fill_null(value=True)
     trying = trace.places["program_rule"] == "autotuning"
-    return (of_program & ~trying).to_numpy()
+    after = (of_program & ~trying).to_numpy()
+    dropped = trace.gpu["duration"].filter(pl.Series(keep & ~after))
+    note = (
+        f"--warm-up {rule.value} left out {format_count(len(dropped))} device activities, "
+        f"{format_ns(int(dropped.sum()))}, those of XLA's autotuner outside of programs among them; the time "
+        f"in which they ran counts as idle; {phase.counted_statement}"
+    )
+    meta = dataclasses.replace(trace.meta, notes=(*trace.meta.notes, note))
+    return dataclasses.replace(trace, meta=meta), after
 
 
 def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.group_by import time_by_place
+from thence.analysis.group_by import apart_from_steady, time_by_place
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
 from thence.model.places import STATED, STATED_XLA
-from thence.model.reasons import REASONS, Reason, advice, text_of
+from thence.model.reasons import APART, REASONS, Reason, advice, text_of
 from thence.model.tables import KINDS
 from thence.notebook import MOST_ROWS, table_html
 from thence.units import format_count, format_ns, format_share
@@ -52,6 +52,9 @@ class Summary:
         details: sentences about single CUDA graphs that could not be matched, each with its count of
             activities and their time; columns text, count, total_ns, the largest first.
         by: what the rows are.
+        apart: what XLA traces keep in rows of its own, the most time first: ``code`` (of
+            `thence.model.reasons`), ``executions`` of programs, ``count`` (activities, those outside of
+            programs too), ``total_ns``. Empty where nothing is, and for rows by kind, rank, device or stream.
         rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
             no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
             ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns that ran for the backward
@@ -74,8 +77,25 @@ class Summary:
     unattributed: Mapping[str, tuple[Reason, ...]]
     details: pl.DataFrame
     by: str
+    apart: pl.DataFrame
     rows: pl.DataFrame
     soundness: Soundness = field(default_factory=Soundness)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done with the inputs, and what the rows keep apart, one sentence each."""
+        if self.apart.is_empty():
+            return self.meta.notes
+        parts = [
+            f"{text_of(code).partition(':')[0].partition(',')[0]} {format_ns(ns)} "
+            f"({format_share(ns, self.sum_ns)}, {format_count(executions)} executions)"
+            for code, executions, _, ns in self.apart.iter_rows()
+        ]
+        note = (
+            f"in rows of their own, totals with them: {', '.join(parts)}; --warm-up keep divides them "
+            "like the rest, --warm-up heuristic leaves them out of every figure"
+        )
+        return (*self.meta.notes, note)
 
     @property
     def idle_ns(self) -> Ns:
@@ -133,7 +153,7 @@ class Summary:
             self.rows.height - MOST_ROWS,
             (
                 *self.soundness.lines,
-                *self.meta.notes,
+                *self.notes,
                 *(f"warning: {text}" for text in self.meta.warnings),
             ),
         )
@@ -162,8 +182,9 @@ class Summary:
             },
             "details": self.details.to_dicts(),
             "by": self.by,
+            "apart": self.apart.to_dicts(),
             "rows": self.rows.to_dicts(),
-            "notes": list(self.meta.notes),
+            "notes": list(self.notes),
             "warnings": list(self.meta.warnings),
             "soundness": self.soundness.findings_json(),
         }
@@ -190,6 +211,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
     stated = STATED if trace.programs.is_empty() else STATED_XLA
     reasons = {kind: _reasons(trace, time_by_place(trace, kind), total) for kind in stated}
+    parts = apart_from_steady(trace, time_by_place(trace, by), by)
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
@@ -207,7 +229,8 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         unattributed=reasons,
         details=_details(trace),
         by=by,
-        rows=_rows(time_by_place(trace, by), total, by),
+        apart=_apart(trace, parts),
+        rows=_rows(parts, total, by),
     )
 
 
@@ -217,10 +240,10 @@ def _no_activity(trace: Attributed) -> str:
         return f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}"
     if trace.host.is_empty():
         return f"{inputs}: the trace is empty"
-    cures = (
-        advice("no_gpu", trace.meta.formats),
-        "make sure that no other profiler held the GPU's counters (CUPTI) meanwhile",
-    )
+    accelerators = trace.meta.accelerators
+    cures = [advice("no_gpu", trace.meta.formats, accelerators=accelerators)]
+    if accelerators <= {"cuda"}:
+        cures.append("make sure that no other profiler held the GPU's counters (CUPTI) meanwhile")
     return (
         f"{inputs}: the trace holds {trace.host.height:,} host ranges but no GPU activity; "
         f"{', and '.join(cure for cure in cures if cure)}"
@@ -258,7 +281,12 @@ def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason,
             ns,
             ns / max(total, 1),
             text_of(code),
-            advice(code, trace.meta.formats, labels_joined=trace.labels_joined),
+            advice(
+                code,
+                trace.meta.formats,
+                labels_joined=trace.labels_joined,
+                accelerators=trace.meta.accelerators,
+            ),
         )
         for code, ns in grouped.iter_rows()
     )
@@ -271,6 +299,24 @@ def _details(trace: Attributed) -> pl.DataFrame:
         .group_by(pl.col("text").cast(pl.String))
         .agg(pl.len().cast(pl.Int64).alias("count"), total_ns=pl.col("ns").sum())
         .sort("total_ns", "text", descending=[True, False])
+    )
+
+
+def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
+    """What the rows keep apart, as in `Summary.apart`."""
+    rows = parts.filter(pl.col("reason").cast(pl.String).is_in([*APART]))["gpu"].unique()
+    apart = rows.cast(pl.UInt32)
+    return (
+        trace.gpu.select("program", "duration", code=trace.places["apart"].cast(pl.String))
+        .select(pl.all().gather(apart))
+        .filter(pl.col("code").is_not_null())
+        .group_by("code")
+        .agg(
+            executions=pl.col("program").drop_nulls().n_unique().cast(pl.Int64),
+            count=pl.len().cast(pl.Int64),
+            total_ns=pl.col("duration").sum(),
+        )
+        .sort("total_ns", "code", descending=[True, False])
     )
 
 

@@ -68,7 +68,7 @@ def timeline(
 def _on_one_clock(
     trace: Attributed, alignment: Alignment | None
 ) -> tuple[Attributed, dict[int, int], tuple[str, ...]]:
-    """The trace with each rank's correction subtracted from all its times.
+    """The trace with each rank's correction subtracted from all its times; durations stay as they are.
 
     Returns:
         the trace, the corrections in ns by rank, and notes on the ranks that were shifted and those that
@@ -80,8 +80,11 @@ def _on_one_clock(
     corrections = {rank: ns for rank, ns in aligned.select("rank", "correction_ns").rows() if ns}
     notes = [
         f"rank {rank}: all times moved by {-ns:+,} ns, to the clock that the ranks share at the ends of collectives"
-        for rank, ns in corrections.items()
+        for rank, ns in aligned.select("rank", "correction_ns").rows()
+        if corrections
     ]
+    if corrections:
+        notes.append("durations are as recorded; --clocks recorded moves no rank")
     unknown = alignment.corrections.filter(pl.col("correction_ns").is_null())["rank"].to_list()
     if unknown:
         ranks = ", ".join(map(str, unknown))

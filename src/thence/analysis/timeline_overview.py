@@ -47,6 +47,8 @@ _LANE = ("rank", "device", "stream")
 _SHOWN = ("class", "name", "label")
 _NO_PATTERNS = Patterns()
 
+_STATED = 16  # ranks whose offset a note states
+
 
 @dataclass(frozen=True)
 class Overview:
@@ -126,10 +128,22 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
         pl.col("busy_ns").fill_null(0)
     )
     if alignment is not None:
-        notes.append("clocks of the ranks are aligned at the ends of the collectives they share")
+        notes.append(
+            "clocks of the ranks are aligned at the ends of the collectives they share: all times of "
+            f"{_offsets(alignment)}"
+        )
     elif len(trace.ranks) > 1:
         notes.append("the ranks share no collectives, so their clocks are shown as recorded")
     return Overview(start, span, width, count, lanes, bins, slices, names, tuple(notes))
+
+
+def _offsets(alignment: Alignment) -> str:
+    """By how much each rank was moved, of many ranks the first ones."""
+    moved = alignment.corrections.drop_nulls("correction_ns").select("rank", "correction_ns")
+    parts = [f"rank {rank} by {-ns:+,} ns" for rank, ns in moved.head(_STATED).iter_rows()]
+    if moved.height > _STATED:
+        parts.append(f"and {moved.height - _STATED:,} more, which thence convert states")
+    return ", ".join(parts)
 
 
 def _activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:

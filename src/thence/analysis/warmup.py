@@ -15,14 +15,24 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.attributed import RULE
+from thence.units import format_count, format_ns
+
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["Phases", "WarmUp", "compiled_modules", "module_keys", "phases"]
+__all__ = ["Phases", "WarmUp", "compiled_modules", "module_keys", "phases", "set_apart"]
 
-_PHASES = ("init", "steady", "incomplete", "autotuning")
-"""Phases of executions. incomplete: recording seems to have ended while it ran. autotuning: run
-by XLA's autotuner to time a kernel (a program without an identity)."""
+_PHASES = ("init", "steady", "only", "incomplete", "autotuning")
+"""Phases of executions. only: one that the rule calls warm-up, of a program that would have no other left.
+incomplete: recording seems to have ended while it ran. autotuning: run by XLA's autotuner to time a kernel
+(a program without an identity)."""
+
+_APART = {"init": "warm_up", "incomplete": "incomplete", "autotuning": "autotuning"}
+"""Phase to the code of `thence.model.reasons` under which tables keep it apart."""
+_LEFT_OUT = {"init": "warm-up", "incomplete": "incomplete", "autotuning": "autotuning"}
+"""Phase that does not count to the word for it."""
+_NAMED = 2  # programs that the statement names for each phase
 
 _COMPILE_NAME = r"^XlaCompile(?:Backend)?:#(?:.*,)?module=([^#,]+),program_id=(\d+)#"
 
@@ -48,17 +58,27 @@ class Phases:
     Attributes:
         rule: the rule that was applied.
         phase: one of `_PHASES` for every row of ``Tables.programs``.
-        statement: what was done, one sentence for people.
+        left_out: what `counted` leaves out, the most time first: phase, name (of the program), executions and
+            span_ns_total (sum of their durations).
+        statement: what `steady` leaves out, one sentence for people.
+        counted_statement: the same of `counted`.
     """
 
     rule: WarmUp
     phase: pl.Series
+    left_out: pl.DataFrame
     statement: str
+    counted_statement: str
 
     @property
     def steady(self) -> pl.Series:
-        """Whether a row of ``Tables.programs`` is steady state."""
+        """Whether a row of ``Tables.programs`` is steady state: what measurements of speed may use."""
         return self.phase == "steady"
+
+    @property
+    def counted(self) -> pl.Series:
+        """Whether a row counts: steady state, and all there is of programs that never reached it."""
+        return self.phase.is_in(["steady", "only"])
 
 
 def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
@@ -92,15 +112,33 @@ def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
         .then(pl.lit("init"))
         .otherwise(pl.lit("steady"))
     )
-    phase_of_row = rows.select("row", phase=phase).sort("row")["phase"]
-    nothing_left = rule is WarmUp.HEURISTIC and "steady" not in phase_of_row
-    if nothing_left:
-        phase_of_row = phase_of_row.replace("init", "steady")
+    found = rows.with_columns(phase=phase)
+    nothing_left = rule is WarmUp.HEURISTIC and "steady" not in found["phase"]
+    kept = pl.lit("steady") if nothing_left else pl.lit("only")
+    alone = ~(pl.col("phase") == "steady").any().over("key")
+    phase_of_row = found.select(
+        "row", phase=pl.when((pl.col("phase") == "init") & alone).then(kept).otherwise("phase")
+    ).sort("row")["phase"]
+    left_out = _left_out(trace, phase_of_row)
     return Phases(
         rule,
         phase_of_row.cast(pl.Enum(_PHASES)),
-        _statement(rule, phase_of_row, nothing_left=nothing_left),
+        left_out,
+        *_statements(rule, phase_of_row, left_out, nothing_left=nothing_left),
     )
+
+
+def set_apart(trace: Attributed) -> pl.Series:
+    """Why tables keep each row of ``gpu`` apart, a code of `thence.model.reasons`; null for all that counts.
+
+    Apart are warm-up and incomplete executions by `WarmUp.HEURISTIC`, and what XLA's autotuner ran.
+    """
+    phase = phases(trace).phase.cast(pl.String)
+    code = phase.replace_strict(_APART, default=None, return_dtype=pl.String)
+    of_program = code.gather(trace.gpu["program"].cast(pl.UInt32))
+    trying = trace.places["program_rule"].cast(pl.String) == "autotuning"
+    tuned = pl.select(pl.when(trying).then(pl.lit("autotuning"))).to_series()
+    return tuned.zip_with(of_program.is_null(), of_program).cast(RULE).alias("apart")
 
 
 def module_keys(trace: Attributed) -> pl.Series:
@@ -163,20 +201,66 @@ def _has_few(module: tuple[str, ...]) -> pl.Expr:
     return few.fill_null(value=False)
 
 
-def _statement(rule: WarmUp, phase: pl.Series, *, nothing_left: bool) -> str:
-    counts = {name: int((phase == name).sum()) for name in _PHASES}
+def _left_out(trace: Attributed, phase: pl.Series) -> pl.DataFrame:
+    """What does not count, as in `Phases.left_out`."""
+    return (
+        trace.programs.select(
+            phase=phase, name=pl.col("name").cast(pl.String), duration=pl.col("duration")
+        )
+        .filter(pl.col("phase").is_in([*_LEFT_OUT]))
+        .group_by("phase", "name", maintain_order=True)
+        .agg(executions=pl.len().cast(pl.Int64), span_ns_total=pl.col("duration").sum())
+        .sort("span_ns_total", "name", descending=[True, False])
+    )
+
+
+def _statements(
+    rule: WarmUp, phase: pl.Series, left_out: pl.DataFrame, *, nothing_left: bool
+) -> tuple[str, str]:
+    """`Phases.statement` and `Phases.counted_statement`."""
     if phase.is_empty():
-        return "no XLA programs here, so nothing is left out as warm-up"
+        nothing = "no XLA programs here, so nothing is left out as warm-up"
+        return nothing, nothing
     if rule is WarmUp.KEEP:
         text = "warm-up executions are included"
     elif nothing_left:
         text = "every execution would have been warm-up, so all are included"
     else:
-        which = {
-            WarmUp.FIRST_COMPILED: "the first execution of each program compiled while recording",
-            WarmUp.HEURISTIC: "the first executions of each program (one if it was compiled while "
-            "recording, one if there are collectives)",
+        text = {
+            WarmUp.FIRST_COMPILED: "warm-up is the first execution of each program compiled while recording",
+            WarmUp.HEURISTIC: "warm-up is the first executions of each program (one if it was compiled "
+            "while recording, one if there are collectives)",
         }[rule]
-        text = f"warm-up left out: {which}, {counts['init']:,} in all"
-    more = [f"{counts[p]:,} {p}" for p in ("incomplete", "autotuning") if counts[p]]
-    return f"{text}; also left out: {' and '.join(more)} executions" if more else text
+    parts = [_left_out_text(left_out.filter(pl.col("phase") == name), name) for name in _LEFT_OUT]
+    listed = [part for part in parts if part]
+    only = int((phase == "only").sum())
+    if not only:
+        return (_stated(text, listed),) * 2
+    alone = f"{_executions(only)} of programs that have no other"
+    return _stated(text, [*listed, alone]), _stated(f"{text}; {alone} counted all the same", listed)
+
+
+def _stated(text: str, left_out: list[str]) -> str:
+    return (
+        f"{text}; left out: {', '.join(left_out)}" if left_out else f"{text}; nothing is left out"
+    )
+
+
+def _left_out_text(rows: pl.DataFrame, phase: str) -> str:
+    """Number, time and largest programs of the executions of one phase; empty where there are none."""
+    if rows.is_empty():
+        return ""
+    count, ns = int(rows["executions"].sum()), int(rows["span_ns_total"].sum())
+    names = [
+        f"{name} {format_ns(time)}"
+        for name, time in rows.head(_NAMED).select("name", "span_ns_total").iter_rows()
+    ]
+    more = f" and {rows.height - _NAMED:,} more" if rows.height > _NAMED else ""
+    return (
+        f"{format_count(count)} {_LEFT_OUT[phase]} execution{'' if count == 1 else 's'}, "
+        f"{format_ns(ns)} ({', '.join(names)}{more})"
+    )
+
+
+def _executions(count: int) -> str:
+    return f"{format_count(count)} execution{'' if count == 1 else 's'}"

@@ -62,6 +62,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
     }
+    places = places.with_columns(pl.lit(None, RULE).alias("apart"))
     return Attributed(**columns, places=places, shares=shares, own=tuple(own))
 
 

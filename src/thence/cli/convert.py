@@ -48,7 +48,8 @@ Examples:
 @choice_option(
     "--clocks",
     choices=("aligned", "recorded"),
-    meaning="Whether the clocks of several ranks are brought together by their collectives.",
+    meaning="aligned: of several ranks, each is moved as a whole by one offset, to where their collectives end "
+    "together; every offset is printed and written to the file. recorded: none is moved. Durations never change.",
 )
 @choice_option("--to", choices=tuple(_TO_STDOUT), meaning="Format on standard output.")
 @force_option

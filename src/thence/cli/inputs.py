@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from thence.errors import InputError
-from thence.model.selection import WARM_UP, Selection, parse_steps, parse_window
+from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,10 +58,11 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     ),
     "warm-up": click.option(
         "--warm-up",
-        type=click.Choice(WARM_UP),
-        default=WARM_UP[0],
+        type=click.Choice((APART, *WARM_UP)),
+        default=APART,
         show_default=True,
-        help="Which executions of XLA programs count as warm-up and are left out.",
+        help="Warm-up executions of XLA programs, and XLA's autotuner: apart, in rows and frames of their own; keep, "
+        "among the others; heuristic or first-compiled, left out of every figure by that rule.",
     ),
     "own": click.option(
         "--own",
@@ -78,6 +79,21 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         help="HLO dumps (*.hlo.pb, a folder, a glob) for traces that lack them. Repeatable.",
     ),
 }
+
+_RUNS = (
+    click.option(
+        "--run",
+        metavar="NAME",
+        help="Of a directory that holds several runs, this one: a folder's name, or a part of files' names "
+        "between dots. Without it, the newest.",
+    ),
+    click.option(
+        "--add",
+        is_flag=True,
+        help="Read all of several files that hold one rank, each as a rank of its own.",
+    ),
+)
+"""Options of every verb that reads traces."""
 
 warm_up_option = click.option(
     "--warm-up",
@@ -98,12 +114,16 @@ class Inputs:
         hlo: HLO dumps.
         own: patterns of further files that count as the user's own code.
         selection: the part to analyse.
+        run: of directories that hold several runs, the one to read; None: the newest.
+        add: whether files that hold one rank become ranks of their own.
     """
 
     paths: tuple[str, ...]
     hlo: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     selection: Selection = field(default_factory=Selection)
+    run: str | None = None
+    add: bool = False
 
     def open(self) -> Trace:
         """The selected part of the trace."""
@@ -114,7 +134,14 @@ class Inputs:
         from thence.opening import open_trace
 
         with _progress() as progress:
-            return open_trace(*self.paths, hlo=self.hlo, own=self.own, progress=progress)
+            return open_trace(
+                *self.paths,
+                hlo=self.hlo,
+                own=self.own,
+                run=self.run,
+                add=self.add,
+                progress=progress,
+            )
 
 
 def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -135,13 +162,15 @@ def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[.
                 steps=None if steps is None else parse_steps(steps),
                 window_ns=None if window is None else parse_window(window),
                 only=options.pop("only", None),
-                warm_up=options.pop("warm_up") if "warm-up" in offered else WARM_UP[0],
+                warm_up=options.pop("warm_up") if "warm-up" in offered else APART,
             )
-            return command(inputs=Inputs(paths, hlo, options.pop("own", ()), selection), **options)
+            own, run, add = options.pop("own", ()), options.pop("run"), options.pop("add")
+            inputs = Inputs(paths, hlo, own, selection, run, add)
+            return command(inputs=inputs, **options)
 
         wrapped: Callable[..., Any] = called
-        for name in reversed(offered):
-            wrapped = _OPTIONS[name](wrapped)
+        for option in reversed((*(_OPTIONS[name] for name in offered), *_RUNS)):
+            wrapped = option(wrapped)
         return click.argument(
             "inputs", nargs=-1, required=True, metavar="INPUT...", type=click.Path(allow_dash=True)
         )(wrapped)

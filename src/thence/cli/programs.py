@@ -19,13 +19,15 @@ Examples:
 _HEADINGS = {
     "name": "program",
     "executions": "runs",
-    "gpu_ns_total": "GPU total",
-    "gpu_ns_mean": "mean",
+    "span_ns_total": "span",
+    "busy_ns_total": "busy",
+    "span_ns_mean": "mean span",
     "idle_inside_ns": "idle inside",
-    "idle_before_ns": "between",
+    "idle_between_ns": "between",
     "launch_latency_ns_mean": "launch",
     "thunks_mean": "thunks",
-    "gpu_ns_std": "std",
+    "thunks_std": "+-",
+    "span_ns_std": "std",
 }
 
 
@@ -34,9 +36,18 @@ _HEADINGS = {
 @warm_up_option
 @result_options()
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
-    """XLA programs: executions, GPU time, idle time inside and between, launch latency."""
+    """XLA programs: executions, span and busy time, idle time inside and between, launch latency.
+
+    The span of an execution holds the idle time inside it. Between are the gaps since the execution before
+    on the same device, less what else the device did in them.
+    """
     trace = inputs.open()
     times = trace.program_times(warm_up)
-    notes = (*trace.soundness.lines, times.phases.statement, *trace.meta.warnings)
+    notes = (
+        *trace.soundness.lines,
+        times.phases.counted_statement,
+        *trace.meta.notes,
+        *trace.meta.warnings,
+    )
     document = times.to_json() | {"soundness": trace.soundness.findings_json()}
     result.emit(document, times.programs, _HEADINGS, notes)

@@ -28,6 +28,8 @@ Examples:
   thence report trace.json.gz
   thence report trace.json.gz --by label
   thence report traces/ --by rank                  all ranks of a job
+  thence report logs/ --run 2026_01_02_09_00_00    of a folder with several runs, not the newest
+  thence report profile_dir/ --by hlo --warm-up heuristic   JAX: without warm-up and the autotuner
   thence report trace.json --steps 3:6 --only attention
   thence report trace.json --by kernel --format json | jq '.rows[0]'
   zcat trace.json.gz | thence report -

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli.inputs import Inputs, trace_options
+from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.output import Result, console, print_table, result_options
 from thence.errors import UsageError
 from thence.units import format_ns, format_share
@@ -53,7 +53,7 @@ _PAIRS = 5
 
 
 @click.command("streams", epilog=_EXAMPLES)
-@trace_options("rank", "device", "steps", "window", "only", "hlo")
+@trace_options(*SELECTING, "hlo")
 @click.option(
     "--group", "groups", multiple=True, metavar="NAME=REGEX", help="A group of kernels of your own."
 )
@@ -78,7 +78,12 @@ def command(
     trace = inputs.open()
     streams = trace.streams(patterns)
     checks = [judge(expectation, streams.rows) for expectation in parsed]
-    notes = (*trace.soundness.lines, *streams.notes, *trace.meta.warnings)
+    notes = (
+        *trace.soundness.lines,
+        *streams.notes,
+        *trace.attributed.meta.notes,
+        *trace.meta.warnings,
+    )
     if result.form == "table":
         result.table(streams.rows, _ROWS)
         _show(streams, notes)

@@ -40,7 +40,9 @@ class Attributed(Tables):
         places: one row per row of ``gpu``, in its order: ``launch`` (host row, null where unknown) and, for
             each kind of `thence.model.places.PLACES`, the place (Categorical, null where there is none) and
             ``<kind>_rule`` (`RULE`); ``lane`` and ``metadata``, what marks said beside their names;
-            ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere.
+            ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere;
+            ``apart`` (`RULE`), why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning,
+            or null for what counts, and everywhere unless the selection's warm_up is "apart".
         host_collectives: what host ops describe of collectives, in the columns of ``collectives`` with a null
             ``gpu``, whether or not a kernel describes the same.
         shares: how the time of each activity divides among source lines, in the columns of `SHARES`, sorted

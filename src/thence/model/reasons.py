@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["ADVICE", "CODES", "REASONS", "RULES", "Reason", "advice", "text_of"]
+__all__ = [
+    "ADVICE",
+    "APART",
+    "CODES",
+    "OF_ACCELERATOR",
+    "REASONS",
+    "RULES",
+    "Reason",
+    "advice",
+    "text_of",
+]
 
 RULES: Mapping[str, str] = MappingProxyType(
     {
@@ -77,7 +87,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
         # XLA.
         "no_xla": "no XLA programs in this trace",
         "no_program": "part of no XLA program",
-        "autotuning": "XLA's autotuner ran it, while a program was being compiled",
+        "autotuning": "XLA's autotuner, while a program was being compiled",
+        "warm_up": "warm-up: first executions of XLA programs",
+        "incomplete": "incomplete: recording ended while an XLA program ran",
         "no_hlo_op": "the profiler recorded no HLO op",
         "no_hlo": "the HLO of its program is not in the trace",
         "no_instruction": "the HLO of its program has no such instruction",
@@ -103,6 +115,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Code and meaning of every reason why there is no place."""
+
+APART = ("warm_up", "incomplete", "autotuning")
+"""Codes of work that tables of an XLA trace keep in rows of its own, whether or not it has a place."""
 
 CODES = (*RULES, *REASONS)
 """What a ``<kind>_rule`` column can hold."""
@@ -190,6 +205,32 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
 """By format of an input (``Meta.formats``) and code of the reason: what would record what is missing."""
 
 
+_NOT_NVIDIA: Mapping[str, str | None] = {"no_ranges": "record_function", "no_collectives": None}
+_NOT_READ = "thence reads the device work of GPUs alone"
+_EAGER = "thence label --eager joins labels of an eager run"
+
+OF_ACCELERATOR: Mapping[str, Mapping[str, str | None]] = {
+    "rocm": {
+        **_NOT_NVIDIA,
+        "graph": _EAGER,
+        "no_gpu": "record with ProfilerActivity.CUDA, which means AMD's GPUs too",
+        "no_collectives": (
+            "torch 2.1 and newer write it for collectives of torch.distributed, if the profiler records"
+            " ProfilerActivity.CPU and ProfilerActivity.CUDA, which means AMD's GPUs too"
+        ),
+    },
+    "xpu": {**_NOT_NVIDIA, "graph": _EAGER, "no_gpu": "record with ProfilerActivity.XPU"},
+    "mtia": {**_NOT_NVIDIA, "graph": None, "no_gpu": f"{_NOT_READ}, no MTIA"},
+    "privateuse1": {
+        **_NOT_NVIDIA,
+        "graph": None,
+        "no_gpu": f"{_NOT_READ}, and of other devices what is recorded as kernels",
+    },
+}
+"""Advice for traces of torch.profiler that is another than NVIDIA's, by what the program ran on
+(``Meta.accelerators``); None: there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a part of the GPU time has no place of some kind.
@@ -217,7 +258,13 @@ def text_of(code: str) -> str:
     return RULES.get(code) or REASONS[code]
 
 
-def advice(code: str, formats: Iterable[str], *, labels_joined: bool = False) -> str | None:
+def advice(
+    code: str,
+    formats: Iterable[str],
+    *,
+    labels_joined: bool = False,
+    accelerators: Iterable[str] = (),
+) -> str | None:
     """How to record what a reason says is missing; None if that is impossible or unknown.
 
     Args:
@@ -225,9 +272,13 @@ def advice(code: str, formats: Iterable[str], *, labels_joined: bool = False) ->
         formats: of the trace's inputs. Inputs of several producers get no advice of one of them: what fits
             one does not fit the others.
         labels_joined: whether labels of CUDA graphs are joined already, so that joining them is no advice.
+        accelerators: what the inputs ran on, as far as known; with several there is no advice of one.
     """
     if code == "graph" and labels_joined:
         return None
+    others = [OF_ACCELERATOR.get(name, {}) for name in set(accelerators)]
+    if any(code in other for other in others):
+        return others[0][code] if len(others) == 1 else None
     producers = {name for name in formats if name in ADVICE}
     of_format = ADVICE[producers.pop()] if len(producers) == 1 else {}
     return of_format.get(code) or _FOR_EVERYBODY.get(code)

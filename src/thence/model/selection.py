@@ -15,10 +15,12 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WARM_UP", "Selection", "parse_steps", "parse_window"]
+__all__ = ["APART", "WARM_UP", "Selection", "parse_steps", "parse_window"]
 
 WARM_UP = ("keep", "heuristic", "first-compiled")
 """Which executions of XLA programs are left out: see `thence.analysis.warmup.WarmUp`."""
+APART = "apart"
+"""None are left out; tables keep them, and XLA's autotuner, in rows of their own (by the heuristic)."""
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|µs|ms|s)")
@@ -37,7 +39,7 @@ class Selection:
         window_ns: begun from the first time on and before the second, in ns after the trace's first device
             activity; None leaves an end open.
         only: name, label, module, op, HLO instruction or op_name matches this regular expression.
-        warm_up: one of `WARM_UP`: which executions of XLA programs are left out.
+        warm_up: `APART`, or one of `WARM_UP`: which executions of XLA programs are left out.
     """
 
     ranks: tuple[int, ...] = ()
@@ -45,14 +47,15 @@ class Selection:
     steps: tuple[int | None, int | None] | None = None
     window_ns: tuple[int | None, int | None] | None = None
     only: str | None = None
-    warm_up: str = "keep"
+    warm_up: str = APART
 
     def __bool__(self) -> bool:
         return self != Selection()
 
     def __post_init__(self) -> None:
-        if self.warm_up not in WARM_UP:
-            raise UsageError(f"warm-up is one of {', '.join(WARM_UP)}; got {self.warm_up!r}")
+        if self.warm_up not in (APART, *WARM_UP):
+            choices = ", ".join((APART, *WARM_UP))
+            raise UsageError(f"warm-up is one of {choices}; got {self.warm_up!r}")
         if self.only is not None:
             try:
                 re.compile(self.only)
@@ -66,7 +69,7 @@ class Selection:
             f"steps {_range(self.steps, str)}" if self.steps else "",
             f"window {_range(self.window_ns, format_ns)}" if self.window_ns else "",
             f"only {self.only}" if self.only is not None else "",
-            f"without warm-up ({self.warm_up})" if self.warm_up != "keep" else "",
+            f"without warm-up ({self.warm_up})" if self.warm_up not in (APART, "keep") else "",
         ]
         return "; ".join(filter(None, parts))
 

@@ -287,6 +287,7 @@ class Meta:
         warnings: what the reader had to leave out, repair or assume, one sentence each.
         notes: what was done with the inputs that is in order, such as labels joined, one sentence each.
         losses: what the warnings say of lost, damaged and repaired records, for `thence check` to judge.
+        ranks_stated: whether every input, or its name, says which rank it is; else ranks are mere numbers.
     """
 
     inputs: tuple[str, ...] = ()
@@ -298,6 +299,12 @@ class Meta:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
+    ranks_stated: bool = False
+
+    @property
+    def accelerators(self) -> frozenset[str]:
+        """What the inputs ran on, as far as they say: cuda, rocm, xpu, mtia, privateuse1."""
+        return frozenset(str(f["accelerator"]) for f in self.facts if "accelerator" in f)
 
 
 @dataclass(frozen=True)
@@ -395,6 +402,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         warnings=(*(x for m in metas for x in m.warnings), *warnings),
         notes=tuple(x for m in metas for x in m.notes),
         losses=(*(x for m in metas for x in m.losses), *losses),
+        ranks_stated=all(m.ranks_stated for m in metas),
     )
     return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from thence.errors import DamagedInput, InputError, UnknownFormat
+from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.model.tables import Tables, concat
 from thence.readers import label_files as graph_labels
+from thence.readers.runs import Read, in_newest_run, in_run, one_job
 from thence.readers.source import STANDARD_INPUT, Source, expand
 
 if TYPE_CHECKING:
@@ -76,23 +78,31 @@ def _archive_readers() -> Iterable[ArchiveReader]:
 def read(
     inputs: Iterable[str | os.PathLike[str]],
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
+    *,
+    run: str | None = None,
+    add: bool = False,
 ) -> Tables:
     """All inputs as one set of tables, with the labels of CUDA graphs found in the same folders.
 
     Args:
         inputs: files, directories, globs, or ``-`` for standard input; one of each rank, for instance.
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
+        run: of directories, the files of the run with this name; None: the newest where there are several.
+        add: take all files, also where several hold one rank: each becomes a rank of its own.
 
     Raises:
-        InputError: an input does not exist or cannot be opened.
+        UsageError: several inputs hold one rank, or a run is named and no input is a directory.
+        InputError: an input does not exist or cannot be opened, or holds no such run.
         UnknownFormat: its content is nothing that thence reads.
         DamagedInput: nothing of its content could be read.
     """
     names = [str(name) for name in inputs]
-    parts, skipped, damaged = [], [], []
-    for name in _files(names):
+    parts: list[Read] = []
+    skipped, damaged = [], []
+    files, notes = _chosen(names, run, add=add)
+    for name, origin in files.items():
         try:
-            parts.append(_read_one(name, progress))
+            parts.append(Read(name, origin, _read_one(name, progress)))
         except UnknownFormat:
             if name in names:
                 raise
@@ -105,7 +115,12 @@ def read(
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
     from thence.readers.label_files import with_labels_beside
 
-    tables = concat(parts)
+    parts, more_notes = one_job(parts, add=add)
+    tables = concat([part.tables for part in parts])
+    meta = tables.meta
+    tables = dataclasses.replace(
+        tables, meta=dataclasses.replace(meta, notes=(*meta.notes, *notes, *more_notes))
+    )
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
     return with_labels_beside(tables.with_warnings(warnings))
 
@@ -116,22 +131,37 @@ def _holds_labels(name: str) -> bool:
         return graph_labels.sniff(source.head())
 
 
-def _files(names: list[str]) -> list[str]:
-    """Files and archives behind the inputs."""
-    if not any(Path(name).is_dir() for name in names):
-        return expand(names, ())
-    patterns = [p for reader in _file_readers() for p in reader.PATTERNS]
-    patterns += [p for reader in _archive_readers() for p in reader.PATTERNS]
-    whole = [
-        n for n in names if Path(n).is_dir() and any(r.sniff_archive(n) for r in _archive_readers())
-    ]
-    files = [
-        file
-        for name in names
-        for file in ([name] if name in whole else expand([name], tuple(dict.fromkeys(patterns))))
-    ]
-    twice = _recorded_twice(files)
-    return [file for file in dict.fromkeys(files) if file not in twice or file in names]
+def _chosen(names: list[str], run: str | None, *, add: bool) -> tuple[dict[str, str], list[str]]:
+    """The files to read, each with the input that it is of, and notes on what directories hold besides."""
+    directories = [name for name in names if Path(name).is_dir()]
+    archives = {n for n in directories if any(r.sniff_archive(n) for r in _archive_readers())}
+    if run is not None and not directories:
+        raise UsageError(
+            f"--run {run} chooses among the runs of a directory; no input is a directory"
+        )
+    files: dict[str, str] = {}
+    notes: list[str] = []
+    for name in names:
+        if name not in directories:
+            files |= {file: file for file in expand([name], ()) if file not in files}
+            continue
+        found = [name] if name in archives else expand([name], _patterns())
+        if name not in archives:
+            twice = _recorded_twice(found)
+            found = [file for file in found if file not in twice or file in names]
+            if run is not None:
+                found = in_run(name, found, run)
+            elif not add:
+                found, more = in_newest_run(found)
+                notes += more
+        files |= {file: name for file in found if file not in files}
+    return files, notes
+
+
+def _patterns() -> tuple[str, ...]:
+    """Globs of what may be a trace in a directory."""
+    readers: tuple[FileReader | ArchiveReader, ...] = (*_file_readers(), *_archive_readers())
+    return tuple(dict.fromkeys(pattern for reader in readers for pattern in reader.PATTERNS))
 
 
 def _recorded_twice(files: list[str]) -> set[str]:

@@ -253,10 +253,12 @@ def test_the_same_file_twice_is_read_once(tmp_path: Path) -> None:
     assert thence.open(path, path, tmp_path).gpu.height == 1
 
 
-def test_two_files_that_claim_one_rank_are_told_apart(tmp_path: Path) -> None:
+def test_two_files_that_claim_one_rank_are_told_apart_if_they_are_to_be_added(
+    tmp_path: Path,
+) -> None:
     for name in ("a", "b"):
         written(tmp_path / f"{name}.json", [kernel(1, 10)], distributedInfo={"rank": 3})
-    trace = thence.open(tmp_path)
+    trace = thence.open(tmp_path, add=True)
     assert sorted(trace.gpu["rank"]) == [0, 3]
     assert any("rank already taken" in w for w in trace.meta.warnings)
 

@@ -231,6 +231,82 @@ def test_missing_members_are_named_and_not_fatal(tmp_path: Path) -> None:
     assert tables.ranks == [0]
 
 
+# Launching thread, start and duration of executions of one process with four devices; the main thread, 40,
+# launched the program of one device. Threads began in another order than that of their ids.
+FOUR = [
+    ("jit_Step", 3, 53, 100, 40),
+    ("jit_Step", 3, 50, 104, 30),
+    ("jit_Step", 3, 52, 108, 20),
+    ("jit_Step", 3, 51, 112, 10),
+    ("jit_init", 1, 40, 10, 5),
+    ("gemm", None, 61, 20, 7),  # tried by the autotuner, on a thread that compiles
+]
+
+
+def of_threads(executions: list[tuple[str, int | None, int, int, int]]) -> pl.DataFrame:
+    """A classic trace with one thunk per execution."""
+    rows = []
+    for number, (name, program, thread, start, duration) in enumerate(executions):
+        suffix = "" if program is None else f",program_id={program}"
+        module = f"TSL:XlaModule:#hlo_module={name}{suffix}#"
+        rows.append((module, start, duration, start - 5, 2, thread, 10 * number, None))
+        thunk = "TSL:Thunk:#hlo_op=fusion.1#"
+        rows.append((thunk, start, duration, start - 4, 1, thread, 10 * number + 1, 10 * number))
+    schema = dict(zip(classic().columns[:8], classic().dtypes[:8], strict=True))
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    return frame.with_columns(
+        PID=pl.lit(PID), Style=pl.lit("PushPop"), NumGPUOps=pl.lit(1), Rank=pl.lit(0)
+    )
+
+
+def busy_of_devices(tables: Tables) -> dict[int, int]:
+    return dict(tables.gpu.group_by("device").agg(pl.col("duration").sum()).iter_rows())
+
+
+def test_without_names_of_threads_the_order_of_their_ids_is_that_of_the_devices(
+    tmp_path: Path,
+) -> None:
+    tables = opened(zipped(tmp_path / "a.zip", {TRACE: parquet(of_threads(FOUR))}))
+    assert busy_of_devices(tables) == {0: 30 + 5 + 7, 1: 10, 2: 20, 3: 40}
+    assert [device.device for device in tables.meta.devices] == [0, 1, 2, 3]
+    assert any("its 4 devices, in the order of their ids" in text for text in tables.meta.warnings)
+    # With names, the names decide: here they are in the other order.
+    named = pl.DataFrame(
+        {
+            "Name": [f"XlaLauncher:#global={n},local={n},process=0,slice=0#" for n in range(4)],
+            "PID": [PID] * 4,
+            "TID": [53, 52, 51, 50],
+        }
+    )
+    content = {TRACE: parquet(of_threads(FOUR)), "thread-metadata.parquet": parquet(named)}
+    told = opened(zipped(tmp_path / "b.zip", content))
+    assert busy_of_devices(told) == {0: 40 + 5 + 7, 1: 20, 2: 10, 3: 30}
+
+
+def test_a_program_on_few_devices_does_not_move_the_threads_of_the_others(tmp_path: Path) -> None:
+    some = [*FOUR, ("jit_half", 2, 53, 300, 3), ("jit_half", 2, 52, 300, 4)]
+    tables = opened(zipped(tmp_path / "a.zip", {TRACE: parquet(of_threads(some))}))
+    assert busy_of_devices(tables) == {0: 42, 1: 10, 2: 20 + 4, 3: 40 + 3}
+    assert not any("disagree" in text for text in tables.meta.warnings)
+
+
+def test_programs_that_disagree_on_the_order_of_threads_are_said(tmp_path: Path) -> None:
+    some = [("a", 1, 51, 0, 3), ("a", 1, 52, 0, 4), ("b", 2, 52, 9, 5), ("b", 2, 53, 9, 6)]
+    tables = opened(zipped(tmp_path / "a.zip", {TRACE: parquet(of_threads(some))}))
+    assert any("disagree on the device of 1 launching" in text for text in tables.meta.warnings)
+
+
+def test_threads_are_no_devices_where_the_archive_lists_fewer(tmp_path: Path) -> None:
+    name = "('TARGET_INFO_NVTX_CUDA_DEVICE', 'name')"
+    one = pl.DataFrame({name: ["Xla:#global=0,local=0,process=0,slice=0#"]})
+    keys = ("name", "totalMemory", "smCount", "computeMajor", "computeMinor")
+    one = one.with_columns(pl.lit(None).alias(f"('TARGET_INFO_GPU', '{key}')") for key in keys)
+    content = {TRACE: parquet(of_threads(FOUR)), "device-metadata.parquet": parquet(one)}
+    tables = opened(zipped(tmp_path / "a.zip", content))
+    assert busy_of_devices(tables) == {0: 112}
+    assert any("the archive lists fewer devices: 1" in text for text in tables.meta.warnings)
+
+
 def combined(tmp_path: Path) -> str:
     """Two ranks: different traces and threads, one HLO kept once, one HLO per rank."""
     shared = members()

@@ -143,9 +143,9 @@ def test_figures_escape_names(tmp_path: Path) -> None:
 def test_figures_of_programs() -> None:
     trace = thence.open(JAX / "jax_single_nocb.xplane.pb.gz")
     assert [bar.name for bar in trace.plot_programs().data] == [
-        "active",
+        "busy",
         "idle inside",
-        "idle before",
+        "idle between",
     ]
     with pytest.raises(thence.MissingData):
         trace.plot_compile()

@@ -74,7 +74,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     recorded = decode_xspace(_content(source, progress), source.name)
     negative = int((recorded.gpu["duration"] < 0).sum())
     space, repairs = _repaired(recorded)
-    rank = _rank(source.name)
+    rank, stated = _rank(source.name)
     process = int(space.devices["process"].drop_nulls().first() or 0)  # type: ignore[arg-type]
     host = host_table(space, rank, process)
     events = _activities(space)
@@ -101,6 +101,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
             epoch_ns=_epoch(space),
             facts=(dict(space.versions),),
             devices=_devices(space, rank),
+            ranks_stated=stated,
             warnings=tuple(f"{source.name}: {text}" for text in warnings),
             losses=_losses(space, negative, source.name),
         ),
@@ -150,13 +151,17 @@ def _content(source: Source, progress: Callable[[int], None]) -> bytes:
     return b"".join(parts)
 
 
-def _rank(name: str) -> int:
-    """Position among the files of a jax log directory; 0 for a file elsewhere."""
+def _rank(name: str) -> tuple[int, bool]:
+    """Position among the files of a run in a jax log directory, and whether there are others beside.
+
+    A file elsewhere has rank 0, and nothing says so.
+    """
     path = Path(name)
     if name == STANDARD_INPUT or path.parent.parent.name != "profile":
-        return 0
+        return 0, False
     beside = {p.name.removesuffix(".gz") for pattern in PATTERNS for p in path.parent.glob(pattern)}
-    return sorted({*beside, path.name.removesuffix(".gz")}).index(path.name.removesuffix(".gz"))
+    names = sorted({*beside, path.name.removesuffix(".gz")})
+    return names.index(path.name.removesuffix(".gz")), len(names) > 1
 
 
 def _activities(space: XSpace) -> pl.DataFrame:

@@ -190,11 +190,11 @@ class _Codes(dict[Any, int]):
 
 
 class _CategoryNumbers(dict[str, int]):
-    """Category -> its number in `_NUMBERS`."""
+    """Category -> its number in `_NUMBERS`; holds those that were looked up."""
 
     def __missing__(self, category: str) -> int:
-        self[category] = _OTHER
-        return _OTHER
+        number = self[category] = _NUMBERS.get(category, _OTHER)
+        return number
 
 
 def decode(piece: bytes | bytearray) -> Columns:
@@ -208,9 +208,9 @@ def decode(piece: bytes | bytearray) -> Columns:
         ``gpu.*``, ``host.*``, ``flow.*``: columns of the device, host and forward-backward flow rows.
         ``collective.*``: columns of what describes a collective, with the ``gpu`` or ``host`` row.
         ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
-        ``thread.*``: named threads. ``events``, ``damaged``, ``timeless``, ``unpaired``: how many
-        events there were, how many of them could not be read, had no start, or were begin/end
-        events, all of which are left out.
+        ``thread.*``: named threads. ``categories``: those that occur.
+        ``events``, ``damaged``, ``timeless``, ``unpaired``: how many events there were, how many of
+        them could not be read, had no start, or were begin/end events, all of which are left out.
     """
     for decoder in (_strict, _lax):
         # An int beyond 64 bits is found only when the columns are made.
@@ -221,10 +221,9 @@ def decode(piece: bytes | bytearray) -> Columns:
 
 def _columns(events: Sequence[Event], damaged: int) -> Columns:
     """The columns of decoded events; ``damaged`` counts events that could not be decoded."""
+    categories = _CategoryNumbers()
     numbers = np.fromiter(
-        map(_CategoryNumbers(_NUMBERS).__getitem__, map(attrgetter("cat"), events)),
-        np.uint8,
-        len(events),
+        map(categories.__getitem__, map(attrgetter("cat"), events)), np.uint8, len(events)
     )
 
     def chosen(mask: np.ndarray[Any, Any]) -> list[Event]:
@@ -249,6 +248,7 @@ def _columns(events: Sequence[Event], damaged: int) -> Columns:
     columns |= _prefixed("joined", _graph_label_columns(gpu.events))
     columns["names"] = list(names)
     columns["lanes"] = list(lanes)
+    columns["categories"] = list(categories)
     return columns
 
 

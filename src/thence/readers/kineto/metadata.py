@@ -11,13 +11,15 @@ from thence.model.tables import Device
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["described_devices", "epoch_ns", "facts", "process_groups", "rank_of"]
+__all__ = ["accelerator", "described_devices", "epoch_ns", "facts", "process_groups", "rank_of"]
 
 _FACTS = (
     "schemaVersion", "trace_id", "cupti_version", "cuda_runtime_version", "cuda_driver_version",
     "hip_runtime_version", "hip_driver_version", "record_shapes", "with_stack", "profile_memory",
     "with_modules", "with_flops", "traceName",
 )  # fmt: skip
+_HIP_CALL = re.compile(r"hip[A-Z]\w*")
+_BY_CATEGORY = ("mtia", "xpu", "privateuse1", "cuda")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
 
 
@@ -31,6 +33,26 @@ def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(distributed.get(key), str | int):
             result[key] = distributed[key]
     return result
+
+
+def accelerator(
+    metadata: Mapping[str, Any], categories: Iterable[str], names: Iterable[str]
+) -> dict[str, str]:
+    """What the program ran on, as the fact ``accelerator``: rocm, cuda, xpu, mtia or privateuse1.
+
+    Kineto for ROCm writes HIP's API calls under the category ``cuda_runtime``, so their names decide.
+
+    Args:
+        metadata: of the file.
+        categories: of its events.
+        names: of its events.
+    """
+    hip = any(key.startswith("hip_") for key in metadata) or any(map(_HIP_CALL.fullmatch, names))
+    prefixes = {category.partition("_")[0] for category in categories if "_" in category}
+    found = next((name for name in _BY_CATEGORY if name in prefixes), None)
+    if hip or "hip" in prefixes:
+        found = "rocm"
+    return {} if found is None else {"accelerator": found}
 
 
 def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:

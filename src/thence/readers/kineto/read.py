@@ -91,7 +91,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     _choose_device_and_stream(gpu, columns["lanes"])
     host["category"] = _categories(host["category"], host["name"], columns["names"])
     launches = _launches(host, gpu)
-    rank = describe.rank_of(metadata, source.name) or 0
+    stated = describe.rank_of(metadata, source.name)
+    rank = stated or 0
     lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
     gpu["rank"] = gpu_ranks(lanes, gpu, launches, rank)
 
@@ -106,6 +107,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     moved, joined = _table(columns, "collective"), _table(columns, "joined")
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
+    ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=_gpu_frame(gpu, gpu_order, names),
         host=_host_frame(host, host_order, lanes, names, flows),
@@ -117,11 +119,12 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         inputs=(source.name,),
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
-        facts=(describe.facts(metadata),),
+        facts=(describe.facts(metadata) | ran_on,),
         devices=describe.described_devices(metadata, used),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
         losses=lost,
+        ranks_stated=stated is not None,
     )
     return dataclasses.replace(tables, meta=meta)
 
@@ -130,6 +133,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     """The pieces' columns as one set of columns, with names and lanes numbered alike."""
     names: dict[str, int] = {}
     lanes: dict[Any, int] = {}
+    categories: set[str] = set()
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
     # Rows of the table before this piece.
     rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
@@ -137,6 +141,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     for piece in pieces:
         renamed = _numbered(piece["names"], names)
         moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
+        categories.update(piece["categories"])
         for key in counts:
             counts[key] += piece[key]
         for key, values in piece.items():
@@ -157,7 +162,8 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
         rows["collective.host"] += len(piece["host.start"])
         tick()
     joined = {key: c.array if isinstance(c, _GrowingArray) else c for key, c in columns.items()}
-    return joined | counts | {"names": list(names), "lanes": list(lanes)}
+    seen = {"names": list(names), "lanes": list(lanes), "categories": categories}
+    return joined | counts | seen
 
 
 def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:

@@ -5,6 +5,7 @@ XLA's own names of threads and devices tell which device each launching thread u
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ def device_tables(
         devices: which thread launches on which device.
         modules: HLO modules by XLA's module number.
     """
-    warnings = _warnings(projected, devices, modules)
+    devices, assumed = _by_thread_order(projected.modules, devices)
+    warnings = [*assumed, *_warnings(projected, devices, modules)]
     programs = _programs(
         _on_devices(projected.modules, devices).with_row_index("old"), modules, devices.rank
     )
@@ -113,6 +115,54 @@ def _programs(rows: pl.DataFrame, modules: Mapping[int, HloModule], rank: int) -
     )
 
 
+def _by_thread_order(executions: pl.DataFrame, launching: Launchers) -> tuple[Launchers, list[str]]:
+    """The device of each launching thread where no thread is named after one, and what that assumes.
+
+    Archives of 2024 name none. nsys-jax assumed then that one thread launches on each device, and that the
+    order of their ids is that of the local devices, program by program. A program that ran on one device
+    alone may have been launched by the main thread, so the program with the most threads decides.
+
+    Args:
+        executions: of programs, with id, process and thread.
+        launching: as the names tell.
+    """
+    pairs = executions.filter(pl.col("id").is_not_null()).select("id", "process", "thread").unique()
+    several = pairs.group_by("id").len("threads").filter(pl.col("threads") > 1)
+    if launching.devices or several.is_empty():
+        return launching, []
+    ordered = (
+        pairs.sort("id", "process", "thread")
+        .with_columns(device=pl.int_range(pl.len()).over("id"), threads=pl.len().over("id"))
+        .sort("threads", "id", descending=[True, False])
+    )
+    chosen = ordered.unique(["process", "thread"], keep="first", maintain_order=True)
+    count = int(chosen["device"].max()) + 1  # type: ignore[arg-type] # not empty
+    if launching.properties and len(launching.properties) < count:
+        text = (
+            f"programs were launched by {count} threads each, but the archive lists fewer devices: "
+            f"{len(launching.properties)}; all is shown on device {launching.first}"
+        )
+        return launching, [text]
+    local = sorted(launching.properties) if len(launching.properties) == count else range(count)
+    found = {
+        (process, thread): local[device]
+        for process, thread, device in chosen.select("process", "thread", "device").iter_rows()
+    }
+    assumed = (
+        f"no thread is named after a device: the threads that launched one program are taken as its {count} "
+        "devices, in the order of their ids, as nsys-jax did"
+    )
+    warnings = [assumed]
+    largest = ordered.filter(pl.col("threads") == pl.col("threads").max().over("process", "thread"))
+    places = largest.group_by("process", "thread").agg(pl.col("device").n_unique())
+    if disagreeing := places.filter(pl.col("device") > 1).height:
+        warnings.append(
+            f"programs disagree on the device of {disagreeing} launching threads: figures of single devices "
+            "are not to be trusted"
+        )
+    return dataclasses.replace(launching, devices=found), warnings
+
+
 def _on_devices(rows: pl.DataFrame, devices: Launchers) -> pl.DataFrame:
     """Adds the device; a thread that no name maps drives the first one, as in single-device launches."""
     places = pl.DataFrame(
@@ -154,6 +204,7 @@ class Launchers:
         devices: (process id, thread id) to device, XLA's local number within the process.
         properties: device to what is known about it.
         warnings: what had to be assumed.
+        rank_stated: whether something says the rank.
     """
 
     rank: int = 0
@@ -161,6 +212,7 @@ class Launchers:
     devices: Mapping[tuple[int, int], int] = field(default_factory=dict)
     properties: Mapping[int, Device] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    rank_stated: bool = False
 
     @property
     def first(self) -> int:
@@ -196,7 +248,8 @@ def launchers(threads: pl.DataFrame | None, devices: pl.DataFrame | None) -> Lau
             f"its threads belong to the ranks {sorted(set(ranks))}; shown as rank {rank}"
         )
     process = next(iter(places), (0, 0))[0]
-    return Launchers(rank, process, places, _properties(devices, rank), tuple(warnings))
+    properties = _properties(devices, rank)
+    return Launchers(rank, process, places, properties, tuple(warnings), bool(ranks))
 
 
 def _rows(frame: pl.DataFrame | None, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:

@@ -120,6 +120,7 @@ def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> 
         facts=({"producer": "nsys-jax", "archive": label, "stream": None},),
         devices=_devices(tables.gpu, launching),
         warnings=tuple(f"{label}: {text}" for text in (*warnings, *more)),
+        ranks_stated=launching.rank_stated,
     )
     return dataclasses.replace(
         tables,

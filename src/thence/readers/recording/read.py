@@ -101,6 +101,7 @@ def _tables(folder: Folder) -> Tables:
             for text in (*folder.warnings, *_recorder_warnings(folder))
         ),
         losses=tuple(folder.losses),
+        ranks_stated=about.rank is not None,
     )
     tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), host.domain, folder.path)
     return tables.with_warnings(f"{folder.path.name}: {text}" for text in warnings)

@@ -224,14 +224,14 @@ def compile_figure(compilation: Compilation) -> go.Figure:
 
 
 def programs_figure(programs: Programs) -> go.Figure:
-    """GPU time of each program: active, idle inside its executions, idle before them."""
+    """Span of each program, busy and idle, and the idle time between its executions and those before."""
     rows = programs.programs.head(_MOST_BARS)
     figure = new_figure(height=96 + 30 * rows.height)
     names = distinct(rows["name"])
     parts = (
-        ("active", "active_ns", PALETTE[0]),
+        ("busy", "busy_ns_total", PALETTE[0]),
         ("idle inside", "idle_inside_ns", PALETTE[5]),
-        ("idle before", "idle_before_ns", _REST),
+        ("idle between", "idle_between_ns", _REST),
     )
     for name, column, colour in parts:
         figure.add_bar(

@@ -385,4 +385,4 @@ def _attribution(report: Report) -> str:
     listed = (
         _notes(shown).replace('"notes"', '"notes warnings"') or '<p class="absent">No warnings.</p>'
     )
-    return f"{table}{_notes(summary.meta.notes)}<h3>Warnings</h3>{listed}"
+    return f"{table}{_notes(summary.notes)}<h3>Warnings</h3>{listed}"

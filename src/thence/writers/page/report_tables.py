@@ -84,11 +84,12 @@ STRAGGLER_FIELDS = (
 PROGRAM_FIELDS = (
     Field("name", "program", "text"),
     Field("executions", "runs", "count"),
-    Field("gpu_ns_total", "GPU total", "ns", bar=True),
-    Field("gpu_ns_mean", "mean", "ns"),
-    Field("gpu_ns_std", "std", "ns"),
+    Field("span_ns_total", "span", "ns", bar=True),
+    Field("busy_ns_total", "busy", "ns"),
+    Field("span_ns_mean", "mean span", "ns"),
+    Field("span_ns_std", "std", "ns"),
     Field("idle_inside_ns", "idle inside", "ns"),
-    Field("idle_before_ns", "idle before", "ns"),
+    Field("idle_between_ns", "idle between", "ns"),
     Field("launch_latency_ns_mean", "launch latency", "ns"),
 )
 COMPILE_FIELDS = (

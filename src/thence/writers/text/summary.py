@@ -52,7 +52,7 @@ def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
         "",
         attribution_table(summary),
         *(Text(printable(line), "bold red") for line in summary.soundness.lines),
-        *(Text(printable(note), "dim") for note in summary.meta.notes),
+        *(Text(printable(note), "dim") for note in summary.notes),
         *warnings,
     )
     return Group(*parts)

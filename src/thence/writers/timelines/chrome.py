@@ -108,7 +108,7 @@ def _metadata(timeline: Timeline) -> dict[str, Any]:
     metadata["deviceProperties"] = _devices(timeline)
     group: dict[str, Any] = {key: facts[key] for key in _IN_GROUPS if key in facts}
     ranks = timeline.trace.ranks
-    if len(ranks) == 1 and (group or ranks[0]):
+    if len(ranks) == 1 and (group or ranks[0] or meta.ranks_stated):
         group["rank"] = ranks[0]
     if meta.process_groups:
         names = {"name": "pg_name", "description": "pg_desc", "size": "pg_size", "ranks": "ranks"}

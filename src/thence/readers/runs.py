@@ -1,0 +1,230 @@
+"""Which of the files of a directory are one job: a log directory may hold several runs of a program.
+
+By layout, before anything is read (`in_newest_run`): jax.profiler and TensorBoard keep a folder for every
+run, ``plugins/profile/RUN/``; torch's ``tensorboard_trace_handler`` names a file
+``WORKER.TIME.pt.trace.json``, one for every cycle of a profiler's schedule. By content, once the files are
+read (`one_job`): two files that hold one rank are not of one job, unless they are asked to be added.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thence.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from thence.model.tables import Tables
+    from thence.units import Ns
+
+__all__ = ["Read", "in_newest_run", "in_run", "one_job"]
+
+_STAMP = re.compile(r"\d{4}_\d{2}_\d{2}_\d{2}_\d{2}_\d{2}.*")
+"""Name of a run of jax.profiler, in the order of time."""
+_CYCLE = re.compile(r"(?P<worker>.+)\.(?P<time>\d{10,20})\.pt\.trace\.json(?:\.gz)?")
+_NAMED = 3  # files that a note names
+_LISTED = 20  # runs that an error names
+
+
+@dataclass(frozen=True)
+class Read:
+    """One input that was read.
+
+    Attributes:
+        file: its path.
+        origin: the directory that it was found in, as the user named it, or else the file itself.
+        tables: what it holds.
+    """
+
+    file: str
+    origin: str
+    tables: Tables
+
+
+def in_run(folder: str, files: Sequence[str], run: str) -> list[str]:
+    """The files of a directory that are of the run with a name: of a folder, or a part of the file's name.
+
+    Raises:
+        InputError: there is none.
+    """
+    chosen = [file for file in files if run in _names(folder, file)]
+    if not chosen:
+        parents = {name for file in files for name in Path(file).relative_to(folder).parts[:-1]}
+        times = {match["time"] for file in files if (match := _CYCLE.fullmatch(Path(file).name))}
+        known = sorted({*parents, *times} - {"plugins", "profile"})
+        expected = (
+            f"expected one of: {', '.join(known[:_LISTED])}" if known else "it has no folders"
+        )
+        raise InputError(folder, f"holds no run {run!r}; {expected}")
+    return chosen
+
+
+def _names(folder: str, file: str) -> list[str]:
+    """Words by which --run finds a file: its folders, what stands between the dots of its name, its name."""
+    *folders, name = Path(file).relative_to(folder).parts
+    return [*folders, *name.split("."), name]
+
+
+def in_newest_run(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files of the newest run of every log directory, where the layout tells runs apart.
+
+    Returns:
+        The files, and notes on what is left out.
+    """
+    kept, notes = _newest_folders(files)
+    return _newest_cycles(kept, notes)
+
+
+def _newest_folders(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    logs: dict[Path, dict[str, list[str]]] = {}
+    for file in files:
+        run = Path(file).parent
+        if run.parent.name == "profile" and run.parent.parent.name == "plugins":
+            logs.setdefault(run.parent, {}).setdefault(run.name, []).append(file)
+    left_out: set[str] = set()
+    notes = []
+    for log, runs in logs.items():
+        if len(runs) < 2:
+            continue
+        stamped = all(_STAMP.fullmatch(name) for name in runs)
+        newest = max(runs) if stamped else max(runs, key=lambda name: _changed(runs[name]))
+        left_out.update(file for name in runs if name != newest for file in runs[name])
+        others = sorted(set(runs) - {newest}, reverse=True)
+        notes.append(
+            f"{log.parent.parent}: holds {len(runs)} runs; this is the newest, {newest}; --run NAME reads another: "
+            f"{_listed(others)}"
+        )
+    return [file for file in files if file not in left_out], notes
+
+
+def _changed(files: Iterable[str]) -> float:
+    return max(Path(file).stat().st_mtime for file in files)
+
+
+def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], list[str]]:
+    cycles: dict[tuple[Path, str], dict[int, str]] = {}
+    for file in files:
+        if match := _CYCLE.fullmatch(Path(file).name):
+            of_worker = cycles.setdefault((Path(file).parent, match["worker"]), {})
+            of_worker[int(match["time"])] = file
+    older = {file for found in cycles.values() for time, file in found.items() if time < max(found)}
+    if older:
+        notes.append(
+            f"{len(older)} files are of earlier cycles of the same processes and are left out: "
+            f"{_listed(sorted(Path(file).name for file in older))}; --run NAME reads those of a time, --add all"
+        )
+    return [file for file in files if file not in older], notes
+
+
+def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]:
+    """The inputs that are one job: of a directory with several runs, those of the newest.
+
+    Args:
+        parts: what was read.
+        add: keep all; inputs of one rank become ranks of their own.
+
+    Returns:
+        The inputs, and notes on what is left out.
+
+    Raises:
+        UsageError: inputs that were named one by one hold one rank.
+    """
+    if add:
+        return list(parts), []
+    left_out: set[str] = set()
+    notes = []
+    for origin in dict.fromkeys(part.origin for part in parts if part.origin != part.file):
+        found = [part for part in parts if part.origin == origin]
+        others = _of_other_runs(found)
+        left_out.update(others)
+        if others:
+            names = _listed([str(Path(file).relative_to(origin)) for file in others])
+            notes.append(
+                f"{origin}: holds several runs; this is the newest, {len(found) - len(others)} of {len(found)} "
+                f"files; left out: {names}; --run NAME reads another, --add all"
+            )
+    kept = [part for part in parts if part.file not in left_out]
+    by_rank: dict[int, list[Read]] = {}
+    for part in kept:
+        if other := _clashing(part, by_rank):
+            raise UsageError(_refusal(other, part))
+        _enter(part, by_rank)
+    return kept, notes
+
+
+def _of_other_runs(parts: Sequence[Read]) -> list[str]:
+    """Files of a directory that are not of its newest run; none where no two hold one rank."""
+    newest_first = sorted(parts, key=_recency, reverse=True)
+    by_rank: dict[int, list[Read]] = {}
+    repeated = []
+    for part in newest_first:
+        if _clashing(part, by_rank):
+            repeated.append(part.file)
+        else:
+            _enter(part, by_rank)
+    if not repeated:
+        return []
+    newest = next((window for part in newest_first if (window := _window(part.tables))), None)
+    return [
+        part.file for part in parts if part.file in repeated or _apart(newest, _window(part.tables))
+    ]
+
+
+def _recency(part: Read) -> float:
+    window = _window(part.tables)
+    return window[1] if window else Path(part.file).stat().st_mtime * 1e9
+
+
+def _enter(part: Read, by_rank: dict[int, list[Read]]) -> None:
+    for rank in part.tables.ranks:
+        by_rank.setdefault(rank, []).append(part)
+
+
+def _clashing(part: Read, by_rank: dict[int, list[Read]]) -> Read | None:
+    """An input that holds a rank of this one.
+
+    A rank that an input does not state is a mere number: such inputs are of one job if they ran at one time.
+    """
+    stated = part.tables.meta.ranks_stated
+    for rank in part.tables.ranks:
+        for other in by_rank.get(rank, []):
+            same = stated and other.tables.meta.ranks_stated
+            if same or _apart(_window(part.tables), _window(other.tables)):
+                return other
+    return None
+
+
+def _window(tables: Tables) -> tuple[Ns, Ns] | None:
+    """First start and last end in Unix ns; None where the clock is unknown or nothing is there."""
+    table = tables.gpu if tables.gpu.height else tables.host
+    zero = tables.meta.epoch_ns
+    if zero is None or table.is_empty():
+        return None
+    end = (table["start"] + table["duration"]).max()
+    return int(zero + table["start"].min()), int(zero + end)  # type: ignore[operator]
+
+
+def _apart(one: tuple[Ns, Ns] | None, other: tuple[Ns, Ns] | None) -> bool:
+    """Whether two windows are known and do not overlap."""
+    return bool(one and other and (one[1] < other[0] or other[1] < one[0]))
+
+
+def _refusal(one: Read, other: Read) -> str:
+    rank = min(set(one.tables.ranks) & set(other.tables.ranks))
+    if one.tables.meta.ranks_stated and other.tables.meta.ranks_stated:
+        what = f"both hold rank {rank}"
+    else:
+        what = f"were recorded at different times, and neither says that it is another rank than {rank}"
+    return (
+        f"{one.file} and {other.file} {what}: they are not one job; give one of them, or --add to count each "
+        "as a rank of its own"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
