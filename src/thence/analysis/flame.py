@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.flame_tree import COLUMNS, FRAMES, Groups, build_tree, keep_largest
-from thence.analysis.group_by import split_by_weight
+from thence.analysis.group_by import heading_of, split_by_weight
 from thence.analysis.idle import idle_gaps
 from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
@@ -50,11 +50,11 @@ _GUESSES = ("module", "label", "ops")
 
 
 class Split(enum.Enum):
-    """Whether the forward and backward passes get an outermost frame each."""
+    """Whether forward, backward and the other phases get an outermost frame each."""
 
     NONE = "none"
     PHASE = "phase"
-    """The outermost frame is forward, backward, or why it is neither."""
+    """The outermost frame is the phase, or why there is none."""
 
 
 class Idle(enum.Enum):
@@ -71,7 +71,8 @@ class Flame:
     Attributes:
         meta: facts of the trace.
         by: one of `thence.model.places.FLAMES`.
-        split: whether forward and backward stand apart.
+        heading: the same in words: by source, whether the frames are functions or lines.
+        split: whether phases stand apart.
         ranks: those that are in it.
         devices: how many are in it.
         span_ns, busy_ns, sum_ns: as in `thence.analysis.summary`, of those ranks.
@@ -85,6 +86,7 @@ class Flame:
 
     meta: Meta
     by: str
+    heading: str
     split: Split
     ranks: tuple[int, ...]
     devices: int
@@ -162,7 +164,7 @@ def flame(
     Args:
         trace: attributed.
         by: one of `thence.model.places.FLAMES`.
-        split: whether forward and backward stand apart.
+        split: whether phases stand apart.
         idle: whether idle time has frames of its own.
 
     Raises:
@@ -180,6 +182,7 @@ def flame(
     return Flame(
         meta=trace.meta,
         by=by,
+        heading=heading_of(trace, by),
         split=split,
         ranks=tuple(ranks),
         devices=totals.devices,

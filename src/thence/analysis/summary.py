@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.group_by import time_by_place
+from thence.analysis.group_by import heading_of, time_by_place
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
@@ -51,10 +51,12 @@ class Summary:
         details: sentences about single CUDA graphs that could not be matched, each with its count of
             activities and their time; columns text, count, total_ns, the largest first.
         by: what the rows are.
+        heading: the same in words: by source, whether they are functions or lines.
         rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
             no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
-            ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns that ran for the backward
-            pass), ordered by total_ns, largest first.
+            ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns whose phase is backward),
+            and by source ``position`` (function or line: what the line number is), ordered by total_ns,
+            largest first.
     """
 
     meta: Meta
@@ -71,6 +73,7 @@ class Summary:
     unattributed: Mapping[str, tuple[Reason, ...]]
     details: pl.DataFrame
     by: str
+    heading: str
     rows: pl.DataFrame
 
     @property
@@ -112,7 +115,7 @@ class Summary:
                 ", ".join(self.meta.inputs),
                 ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
             ),
-            (f"GPU time by {self.by}", "count", "total", "mean", "share"),
+            (f"GPU time by {self.heading}", "count", "total", "mean", "share"),
             (
                 (
                     row["name"],
@@ -197,6 +200,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         unattributed=reasons,
         details=_details(trace),
         by=by,
+        heading=heading_of(trace, by),
         rows=_rows(time_by_place(trace, by), total, by),
     )
 
@@ -266,8 +270,9 @@ def _details(trace: Attributed) -> pl.DataFrame:
 
 def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
     reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
+    keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
     grouped = (
-        parts.group_by("place", "reason")
+        parts.group_by(keys)
         .agg(
             pl.col("gpu").n_unique().cast(pl.Int64).alias("count"),
             total_ns=pl.col("duration").sum(),
@@ -294,5 +299,6 @@ def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
         "mean_ns",
         "share",
         "backward_ns",
+        *keys[2:],
     )
     return grouped.select(*columns, short_name=names)
