@@ -164,11 +164,15 @@ def _undecided(host: HostRows) -> Mask:
     table = host.tables.host
     numbered = host.of("op") & table["sequence"].is_not_null().to_numpy()
     op = host.climb(host.launch, numbered)
-    process = table.select(pl.struct("rank", "process").rank("dense").cast(pl.Int64)).to_series()
-    start = table["start"].to_numpy()
-    last = np.full(int(process.max() or 0) + 1, np.iinfo(np.int64).min)  # type: ignore[arg-type]
+    rows = np.flatnonzero(op != NO_ROW)
+    times = table.select("rank", "process", "start")
     passes = np.flatnonzero((host.forward != NO_ROW) | host.named(_ENGINE, "op"))
-    np.maximum.at(last, process.to_numpy()[passes], start[passes])
-    of_op = np.where(op == NO_ROW, 0, op)
-    ended: Mask = (op != NO_ROW) & (start[of_op] > last[process.to_numpy()[of_op]])
+    last = times[passes].group_by("rank", "process").agg(last=pl.col("start").max())
+    after = times[op[rows]].join(
+        last, on=["rank", "process"], how="left", maintain_order="left"
+    )  # fmt: skip
+    ended = np.zeros(len(op), np.bool_)
+    ended[rows] = after.select(
+        pl.col("last").is_null() | (pl.col("start") > pl.col("last"))
+    ).to_series()
     return ended
