@@ -54,7 +54,17 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]], inputs: str = "made.json
     nodes = build_tree(Groups.of_paths(frames, sums), "GPU time")
     total = sum(times)
     return Flame(
-        Meta(inputs=(inputs,)), "label", "label", Split.NONE, (0,), 1, total, total, total, nodes, ()
+        Meta(inputs=(inputs,)),
+        "label",
+        "label",
+        Split.NONE,
+        (0,),
+        1,
+        total,
+        total,
+        total,
+        nodes,
+        (),
     )
 
 
@@ -210,7 +220,7 @@ def test_a_very_deep_graph_is_drawn_and_zoomed(tmp_path: Path) -> None:
         {"parent": parent, "name": [f"f{i}" for i in range(depth)], "kind": "frame", "full_name": None}, schema=FRAMES
     )  # fmt: skip
     sums = pl.DataFrame(
-        {"self_ns": [10], "count": [1], **dict.fromkeys(PHASE_SUMS, [0])}, schema_overrides={"self_ns": pl.Int64}
+        {"self_ns": [10], "count": [1], **{name: [0] for name in PHASE_SUMS}}, schema_overrides={"self_ns": pl.Int64}
     )  # fmt: skip
     deepest = Groups(frames, np.array([depth - 1]), sums, None)
     flame = replace(made([(("outer", "gemm"), 10)]), nodes=build_tree(deepest, "GPU time"))

@@ -185,7 +185,21 @@ class SlowTrace:
         if self._open(self._backward_ops + engine, call["tid"], start(call)):
             return "backward"
         forward = [f for _, f in self._forward_of]
-        return "forward" if self._open(forward, call["tid"], start(call)) else None
+        if self._open(forward, call["tid"], start(call)):
+            return "forward"
+        named = self._open(self.complete("user_annotation"), call["tid"], start(call))
+        for name in (r["name"] for r in reversed(named)):
+            if name.startswith("Optimizer."):
+                return "optimizer"
+            if name.startswith(("FSDP::pre_forward", "FSDP::post_forward")):
+                return "forward"
+            if name.startswith(("FSDP::pre_back", "FSDP::post_back", "FSDP::root_post_back")):
+                return "backward"
+        for module in self._open(self.modules, call["tid"], start(call)):
+            inside = (f for f in forward if f["tid"] == module["tid"])
+            if any(start(module) <= start(f) and end(f) <= end(module) for f in inside):
+                return "forward"
+        return "other"
 
     def step(self, activity: Event) -> str | None:
         """The step that is open when the launch begins, on whatever thread."""

@@ -219,9 +219,7 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     hidden_below = pl.DataFrame({"parent": holder}).group_by("parent").agg(hidden=pl.len())
     smaller = (
         outermost.group_by("parent", maintain_order=True)
-        .agg(
-            pl.col("total_ns", "count", *PHASE_SUMS).sum(), pl.col("depth").first()
-        )
+        .agg(pl.col("total_ns", "count", *PHASE_SUMS).sum(), pl.col("depth").first())
         .join(hidden_below, on="parent", how="left", maintain_order="left")
         .with_columns(
             node=pl.int_range(pl.len()) + nodes.height,

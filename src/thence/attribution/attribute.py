@@ -69,9 +69,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
     }
-    return Attributed(
-        **columns, places=places, shares=shares, own=tuple(own), installed=installed
-    )
+    return Attributed(**columns, places=places, shares=shares, own=tuple(own), installed=installed)
 
 
 def _files(tables: Tables) -> Iterator[str]:
@@ -101,7 +99,11 @@ def _position(of_launch: pl.DataFrame, of_hlo: pl.DataFrame) -> pl.Series:
     """What the line numbers of the merged sources are: the HLO holds lines."""
     by_hlo = ~_by_launch(of_launch, of_hlo, "source") & of_hlo["source"].is_not_null()
     line = pl.Series([Position.LINE.value], dtype=of_launch["position"].dtype)
-    return line.new_from_index(0, len(by_hlo)).zip_with(by_hlo, of_launch["position"]).alias("position")
+    return (
+        line.new_from_index(0, len(by_hlo))
+        .zip_with(by_hlo, of_launch["position"])
+        .alias("position")
+    )
 
 
 def _merged(

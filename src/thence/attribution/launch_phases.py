@@ -37,7 +37,7 @@ from thence.model.phases import Phase
 from thence.model.reasons import CODES
 
 if TYPE_CHECKING:
-    from thence.attribution.host_rows import HostRows, Mask, Rows
+    from thence.attribution.host_rows import HostRows, Mask
 
     Codes = npt.NDArray[np.int64]
 
@@ -156,7 +156,8 @@ def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     direct = ops & ~function & values_at(function, around, missing=False)
     without_gradients = np.zeros(len(ops), np.bool_)
     without_gradients[around[direct & ~numbered]] = True
-    return roots | (direct & numbered & values_at(without_gradients, around, missing=False))
+    again: Mask = direct & numbered & values_at(without_gradients, around, missing=False)
+    return roots | again
 
 
 def _undecided(host: HostRows) -> Mask:

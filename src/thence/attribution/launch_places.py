@@ -5,10 +5,10 @@ rule that found the place or, if the place is null, of the reason why there is n
 The lookup is always activity -> API call that launched it -> ranges around that call on its thread.
 Work of a backward op is attributed to the label, module and source of its forward op.
 
-Four columns have no rule: ``position``, what the line number of the source is; ``lane``, from the innermost mark that set one; ``metadata``, the merged metadata
-of all marks around the launch as one JSON object, where inner marks override outer ones and keys that
-describe a collective are removed; and ``detail``, a sentence on why a CUDA graph could not be matched,
-null almost everywhere.
+Four columns have no rule: ``position``, what the line number of the source is; ``lane``, from the innermost
+mark that set one; ``metadata``, the merged metadata of all marks around the launch as one JSON object, where
+inner marks override outer ones and keys that describe a collective are removed; and ``detail``, a sentence
+on why a CUDA graph could not be matched, null almost everywhere.
 
 For an activity inside a CUDA graph this lookup only reaches the launch of the whole graph. If labels were
 joined (`thence.attribution.cuda_graphs`), `Tables.graph_places` has the label from the capture, and the path
@@ -70,9 +70,7 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     return pl.DataFrame(columns)
 
 
-def paths_of(
-    tables: Tables, launch: pl.Series, kind: str, own: OwnCode
-) -> tuple[PathTree, Rows]:
+def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tuple[PathTree, Rows]:
     """The path of each activity as a node of a prefix tree of names; names may contain the separator.
 
     Args:
@@ -185,7 +183,9 @@ def _enclosing_ranges(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     return _column(host, kind, gathered(host.names, row), rule)
 
 
-def _column(host: HostRows, kind: Kind, place: pl.Series, rule: Codes | int) -> dict[str, pl.Series]:
+def _column(
+    host: HostRows, kind: Kind, place: pl.Series, rule: Codes | int
+) -> dict[str, pl.Series]:
     """The columns of a place and its rule; where the place is null, the rule column has the reason."""
     recorded = bool(host.of(*kind.categories).any())
     # Steps are found by the time of the launch, so activities in a graph have the step of its launch.

@@ -54,7 +54,7 @@ _STANDARD_LIBRARY = frozenset(
     sysconfig tabnanny tarfile telnetlib tempfile textwrap threading timeit tkinter tokenize
     tomllib traceback tracemalloc tty turtle types typing unittest urllib uuid venv warnings weakref
     webbrowser wsgiref xdrlib xml xmlrpc zipapp zipfile zipimport zoneinfo
-    """.split()
+    """.split()  # noqa: SIM905 - as a list it would fill pages
 )
 """Modules of the standard library of Python 3.8 to 3.14. Left out are those whose names scripts of
 users have, and that launch nothing: code, profile, statistics, test, trace and the like."""
@@ -74,7 +74,7 @@ PACKAGES = frozenset(
     torch_scatter torch_sparse torch_tensorrt torch_xla torchao torchaudio torchdata torchdiffeq torchft
     torchmetrics torchrec torchtext torchtune torchvision tqdm transformer_engine transformers triton
     triton_kernels trl tyro typing_extensions unsloth uvicorn uvloop verl vllm wandb xformers yaml zmq
-    """.split()
+    """.split()  # noqa: SIM905 - as a list it would fill pages
 )
 """Top-level packages that count as installed where a path begins with them. Left out are those whose
 names folders and scripts of users often have: datasets, evaluate."""

@@ -4,9 +4,9 @@ A frame is written ``file.py(12): function``. What its line number is depends on
 ``position`` of host): profilers that trace calls write where the function begins, and the place then names
 the function, ``file.py:12 Block.forward``; where it is the line at hand the place is ``file.py:12``.
 
-Such profilers write the bare name of a function. The class of a ``forward`` is known where PyTorch's own
-``nn.Module.__call__`` called it: it is the class of the module whose range is directly around. A ``forward``
-that modules of several classes share, or that was called otherwise, is named without a class.
+Such profilers write the bare name of a function. The class of a ``forward`` is that of the module whose call is
+directly around it, with nothing between but PyTorch's own ``nn.Module.__call__``. A ``forward`` that modules
+of several classes share, or that was called otherwise, is named without a class.
 """
 
 from __future__ import annotations
@@ -102,16 +102,17 @@ def _classes(
     """The class of each ``forward``, by the code of its name, where it is certain."""
     forwards = [c for c, match in frames.items() if match["function"] == _FORWARD]
     callers = [c for c, match in frames.items() if _CALLS_FORWARD.search(match["file"])]
-    if not forwards or not callers:
+    if not forwards:
         return {}
     parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
     rows = np.flatnonzero(is_frame & np.isin(code, forwards))
     between = is_frame & np.isin(code, callers)
-    called_by_torch = (parent[rows] != NO_ROW) & between[parent[rows]]
     around = chain_to(parent, parent[rows], ~between)
     module = (host["category"] == "module").fill_null(value=False).to_numpy()
-    known = called_by_torch & (around != NO_ROW) & module[around]
-    calls = pl.DataFrame({"code": code[rows], "name": host["name"].gather(np.where(known, around, 0))})
+    known = (around != NO_ROW) & module[around]
+    calls = pl.DataFrame(
+        {"code": code[rows], "name": host["name"].gather(np.where(known, around, 0))}
+    )
     distinct = (
         calls.filter(pl.Series(known))
         .unique()

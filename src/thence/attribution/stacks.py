@@ -180,9 +180,7 @@ def _weighted_source_stacks(trace: Attributed) -> Stacks:
     rows = rows.with_columns(reason)  # how a stack was found does not make it another one
     distinct = rows.select(keys).unique(maintain_order=True)
     frames = [
-        (f"[{text_of(rule)}]",)
-        if frame is None
-        else _lines(trace.hlo[module].stack(frame), own)
+        (f"[{text_of(rule)}]",) if frame is None else _lines(trace.hlo[module].stack(frame), own)
         for module, frame, rule in distinct.iter_rows()
     ]
     none = PathTree(np.empty(0, np.int64), pl.Series([], dtype=pl.String))

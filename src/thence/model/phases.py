@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 __all__ = ["POSITIONS", "Phase", "Position", "Serving"]
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """Which part of a training step an activity belongs to."""
 
     FORWARD = "forward"
@@ -26,7 +26,7 @@ class Phase(str, Enum):
     """Instructions of several phases in one kernel."""
 
 
-class Serving(str, Enum):
+class Serving(StrEnum):
     """Which part of serving a language model an activity belongs to."""
 
     PREFILL = "prefill"
@@ -37,7 +37,7 @@ class Serving(str, Enum):
     """A batch of both."""
 
 
-class Position(str, Enum):
+class Position(StrEnum):
     """What the line number of a ``source`` place is."""
 
     FUNCTION = "function"

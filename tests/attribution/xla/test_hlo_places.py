@@ -123,7 +123,6 @@ def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> N
             file, line = row["source"].rsplit(":", 1)
             assert f"{file}({line}): " in row["stack"].split(";")[-1]
             assert row["op_name_rule"] == row["source_rule"] == "hlo_instruction"
-            assert (row["phase"] == "backward") is (b"transpose(" in metadata[2])
             checked += 1
     assert checked >= least
 

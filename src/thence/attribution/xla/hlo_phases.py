@@ -42,7 +42,9 @@ _RULES = {
 }
 
 
-def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
+def instruction_phases(
+    module: HloModule, origin: pl.DataFrame, parts: pl.DataFrame
+) -> pl.DataFrame:
     """The phase of every instruction of a module, in its order.
 
     Args:
@@ -77,10 +79,16 @@ def instruction_phases(module: HloModule, origin: pl.DataFrame, parts: pl.DataFr
     several = pl.col("phase").list.len() > 1
     found = found.select(
         "instruction",
-        phase=pl.when(several).then(pl.lit(Phase.MIXED.value)).otherwise(pl.col("phase").list.first()),
+        phase=pl.when(several)
+        .then(pl.lit(Phase.MIXED.value))
+        .otherwise(pl.col("phase").list.first()),
         phase_rule=pl.when(several).then(pl.lit(_RULES[Phase.MIXED])).otherwise("phase_rule"),
     )
-    reason = pl.when(pl.col("op_name").is_null()).then(pl.lit("no_op_name")).otherwise(pl.lit("argument"))
+    reason = (
+        pl.when(pl.col("op_name").is_null())
+        .then(pl.lit("no_op_name"))
+        .otherwise(pl.lit("argument"))
+    )
     return (
         known.with_row_index("instruction")
         .with_columns(pl.col("instruction").cast(pl.Int64))

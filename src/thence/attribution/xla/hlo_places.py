@@ -114,7 +114,8 @@ def source_shares(
 
     Args:
         tables: as `hlo_places` takes them.
-        hlo_rule, own: the same.
+        hlo_rule: the same.
+        own: the same.
         weighting: how to divide an instruction among those it is made of: `constituents_by_cost`, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
@@ -211,7 +212,9 @@ def _module_places(tables: Tables, keys: pl.DataFrame, own: OwnCode) -> pl.DataF
             .unique("name", keep="first", maintain_order=True)
         )
         parts.append(
-            _places(module, instructions, own).select(pl.lit(number, pl.Int32).alias("module"), *schema)
+            _places(module, instructions, own).select(
+                pl.lit(number, pl.Int32).alias("module"), *schema
+            )
         )
     return pl.concat(parts)
 

@@ -38,9 +38,7 @@ def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
     by_user, by_name = _nearest(module, users), _nearest(module, named)
     shown = np.where(by_user == NO_ROW, by_name, by_user)
     text = frames.select(
-        text=pl.when(pl.col("line") > 0)
-        .then(pl.format("{}:{}", "file", "line"))
-        .otherwise("file")
+        text=pl.when(pl.col("line") > 0).then(pl.format("{}:{}", "file", "line")).otherwise("file")
     )["text"]
     at = pl.Series(shown).replace(NO_ROW, None).cast(pl.UInt32)
     return pl.DataFrame({"shown": shown + 1, "source": text.gather(at), "own": by_user != NO_ROW})
@@ -48,7 +46,9 @@ def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
 
 def frames_in_optimizers(module: HloModule) -> npt.NDArray[np.bool_]:
     """Which stacks hold a frame of a library's optimizers, by number of their innermost frame; False for 0."""
-    inside: npt.NDArray[np.bool_] = _nearest(module, _with_file(module, is_optimizer_file)) != NO_ROW
+    inside: npt.NDArray[np.bool_] = (
+        _nearest(module, _with_file(module, is_optimizer_file)) != NO_ROW
+    )
     return np.append([False], inside)
 
 

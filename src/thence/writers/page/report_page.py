@@ -57,7 +57,6 @@ _MOST_WARNINGS = 50
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
-
 def report_html(report: Report) -> str:
     """The page of a report.
 
