@@ -30,8 +30,9 @@ def open_trace(
         inputs: what to read; the format is told from the content.
         hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
             ``--xla_dump_to`` left behind, or globs.
-        own: what else counts as the user's own code in source lines: names of packages or folders
-            (``transformers``), or glob patterns of paths.
+        own: what else counts as the user's own code, by source: names of packages or folders
+            (``transformers``), or glob patterns of paths; after a ``!`` what does not. The last that matches
+            decides.
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
 
     Raises:

@@ -23,11 +23,12 @@ ENGINE = "autograd::engine::evaluate_function: "
 
 
 def chains(path: Path) -> list[tuple[str, int, list[str]]]:
-    """Name and duration (ns) of every device activity in order, and the names around its launch, innermost first.
+    """Name and duration (ns) of every device activity in order, and the names around its launch.
 
-    From the JSON alone, by comparing times.
+    From the JSON alone, by comparing times; innermost names first.
     """
-    events = [e for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] if e.get("ph") == "X"]  # fmt: skip
+    recorded = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    events = [e for e in recorded if e.get("ph") == "X"]
     around = [e for e in events if e["cat"] in ("cpu_op", "user_annotation", "python_function")]
     calls = {
         e["args"]["correlation"]: e for e in events if e["cat"] in ("cuda_runtime", "cuda_driver")
@@ -66,7 +67,7 @@ def phase_by_frames(name: str, chain: Sequence[str]) -> str:
 
 def phases(path: Path) -> list[tuple[str, str | None]]:
     trace = thence.open(path)
-    rows = pl.DataFrame({"start": trace.gpu["start"], "name": trace.gpu["name"].cast(pl.String), "phase": trace.places["phase"].cast(pl.String)})  # fmt: skip
+    rows = trace.activities.select("start", pl.col("name", "phase").cast(pl.String))
     return rows.sort("start").select("name", "phase").rows()
 
 
@@ -170,7 +171,7 @@ def test_what_libraries_run_around_a_pass_belongs_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("in_step", "expected"), [(True, "input"), (False, "other")])
 def test_a_copy_to_the_device_is_input_inside_a_step(
     tmp_path: Path,
-    in_step: bool,  # noqa: FBT001 - a parameter of the test
+    in_step: bool,
     expected: str,
 ) -> None:
     copy = kernel(5, 50, name="Memcpy HtoD (Pinned -> Device)") | {"cat": "gpu_memcpy"}

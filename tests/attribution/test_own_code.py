@@ -65,5 +65,5 @@ def test_a_package_that_the_trace_shows_to_be_installed() -> None:
         (("*", "!torch"), "transformers/llama.py", True),
     ],
 )
-def test_patterns_override_the_rule(patterns: tuple[str, ...], file: str, expected: bool) -> None:  # noqa: FBT001
+def test_patterns_override_the_rule(patterns: tuple[str, ...], file: str, expected: bool) -> None:
     assert OwnCode.of(patterns)(file) is expected

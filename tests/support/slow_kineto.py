@@ -49,6 +49,17 @@ def union(intervals: list[tuple[int, int]]) -> int:
     return covered
 
 
+PHASES = {
+    "Optimizer.": "optimizer",
+    "FSDP::pre_forward": "forward",
+    "FSDP::post_forward": "forward",
+    "FSDP::pre_back": "backward",
+    "FSDP::post_back": "backward",
+    "FSDP::root_post_back": "backward",
+}
+"""Beginnings of the names of ranges that libraries open around a pass."""
+
+
 class SlowTrace:
     """One file of one process and one device."""
 
@@ -189,12 +200,9 @@ class SlowTrace:
             return "forward"
         named = self._open(self.complete("user_annotation"), call["tid"], start(call))
         for name in (r["name"] for r in reversed(named)):
-            if name.startswith("Optimizer."):
-                return "optimizer"
-            if name.startswith(("FSDP::pre_forward", "FSDP::post_forward")):
-                return "forward"
-            if name.startswith(("FSDP::pre_back", "FSDP::post_back", "FSDP::root_post_back")):
-                return "backward"
+            for beginning, phase in PHASES.items():
+                if name.startswith(beginning):
+                    return phase
         for module in self._open(self.modules, call["tid"], start(call)):
             inside = (f for f in forward if f["tid"] == module["tid"])
             if any(start(module) <= start(f) and end(f) <= end(module) for f in inside):

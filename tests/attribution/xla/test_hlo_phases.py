@@ -12,7 +12,7 @@ import pytest
 
 import thence
 from helpers import DATA
-from protowire import every, first, message
+from protowire import every, first, packed
 from thence.attribution.xla.hlo_phases import phases_of
 
 if TYPE_CHECKING:
@@ -52,49 +52,30 @@ def test_outside_of_differentiation_the_stack_tells_the_optimizer() -> None:
 
 def protos(path: Path) -> dict[str, dict[str, list[str]]]:
     """Of every program in an xplane file: the op_names inside each instruction, its own without any inside."""
-    space, found = message(gzip.decompress(path.read_bytes())), {}
-    for plane in space[1]:
-        for entry in every(plane, 4):  # event_metadata: id and XEventMetadata
-            metadata = first(first(entry)[2])
-            for stat in every(first(entry)[2], 5):
-                proto = first(stat).get(6)
-                if not isinstance(proto, bytes) or 1 not in first(proto):
-                    continue
-                module = first(proto)[1]
-                if isinstance(module, bytes) and 3 in message(module):
-                    found[metadata[2].decode().split("(")[0]] = op_names(module)
+    found = {}
+    planes = [p for p in every(gzip.decompress(path.read_bytes()), 1) if first(p)[2] == b"/host:metadata"]  # fmt: skip
+    for metadata in (first(entry)[2] for entry in every(planes[0], 4)):
+        for stat in (first(stat) for stat in every(metadata, 5)):
+            if 6 in stat:
+                found[first(metadata)[2].decode().split("(")[0]] = op_names(first(stat[6])[1])
     return found
 
 
 def op_names(module: bytes) -> dict[str, list[str]]:
-    computations = {first(c)[5]: [first(i) for i in every(c, 2)] for c in every(module, 3)}
+    computations = {first(c)[5]: every(c, 2) for c in every(module, 3)}
     result = {}
-    for instructions in computations.values():
-        for instruction in instructions:
-            inside = [
-                first(i[7])[2].decode()
-                for number in called(instruction)
-                for i in computations.get(number, ())
-                if 2 in first(i.get(7, b""))
-            ]
-            own = first(instruction.get(7, b"")).get(2, b"").decode()
-            is_fusion = instruction[2].decode() == "fusion"
-            result[instruction[1].decode()] = inside if is_fusion and inside else [own]
+    for instruction in (i for instructions in computations.values() for i in instructions):
+        fields = first(instruction)
+        inside = [
+            first(inner)[7]
+            for called in every(instruction, 38)
+            for number in (packed(called) if isinstance(called, bytes) else [called])
+            for inner in computations.get(number, ())
+            if fields[2] == b"fusion" and 2 in first(first(inner).get(7, b""))
+        ]
+        named = inside or [fields.get(7, b"")]
+        result[fields[1].decode()] = [first(name).get(2, b"").decode() for name in named]
     return result
-
-
-def called(instruction: dict[int, object]) -> list[int]:
-    packed = instruction.get(38, b"")
-    if isinstance(packed, int):
-        return [packed]
-    numbers, value, shift = [], 0, 0
-    for byte in packed:  # type: ignore[attr-defined]
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            numbers.append(value)
-            value = shift = 0
-    return numbers
 
 
 def phase_by_hand(op_name: str) -> str | None:

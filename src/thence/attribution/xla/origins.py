@@ -1,4 +1,4 @@
-"""The op_name and source line of every instruction of an HLO module, its own or inherited.
+"""The op_name and source of every instruction of an HLO module, its own or inherited.
 
 An instruction that only moves data, such as a collective or a copy, was often inserted by the compiler and
 has no op_name or source line. It inherits them from the nearest producer along its operands that has
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thence.attribution.own_code import OwnCode
-
     from thence.model.hlo import HloModule
 
 __all__ = ["origins"]
