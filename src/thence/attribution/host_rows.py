@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.sources import parse_frames
-from thence.model.intervals import NO_ROW, chain_to
+from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -74,6 +74,23 @@ class HostRows:
             self.names.to_physical().to_numpy(), launches.to_physical().to_numpy()
         )
         return values_at(of_graph, self.launch, missing=False)
+
+    @cached_property
+    def step(self) -> pl.Series:
+        """The step that was open in the launching process when the launch began, on whatever thread."""
+        table = self.tables.host
+        start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
+        launch_row = np.where(self.launch == NO_ROW, 0, self.launch)
+        step_row = np.full(len(launch_row), NO_ROW, np.int64)
+        steps = table.with_row_index("row").filter(pl.col("category") == "step")
+        for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
+            rows = rank_steps["row"].to_numpy().astype(np.int64)
+            ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
+            last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
+            inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (self.launch != NO_ROW)
+            inside &= (rank[launch_row] == of_rank) & (process[launch_row] == of_process)
+            step_row[inside] = rows[last[inside]]
+        return gathered(self.names, step_row)
 
     def of(self, *categories: str) -> Mask:
         """Which host rows are of one of the categories."""

@@ -61,13 +61,8 @@ _PHASES = (None, *(phase.value for phase in Phase))
 _NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
 
 
-def launch_phases(host: HostRows, in_step: Mask) -> tuple[pl.Series, Codes]:
-    """The phase of each device activity, null where it is unknown, and the code of the rule.
-
-    Args:
-        host: of the trace.
-        in_step: which activities were launched inside a profiler step.
-    """
+def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
+    """The phase of each device activity, null where it is unknown, and the code of the rule."""
     phase_of_row, rule_of_row = _phases_of_rows(host)
     row = host.climb(host.launch, phase_of_row > 0)
     phase = values_at(phase_of_row, row, 0).astype(np.int64)
@@ -76,6 +71,7 @@ def launch_phases(host: HostRows, in_step: Mask) -> tuple[pl.Series, Codes]:
     left = (phase == 0) & known & ~host.in_graph & host.of("op").any()
     gpu = host.tables.gpu
     copy = gpu["name"].cast(pl.String).str.contains(_TO_DEVICE).fill_null(value=False).to_numpy()
+    in_step = host.step.is_not_null().to_numpy()
     loaded = left & in_step & copy & (gpu["kind"] == "memcpy").to_numpy()
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")
     other = left & ~loaded & ~_undecided(host)

@@ -29,7 +29,7 @@ from thence.attribution.launches import launch_rows
 from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.model.attributed import RULE
-from thence.model.intervals import NO_ROW, last_begun
+from thence.model.intervals import NO_ROW
 from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
@@ -254,8 +254,7 @@ def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 def _phase(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """Which part of a training step the launch is in."""
-    in_step = ~_step_of_launch(host).is_null().to_numpy()
-    return _column(host, kind, *launch_phases(host, in_step))
+    return _column(host, kind, *launch_phases(host))
 
 
 def _serving(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
@@ -264,24 +263,7 @@ def _serving(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 
 def _step(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    return _column(host, kind, _step_of_launch(host), _number("launch_time"))
-
-
-def _step_of_launch(host: HostRows) -> pl.Series:
-    """The step that was open in the launching process when the launch began, on whatever thread."""
-    table = host.tables.host
-    start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
-    launch_row = np.where(host.launch == NO_ROW, 0, host.launch)
-    step_row = np.full(len(launch_row), NO_ROW, np.int64)
-    steps = table.with_row_index("row").filter(pl.col("category") == "step")
-    for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
-        rows = rank_steps["row"].to_numpy().astype(np.int64)
-        ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
-        last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
-        inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (host.launch != NO_ROW)
-        inside &= (rank[launch_row] == of_rank) & (process[launch_row] == of_process)
-        step_row[inside] = rows[last[inside]]
-    return gathered(host.names, step_row)
+    return _column(host, kind, host.step, _number("launch_time"))
 
 
 _SPECIAL = {"label": _label, "source": _source, "phase": _phase, "serving": _serving, "step": _step}
