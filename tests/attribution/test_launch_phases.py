@@ -164,7 +164,9 @@ def test_what_libraries_run_around_a_pass_belongs_to_it(tmp_path: Path) -> None:
     }
     events = [op("aten::mm", 1, 1)]
     for number, name in enumerate(names):
-        events += [event("user_annotation", name, 100 * number, 50), *launched(100 * number + 10)]
+        at = 100 * number
+        events += [event("user_annotation", name, at, 50), op("aten::copy_", at + 5, 20)]
+        events += launched(at + 10)
     assert opened(tmp_path, events).activities["phase"].to_list() == list(names.values())
 
 

@@ -9,9 +9,10 @@ recompute  the operators of a checkpoint, run again inside the autograd engine
 optimizer  ``Optimizer.step#...``, ``Optimizer.zero_grad#...``, and frames of a library's optimizers
 input      ``enumerate(DataLoader)#...``
 
-Without such a range, a copy to the device inside a profiler step is ``input``, all other work ``other``. Work of
-an operator that recorded a sequence number, with no backward pass after it in the trace, is unknown: whether
-autograd differentiated it may have been seen after the trace ended.
+Without such a range, of the work that operators launched a copy to the device inside a profiler step is
+``input``, all else ``other``. Work of an operator that recorded a sequence number, with no backward pass after
+it in the trace, is unknown: whether autograd differentiated it may have been seen after the trace ended. So is
+work launched outside of every operator: what autograd makes of it is not in the trace.
 
 How a checkpoint's operators are told: a reentrant one runs them inside ``CheckpointFunctionBackward``. One that
 is not reentrant runs them inside the first function that needs a saved tensor; the backward pass itself runs
@@ -62,19 +63,21 @@ _NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
 
 
 def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
-    """The phase of each device activity, null where it is unknown, and the code of the rule."""
+    """The phase of each device activity, null where it is unknown, and the code of the rule or ``no_backward``."""
     phase_of_row, rule_of_row = _phases_of_rows(host)
     row = host.climb(host.launch, phase_of_row > 0)
     phase = values_at(phase_of_row, row, 0).astype(np.int64)
     rule = values_at(rule_of_row, row, 0)
-    known = host.launch != NO_ROW
-    left = (phase == 0) & known & ~host.in_graph & host.of("op").any()
+    in_operator = host.climb(host.launch, host.of("op")) != NO_ROW
+    left = (phase == 0) & in_operator & ~host.in_graph
     gpu = host.tables.gpu
     copy = gpu["name"].cast(pl.String).str.contains(_TO_DEVICE).fill_null(value=False).to_numpy()
     in_step = host.step.is_not_null().to_numpy()
     loaded = left & in_step & copy & (gpu["kind"] == "memcpy").to_numpy()
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")
-    other = left & ~loaded & ~_undecided(host)
+    undecided = left & ~loaded & _undecided(host)
+    rule[undecided] = _code("no_backward")
+    other = left & ~loaded & ~undecided
     phase[other], rule[other] = _NUMBER[Phase.OTHER], _code("outside_autograd")
     names = pl.Series(_PHASES, dtype=pl.Categorical())
     return names.gather(phase), rule

@@ -254,7 +254,12 @@ def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 def _phase(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """Which part of a training step the launch is in."""
-    return _column(host, kind, *launch_phases(host))
+    phase, rule = launch_phases(host)
+    columns = _column(host, kind, phase, rule)
+    undecided = pl.Series(rule == _number("no_backward"), dtype=pl.Boolean)
+    reason = _coded(_number("no_backward"), len(phase))
+    columns["phase_rule"] = reason.zip_with(undecided, columns["phase_rule"]).alias("phase_rule")
+    return columns
 
 
 def _serving(host: HostRows, kind: Kind) -> dict[str, pl.Series]:

@@ -114,7 +114,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "phase", "forward, backward, recompute, optimizer, input, other or mixed", "both", categories=("op",),
-        missing="no_autograd", outside="no_backward",
+        missing="no_autograd", outside="outside_operators",
         verbs=_verbs("stated", "stated-xla", "page", "page-xla", "graph-labels"),
     ),
     Kind(
