@@ -28,8 +28,8 @@ PYTORCH: Cells = (
         "trace.self_check()  # attributed and unattributed time add up\ntrace"
     ),
     (
-        "## By module, and by line of one's own code\n\n"
-        "Backward kernels belong to the module and line of their forward op."
+        "## By module, and by function of one's own code\n\n"
+        "Backward kernels belong to the module and function of their forward op."
     ),
     'trace.plot_by("module")',
     'trace.summary(by="source")',

@@ -33,8 +33,9 @@ def open_trace(
         inputs: what to read, one by one or in a list; the format is told from the content.
         hlo: HLO modules for the XLA programs whose HLO the inputs lack: files, directories that
             ``--xla_dump_to`` left behind, or globs.
-        own: what else counts as the user's own code in source lines: names of packages or folders
-            (``transformers``), or glob patterns of paths.
+        own: what else counts as the user's own code, by source: names of packages or folders
+            (``transformers``), or glob patterns of paths; after a ``!`` what does not. The last that matches
+            decides.
         run: of directories that hold several runs, the one to read: a folder of that name, or files with it
             between the dots of their name. None: the newest, and `Trace.meta` notes it.
         add: read all of several files that hold one rank, each as a rank of its own.

@@ -15,7 +15,7 @@ import thence
 from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording
 from programs_data import trace as programs_trace
 from thence.analysis.flame import IDLE, Flame, Idle, Split, default_kind, flame
-from thence.analysis.flame_tree import Groups, build_tree, keep_largest
+from thence.analysis.flame_tree import PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.idle import idle_gaps
 from thence.analysis.programs import programs
 from thence.analysis.warmup import WarmUp
@@ -82,7 +82,7 @@ def test_frames_are_the_ranges_even_where_names_hold_separators(tmp_path: Path) 
     assert row(graph, "train") == {
         "node": row(graph, "train")["node"], "parent": 0, "depth": 1, "name": "train",
         "full_name": None, "kind": "frame", "self_ns": 0, "total_ns": 15_000, "count": 2,
-        "forward_ns": 0, "backward_ns": 0, "idle": False,
+        **dict.fromkeys(PHASE_SUMS, 0), "other_ns": 5_000, "idle": False,
     }  # fmt: skip
     assert row(graph, outside)["kind"] == "unattributed"
     assert row(graph, "ncclDevKernel_AllReduce")["kind"] == "communication"
@@ -263,9 +263,7 @@ def test_the_kind_that_says_most_is_chosen(name: str, kind: str) -> None:
 
 
 def test_a_kernel_and_a_frame_of_one_name_stay_apart() -> None:
-    sums = pl.DataFrame(
-        {name: [1, 2] for name in ("self_ns", "count", "forward_ns", "backward_ns")}
-    )
+    sums = pl.DataFrame({name: [1, 2] for name in ("self_ns", "count", *PHASE_SUMS)})
     groups = Groups.of_paths(
         [[("x", "frame", None), ("y", "compute", None)], [("x", "compute", None)]], sums
     )

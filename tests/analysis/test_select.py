@@ -171,10 +171,10 @@ def test_own_code_can_be_a_package(tmp_path: Path) -> None:
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": frames}))
-    assert thence.open(path).places["source"].to_list() == ["train.py:5"]
+    assert thence.open(path).places["source"].to_list() == ["train.py:5 step"]
     for pattern in ("transformers", "*/transformers/*"):
         widened = thence.open(path, own=[pattern])
         (source,) = widened.places["source"].to_list()
-        assert source == "site-packages/transformers/llama.py:77"
+        assert source == "site-packages/transformers/llama.py:77 forward"
         stack = [name for name, *_ in widened.flame("source").nodes.select("name").rows()]
-        assert stack[1:3] == ["train.py:5", source]
+        assert stack[1:3] == ["train.py:5 step", source]

@@ -150,7 +150,7 @@ def test_a_label_inside_the_backward_op_itself_comes_first(tmp_path: Path) -> No
 BACKWARD_KINDS = {
     "label": ("user_annotation", "{}", "{}"),
     "module": ("python_function", "nn.Module: {}_0", "{}_0"),
-    "source": ("python_function", "{}.py(3): call", "{}.py:3"),
+    "source": ("python_function", "{}.py(3): call", "{}.py:3 call"),
 }
 """Kind of place: the category of its ranges, how their events are named, and what the place is called."""
 
@@ -220,7 +220,7 @@ def test_of_equal_ranges_the_named_one_contains_the_op(tmp_path: Path) -> None:
     ]  # fmt: skip
     row = opened(tmp_path, events).activities.select("label", "module", "op", "source", "stack")
     assert row.select(pl.all().cast(pl.String)).row(0) == (
-        "label", "Linear_0", "aten::mm", "my.py:3", "my.py(3): forward",
+        "label", "Linear_0", "aten::mm", "my.py:3 Linear.forward", "my.py(3): forward",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import thence
 from browser.chromium import ABSENT, CHROMIUM, driven
 from helpers import STACK
 from thence.analysis.flame import Flame, Split
-from thence.analysis.flame_tree import FRAMES, Groups, build_tree
+from thence.analysis.flame_tree import FRAMES, PHASE_SUMS, Groups, build_tree
 from thence.model.tables import Meta
 from thence.writers.page.flame_page import MOST_NODES, flame_html
 
@@ -44,12 +44,27 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]], inputs: str = "made.json
     frames = [(*names[:-1], (names[-1][0], "compute", None)) for names in frames]
     times = [ns for _, ns in stacks]
     sums = pl.DataFrame(
-        {"self_ns": times, "count": [1] * len(times), "forward_ns": 0, "backward_ns": times}
+        {
+            "self_ns": times,
+            "count": [1] * len(times),
+            **dict.fromkeys(PHASE_SUMS, 0),
+            "backward_ns": times,
+        }
     ).cast(pl.Int64)
     nodes = build_tree(Groups.of_paths(frames, sums), "GPU time")
     total = sum(times)
     return Flame(
-        Meta(inputs=(inputs,)), "label", Split.NONE, (0,), 1, total, total, total, nodes, ()
+        Meta(inputs=(inputs,)),
+        "label",
+        "label",
+        Split.NONE,
+        (0,),
+        1,
+        total,
+        total,
+        total,
+        nodes,
+        (),
     )
 
 
@@ -125,7 +140,7 @@ def test_filters_take_time_out_and_put_it_back(tmp_path: Path) -> None:
         """,
     )
     assert found["chips"] == [
-        "chip-compute", "chip-copy", "chip-idle", "chip-forward", "chip-backward", "chip-other",
+        "chip-compute", "chip-copy", "chip-idle", "chip-forward", "chip-backward", "chip-optimizer", "chip-other",
     ]  # fmt: skip
     assert "94.6 % of the time" in found["notes"]  # mostly idle: what ran is shown first
     assert "time 2.278 ms" in found["busy"]
@@ -205,7 +220,7 @@ def test_a_very_deep_graph_is_drawn_and_zoomed(tmp_path: Path) -> None:
         {"parent": parent, "name": [f"f{i}" for i in range(depth)], "kind": "frame", "full_name": None}, schema=FRAMES
     )  # fmt: skip
     sums = pl.DataFrame(
-        {"self_ns": [10], "count": [1], "forward_ns": [0], "backward_ns": [0]}, schema_overrides={"self_ns": pl.Int64}
+        {"self_ns": [10], "count": [1], **{name: [0] for name in PHASE_SUMS}}, schema_overrides={"self_ns": pl.Int64}
     )  # fmt: skip
     deepest = Groups(frames, np.array([depth - 1]), sums, None)
     flame = replace(made([(("outer", "gemm"), 10)]), nodes=build_tree(deepest, "GPU time"))

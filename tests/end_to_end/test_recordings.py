@@ -127,7 +127,7 @@ def test_backward_kernels_stand_under_the_label_of_their_forward_op() -> None:
 
 @pytest.mark.slow_oracle
 @pytest.mark.parametrize("path", [EAGER, STACK, FSDP[1]], ids=lambda p: p.name)
-def test_phase_is_what_autograd_says(path: Path) -> None:
+def test_phase_is_what_autograd_and_libraries_say(path: Path) -> None:
     expected = {key(a): slow(path).phase(a) for a in slow(path).activities}
     assert by_key(fast(path), "phase") == expected
 
@@ -172,13 +172,24 @@ def test_stacks_are_the_frames_around_the_launch() -> None:
     assert by_key(fast(STACK), "stack") == expected
 
 
+FUNCTIONS = {
+    "19": "Attention.forward",
+    "24": "MLP.forward",
+    "27": "Block.forward",
+    "32": "GPT.forward",
+    "45": "step",
+    "57": "<module>",
+}
+"""The ``def`` lines of the program torch_gpt.py, read in its text; on line 57 it starts the profiler."""
+
+
 def test_source_is_the_innermost_frame_of_the_program_itself() -> None:
     expected = {}
     for activity in slow(STACK).activities:
         # Everything but torch_gpt.py is torch or the standard library.
         own = [f for f in slow(STACK).stack(activity) if f.startswith("torch_gpt.py(")]
         line = own[-1].removeprefix("torch_gpt.py(").split(")")[0] if own else None
-        expected[key(activity)] = f"torch_gpt.py:{line}" if own else None
+        expected[key(activity)] = f"torch_gpt.py:{line} {FUNCTIONS[line]}" if line else None
     found = by_key(fast(STACK), "source")
     assert {k: v for k, v in found.items() if expected[k]} == {
         k: v for k, v in expected.items() if v

@@ -49,6 +49,17 @@ def union(intervals: list[tuple[int, int]]) -> int:
     return covered
 
 
+PHASES = {
+    "Optimizer.": "optimizer",
+    "FSDP::pre_forward": "forward",
+    "FSDP::post_forward": "forward",
+    "FSDP::pre_back": "backward",
+    "FSDP::post_back": "backward",
+    "FSDP::root_post_back": "backward",
+}
+"""Beginnings of the names of ranges that libraries open around a pass."""
+
+
 class SlowTrace:
     """One file of one process and one device."""
 
@@ -185,7 +196,18 @@ class SlowTrace:
         if self._open(self._backward_ops + engine, call["tid"], start(call)):
             return "backward"
         forward = [f for _, f in self._forward_of]
-        return "forward" if self._open(forward, call["tid"], start(call)) else None
+        if self._open(forward, call["tid"], start(call)):
+            return "forward"
+        named = self._open(self.complete("user_annotation"), call["tid"], start(call))
+        for name in (r["name"] for r in reversed(named)):
+            for beginning, phase in PHASES.items():
+                if name.startswith(beginning):
+                    return phase
+        for module in self._open(self.modules, call["tid"], start(call)):
+            inside = (f for f in forward if f["tid"] == module["tid"])
+            if any(start(module) <= start(f) and end(f) <= end(module) for f in inside):
+                return "forward"
+        return "other"
 
     def step(self, activity: Event) -> str | None:
         """The step that is open when the launch begins, on whatever thread."""

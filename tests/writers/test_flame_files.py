@@ -15,7 +15,7 @@ import pytest
 import thence
 from helpers import FSDP, STACK, run_thence
 from thence.analysis.flame import Flame, Split
-from thence.analysis.flame_tree import Groups, build_tree
+from thence.analysis.flame_tree import PHASE_SUMS, Groups, build_tree
 from thence.cli import main
 from thence.cli.flame import command
 from thence.model.places import FLAMES
@@ -48,11 +48,11 @@ def made(stacks: Sequence[tuple[tuple[str, ...], int]]) -> Flame:
     """A flame graph of these stacks and times."""
     frames = [tuple((name, "frame", None) for name in names) for names, _ in stacks]
     times = [ns for _, ns in stacks]
-    sums = pl.DataFrame({"self_ns": times, "count": 1, "forward_ns": 0, "backward_ns": 0})
+    sums = pl.DataFrame({"self_ns": times, "count": 1, **dict.fromkeys(PHASE_SUMS, 0)})
     nodes = build_tree(Groups.of_paths(frames, sums.cast(pl.Int64)), "GPU time")
     total = sum(times)
     meta = Meta(inputs=("<b>.json",))
-    return Flame(meta, "label", Split.NONE, (0,), 1, total, total, total, nodes, ())
+    return Flame(meta, "label", "label", Split.NONE, (0,), 1, total, total, total, nodes, ())
 
 
 def parsed(lines: str) -> dict[tuple[str, ...], int]:

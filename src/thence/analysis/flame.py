@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.flame_tree import COLUMNS, FRAMES, Groups, build_tree, keep_largest
-from thence.analysis.group_by import split_by_weight
+from thence.analysis.flame_tree import COLUMNS, FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
+from thence.analysis.group_by import heading_of, split_by_weight
 from thence.analysis.idle import idle_gaps
 from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
@@ -25,6 +25,7 @@ from thence.errors import UsageError
 from thence.model.forest import ancestors
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
+from thence.model.phases import Phase
 from thence.model.places import FLAMES
 from thence.model.reasons import REASONS
 
@@ -50,11 +51,11 @@ _GUESSES = ("module", "label", "ops")
 
 
 class Split(enum.Enum):
-    """Whether the forward and backward passes get an outermost frame each."""
+    """Whether forward, backward and the other phases get an outermost frame each."""
 
     NONE = "none"
     PHASE = "phase"
-    """The outermost frame is forward, backward, or why it is neither."""
+    """The outermost frame is the phase, or why there is none."""
 
 
 class Idle(enum.Enum):
@@ -71,20 +72,22 @@ class Flame:
     Attributes:
         meta: facts of the trace.
         by: one of `thence.model.places.FLAMES`.
-        split: whether forward and backward stand apart.
+        heading: the same in words: by source, whether the frames are functions or lines.
+        split: whether phases stand apart.
         ranks: those that are in it.
         devices: how many are in it.
         span_ns, busy_ns, sum_ns: as in `thence.analysis.summary`, of those ranks.
         nodes: one row per frame, a frame after the one around it: node, parent (null for the root),
             depth, name, full_name (of kernels whose name is shortened, else null), kind (root, frame,
             unattributed, compute, communication, copy, idle, or smaller: frames put together by
-            `largest`), self_ns, total_ns, count (activities; of idle frames gaps), forward_ns and
-            backward_ns (parts of total_ns), idle.
+            `largest`), self_ns, total_ns, count (activities; of idle frames gaps), the parts of total_ns in
+            each phase (`PHASE_SUMS`: forward_ns, backward_ns ...; the rest is of unknown phase), idle.
         notes: what must be said beside it, one sentence each.
     """
 
     meta: Meta
     by: str
+    heading: str
     split: Split
     ranks: tuple[int, ...]
     devices: int
@@ -162,7 +165,7 @@ def flame(
     Args:
         trace: attributed.
         by: one of `thence.model.places.FLAMES`.
-        split: whether forward and backward stand apart.
+        split: whether phases stand apart.
         idle: whether idle time has frames of its own.
 
     Raises:
@@ -181,6 +184,7 @@ def flame(
     return Flame(
         meta=trace.meta,
         by=by,
+        heading=heading_of(trace, by),
         split=split,
         ranks=tuple(ranks),
         devices=totals.devices,
@@ -238,10 +242,12 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     keys = ["node", "name", "kind", "outermost"]
     grouped = rows.group_by(keys, maintain_order=True).agg(
         "gpu",
+        *(
+            pl.col("time").filter(pl.col("phase") == phase.value).sum().alias(f"{phase.value}_ns")
+            for phase in Phase
+        ),
         self_ns=pl.col("time").sum(),
         count=pl.len().cast(pl.Int64),
-        forward_ns=pl.col("time").filter(pl.col("phase") == "forward").sum(),
-        backward_ns=pl.col("time").filter(pl.col("phase") == "backward").sum(),
     )
     names = grouped["name"].cast(pl.String)
     kernels = names.filter(grouped["kind"].is_in(["compute", "communication"])).unique().to_list()
@@ -256,7 +262,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     )
     frames, innermost = _frames(leaves, stacks)
     members = grouped["gpu"] if stacks.shared else None
-    sums = grouped.select("self_ns", "count", "forward_ns", "backward_ns")
+    sums = grouped.select("self_ns", "count", *PHASE_SUMS)
     return Groups(frames, innermost, sums, members)
 
 
@@ -351,7 +357,7 @@ def _idle(trace: Attributed) -> Groups:
         frames.append(tuple((name, "idle", None) for name in (IDLE, *inner)))
     zero = pl.lit(0, pl.Int64)
     return Groups.of_paths(
-        frames, gaps.select("self_ns", "count", forward_ns=zero, backward_ns=zero)
+        frames, gaps.select("self_ns", "count", **dict.fromkeys(PHASE_SUMS, zero))
     )
 
 

@@ -12,15 +12,19 @@ import polars as pl
 
 from thence.model.forest import depths, subtree_minima, subtree_sums, trie
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.phases import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["COLUMNS", "FRAMES", "Entry", "Groups", "build_tree", "keep_largest"]
+__all__ = ["COLUMNS", "FRAMES", "PHASE_SUMS", "Entry", "Groups", "build_tree", "keep_largest"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Entry: TypeAlias = tuple[str, str, str | None]
 """Name, kind and full name of a frame: equal entries under one frame are one frame."""
+
+PHASE_SUMS = tuple(f"{phase.value}_ns" for phase in Phase)
+"""Columns of the time of each phase: ``forward_ns``, ``backward_ns`` and so on."""
 
 COLUMNS = {
     "node": pl.Int64,
@@ -32,8 +36,7 @@ COLUMNS = {
     "self_ns": pl.Int64,
     "total_ns": pl.Int64,
     "count": pl.Int64,
-    "forward_ns": pl.Int64,
-    "backward_ns": pl.Int64,
+    **dict.fromkeys(PHASE_SUMS, pl.Int64),
     "idle": pl.Boolean,
 }
 """Schema of the nodes of a tree."""
@@ -42,7 +45,7 @@ FRAMES = {"parent": pl.Int64, "name": pl.String, "kind": pl.String, "full_name":
 """Schema of `Groups.frames`."""
 
 _ENTRY = ["name", "kind", "full_name"]
-_SUMS = ("self_ns", "count", "forward_ns", "backward_ns")
+_SUMS = ("self_ns", "count", *PHASE_SUMS)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Groups:
         frames: columns of `FRAMES`: the parent of each frame, `NO_ROW` for outermost ones, and its entry.
             Equal paths may occur more than once; each frame is on the path of at least one group.
         innermost: row of frames of each group.
-        sums: columns self_ns, count, forward_ns and backward_ns of each group.
+        sums: columns self_ns, count and `PHASE_SUMS` of each group.
         members: the activities of each group, if one activity may be in several groups; else None.
     """
 
@@ -129,8 +132,7 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
         pl.Series("self_ns", exact["self_ns"]),
         pl.Series("total_ns", totals["self_ns"]),
         pl.Series("count", _counts(groups, parent, depth, leaf, labels["kind"])),
-        pl.Series("forward_ns", totals["forward_ns"]),
-        pl.Series("backward_ns", totals["backward_ns"]),
+        *(pl.Series(name, totals[name]) for name in PHASE_SUMS),
         (pl.col("kind") == "idle").alias("idle"),
     ).cast(pl.Schema(COLUMNS))
 
@@ -217,9 +219,7 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     hidden_below = pl.DataFrame({"parent": holder}).group_by("parent").agg(hidden=pl.len())
     smaller = (
         outermost.group_by("parent", maintain_order=True)
-        .agg(
-            pl.col("total_ns", "count", "forward_ns", "backward_ns").sum(), pl.col("depth").first()
-        )
+        .agg(pl.col("total_ns", "count", *PHASE_SUMS).sum(), pl.col("depth").first())
         .join(hidden_below, on="parent", how="left", maintain_order="left")
         .with_columns(
             node=pl.int_range(pl.len()) + nodes.height,

@@ -9,14 +9,16 @@ import polars as pl
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.errors import MissingData, UsageError
 from thence.model.attributed import RULE
+from thence.model.phases import POSITIONS, Position
 from thence.model.places import BY, KINDS
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["apart_from_steady", "split_by_weight", "time_by_place"]
+__all__ = ["apart_from_steady", "heading_of", "split_by_weight", "time_by_place"]
 
 _KIND = {kind.name: kind for kind in KINDS}
+_SOURCES = {Position.FUNCTION: "function", Position.LINE: "source line"}
 _NUMBERED = {
     "rank": pl.format("rank {}", "rank"),
     "device": pl.format("rank {} device {}", "rank", "device"),
@@ -35,8 +37,9 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
 
     Returns:
         columns ``gpu`` (row), ``place`` (null where there is none), ``reason`` (code of why there is no
-        place; null where there is one), ``duration`` (ns, the part of this place) and ``phase``. The
-        durations of an activity's rows add up to its duration.
+        place; null where there is one), ``duration`` (ns, the part of this place), ``phase`` and, by source,
+        ``position`` (`Position`; null where there is no place). The durations of an activity's rows add up
+        to its duration.
 
     Raises:
         UsageError: ``by`` is not in `thence.model.places.BY`.
@@ -52,7 +55,8 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
     if kind.origin == "gpu":
         column = _NUMBERED.get(by, pl.col(kind.column))
         return _unsplit(trace, trace.gpu.select(column).to_series(), kind.missing)
-    return _unsplit(trace, trace.places[by], trace.places[f"{by}_rule"])
+    rows = _unsplit(trace, trace.places[by], trace.places[f"{by}_rule"])
+    return rows.with_columns(trace.places["position"]) if by == "source" else rows
 
 
 def apart_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.DataFrame:
@@ -90,6 +94,7 @@ def _unsplit(trace: Attributed, place: pl.Series, reason: pl.Series | str) -> pl
 def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
     """Each activity's time split among its places in proportion to their weights."""
     rows = shares["gpu"].cast(pl.UInt32)
+    line = pl.lit(Position.LINE.value, pl.Enum(POSITIONS))  # shares are those of the HLO
     return shares.with_columns(
         duration=split_by_weight(trace, shares), phase=trace.places["phase"].gather(rows)
     ).select(
@@ -98,7 +103,18 @@ def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
         reason=pl.when(pl.col("place").is_null()).then("rule"),
         duration="duration",
         phase="phase",
+        position=pl.when(pl.col("place").is_not_null()).then(line),
     )
+
+
+def heading_of(trace: Attributed, by: str) -> str:
+    """What a table by some kind of place is headed: by source, what its places are in this trace."""
+    kind = _KIND[by]
+    if by == "source":
+        held = trace.places["position"].drop_nulls().unique().to_list()
+        if len(held) == 1:
+            return _SOURCES[Position(held[0])]
+    return kind.heading or kind.name
 
 
 def split_by_weight(trace: Attributed, claims: pl.DataFrame) -> pl.Series:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.group_by import apart_from_steady, time_by_place
+from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
@@ -52,13 +52,15 @@ class Summary:
         details: sentences about single CUDA graphs that could not be matched, each with its count of
             activities and their time; columns text, count, total_ns, the largest first.
         by: what the rows are.
+        heading: the same in words: by source, whether they are functions or lines.
         apart: what XLA traces keep in rows of its own, the most time first: ``code`` (of
             `thence.model.reasons`), ``executions`` of programs, ``count`` (activities, those outside of
             programs too), ``total_ns``. Empty where nothing is, and for rows by kind, rank, device or stream.
         rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
             no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
-            ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns that ran for the backward
-            pass), ordered by total_ns, largest first.
+            ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns whose phase is backward),
+            and by source ``position`` (function or line: what the line number is), ordered by total_ns,
+            largest first.
         soundness: of the whole trace; `summarize` sees a part of it and leaves it empty, `Trace.summary`
             fills it in.
     """
@@ -77,6 +79,7 @@ class Summary:
     unattributed: Mapping[str, tuple[Reason, ...]]
     details: pl.DataFrame
     by: str
+    heading: str
     apart: pl.DataFrame
     rows: pl.DataFrame
     soundness: Soundness = field(default_factory=Soundness)
@@ -136,7 +139,7 @@ class Summary:
                 ", ".join(self.meta.inputs),
                 ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
             ),
-            (f"GPU time by {self.by}", "count", "total", "mean", "share"),
+            (f"GPU time by {self.heading}", "count", "total", "mean", "share"),
             (
                 (
                     row["name"],
@@ -229,6 +232,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         unattributed=reasons,
         details=_details(trace),
         by=by,
+        heading=heading_of(trace, by),
         apart=_apart(trace, parts),
         rows=_rows(parts, total, by),
     )
@@ -322,8 +326,9 @@ def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
 
 def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
     reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
+    keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
     grouped = (
-        parts.group_by("place", "reason")
+        parts.group_by(keys)
         .agg(
             pl.col("gpu").n_unique().cast(pl.Int64).alias("count"),
             total_ns=pl.col("duration").sum(),
@@ -350,5 +355,6 @@ def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
         "mean_ns",
         "share",
         "backward_ns",
+        *keys[2:],
     )
     return grouped.select(*columns, short_name=names)

@@ -13,15 +13,18 @@ import polars as pl
 
 from thence.attribution.collectives import complete_collectives
 from thence.attribution.launch_places import launch_places
+from thence.attribution.own_code import OwnCode, packages_shown
+from thence.attribution.sources import file_of_frame
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.hlo_places import PLACES as OF_INSTRUCTION
 from thence.attribution.xla.hlo_places import hlo_places, instructions, source_shares
 from thence.model.attributed import RULE, Attributed
+from thence.model.phases import Position
 from thence.model.places import HLO, LAUNCH
 from thence.model.tables import Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["attribute"]
 
@@ -34,9 +37,11 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
 
     Args:
         tables: as the readers returned them, labels of CUDA graphs joined (`graphs.labelling`).
-        own: what else counts as the user's own code, as `thence.attribution.sources` takes it.
+        own: what else counts as the user's own code, as `thence.attribution.own_code` takes it.
     """
-    of_launch = launch_places(tables, own)
+    installed = packages_shown(_files(tables))
+    own_code = OwnCode.of(own, installed)
+    of_launch = launch_places(tables, own_code)
     shares = None
     if tables.programs.is_empty():
         places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
@@ -45,17 +50,19 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         tables = dataclasses.replace(
             tables, gpu=tables.gpu.with_columns(instruction_columns["hlo"])
         )
-        of_hlo = hlo_places(tables, instruction_columns["hlo_rule"]).with_columns(
+        of_hlo = hlo_places(tables, instruction_columns["hlo_rule"], own_code).with_columns(
             *_programs(tables), instruction_columns["hlo"], instruction_columns["hlo_rule"]
         )
         places = of_launch.with_columns(
             *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
             *(of_hlo[name] for kind in _FROM_HLO for name in (kind, f"{kind}_rule")),
+            _position(of_launch, of_hlo),
             detail=of_launch["detail"].zip_with(
                 instruction_columns["detail"].is_null(), instruction_columns["detail"]
             ),
         )
-        shares = source_shares(tables, instruction_columns["hlo_rule"]) if tables.hlo else None
+        hlo_rule = instruction_columns["hlo_rule"]
+        shares = source_shares(tables, hlo_rule, own_code) if tables.hlo else None
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
         "collectives": complete_collectives(tables, of_launch["launch"]),
@@ -63,7 +70,15 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "graph_labels": (),
     }
     places = places.with_columns(pl.lit(None, RULE).alias("apart"))
-    return Attributed(**columns, places=places, shares=shares, own=tuple(own))
+    return Attributed(**columns, places=places, shares=shares, own=tuple(own), installed=installed)
+
+
+def _files(tables: Tables) -> Iterator[str]:
+    """The source files that the trace names, some more than once."""
+    python = tables.host.filter(pl.col("category") == "python")["name"].unique().drop_nulls()
+    yield from (file_of_frame(name) for name in python.cast(pl.String))
+    for module in tables.hlo:
+        yield from module.frames["file"].unique().drop_nulls()
 
 
 def _nothing_from_hlo(rows: int) -> list[pl.Series]:
@@ -81,6 +96,17 @@ def _programs(tables: Tables) -> tuple[pl.Series, pl.Series]:
     return name.alias("program"), rule.alias("program_rule")
 
 
+def _position(of_launch: pl.DataFrame, of_hlo: pl.DataFrame) -> pl.Series:
+    """What the line numbers of the merged sources are: the HLO holds lines."""
+    by_hlo = ~_by_launch(of_launch, of_hlo, "source") & of_hlo["source"].is_not_null()
+    line = pl.Series([Position.LINE.value], dtype=of_launch["position"].dtype)
+    return (
+        line.new_from_index(0, len(by_hlo))
+        .zip_with(by_hlo, of_launch["position"])
+        .alias("position")
+    )
+
+
 def _merged(
     of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str
 ) -> tuple[pl.Series, pl.Series]:
@@ -90,10 +116,19 @@ def _merged(
     autotuner belong to no program; without a place they keep the reason "autotuning", not the launch's.
     """
     rule = f"{kind}_rule"
-    trying = (of_hlo[rule] == "autotuning").fill_null(value=False)
-    no_program = of_hlo["program"].is_null() & ~trying
-    by_launch = of_hlo[kind].is_null() & of_launch[kind].is_not_null() | no_program
+    by_launch = _by_launch(of_launch, of_hlo, kind)
     return (
         of_launch[kind].zip_with(by_launch, of_hlo[kind]).alias(kind),
         of_launch[rule].zip_with(by_launch, of_hlo[rule]).alias(rule),
     )
+
+
+def _by_launch(of_launch: pl.DataFrame, of_hlo: pl.DataFrame, kind: str) -> pl.Series:
+    """Which activities have the place of their launch.
+
+    That autograd has no part in a launch says nothing of the XLA program that it launches.
+    """
+    trying = (of_hlo[f"{kind}_rule"] == "autotuning").fill_null(value=False)
+    no_program = of_hlo["program"].is_null() & ~trying
+    found = of_launch[kind].is_not_null() & (of_launch[f"{kind}_rule"] != "outside_autograd")
+    return of_hlo[kind].is_null() & found | no_program

@@ -1,31 +1,40 @@
-"""Parses names of Python frames into source lines, and finds the frames of the user's own code."""
+"""Parses names of Python frames into places of the kind ``source``, and finds those of the user's own code.
+
+A frame is written ``file.py(12): function``. What its line number is depends on the producer (column
+``position`` of host): profilers that trace calls write where the function begins, and the place then names
+the function, ``file.py:12 Block.forward``; where it is the line at hand the place is ``file.py:12``.
+
+Such profilers write the bare name of a function. The class of a ``forward`` is that of the module whose call is
+directly around it, with nothing between but PyTorch's own ``nn.Module.__call__``. A ``forward`` that modules
+of several classes share, or that was called otherwise, is named without a class.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.phases import Position
 
+if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Frames", "_is_own", "parse_frames"]
+    from thence.attribution.own_code import OwnCode
 
-_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): .*", re.DOTALL)
-# torch writes the paths of its own files relative to the installation: torch/nn/modules/linear.py.
-_INSTALLED = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python[\d.]+/|^<|"
-    r"^(?:torch|torchvision|torchaudio|triton|numpy|threading|contextlib|functools|typing|runpy|collections|"
-    r"inspect|abc|os|enum|weakref|dataclasses|importlib|logging|warnings|copy|re|json|asyncio|concurrent|"
-    r"multiprocessing|unittest|queue|socket|selectors|subprocess|random|pickle|tempfile|types)(?:/|\.py$)"
-)
+    Mask = npt.NDArray[np.bool_]
+    Rows = npt.NDArray[np.int64]
+
+__all__ = ["Frames", "file_of_frame", "parse_frames"]
+
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+_CALLS_FORWARD = re.compile(r"(?:^|/)torch/nn/modules/module\.py$")
+_FORWARD = "forward"
+_NUMBERED = re.compile(r"_\d+$")  # Block_0 is the first module of class Block
 
 
 @dataclass(frozen=True)
@@ -33,54 +42,82 @@ class Frames:
     """The host rows that are Python frames.
 
     Attributes:
-        line: Categorical ``file.py:12``, null where the row is no frame with a file.
+        place: Categorical ``file.py:12 function`` or ``file.py:12``, null where the row is no frame with a
+            file.
         own: rows that are frames of the user's code.
         installed: rows that are frames of the standard library or of installed packages.
     """
 
-    line: pl.Series
-    own: npt.NDArray[np.bool_]
-    installed: npt.NDArray[np.bool_]
+    place: pl.Series
+    own: Mask
+    installed: Mask
 
 
-def _is_own(file: str, own: Sequence[str] = ()) -> bool:
-    """Whether a source file is the user's own code: not of the standard library or an installed package.
-
-    Args:
-        file: its path, as the producer wrote it.
-        own: what else counts: names of packages or folders (``transformers``), or glob patterns that the
-            path, or its end, matches (``*/site-packages/mylib/*``).
-    """
-    if not _INSTALLED.search(file):
-        return True
-    parts = PurePosixPath(file).parts
-    return any(
-        pattern in parts or fnmatchcase(file, pattern) or f"{pattern}.py" in parts
-        for pattern in own
-    )
+def file_of_frame(name: str) -> str:
+    """The file of a frame ``file.py(12): function``; empty for a name that is none."""
+    match = _FRAME.fullmatch(name)
+    return match["file"] if match else ""
 
 
-def parse_frames(
-    names: pl.Series, python: npt.NDArray[np.bool_], own: Sequence[str] = ()
-) -> Frames:
-    """Parses the source line of each host row that is a Python frame.
+def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
+    """Parses the place of each host row that is a Python frame.
 
     Args:
-        names: Categorical names of the host rows; frames are written ``file.py(12): function``.
-        python: which rows are Python frames.
-        own: what else counts as the user's own code: as `_is_own` takes it.
+        host: columns name, category, position and parent of `thence.model.tables.HOST`.
+        own: which files are the user's own code.
     """
+    python = (host["category"] == "python").fill_null(value=False).to_numpy()
+    names = host["name"]
     used = names.filter(pl.Series(python)).unique().drop_nulls()
     parsed = [_FRAME.fullmatch(name) for name in used.cast(pl.String).to_list()]
-    matches = dict(zip(used.to_physical().to_list(), parsed, strict=True))
-    lines = {code: f"{m['file']}:{m['line']}" for code, m in sorted(matches.items()) if m}
-    users = [code for code, m in matches.items() if m and _is_own(m["file"], own)]
-    code = names.to_physical().to_numpy()
-    frame_codes = np.array(list(lines), code.dtype)
-    is_line = python & np.isin(code, frame_codes)
-    of_user = is_line & np.isin(code, users)
-    number = np.full(len(code), -1, np.int64)
-    number[is_line] = np.searchsorted(frame_codes, code[is_line])
-    texts = pl.Series(list(lines.values()), dtype=pl.String).cast(pl.Categorical())
-    line = texts.gather(pl.Series(number).replace(-1, None).cast(pl.UInt32))
-    return Frames(line, of_user, is_line & ~of_user)
+    pairs = sorted(zip(used.to_physical().to_list(), parsed, strict=True), key=lambda pair: pair[0])
+    frames = {code: match for code, match in pairs if match}
+    code = names.to_physical().fill_null(0).to_numpy().astype(np.int64)
+    is_frame = python & np.isin(code, list(frames)) & names.is_not_null().to_numpy()
+    of_user = is_frame & np.isin(code, [c for c, match in frames.items() if own(match["file"])])
+    classes = _classes(host, code, is_frame, frames)
+    # Two texts for each name: as a function and as a line.
+    texts = [
+        text
+        for c, match in frames.items()
+        for text in (_function(match, classes.get(c)), f"{match['file']}:{match['line']}")
+    ]
+    at_line = (host["position"] == Position.LINE.value).fill_null(value=False).to_numpy()
+    number = np.full(len(code), NO_ROW, np.int64)
+    number[is_frame] = 2 * np.searchsorted(np.array(list(frames), np.int64), code[is_frame])
+    number[is_frame] += at_line[is_frame]
+    rows = pl.Series(number).replace(NO_ROW, None).cast(pl.UInt32)
+    place = pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(rows)
+    return Frames(place, of_user, is_frame & ~of_user)
+
+
+def _function(match: re.Match[str], of_class: str | None) -> str:
+    function = f"{of_class}.{match['function']}" if of_class else match["function"]
+    return f"{match['file']}:{match['line']} {function}"
+
+
+def _classes(
+    host: pl.DataFrame, code: Rows, is_frame: Mask, frames: dict[int, re.Match[str]]
+) -> dict[int, str]:
+    """The class of each ``forward``, by the code of its name, where it is certain."""
+    forwards = [c for c, match in frames.items() if match["function"] == _FORWARD]
+    callers = [c for c, match in frames.items() if _CALLS_FORWARD.search(match["file"])]
+    if not forwards:
+        return {}
+    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    rows = np.flatnonzero(is_frame & np.isin(code, forwards))
+    between = is_frame & np.isin(code, callers)
+    around = chain_to(parent, parent[rows], ~between)
+    module = (host["category"] == "module").fill_null(value=False).to_numpy()
+    known = (around != NO_ROW) & module[around]
+    calls = pl.DataFrame(
+        {"code": code[rows], "name": host["name"].gather(np.where(known, around, 0))}
+    )
+    distinct = (
+        calls.filter(pl.Series(known))
+        .unique()
+        .with_columns(of_class=pl.col("name").cast(pl.String).str.replace(_NUMBERED.pattern, ""))
+        .group_by("code")
+        .agg(pl.col("of_class").unique())
+    )
+    return {c: names[0] for c, names in distinct.iter_rows() if len(names) == 1 and names[0]}

@@ -1,7 +1,8 @@
 """The stack of frames of each device activity, outermost first: the input of flame graphs.
 
-source   lines of the user's own code that were open, ``file.py:12``; of XLA work the whole stack that
-         the HLO keeps, a fusion's time divided among the stacks of its constituent instructions
+source   functions of the user's own code that were open, ``file.py:12 Block.forward``; of XLA work its lines,
+         ``file.py:12``, in the stack that the HLO keeps, a fusion's time divided among the stacks of its
+         constituent instructions
 op_name  parts of the HLO instruction's op_name
 module   nn.Module calls
 label    ranges that the user named
@@ -22,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.launch_places import paths_of
+from thence.attribution.own_code import OwnCode
 from thence.attribution.paths import SEPARATOR, PathTree
 from thence.attribution.xla.hlo_places import frame_names, stack_shares
 from thence.attribution.xla.op_names import segments_of
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.model.attributed import Attributed
+    from thence.model.hlo import Frame
 
 __all__ = ["Stacks", "stacks_of"]
 
@@ -71,7 +74,8 @@ def stacks_of(trace: Attributed, by: str) -> Stacks:
     empty = np.empty(0, np.int64)
     host, node = PathTree(empty, pl.Series([], dtype=pl.String)), np.full(places.height, NO_ROW)
     if by != "op_name":
-        host, node = paths_of(trace, places["launch"], by, trace.own)
+        own = OwnCode.of(trace.own, trace.installed)
+        host, node = paths_of(trace, places["launch"], by, own)
     rows = pl.DataFrame({"place": places[by], "rule": places[f"{by}_rule"], "host": node})
     distinct = rows.unique(maintain_order=True)
     place, rule = (distinct[name].cast(pl.String) for name in ("place", "rule"))
@@ -160,17 +164,23 @@ def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
     return {";".join(stack): stack for stack in stacks}
 
 
+def _lines(stack: Sequence[Frame], own: OwnCode) -> tuple[str, ...]:
+    """The lines of the user's own code in a stack; without any, the innermost line."""
+    users = [frame for frame in stack if own(frame.file)]
+    named = [frame for frame in stack if frame.file]
+    return tuple(f"{frame.file}:{frame.line}" for frame in users or named[-1:])
+
+
 def _weighted_source_stacks(trace: Attributed) -> Stacks:
     """Source stacks of XLA work, each weighted by its share of the time."""
     rows = stack_shares(trace)
+    own = OwnCode.of(trace.own, trace.installed)
     keys = ["module", "frame", "rule"]
     reason = pl.when(pl.col("frame").is_null()).then("rule").alias("rule")
     rows = rows.with_columns(reason)  # how a stack was found does not make it another one
     distinct = rows.select(keys).unique(maintain_order=True)
     frames = [
-        (f"[{text_of(rule)}]",)
-        if frame is None
-        else tuple(f"{f.file}:{f.line}" for f in trace.hlo[module].stack(frame))
+        (f"[{text_of(rule)}]",) if frame is None else _lines(trace.hlo[module].stack(frame), own)
         for module, frame, rule in distinct.iter_rows()
     ]
     none = PathTree(np.empty(0, np.int64), pl.Series([], dtype=pl.String))

@@ -35,8 +35,8 @@ _FORMATS = {
 _EXAMPLES = """\b
 Examples:
   thence flame trace.json.gz -o flame.html                    opens in any browser, offline
-  thence flame profile_dir/ --by source -o flame.html         JAX: source stacks, shared among fusions
-  thence flame traces/ --rank 3 --split phase -o flame.html   forward and backward apart
+  thence flame profile_dir/ --by source -o flame.html         JAX: lines, shared among fusions
+  thence flame traces/ --rank 3 --split phase -o flame.html   forward, backward ... apart
   thence flame trace.json.gz --by ops -o ops.speedscope.json
   thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
   thence flame trace.json.gz -o - | inferno-flamegraph > interactive.svg
@@ -58,7 +58,7 @@ Examples:
 @choice_option(
     "--split",
     choices=("none", "phase"),
-    meaning="phase: forward and backward as outermost frames.",
+    meaning="phase: forward, backward, optimizer and others as outermost frames.",
 )
 @choice_option(
     "--idle",

@@ -68,8 +68,8 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         "--own",
         multiple=True,
         metavar="PATTERN",
-        help="Counts as your own code in source lines, too: a package (transformers), a folder or a glob. "
-        "Repeatable.",
+        help="Counts as your own code, too, by source: a package (transformers), a folder or a glob; "
+        "with ! before it, does not. Repeatable, the last that matches decides.",
     ),
     "hlo": click.option(
         "--hlo",

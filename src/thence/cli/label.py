@@ -49,7 +49,7 @@ written, if nothing fits.
 )  # fmt: skip
 @click.option(
     "--eager", multiple=True, metavar="TRACE", type=click.Path(),
-    help="Trace of the same code run without graphs, to take labels, ops, modules and source lines from.",
+    help="Trace of the same code run without graphs, to take labels, ops, modules and sources from.",
 )  # fmt: skip
 @output_option(
     "File ending in .json, .json.gz or .pftrace. Without it nothing is written.", metavar="OUT"

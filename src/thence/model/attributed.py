@@ -39,7 +39,8 @@ class Attributed(Tables):
     Attributes:
         places: one row per row of ``gpu``, in its order: ``launch`` (host row, null where unknown) and, for
             each kind of `thence.model.places.PLACES`, the place (Categorical, null where there is none) and
-            ``<kind>_rule`` (`RULE`); ``lane`` and ``metadata``, what marks said beside their names;
+            ``<kind>_rule`` (`RULE`); ``position``, what the line number of the source is (`Position`, null
+            without one); ``lane`` and ``metadata``, what marks said beside their names;
             ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere;
             ``apart`` (`RULE`), why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning,
             or null for what counts, and everywhere unless the selection's warm_up is "apart".
@@ -50,12 +51,14 @@ class Attributed(Tables):
             that of ``places``.
         selection: which part of the trace this is; the whole where it is empty.
         own: what else than files outside of installed packages counts as the user's own code.
+        installed: packages that the trace itself shows to be installed.
     """
 
     places: pl.DataFrame = field(default_factory=pl.DataFrame)
     host_collectives: pl.DataFrame = field(default_factory=COLLECTIVES.empty)
     shares: pl.DataFrame | None = None
     own: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
     selection: Selection = field(default_factory=Selection)
 
     @property

@@ -66,7 +66,7 @@ class Label:
 
     Attributes:
         path: names of the marks, outermost first.
-        phase: forward or backward; None where that is not known.
+        phase: backward, or forward for all other work; None where that is not known.
         lane: name of the extra lane that shows it, if any.
         metadata: further facts.
         collective: what was moved, where that was a collective.

@@ -103,7 +103,8 @@ KINDS: tuple[Kind, ...] = (
         missing="no_operators", outside="outside_operators", verbs=_verbs("flame", "graph-labels"),
     ),
     Kind(
-        "source", "line of the user's own code", "both", heading="source line", categories=("python",),
+        "source", "function or line of the user's own code", "both", heading="function or source line",
+        categories=("python",),
         missing="no_python_frames", outside="outside_frames",
         verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "graph-labels"),
     ),
@@ -112,9 +113,13 @@ KINDS: tuple[Kind, ...] = (
         missing="no_python_frames", outside="outside_frames", verbs=_verbs("flame", "graph-labels"),
     ),
     Kind(
-        "phase", "forward or backward", "both", categories=("op",),
-        missing="no_autograd", outside="outside_autograd",
+        "phase", "forward, backward, recompute, optimizer, input, other or mixed", "both", categories=("op",),
+        missing="no_autograd", outside="outside_operators",
         verbs=_verbs("stated", "stated-xla", "page", "page-xla", "graph-labels"),
+    ),
+    Kind(
+        "serving", "prefill, decode or mixed, as the ranges of a server say", "launch",
+        categories=("range", "framework", "step"), missing="no_serving", outside="no_serving",
     ),
     Kind(
         "step", "profiler step", "launch", categories=("step",),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.model.losses import Loss
+from thence.model.phases import POSITIONS
 from thence.model.reasons import CODES
 
 if TYPE_CHECKING:
@@ -167,6 +168,11 @@ HOST = Table(
         Column("correlation", pl.Int64(), "of API calls: id shared with the activities launched"),
         Column("external", pl.Int64(), "of ops: own id; of API calls: id of the op around them"),
         Column("sequence", pl.Int64(), "autograd sequence number of an op"),
+        Column(
+            "position",
+            pl.Enum(POSITIONS),
+            "of Python frames: what their line number is, as `Position`; null: as of a function",
+        ),
         Column("parent", pl.Int32(), "row of the innermost range around it on its thread"),
         Column("forward", pl.Int32(), "of backward ops: row of the forward op they belong to"),
         Column("lane", _NAME, "of marks: extra lane that shows their work; null almost everywhere"),
@@ -226,9 +232,10 @@ GRAPH_PLACES = Table(
         Column("module", _NAME, "path of nn.Module calls"),
         Column("op", _NAME, "innermost framework operator"),
         Column("ops", _NAME, "path of operators"),
-        Column("source", _NAME, "``file.py:12``"),
+        Column("source", _NAME, "``file.py:12 function``, or ``file.py:12``"),
+        Column("position", pl.Enum(POSITIONS), "what its line number is, as `Position`"),
         Column("stack", _NAME, "path of Python frames"),
-        Column("phase", _NAME, "forward or backward"),
+        Column("phase", _NAME, "as `Phase`; labels taken at capture say forward or backward"),
         Column("lane", _NAME, "extra lane that shows it"),
         Column("rule", pl.Enum(CODES), "code of how it was joined, or of why it has no label"),
         Column("confidence", pl.Float64(), "of an alignment, 0 to 1; null where ids decided"),

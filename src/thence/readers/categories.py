@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["category_of", "shown_name"]
+import polars as pl
+
+from thence.model.phases import POSITIONS, Position
+
+__all__ = ["category_of", "positions_of_functions", "shown_name"]
 
 _STEP = re.compile(r"ProfilerStep(?:\*|#\d+)")
 # Ranges that torch itself opens: torch/optim/optimizer.py, torch/utils/data/dataloader.py,
@@ -35,6 +39,20 @@ def category_of(recorded: str, name: str) -> str:
     if recorded == "python" and name.startswith(_MODULE):
         return "module"
     return recorded
+
+
+def positions_of_functions(category: pl.Series) -> pl.Series:
+    """Column ``position`` of host where Python frames carry the line of the function, not the line at hand.
+
+    So do profilers that are told of calls: PyTorch's (``PyFrame_GetLineNumber`` at the moment of the call: the
+    ``def``; of functions that were open when profiling began, where they were) and JAX's (``co_firstlineno``).
+
+    Args:
+        category: of the host rows.
+    """
+    function = pl.lit(Position.FUNCTION.value, pl.Enum(POSITIONS))
+    rows = pl.DataFrame({"category": category})
+    return rows.select(position=pl.when(pl.col("category") == "python").then(function)).to_series()
 
 
 def shown_name(name: str) -> str:

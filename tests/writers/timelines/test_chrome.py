@@ -113,6 +113,7 @@ def test_events_are_what_viewers_expect(tmp_path: Path) -> None:
         "correlation": 1,
         "label": "train",
         "op": "aten::mm",
+        "phase": "other",
     }
     assert (first["ts"], first["dur"]) == (40.25, 5.125)
     arrows = [(e["ph"], e["id"], e["ts"], e["pid"]) for e in events if e.get("cat") == "ac2g"]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["join_eager"]
 
-_PLACES = (*GRAPH_LABELS, "lane")
+_PLACES = (*GRAPH_LABELS, "position", "lane")
 _MOST_WINDOWS = 32
 _MOST_COMPARED = 20_000
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
 
-_PLACES = (*GRAPH_LABELS, "lane", "metadata")
+_PLACES = (*GRAPH_LABELS, "position", "lane", "metadata")
 _MODULES = ("module", "module_fqn")  # under which frameworks annotate the nn.Module
 _MOST_LISTED = 3  # launches whose first difference is told
 

@@ -2,10 +2,10 @@
 
     op_name  what the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
     opcode   of the instruction, such as fusion
-    source   ``file.py:12``, the innermost line of the instruction's own stack
+    source   ``file.py:12``, the innermost line of the user's own code in the instruction's stack
     stack    all frames of it, ``file.py(12): function``, outermost first, between ``;``
     label    path of named scopes in op_name: ``layer1/mlp``
-    phase    backward where op_name holds a transposition, else forward
+    phase    forward, backward ... by the transformations in op_name (`hlo_phases`)
 
 Every kind has a second column, ``<kind>_rule``: the code of how the place was found or, where it is null, of
 why not (`thence.model.reasons`).
@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.attribution.own_code import OwnCode
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.attribution.xla.constituents import constituents_by_cost
-from thence.attribution.xla.op_names import labels, phase_of
+from thence.attribution.xla.hlo_phases import instruction_phases
+from thence.attribution.xla.op_names import labels
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import RULE, SHARES
 from thence.model.places import HLO
@@ -78,18 +80,19 @@ def instructions(tables: Tables) -> pl.DataFrame:
     )
 
 
-def hlo_places(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
+def hlo_places(tables: Tables, hlo_rule: pl.Series, own: OwnCode) -> pl.DataFrame:
     """The places of every row of ``tables.gpu``, in its order.
 
     Args:
         tables: of the trace, with the instructions that `instructions` found in ``gpu``.
         hlo_rule: how it found them.
+        own: which files are the user's own code.
 
     Returns:
         For each kind of `PLACES` the place (Categorical) and its rule (`RULE`).
     """
     keys = _keys(tables, hlo_rule)
-    module_places = _module_places(tables, keys)
+    module_places = _module_places(tables, keys, own)
     rows = keys.join(module_places, on=_KEY, how="left", maintain_order="left")
     columns = []
     for kind in PLACES:
@@ -104,6 +107,7 @@ def hlo_places(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
 def source_shares(
     tables: Tables,
     hlo_rule: pl.Series,
+    own: OwnCode,
     weighting: Callable[[HloModule], pl.DataFrame] = constituents_by_cost,
 ) -> pl.DataFrame:
     """The time of every row of ``tables.gpu``, divided among the source lines that it came from.
@@ -111,6 +115,7 @@ def source_shares(
     Args:
         tables: as `hlo_places` takes them.
         hlo_rule: the same.
+        own: the same.
         weighting: how to divide an instruction among those it is made of: `constituents_by_cost`, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
@@ -119,7 +124,7 @@ def source_shares(
         has no source line is a claim of the null place, whose rule is the reason.
     """
     keys = _keys(tables, hlo_rule)
-    parts = [_shares(module, weighting(module), i, keys) for i, module in _used(tables, keys)]
+    parts = [_shares(module, weighting(module), i, keys, own) for i, module in _used(tables, keys)]
     empty = pl.DataFrame(
         schema={
             "module": pl.Int32,
@@ -147,8 +152,9 @@ def stack_shares(trace: Attributed) -> pl.DataFrame:
     """
     keys = _keys(trace, trace.places["hlo_rule"])
     columns = ["module", "hlo", "frame", "weight", "rule"]
+    own = OwnCode.of(trace.own, trace.installed)
     parts = [
-        _constituents(module, constituents_by_cost(module), keys, i)
+        _constituents(module, constituents_by_cost(module), keys, i, own)
         .with_columns(pl.lit(i, pl.Int32).alias("module"))
         .group_by("module", "hlo", "frame", "rule", maintain_order=True)
         .agg(pl.col("weight").sum())
@@ -194,7 +200,7 @@ def _used(tables: Tables, keys: pl.DataFrame) -> list[tuple[int, HloModule]]:
     return [(i, tables.hlo[i]) for i in sorted(keys["module"].drop_nulls().unique())]
 
 
-def _module_places(tables: Tables, keys: pl.DataFrame) -> pl.DataFrame:
+def _module_places(tables: Tables, keys: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
     """The places of every instruction that ran: one row per module and name."""
     schema = dict.fromkeys(("hlo", *(f"{k}{s}" for k in PLACES for s in ("", "_rule"))), pl.String)
     parts = [pl.DataFrame(schema={"module": pl.Int32, **schema})]
@@ -206,21 +212,24 @@ def _module_places(tables: Tables, keys: pl.DataFrame) -> pl.DataFrame:
             .unique("name", keep="first", maintain_order=True)
         )
         parts.append(
-            _places(module, instructions).select(pl.lit(number, pl.Int32).alias("module"), *schema)
+            _places(module, instructions, own).select(
+                pl.lit(number, pl.Int32).alias("module"), *schema
+            )
         )
     return pl.concat(parts)
 
 
-def _places(module: HloModule, instructions: pl.DataFrame) -> pl.DataFrame:
+def _places(module: HloModule, instructions: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
     """The places of the instructions that ran; columns hlo, and each of `PLACES` with its rule."""
-    origin = origins(module)[instructions["row"]]
+    every = origins(module, own)
+    phase = instruction_phases(module, every, constituents_by_cost(module))[instructions["row"]]
+    origin = every[instructions["row"]]
     names = labels([name for name in origin["op_name"].to_list() if name is not None])
     frames = origin["frame"].to_list()
     stacks = {frame: ";".join(frame_names(module, frame)) for frame in set(frames)}
     op_names = origin["op_name"].to_list()
     lacking = (None, "no_op_name")
     label = [names[name] if name else lacking for name in op_names]
-    phase = [phase_of(name) if name else lacking for name in op_names]
     text = pl.String()
     return instructions.select(
         pl.col("name").alias("hlo"), "opcode", opcode_rule=pl.lit("hlo_instruction")
@@ -233,17 +242,17 @@ def _places(module: HloModule, instructions: pl.DataFrame) -> pl.DataFrame:
         stack_rule=origin["source_rule"],
         label=pl.Series([path for path, _ in label], dtype=text),
         label_rule=pl.Series([rule for _, rule in label], dtype=text),
-        phase=pl.Series([place for place, _ in phase], dtype=text),
-        phase_rule=pl.Series([rule for _, rule in phase], dtype=text),
+        phase=phase["phase"],
+        phase_rule=phase["phase_rule"],
     )
 
 
 def _shares(
-    module: HloModule, parts: pl.DataFrame, number: int, keys: pl.DataFrame
+    module: HloModule, parts: pl.DataFrame, number: int, keys: pl.DataFrame, own: OwnCode
 ) -> pl.DataFrame:
     """Shares of the source lines in every instruction that ran: module, hlo, place, weight, rule."""
     return (
-        _constituents(module, parts, keys, number)
+        _constituents(module, parts, keys, number, own)
         .group_by("hlo", "place", "rule", maintain_order=True)
         .agg(pl.col("weight").sum())
         .sort("hlo", "weight", descending=[False, True], maintain_order=True)
@@ -252,7 +261,7 @@ def _shares(
 
 
 def _constituents(
-    module: HloModule, parts: pl.DataFrame, keys: pl.DataFrame, number: int
+    module: HloModule, parts: pl.DataFrame, keys: pl.DataFrame, number: int, own: OwnCode
 ) -> pl.DataFrame:
     """Constituents of every executed instruction: hlo, weight, place, frame (null: none), rule."""
     activities = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
@@ -261,7 +270,7 @@ def _constituents(
         "hlo", keep="first"
     )
     columns = ("source", "source_rule", "frame")
-    origin = origins(module).select(columns).with_row_index("constituent")
+    origin = origins(module, own).select(columns).with_row_index("constituent")
     unsplit = origin.rename(
         {
             "constituent": "instruction",

@@ -2,7 +2,7 @@
 
 The parts are what was open when the operation was traced: transformations around scopes that the
 user named (``jax.named_scope``), and last the primitive. XLA joins the paths of instructions that it
-merges, as ``(a:b)`` or, where they begin alike, ``prefix/(a:b)``.
+merges, as ``(a:b)`` or, where they begin alike, ``prefix/(a:b)``; some of its passes as ``a;b``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["labels", "parts_of", "phase_of", "segments_of"]
+__all__ = ["is_traced", "labels", "parts_of", "scopes_of", "segments_of"]
 
 _WRAPPED = re.compile(r"(?P<transformation>[A-Za-z_][\w.-]*)\((?P<inner>.*)\)", re.DOTALL)
 _FUNCTIONS = frozenset(("jit", "pjit", "xla_call", "pmap", "xmap", "core_call", "closed_call"))
@@ -42,22 +42,9 @@ _AFTER = {"while": ("body", "cond"), "cond": ("branch_",), "scan": ("body",)}
 _MAX_PARTS = 1000
 
 
-def phase_of(op_name: str) -> tuple[str | None, str]:
-    """Forward or backward, and the code of the rule, or of why it is neither.
-
-    Reverse differentiation writes ``transpose(...)`` around what it makes; of merged operations it is
-    enough that one of them has it.
-    """
-    if "transpose(" in op_name:
-        return "backward", "transposed"
-    if any(_is_traced(part) for part in parts_of(op_name)):
-        return "forward", "not_transposed"
-    return None, "argument"
-
-
 def parts_of(op_name: str) -> list[str]:
     """The paths of the operations that were merged into one; itself where there was no merging."""
-    waiting, done = [op_name], list[str]()
+    waiting, done = _split(op_name, ";")[::-1], list[str]()
     while waiting and len(waiting) + len(done) < _MAX_PARTS:
         path = waiting.pop()
         segments = _split(path, "/")
@@ -76,6 +63,19 @@ def segments_of(path: str) -> list[str]:
     return _split(path, "/")
 
 
+def scopes_of(path: str) -> tuple[str, ...]:
+    """The names in a path, outermost first, without what jax writes around them: scopes, functions."""
+    found = []
+    for segment in segments_of(path)[:-1]:
+        name, depth = segment, 0
+        match = _WRAPPED.fullmatch(name)
+        while match and depth < _MAX_PARTS:
+            name, depth = match["inner"], depth + 1
+            match = _WRAPPED.fullmatch(name)
+        found += _split(name, "/")
+    return tuple(found)
+
+
 def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
     """The path of named scopes in each op_name of one module, and the code of the rule, or of why there is none.
 
@@ -83,7 +83,7 @@ def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
     common beginning of several paths.
     """
     scopes_of = {
-        name: [_scopes(part) for part in parts_of(name) if _is_traced(part)]
+        name: [_scopes(part) for part in parts_of(name) if is_traced(part)]
         for name in dict.fromkeys(op_names)
     }
     inner = {
@@ -95,7 +95,7 @@ def labels(op_names: Iterable[str]) -> dict[str, tuple[str | None, str]]:
     return {name: _label(paths, inner) for name, paths in scopes_of.items()}
 
 
-def _is_traced(path: str) -> bool:
+def is_traced(path: str) -> bool:
     """Whether the path starts with a transformed function, jit(f), and not with an argument's name."""
     return "(" in path.partition("/")[0]
 

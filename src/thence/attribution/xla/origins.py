@@ -1,4 +1,4 @@
-"""The op_name and source line of every instruction of an HLO module, its own or inherited.
+"""The op_name and source of every instruction of an HLO module, its own or inherited.
 
 An instruction that only moves data, such as a collective or a copy, was often inserted by the compiler and
 has no op_name or source line. It inherits them from the nearest producer along its operands that has
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.xla.written import source_frames
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thence.attribution.own_code import OwnCode
     from thence.model.hlo import HloModule
 
 __all__ = ["origins"]
@@ -38,12 +41,17 @@ _RULES = ("hlo_instruction", "hlo_inside", "hlo_moved", "hlo_user")
 _INSIDE, _MOVED, _USER = range(1, 4)
 
 
-def origins(module: HloModule) -> pl.DataFrame:
+def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
     """Op_name and source of each instruction, in the module's order.
 
+    Args:
+        module: with the instructions.
+        own: which files are the user's own code: the source is the innermost line of them in the stack, else
+            the innermost line.
+
     Returns:
-        columns op_name, op_name_rule, frame (number in ``module.frames``, 0: none), source
-        (``file.py:12``) and source_rule; a rule is the reason where there is no place.
+        columns op_name, op_name_rule, frame (number in ``module.frames`` of the innermost one, 0: none),
+        source (``file.py:12``) and source_rule; a rule is the reason where there is no place.
     """
     table = module.instructions
     links = _Links(module)
@@ -54,19 +62,19 @@ def origins(module: HloModule) -> pl.DataFrame:
     frame_from, frame_rule = links.nearest(placed)
     op_name = table["op_name"].gather(pl.Series(name_from))
     frame = table["frame"].gather(pl.Series(frame_from))
-    lines = table.select(
-        source=pl.when(pl.col("source_line").is_not_null())
-        .then(pl.format("{}:{}", "source_file", "source_line"))
-        .otherwise("source_file")
-    )["source"]
-    source = lines.gather(pl.Series(frame_from))
+    written = source_frames(module, own)
+    row = (frame - 1).replace(-1, None).cast(pl.UInt32)
+    source = written["source"].gather(row)
+    source_rule = _rules(frame_rule, source, "no_source")
+    of_library = (~written["own"].gather(row) & source.is_not_null()).fill_null(value=False)
+    library = pl.Series(["library_frame"]).new_from_index(0, len(source))
     return pl.DataFrame(
         {
             "op_name": op_name,
             "op_name_rule": _rules(name_rule, op_name, "no_op_name"),
             "frame": frame,
             "source": source,
-            "source_rule": _rules(frame_rule, source, "no_source"),
+            "source_rule": library.zip_with(of_library, source_rule),
         }
     )
 

@@ -10,6 +10,7 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW
 from thence.model.tables import HOST, HOST_CATEGORIES, THREADS
+from thence.readers.categories import positions_of_functions
 from thence.readers.nesting import host_order, host_parents, parent_column
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
             "start": ranges["start"],
             "duration": ranges["duration"],
             "correlation": ranges["correlation"],
+            "position": positions_of_functions(ranges["category"]),
             "parent": parent_column(parent),
         }
     )

@@ -27,7 +27,7 @@ from thence.model.tables import (
     Meta,
     Tables,
 )
-from thence.readers.categories import category_of, shown_name
+from thence.readers.categories import category_of, positions_of_functions, shown_name
 from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.decoding import decoded
 from thence.readers.kineto.envelope import Envelope
@@ -334,7 +334,7 @@ def _host_frame(
         "parent": parent_column(parent),
         "forward": _integers(forward, 0),
     }
-    return HOST.frame(columns)
+    return HOST.frame(columns | {"position": positions_of_functions(columns["category"])})
 
 
 def _numbered_ops(host: Arrays, rank: Array, track: Array) -> Arrays:

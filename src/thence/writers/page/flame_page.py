@@ -11,7 +11,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from thence.model.places import KINDS
+from thence.model.phases import Phase
 from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
@@ -25,7 +25,6 @@ MOST_NODES = 20_000
 
 _LONGEST_FULL_NAME = 2000
 _OF_FILES = ("source", "stack")
-_TITLES = {kind.name: kind.heading or kind.name for kind in KINDS} | {"source": "source stack"}
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
@@ -36,7 +35,7 @@ def flame_html(flame: Flame) -> str:
         flame: with any number of frames; the largest `MOST_NODES` are shown apart.
     """
     shown = flame.largest(MOST_NODES)
-    title = f"GPU time by {_TITLES[flame.by]}"
+    title = f"GPU time by {flame.heading}{' stack' if flame.by == 'source' else ''}"
     inputs = ", ".join(printable(name) for name in flame.meta.inputs)
     text = json.dumps(_data(shown, title, inputs), separators=(",", ":"))  # ASCII: U+2028 escaped
     template = resources.files("thence.writers.page") / "templates" / "flame.html"
@@ -66,8 +65,11 @@ def _data(flame: Flame, title: str, inputs: str) -> dict[str, Any]:
         "kind": [kinds.index(kind) for kind in nodes["kind"]],
         "total": nodes["total_ns"].to_list(),
         "count": nodes["count"].to_list(),
-        "forward": nodes["forward_ns"].to_list(),
-        "backward": nodes["backward_ns"].to_list(),
+        "phases": {
+            phase.value: nodes[f"{phase.value}_ns"].to_list()
+            for phase in Phase
+            if int(nodes[f"{phase.value}_ns"].sum())
+        },
     }
 
 

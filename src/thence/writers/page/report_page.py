@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from thence.analysis.timeline_overview import CLASSES
 from thence.model.kernel_names import short_names
-from thence.model.places import KINDS
 from thence.units import format_count, format_ns, format_share
 from thence.writers.page import plots
 from thence.writers.page.figures import new_figure
@@ -56,8 +55,6 @@ __all__ = ["report_html"]
 _FLAME_NODES = 4000
 _MOST_WARNINGS = 50
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
-
-_TITLES = {kind.name: kind.heading or kind.name for kind in KINDS}
 
 
 def report_html(report: Report) -> str:
@@ -308,7 +305,7 @@ def _card(title: str, value: str, note: str, share: float | None) -> str:
 def _tabs(report: Report) -> str:
     divisions = _divisions(report)
     buttons = "".join(
-        f'<button type="button" role="tab" data-tab="by-{by}">{escape(_title(by))}</button>'
+        f'<button type="button" role="tab" data-tab="by-{by}">{escape(_title(report.summaries[by]))}</button>'
         for by in divisions
     )
     panels = "".join(
@@ -352,9 +349,9 @@ def _xla(report: Report, part: Part[Programs] | Part[Compilation], name: str) ->
     return _chart(name) + _table(name) + _notes(notes)
 
 
-def _title(by: str) -> str:
+def _title(summary: Summary) -> str:
     """The title of a tab: capitalized, except for a framework's identifier such as op_name."""
-    title = _TITLES[by]
+    title = summary.heading
     return title if "_" in title else title[0].upper() + title[1:]
 
 

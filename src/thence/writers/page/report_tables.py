@@ -136,7 +136,7 @@ def summary_data(summary: Summary) -> dict[str, Any]:
     """GPU time by something as a table; the full names of kernels beside their short ones."""
     backward = bool(summary.rows["backward_ns"].max()) and summary.by != "phase"
     fields = (
-        Field("short_name", summary.by, "text"),
+        Field("short_name", summary.heading, "text"),
         Field("count", "count", "count"),
         Field("total_ns", "total", "ns", bar=True),
         Field("share", "share", "share"),

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["attribution_table", "details_table", "heading", "row_table", "summary_table"]
 
-_HEADINGS = {kind.name: kind.heading or kind.name for kind in KINDS}
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
 _MOST_REASONS = 8
 _KINDS_WIDTH = 30
@@ -139,7 +138,7 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
     used = sum(columns + 2 for columns in shown.values())
     name_width = max(16, min(width - used - 2, _NAME_WIDTH))
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    table.add_column(f"GPU time by {_HEADINGS[summary.by]}", width=name_width, overflow="fold")
+    table.add_column(f"GPU time by {summary.heading}", width=name_width, overflow="fold")
     for column, columns in shown.items():
         justify = "left" if column == "" else "right"
         table.add_column(column, justify=justify, min_width=columns, no_wrap=True)  # type: ignore[arg-type]

@@ -169,7 +169,7 @@ def test_arguments_are_typed_and_interned(tmp_path: Path) -> None:
         "registers per thread": ("int_value", 40), "shared memory bytes": ("int_value", 4096),
         "graph id": ("uint_value", 1), "graph node id": ("uint_value", 4294967303),
         "op": ("string_value_iid", "aten::mm"), "ops": ("string_value_iid", "aten::mm"),
-        "label": ("string_value_iid", "train"),
+        "label": ("string_value_iid", "train"), "phase": ("string_value_iid", "other"),
     }  # fmt: skip
     assert {k: (first.types[k], v) for k, v in first.arguments.items()} == expected
     assert second.arguments == {"stream": 7, "correlation": 2}

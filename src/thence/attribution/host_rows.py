@@ -1,0 +1,150 @@
+"""The host table as arrays, with the launch of every device activity: what attribution by launches reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from thence.attribution.sources import parse_frames
+from thence.model.intervals import NO_ROW, chain_to, last_begun
+from thence.model.tables import HOST_CATEGORIES
+
+if TYPE_CHECKING:
+    from thence.attribution.own_code import OwnCode
+    from thence.attribution.sources import Frames
+    from thence.model.tables import Tables
+
+__all__ = ["HostRows", "Mask", "Rows", "gathered", "host_rows", "row_numbers", "values_at"]
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """The host table as arrays, with the launches of the activities.
+
+    Attributes:
+        tables: of the trace.
+        own: which files are the user's own code.
+        category: position in `HOST_CATEGORIES` of each row.
+        parent, forward: row numbers, `NO_ROW` for none.
+        launch: host row that launched each activity.
+    """
+
+    tables: Tables
+    own: OwnCode
+    category: npt.NDArray[np.uint8]
+    parent: Rows
+    forward: Rows
+    launch: Rows
+    _masks: dict[tuple[str, ...], Mask] = field(default_factory=dict)
+
+    @property
+    def names(self) -> pl.Series:
+        """Name of every host row."""
+        return self.tables.host["name"]
+
+    @cached_property
+    def backward_op(self) -> Rows:
+        """Nearest op around each launch that belongs to a forward op."""
+        return self.climb(self.launch, self.forward != NO_ROW)
+
+    @cached_property
+    def forward_op(self) -> Rows:
+        """The forward op of that op."""
+        return values_at(self.forward, self.backward_op, NO_ROW)
+
+    @cached_property
+    def frames(self) -> Frames:
+        """What the host rows are as Python frames."""
+        return parse_frames(self.tables.host, self.own)
+
+    @cached_property
+    def in_graph(self) -> Mask:
+        """Which activities were launched by cudaGraphLaunch, cuGraphLaunch or hipGraphLaunch."""
+        calls = self.names.filter(pl.Series(self.of("runtime", "driver"))).unique()
+        launches = calls.filter(calls.cast(pl.String).str.contains("GraphLaunch", literal=True))
+        of_graph: Mask = np.isin(
+            self.names.to_physical().to_numpy(), launches.to_physical().to_numpy()
+        )
+        return values_at(of_graph, self.launch, missing=False)
+
+    @cached_property
+    def step(self) -> pl.Series:
+        """The step that was open in the launching process when the launch began, on whatever thread."""
+        table = self.tables.host
+        start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
+        launch_row = np.where(self.launch == NO_ROW, 0, self.launch)
+        step_row = np.full(len(launch_row), NO_ROW, np.int64)
+        steps = table.with_row_index("row").filter(pl.col("category") == "step")
+        for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
+            rows = rank_steps["row"].to_numpy().astype(np.int64)
+            ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
+            last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
+            inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (self.launch != NO_ROW)
+            inside &= (rank[launch_row] == of_rank) & (process[launch_row] == of_process)
+            step_row[inside] = rows[last[inside]]
+        return gathered(self.names, step_row)
+
+    def of(self, *categories: str) -> Mask:
+        """Which host rows are of one of the categories."""
+        if categories not in self._masks:
+            chosen = np.array([category in categories for category in HOST_CATEGORIES], np.bool_)
+            self._masks[categories] = chosen[self.category]
+        return self._masks[categories]
+
+    def climb(self, rows: Rows, wanted: Mask) -> Rows:
+        """The nearest wanted host row among each row and its ancestors."""
+        return chain_to(self.parent, rows, wanted)
+
+    def named(self, pattern: str, *categories: str) -> Mask:
+        """Which host rows of these categories have a name in which the pattern finds something."""
+        used = self.names.filter(pl.Series(self.of(*categories))).unique().drop_nulls()
+        found = used.filter(used.cast(pl.String).str.contains(pattern))
+        return self.of(*categories) & self.with_names(found)
+
+    def with_names(self, names: pl.Series) -> Mask:
+        """Which host rows have one of these names, Categorical."""
+        if names.is_empty():
+            return np.zeros(len(self.parent), np.bool_)
+        found: Mask = self.names.is_not_null().to_numpy() & np.isin(
+            self.names.to_physical().fill_null(0).to_numpy(), names.to_physical().to_numpy()
+        )
+        return found
+
+
+def host_rows(tables: Tables, launch: Rows, own: OwnCode) -> HostRows:
+    """The host table of a trace as arrays.
+
+    Args:
+        tables: of the trace.
+        launch: host row that launched each row of gpu, `NO_ROW` where unknown.
+        own: which files are the user's own code.
+    """
+    category = tables.host["category"].to_physical().to_numpy()
+    parent, forward = (row_numbers(tables.host[name]) for name in ("parent", "forward"))
+    return HostRows(tables, own, category, parent, forward, launch)
+
+
+def row_numbers(references: pl.Series) -> Rows:
+    """Row numbers as an array, `NO_ROW` for null."""
+    return references.fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+
+
+def values_at(values: npt.NDArray[Any], rows: Rows, missing: int) -> npt.NDArray[Any]:
+    """The value at each row, ``missing`` at `NO_ROW`; there may be no rows at all."""
+    result = np.full(len(rows), missing, values.dtype)
+    valid = rows != NO_ROW
+    result[valid] = values[rows[valid]]
+    return result
+
+
+def gathered(values: pl.Series, row: Rows) -> pl.Series:
+    """The value at each row, null at `NO_ROW`."""
+    return values.gather(pl.Series(row).replace(NO_ROW, None).cast(pl.UInt32))

@@ -1,0 +1,178 @@
+"""The phase and the part of serving of each device activity, by the host ranges around its launch.
+
+The innermost range that tells a phase decides:
+
+forward    an operator that a backward operator of the trace belongs to; an nn.Module call with such an
+           operator inside, and what FSDP and DistributedDataParallel run before and after a forward
+backward   a function of the autograd engine, and what FSDP runs before and after a backward
+recompute  the operators of a checkpoint, run again inside the autograd engine
+optimizer  ``Optimizer.step#...``, ``Optimizer.zero_grad#...``, and frames of a library's optimizers
+input      ``enumerate(DataLoader)#...``
+
+Without such a range, of the work that operators launched a copy to the device inside a profiler step is
+``input``, all else ``other``. Work of an operator that recorded a sequence number, with no backward pass after
+it in the trace, is unknown: whether autograd differentiated it may have been seen after the trace ended. So is
+work launched outside of every operator: what autograd makes of it is not in the trace.
+
+How a checkpoint's operators are told: a reentrant one runs them inside ``CheckpointFunctionBackward``. One that
+is not reentrant runs them inside the first function that needs a saved tensor; the backward pass itself runs
+without gradients, so operators in it have no sequence number, while those of the checkpoint do. With
+``create_graph=True`` all of them have one; then only frames of torch/utils/checkpoint.py tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from thence.attribution.host_rows import gathered, values_at
+from thence.attribution.optimizers import OPTIMIZER_RANGES, is_optimizer_file
+from thence.attribution.serving import serving_of
+from thence.attribution.sources import file_of_frame
+from thence.model.forest import ancestors
+from thence.model.intervals import NO_ROW
+from thence.model.phases import Phase
+from thence.model.reasons import CODES
+
+if TYPE_CHECKING:
+    from thence.attribution.host_rows import HostRows, Mask
+
+    Codes = npt.NDArray[np.int64]
+
+__all__ = ["launch_phases", "launch_serving"]
+
+_ENGINE = r"^autograd::engine::evaluate_function"
+_LIBRARY_FORWARD = (
+    r"^(?:FSDP::(?:pre|post)_forward|FSDP::root_pre_forward|DistributedDataParallel\.forward|"
+    r"FullyShardedDataParallel\.(?:forward|_pre_forward|_post_forward|_root_pre_forward))"
+)
+_LIBRARY_BACKWARD = (
+    r"^(?:FSDP::(?:pre|post|root_post)_backward|"
+    r"FullyShardedDataParallel\._(?:pre|post)_backward|DistributedDataParallel\.backward)"
+)
+_LOADING = r"^enumerate\(DataLoader\)#"
+_REENTRANT = r"^CheckpointFunctionBackward$"
+_RECOMPUTING = r"(?:^|/)torch/utils/checkpoint\.py\(\d+\): (?:recompute_fn|unpack_hook)$"
+_TO_DEVICE = r"(?i)HtoD|H2D|Host-to-Device"
+
+_PHASES = (None, *(phase.value for phase in Phase))
+_NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
+
+
+def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
+    """The phase of each device activity, null where it is unknown, and the code of the rule or ``no_backward``."""
+    phase_of_row, rule_of_row = _phases_of_rows(host)
+    row = host.climb(host.launch, phase_of_row > 0)
+    phase = values_at(phase_of_row, row, 0).astype(np.int64)
+    rule = values_at(rule_of_row, row, 0)
+    in_operator = host.climb(host.launch, host.of("op")) != NO_ROW
+    left = (phase == 0) & in_operator & ~host.in_graph
+    gpu = host.tables.gpu
+    copy = gpu["name"].cast(pl.String).str.contains(_TO_DEVICE).fill_null(value=False).to_numpy()
+    in_step = host.step.is_not_null().to_numpy()
+    loaded = left & in_step & copy & (gpu["kind"] == "memcpy").to_numpy()
+    phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")
+    undecided = left & ~loaded & _undecided(host)
+    rule[undecided] = _code("no_backward")
+    other = left & ~loaded & ~undecided
+    phase[other], rule[other] = _NUMBER[Phase.OTHER], _code("outside_autograd")
+    names = pl.Series(_PHASES, dtype=pl.Categorical())
+    return names.gather(phase), rule
+
+
+def launch_serving(host: HostRows) -> pl.Series:
+    """What the innermost range around each launch that says prefill or decode says; null without one."""
+    categories = ("range", "framework", "step")
+    used = host.names.filter(pl.Series(host.of(*categories))).unique().drop_nulls()
+    said = [serving_of(name) for name in used.cast(pl.String).to_list()]
+    telling = used.filter(pl.Series([s is not None for s in said], dtype=pl.Boolean))
+    wanted = host.of(*categories) & host.with_names(telling)
+    named = gathered(host.names, host.climb(host.launch, wanted)).cast(pl.String)
+    texts = {name: s.value for name, s in zip(used.cast(pl.String), said, strict=True) if s}
+    return named.replace_strict(texts, default=None, return_dtype=pl.String).cast(pl.Categorical())
+
+
+def _code(code: str) -> int:
+    return CODES.index(code)
+
+
+def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], Codes]:
+    """The phase that each host row tells for what is inside it, 0 for none, and the code of the rule."""
+    engine = host.named(_ENGINE, "op")
+    backward = engine | (host.forward != NO_ROW)
+    forward = _forward_ops(host, backward)
+    module = host.of("module") & ancestors(host.parent, np.flatnonzero(forward))
+    found: list[tuple[Mask, Phase, str]] = [
+        (module, Phase.FORWARD, "differentiated_module"),
+        (host.named(_LIBRARY_FORWARD, "framework"), Phase.FORWARD, "library_phase"),
+        (host.named(_LIBRARY_BACKWARD, "framework"), Phase.BACKWARD, "library_phase"),
+        (host.named(_LOADING, "framework"), Phase.INPUT, "loader_range"),
+        (_optimizer_frames(host), Phase.OPTIMIZER, "optimizer_frame"),
+        (host.named(OPTIMIZER_RANGES, "framework", "range"), Phase.OPTIMIZER, "optimizer_range"),
+        (forward, Phase.FORWARD, "autograd_sequence"),
+        (backward, Phase.BACKWARD, "autograd_sequence"),
+        (_recomputing(host, engine, backward), Phase.RECOMPUTE, "checkpoint"),
+    ]
+    phase = np.zeros(len(host.parent), np.uint8)
+    rule = np.zeros(len(host.parent), np.int64)
+    for rows, name, code in found:  # where a row tells two, the later one
+        phase[rows], rule[rows] = _NUMBER[name], _code(code)
+    return phase, rule
+
+
+def _forward_ops(host: HostRows, backward: Mask) -> Mask:
+    """Operators that backward operators belong to, without those inside a backward pass itself."""
+    forward = np.zeros(len(host.parent), np.bool_)
+    forward[host.forward[host.forward != NO_ROW]] = True
+    rows = np.flatnonzero(forward)
+    forward[rows[host.climb(rows, backward) != NO_ROW]] = False
+    return forward
+
+
+def _optimizer_frames(host: HostRows) -> Mask:
+    """Python frames of a library's optimizers."""
+    used = host.names.filter(pl.Series(host.of("python"))).unique().drop_nulls()
+    found = [is_optimizer_file(file_of_frame(name)) for name in used.cast(pl.String).to_list()]
+    return host.of("python") & host.with_names(used.filter(pl.Series(found, dtype=pl.Boolean)))
+
+
+def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
+    """Host rows inside which a checkpoint runs its forward pass again."""
+    ops = host.of("op")
+    roots = host.named(_REENTRANT, "op") | host.named(_RECOMPUTING, "python")
+    if not engine.any():
+        return roots
+    # A function of the engine, and the range of the engine around it, share their sequence number.
+    around = np.full(len(ops), NO_ROW, np.int64)
+    around[ops] = host.climb(host.parent[ops], ops)
+    sequence = host.tables.host["sequence"].fill_null(NO_ROW).to_numpy()
+    numbered = sequence != NO_ROW
+    own_number = sequence == values_at(sequence, around, NO_ROW)
+    function = ops & (engine | backward | (values_at(engine, around, missing=False) & own_number))
+    direct = ops & ~function & values_at(function, around, missing=False)
+    without_gradients = np.zeros(len(ops), np.bool_)
+    without_gradients[around[direct & ~numbered]] = True
+    again: Mask = direct & numbered & values_at(without_gradients, around, missing=False)
+    return roots | again
+
+
+def _undecided(host: HostRows) -> Mask:
+    """Activities of an operator with a sequence number after which the trace holds no backward pass."""
+    table = host.tables.host
+    numbered = host.of("op") & table["sequence"].is_not_null().to_numpy()
+    op = host.climb(host.launch, numbered)
+    rows = np.flatnonzero(op != NO_ROW)
+    times = table.select("rank", "process", "start")
+    passes = np.flatnonzero((host.forward != NO_ROW) | host.named(_ENGINE, "op"))
+    last = times[passes].group_by("rank", "process").agg(last=pl.col("start").max())
+    after = times[op[rows]].join(
+        last, on=["rank", "process"], how="left", maintain_order="left"
+    )  # fmt: skip
+    ended = np.zeros(len(op), np.bool_)
+    ended[rows] = after.select(
+        pl.col("last").is_null() | (pl.col("start") > pl.col("last"))
+    ).to_series()
+    return ended

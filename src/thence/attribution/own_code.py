@@ -1,0 +1,130 @@
+"""Which source files are the user's own code: one rule for Python frames and for stacks in the HLO.
+
+A file is somebody else's if its path says so: ``site-packages``, ``dist-packages``, the folder of the
+standard library, code without a file (``<frozen os>``), code that torch.compile or Triton generated.
+
+Profilers of PyTorch write paths relative to the entry of ``sys.path`` that holds them, so that
+``transformers/models/llama/modeling_llama.py`` and the user's ``model/net.py`` look alike. A relative path is
+somebody else's if its first part is
+
+- a module of the standard library,
+- a package of `PACKAGES`, a fixed table of packages that programs on GPUs commonly install,
+- a package that the same trace shows below ``site-packages`` or ``dist-packages`` elsewhere.
+
+What is installed on the machine that analyses the trace plays no part: the answer must be the same
+everywhere. An installed package that none of this tells apart therefore counts as the user's own; ``--own
+'!PACKAGE'`` leaves it out, and ``--own PACKAGE`` counts one in.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["PACKAGES", "OwnCode", "packages_shown"]
+
+_IN_SITE_PACKAGES = re.compile(r"(?:^|/)(?:site|dist)-packages/([^/]+)")
+_ELSEWHERE = re.compile(
+    r"(?:^|/)(?:site|dist)-packages/|(?:^|/)lib(?:64)?/python[\d.]+/|/python\d+\.zip/|"
+    # Written by torch.compile (Inductor), by Triton, by IPython's own machinery.
+    r"(?:^|/)torchinductor_[^/]*/|/\.triton/|"
+    # No file. A cell of a notebook and what was typed at a prompt are the user's.
+    r"^<(?!ipython-input|stdin>|console>)"
+)
+_STANDARD_LIBRARY = frozenset(
+    """
+    __future__ _abc _bootlocale _collections_abc _compat_pickle _compression _markupbase _osx_support
+    _py_abc _pydatetime _pydecimal _pyio _pylong _sitebuiltins _strptime _sysconfigdata _threading_local
+    _weakrefset abc aifc argparse ast asynchat asyncio asyncore base64 bdb binascii bisect bz2 calendar
+    codecs codeop collections colorsys compileall concurrent configparser contextlib
+    contextvars copy copyreg cProfile csv ctypes curses dataclasses datetime dbm decimal difflib dis
+    distutils doctest encodings ensurepip enum filecmp fileinput fnmatch fractions ftplib
+    functools genericpath getopt getpass gettext glob graphlib gzip hashlib heapq hmac html http imaplib
+    importlib inspect io ipaddress json keyword lib2to3 linecache locale logging lzma mailbox
+    mimetypes modulefinder multiprocessing netrc ntpath nturl2path opcode operator
+    optparse os pathlib pdb pickle pickletools pkgutil plistlib poplib posixpath pprint
+    pty py_compile pyclbr pydoc queue quopri random re reprlib rlcompleter runpy secrets
+    selectors shelve shlex shutil signal smtplib sndhdr socket socketserver sqlite3 sre_compile
+    sre_constants sre_parse ssl stat stringprep struct subprocess sunau symtable
+    sysconfig tabnanny tarfile telnetlib tempfile textwrap threading timeit tkinter tokenize
+    tomllib traceback tracemalloc tty turtle types typing unittest urllib uuid venv warnings weakref
+    webbrowser wsgiref xdrlib xml xmlrpc zipapp zipfile zipimport zoneinfo
+    """.split()  # noqa: SIM905 - as a list it would fill pages
+)
+"""Modules of the standard library of Python 3.8 to 3.14. Left out are those whose names scripts of
+users have, and that launch nothing: code, profile, statistics, test, trace and the like."""
+PACKAGES = frozenset(
+    """
+    accelerate aiohttp aiter albumentations apex bitsandbytes botorch causal_conv1d chex click cloudpickle
+    colossalai compressed_tensors cupy cupyx cutlass deep_ep deep_gemm deepspeed detectron2
+    diffusers distrax dgl einops fairscale fairseq fairseq2 fastapi fla flash_attn flash_attn_3
+    flashinfer flax fsspec gpytorch grain gym gymnasium haiku hf_transfer huggingface_hub hydra ipykernel
+    IPython ignite jax jaxlib jaxopt jaxtyping joblib jraph keras kornia liger_kernel lightning
+    lightning_fabric lightning_utilities lmdeploy mamba_ssm megatron mlflow mmcv mmengine mpi4py msgspec
+    networkx numba numpy numpyro nvidia nvtx omegaconf onnxruntime open_clip optax orbax packaging pandas
+    paxml peft PIL polars praxis psutil pyarrow pydantic pyro pytest pytorch_lightning pytorch_metric_learning
+    pytorch_optimizer ray requests safetensors scipy seqio setuptools sgl_kernel sglang sklearn
+    sentence_transformers sentencepiece simple_parsing six starlette tensorboard tensordict tensorflow
+    tensorflow_datasets tensorrt tensorrt_llm tensorstore tiktoken timm tokenizers torch torch_geometric
+    torch_scatter torch_sparse torch_tensorrt torch_xla torchao torchaudio torchdata torchdiffeq torchft
+    torchmetrics torchrec torchtext torchtune torchvision tqdm transformer_engine transformers triton
+    triton_kernels trl tyro typing_extensions unsloth uvicorn uvloop verl vllm wandb xformers yaml zmq
+    """.split()  # noqa: SIM905 - as a list it would fill pages
+)
+"""Top-level packages that count as installed where a path begins with them. Left out are those whose
+names folders and scripts of users often have: datasets, evaluate."""
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The rule for one trace.
+
+    Attributes:
+        patterns: what else counts as the user's own code: names of packages, folders or files
+            (``transformers``), or glob patterns that the path matches (``*/site-packages/mylib/*``); after
+            a ``!`` what does not. The last that matches decides.
+        installed: packages that the trace itself shows to be installed, see `packages_shown`.
+    """
+
+    patterns: tuple[str, ...] = ()
+    installed: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, patterns: Sequence[str] = (), installed: Iterable[str] = ()) -> OwnCode:
+        """The rule with these patterns and installed packages."""
+        return cls(tuple(patterns), frozenset(installed))
+
+    def __call__(self, file: str) -> bool:
+        """Whether a source file is the user's own code.
+
+        Args:
+            file: its path, as the producer wrote it; an empty one is nobody's.
+        """
+        if not file:
+            return False
+        path = file.replace("\\", "/")
+        for pattern in reversed(self.patterns):
+            if _matches(path, pattern.removeprefix("!")):
+                return not pattern.startswith("!")
+        if _ELSEWHERE.search(path):
+            return False
+        if path.startswith("/") or path[1:2] == ":":
+            return True
+        first = path.removeprefix("./").partition("/")[0].removesuffix(".py")
+        return not (first in _STANDARD_LIBRARY or first in PACKAGES or first in self.installed)
+
+
+def packages_shown(files: Iterable[str]) -> tuple[str, ...]:
+    """Packages that lie in ``site-packages`` or ``dist-packages`` in some of these paths, by name."""
+    found = (_IN_SITE_PACKAGES.search(file.replace("\\", "/")) for file in files)
+    return tuple(sorted({match[1].removesuffix(".py") for match in found if match}))
+
+
+def _matches(path: str, pattern: str) -> bool:
+    parts = path.split("/")
+    return pattern in parts or f"{pattern}.py" in parts or fnmatchcase(path, pattern)

@@ -1,0 +1,65 @@
+"""The frame of an HLO stack that stands for it: the innermost of the user's own code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.optimizers import is_optimizer_file
+from thence.model.intervals import NO_ROW, chain_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from thence.attribution.own_code import OwnCode
+    from thence.model.hlo import HloModule
+
+__all__ = ["frames_in_optimizers", "source_frames"]
+
+
+def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
+    """What each stack of a module says of where it was written.
+
+    Args:
+        module: with the frames.
+        own: which files are the user's own code.
+
+    Returns:
+        one row per frame, in the order of ``module.frames``: ``shown``, number of the innermost frame of the
+        user's own code in the stack that ends in this frame, else of the innermost with a file, else 0;
+        ``source`` (``file.py:12``) of that frame, null without one; ``own``, whether it is the user's.
+    """
+    frames = module.frames
+    users, named = _with_file(module, own), _with_file(module, bool)
+    by_user, by_name = _nearest(module, users), _nearest(module, named)
+    shown = np.where(by_user == NO_ROW, by_name, by_user)
+    text = frames.select(
+        text=pl.when(pl.col("line") > 0).then(pl.format("{}:{}", "file", "line")).otherwise("file")
+    )["text"]
+    at = pl.Series(shown).replace(NO_ROW, None).cast(pl.UInt32)
+    return pl.DataFrame({"shown": shown + 1, "source": text.gather(at), "own": by_user != NO_ROW})
+
+
+def frames_in_optimizers(module: HloModule) -> npt.NDArray[np.bool_]:
+    """Which stacks hold a frame of a library's optimizers, by number of their innermost frame; False for 0."""
+    inside: npt.NDArray[np.bool_] = (
+        _nearest(module, _with_file(module, is_optimizer_file)) != NO_ROW
+    )
+    return np.append([False], inside)
+
+
+def _with_file(module: HloModule, wanted: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+    """Which frames have a file that is wanted."""
+    files = module.frames["file"].fill_null("")
+    chosen = [file for file in files.unique() if wanted(file)]
+    return files.is_in(chosen).to_numpy()
+
+
+def _nearest(module: HloModule, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Row of the innermost wanted frame in the stack that ends in each frame, `NO_ROW` without one."""
+    parent = module.frames["parent"].cast(pl.Int64).to_numpy() - 1
+    return chain_to(parent, np.arange(len(parent)), wanted)

@@ -1,0 +1,128 @@
+"""What a frame's line number is, which class a function is of, and how that is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+import thence
+from helpers import DATA, STACK, event, kernel, launch, opened
+from thence.analysis.summary import summarize
+from thence.attribution.attribute import attribute
+from thence.model.tables import HOST, concat
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from thence.trace import Trace
+
+SINGLE = DATA / "jax" / "jax_single_nocb.xplane.pb.gz"
+
+
+def frame(name: str, start: int, duration: int) -> dict[str, object]:
+    return event("python_function", name, start, duration)
+
+
+def sources(trace: Trace) -> list[str | None]:
+    return trace.activities["source"].cast(pl.String).to_list()
+
+
+def test_the_class_is_that_of_the_module_whose_call_is_directly_around(tmp_path: Path) -> None:
+    events = [
+        frame("nn.Module: Block_12", 0, 100),
+        frame("torch/nn/modules/module.py(1783): _call_impl", 1, 98),
+        frame("net.py(27): forward", 2, 90),
+        *(launch(1, 5), kernel(1, 200)),
+        # A helper of the user's inside it is no method of the module, as far as the trace tells.
+        *(frame("net.py(40): scale", 10, 10), launch(2, 12), kernel(2, 210)),
+        # Called by hand, not by the module.
+        *(frame("head.py(3): forward", 30, 10), launch(3, 32), kernel(3, 220)),
+    ]
+    assert sources(opened(tmp_path, events)) == [
+        "net.py:27 Block.forward",
+        "net.py:40 scale",
+        "head.py:3 forward",
+    ]
+
+
+def test_a_function_that_several_classes_share_is_named_without_one(tmp_path: Path) -> None:
+    events = []
+    for number, name in enumerate(("Left_0", "Right_0")):
+        at = 100 * number
+        events += [
+            frame(f"nn.Module: {name}", at, 50),
+            frame("torch/nn/modules/module.py(1783): _call_impl", at + 1, 48),
+            frame("base.py(7): forward", at + 2, 40),
+            *(launch(number, at + 5), kernel(number, at + 500)),
+        ]
+    assert sources(opened(tmp_path, events)) == ["base.py:7 forward"] * 2
+
+
+def test_tables_and_json_say_that_they_are_functions() -> None:
+    summary = thence.open(STACK).summary("source")
+    assert summary.heading == "function"
+    rows = json.loads(json.dumps(summary.to_json()))["rows"]
+    # Read in the program's text: the lines of the def statements.
+    assert {row["name"]: row["position"] for row in rows} == dict.fromkeys(
+        (
+            "torch_gpt.py:19 Attention.forward",
+            "torch_gpt.py:24 MLP.forward",
+            "torch_gpt.py:27 Block.forward",
+            "torch_gpt.py:32 GPT.forward",
+            "torch_gpt.py:45 step",
+        ),
+        "function",
+    )
+
+
+def test_the_hlo_holds_lines() -> None:
+    summary = thence.open(SINGLE).summary("source")
+    assert summary.heading == "source line"
+    assert set(summary.rows["position"]) == {"line"}
+    assert summary.rows["name"].str.contains(r"^[^ ]+\.py:\d+$").all()
+
+
+def test_other_tables_have_no_position() -> None:
+    assert "position" not in thence.open(STACK).summary("label").rows.columns
+
+
+def test_frames_that_hold_lines_are_worded_as_lines(tmp_path: Path) -> None:
+    events = [frame("train.py(12): step", 0, 50), launch(1, 10), kernel(1, 100)]
+    tables = opened(tmp_path, events).tables
+    position = pl.lit("line", HOST.schema["position"])
+    at_line = dataclasses.replace(tables, host=tables.host.with_columns(position=position))
+    assert summarize(attribute(at_line), "source").rows["name"].to_list() == ["train.py:12"]
+    both = summarize(attribute(concat([tables, at_line])), "source")
+    assert both.heading == "function or source line"
+    assert dict(both.rows.select("name", "position").iter_rows()) == {
+        "train.py:12": "line",
+        "train.py:12 step": "function",
+    }
+
+
+def test_traces_of_both_kinds_of_producer_say_both() -> None:
+    trace = thence.open(STACK, SINGLE)
+    trace.self_check()
+    assert trace.attributed.places["position"].drop_nulls().unique().sort().to_list() == [
+        "function",
+        "line",
+    ]
+    assert trace.summary("source").heading == "function or source line"
+
+
+def test_one_rule_of_own_code_for_hlo_too() -> None:
+    """optax was below site-packages when this was recorded: its frames lead to the user's line, unless asked for."""
+    remat = DATA / "jax" / "remat.xplane.pb.gz"
+    usual = thence.open(remat).activities.select(pl.col("source", "op_name").cast(pl.String))
+    assert usual["source"].drop_nulls().str.contains(r"/jtrain\.py:\d+$").all()
+    counted = thence.open(remat, own=["optax"]).activities
+    update = counted.select(pl.col("source", "op_name").cast(pl.String)).filter(
+        pl.col("op_name").str.contains("tree_bias_correction")
+    )
+    assert update["source"].str.contains(r"/site-packages/optax/.*\.py:\d+$").all()
+    assert update.height > 0
+    nobody = thence.open(remat, own=["!jtrain.py"]).activities
+    assert set(nobody["source_rule"].filter(nobody["source"].is_not_null())) == {"library_frame"}
