@@ -60,7 +60,7 @@ class Report:
         programs: executions of XLA programs.
         compilation: compile time by phase.
         spread: how much durations of the same computation vary, as
-            `thence.analysis.communication.compute_spread` returns it.
+            `thence.analysis.spread.compute_spread` returns it.
     """
 
     summaries: Mapping[str, Summary]
