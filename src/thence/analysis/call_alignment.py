@@ -15,6 +15,7 @@ well. The rest is paired in blocks around it that have the same shift; what is l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -121,17 +122,20 @@ def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
 
 
 def _chosen(rated: list[_Run], *, one_clock: bool) -> tuple[_Run | None, int]:
-    """The run that fits best, None if others do about as well; and how many do."""
+    """The run that fits best, None if others with another shift do about as well; and how many do."""
     best = min(rated, key=lambda run: (run.residual, -run.length))
     limit = _ABOUT_AS_WELL * best.residual + _RESOLUTION_NS
     fitting = [run for run in rated if run.residual <= limit]
-    if len(fitting) == 1:
+    others = [run for run in fitting if abs(run.shift - best.shift) > limit]
+    if not others:  # runs with the same shift are blocks of one pairing, with lost calls between
         return best, 1
     if not one_clock:
-        near, *others = sorted(fitting, key=lambda run: run.apart)
-        if near.apart <= _CLOCKS_AGREE_NS and others[0].apart >= _FARTHER * max(near.apart, 1.0):
+        near = min(fitting, key=lambda run: run.apart)
+        others = [run for run in fitting if abs(run.shift - near.shift) > limit]
+        far = min((run.apart for run in others), default=math.inf)
+        if near.apart <= _CLOCKS_AGREE_NS and far >= _FARTHER * max(near.apart, 1.0):
             return near, 1
-    return None, len(fitting)
+    return None, len(others) + 1
 
 
 def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
@@ -160,10 +164,9 @@ def _with_shift(a: Calls, b: Calls, shift: float, allowed: float) -> _Run:
     """The longest run whose ends are apart by the shift; of equal ones the one that fits best."""
     rated = (_rated(a, b, run, one_clock=False) for run in _runs(a.token, b.token))
     fitting = [run for run in rated if abs(run.shift - shift) <= allowed]
-    longest = max(
+    return max(
         fitting, key=lambda run: (run.length, -abs(run.shift - shift)), default=_Run(0, 0, 0)
     )
-    return longest
 
 
 def _kept(a: Calls, b: Calls, run: _Run, shift: float, allowed: float) -> tuple[int, int]:

@@ -128,17 +128,14 @@ def _rows(trace: Attributed) -> pl.DataFrame:
     kernels = trace.gpu.select(
         "rank", "device", "start", "duration", "program", "hlo", "correlation"
     )
-    launched = trace.places["launch"] if "launch" in trace.places.columns else None
     frame = described.select(
         *("row", "gpu", "bytes", "group_size", "sequence", "source_rank", "destination_rank"),
         *(pl.col(name).cast(pl.String) for name in ("element_type", *_GROUP)),
         collective=kind_of(pl.col("collective")),
         replayed=pl.col("gpu").is_in(trace.graph_places["gpu"].implode()),
     ).hstack(kernels[described["gpu"].to_numpy()])
-    launch = pl.Series("launch", [None], dtype=pl.Int64).new_from_index(0, frame.height)
-    if launched is not None:
-        host = launched.gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
-        launch = trace.host["start"].gather(host).rename("launch")
+    host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
+    launch = trace.host["start"].gather(host).rename("launch")
     names = trace.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
         pl.col("name").cast(pl.String).alias("program_name"),
@@ -152,53 +149,33 @@ def _rows(trace: Attributed) -> pl.DataFrame:
 
 def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
     """Adds the columns that `_rows` describes."""
-    kind = pl.col("collective")
-    of_xla = pl.col("program").is_not_null() & pl.col("hlo").is_not_null()
-    peer = ~of_xla & kind.is_in(PEERS)
-    source = (
-        pl.when(kind == "send").then(pl.coalesce("source_rank", "rank")).otherwise("source_rank")
-    )
-    target = (
-        pl.when(kind == "recv")
-        .then(pl.coalesce("destination_rank", "rank"))
-        .otherwise("destination_rank")
-    )
-    numbered = ~of_xla & ~peer & ~pl.col("replayed") & pl.col("sequence").is_not_null()
-    place = ("rank", "device")
-    size = pl.when(~kind.is_in(_UNEVEN)).then("bytes")
-    repeated = pl.when("replayed").then("sequence")
-    frame = frame.with_columns(
-        of_xla=of_xla,
-        peer=peer,
-        numbered=numbered,
-        source=pl.when(peer).then(source),
-        target=pl.when(peer).then(target),
-    ).with_columns(
-        group=pl.struct(
-            pl.when(of_xla).then(pl.lit("xla")).otherwise(pl.lit("")).alias("of"),
-            *(pl.when(~pl.col("of_xla")).then(name).alias(name) for name in _GROUP),
-            *("source", "target"),
-        ).rank("dense"),
-        what=pl.when("of_xla").then("hlo").when(~pl.col("peer")).then("collective"),
-    )
+    frame = _grouped(frame)
     # Kernels of one replay with one sequence number are parts of one call; an execution of a
     # program is one call; every other kernel is one.
+    of_xla, repeated = pl.col("of_xla"), pl.when("replayed").then("sequence")
     part = pl.when("replayed", pl.col("sequence").is_not_null()).then("correlation")
-    alone = pl.when(~pl.col("of_xla") & part.is_null()).then("row")
     call = pl.struct(
-        *place, "group", pl.when("of_xla").then("program").alias("execution"), alone.alias("alone"),
-        part.alias("part"), repeated.alias("repeated"),
-    )  # fmt: skip
-    token = pl.struct(
-        pl.when("of_xla").then("program_name").alias("name"),
-        pl.when(~pl.col("of_xla")).then("what").alias("kind"),
-        *(pl.when(~pl.col("of_xla")).then(e).alias(n) for e, n in ((size, "moved"), ("element_type", "type"), ("group_size", "ranks"))),
+        *("rank", "device", "group"),
+        pl.when("of_xla").then("program").alias("execution"),
+        pl.when(~of_xla & part.is_null()).then("row").alias("alone"),
+        part.alias("part"),
         repeated.alias("repeated"),
-    )  # fmt: skip
+    )
+    size = pl.when(~pl.col("collective").is_in(_UNEVEN)).then("bytes")
+    token = pl.struct(
+        pl.when(of_xla).then("program_name").alias("name"),
+        pl.when(~of_xla).then("what").alias("kind"),
+        pl.when(~of_xla).then(size).alias("moved"),
+        pl.when(~of_xla).then("element_type").alias("type"),
+        pl.when(~of_xla).then("group_size").alias("ranks"),
+        repeated.alias("repeated"),
+    )
+    kind = pl.col("collective")
     unnamed = kind.is_in(_SOME_PEERS) & pl.col("group_size").ne_missing(2)
     unknown = unnamed | (
         kind.is_in(PEERS) & (pl.col("source").is_null() | pl.col("target").is_null())
     )
+    times_before = pl.int_range(pl.len()).over("call", "what")
     return (
         frame.with_columns(
             call=pl.when(~pl.col("numbered")).then(call.rank("dense")).cast(pl.Int64),
@@ -207,12 +184,32 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
             reason_of_row=pl.when(unknown).then(pl.lit("peers_unknown")),
         )
         .sort("start", maintain_order=True)
-        .with_columns(
-            number=pl.when("numbered")
-            .then("sequence")
-            .when("of_xla")
-            .then(pl.int_range(pl.len()).over("call", "what"))
-        )
+        .with_columns(number=pl.when("numbered").then("sequence").when("of_xla").then(times_before))
+    )
+
+
+def _grouped(frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds the group of each kernel, what it is there, and whether its sequence number counts.
+
+    Sends and receives of a pair are a group of their own; their numbers differ between the two.
+    """
+    kind = pl.col("collective")
+    of_xla = pl.col("program").is_not_null() & pl.col("hlo").is_not_null()
+    peer = ~of_xla & kind.is_in(PEERS)
+    source = pl.coalesce("source_rank", pl.when(kind == "send").then("rank"))
+    target = pl.coalesce("destination_rank", pl.when(kind == "recv").then("rank"))
+    return frame.with_columns(
+        of_xla=of_xla,
+        numbered=~of_xla & ~peer & ~pl.col("replayed") & pl.col("sequence").is_not_null(),
+        source=pl.when(peer).then(source),
+        target=pl.when(peer).then(target),
+        what=pl.when(of_xla).then("hlo").when(~peer).then("collective"),
+    ).with_columns(
+        group=pl.struct(
+            "of_xla",
+            *(pl.when(~pl.col("of_xla")).then(name).alias(name) for name in _GROUP),
+            *("source", "target"),
+        ).rank("dense")
     )
 
 

@@ -86,9 +86,12 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
     kind, number, start = pl.col("collective"), pl.col("number"), pl.col("start")
     # The one that the others need and that came last.
     needed = (
-        pl.when(kind.is_in(FROM_ROOT)).then("root").when(kind.is_in(TO_ROOT)).then(~pl.col("root"))
+        pl.when(kind.is_in(FROM_ROOT))
+        .then("root")
+        .when(kind.is_in(TO_ROOT))
+        .then(~pl.col("root"))
+        .otherwise(pl.lit(value=True))
     )
-    needed = needed.otherwise(pl.lit(value=True))
     last = number.filter(needed).sort_by(start.filter(needed)).last().over("instance")
     arrival = start.filter(needed).max().over("instance")
     waits = (

@@ -208,7 +208,10 @@ def _form(output: str, endings: Mapping[str, str]) -> str:
 
 
 def console() -> Console:
-    """Standard output for tables. Rich minds NO_COLOR; a pipe or file gets every column, unless COLUMNS says otherwise."""
+    """Standard output for tables; a pipe or file gets every column, unless COLUMNS says otherwise.
+
+    Rich minds NO_COLOR.
+    """
     from rich.console import Console
 
     unbounded = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
