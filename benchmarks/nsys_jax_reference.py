@@ -69,7 +69,7 @@ def main() -> int:
 
 def show_alignment(tables: Attributed) -> None:
     """There is nothing to compare with: nsys-jax refuses to align a subset of the ranks."""
-    found = align_clocks(tables)
+    found = align_clocks(attribute(tables))
     for rank, correction, shared, _cluster in found.corrections.rows():
         print(f"clock of rank {rank}: {correction} ns, from {shared} shared collectives")
     print(f"left: median {found.residual_median_ns} ns, largest {found.residual_max_ns} ns")

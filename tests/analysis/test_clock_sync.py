@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 
 import polars as pl
 import pytest
 
-from thence.analysis.clock_sync import align_clocks, collective_instances
+from thence.analysis.clock_sync import Alignment
+from thence.analysis.clock_sync import align_clocks as of_attributed
+from thence.analysis.collective_instances import collective_instances
+from thence.attribution.attribute import attribute
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables, concat
+
+
+def align_clocks(tables: Tables) -> Alignment:
+    return of_attributed(attribute(tables))
+
 
 # (rank, end of each all-reduce); every one lasts 10 ns
 Ends = dict[int, list[int]]
@@ -112,14 +121,14 @@ def kineto(rank: int, sequence: list[int | None], starts: list[int], group: str 
     )
     described = COLLECTIVES.frame(
         {"gpu": list(range(count)), "collective": ["allreduce"] * count, "sequence": sequence}
-        | {"bytes": [8] * count, "group_size": [2] * count, "group_name": [group] * count}
+        | {"bytes": [8] * count, "group_size": [3] * count, "group_name": [group] * count}
     )
     return Tables(gpu=gpu, collectives=described)
 
 
 def test_collectives_outside_programs_match_by_group_and_sequence() -> None:
     tables = concat([kineto(0, [4, 5], [100, 200]), kineto(1, [5, 6], [260, 300])])
-    assert collective_instances(tables)["instance"].n_unique() == 3
+    assert collective_instances(attribute(tables)).rows["instance"].n_unique() == 3
     assert corrections(tables) == {0: -30, 1: 30}
 
 
@@ -135,3 +144,42 @@ def test_without_collectives_there_is_nothing_to_align() -> None:
     assert found.matched == 0
     assert found.residual_median_ns is None
     assert json.loads(json.dumps(found.to_json()))["rows"] == []
+
+
+def noisy(skew: dict[int, int], seed: int = 4) -> Tables:
+    """Forty all-reduces of three ranks; ends scatter by up to 4 us, clocks are ahead by the skew."""
+    rng = random.Random(seed)
+    ends = [1_000_000 * number + rng.randrange(300_000) for number in range(40)]
+    seen = [[end + skew.get(r, 0) + rng.randrange(-4000, 4000) for end in ends] for r in range(3)]
+    return concat([kineto(r, list(range(10, 50)), [end - 10 for end in seen[r]]) for r in range(3)])
+
+
+def test_a_planted_skew_is_recovered_with_its_residual() -> None:
+    found = align_clocks(noisy({1: 5_000_000, 2: -300_000}))
+    by_rank = dict(found.corrections.select("rank", "correction_ns").rows())
+    assert found.applied
+    assert by_rank[1] - by_rank[0] == pytest.approx(5_000_000, abs=2500)
+    assert by_rank[2] - by_rank[0] == pytest.approx(-300_000, abs=2500)
+    assert found.residual_median_ns is not None
+    assert 500 < found.residual_median_ns < 4000
+    assert "what is left: median" in found.statement
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clocks_that_agree_are_left_alone(seed: int) -> None:
+    tables = noisy({}, seed)
+    found = align_clocks(tables)
+    assert not found.applied
+    assert found.corrections["correction_ns"].to_list() == [0, 0, 0]
+    assert tables.gpu.select(found.shift()).to_series().unique().to_list() == [0]
+    assert "already agree within" in found.statement
+    assert found.to_json()["applied"] is False
+
+
+def test_only_collectives_that_end_together_for_all_say_how_far_clocks_are_apart() -> None:
+    tables = noisy({1: 5_000_000})
+    for kind in ("broadcast", "reduce", "gather", "scatter", "send", "recv"):
+        named = tables.collectives.with_columns(collective=pl.lit(kind).cast(pl.Categorical()))
+        assert align_clocks(Tables(gpu=tables.gpu, collectives=named)).matched == 0
+    lost = Tables(gpu=tables.gpu, collectives=tables.collectives[:-39])  # rank 2 shows one
+    assert align_clocks(lost).matched == 1

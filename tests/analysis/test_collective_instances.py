@@ -9,7 +9,6 @@ import polars as pl
 
 import thence
 from collective_jobs import Call, Job, joint
-from programs_data import GPU_ROW
 from thence.analysis.collective_instances import collective_instances, unmatched_reasons
 from thence.attribution.attribute import attribute
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
@@ -46,7 +45,9 @@ def instances(job: Job, folder: Path) -> pl.DataFrame:
 
 def wrong(rows: pl.DataFrame) -> int:
     """Instances that put different calls together."""
-    return rows.group_by("instance").agg(pl.col("call").n_unique()).filter(pl.col("call") > 1).height
+    return (
+        rows.group_by("instance").agg(pl.col("call").n_unique()).filter(pl.col("call") > 1).height
+    )
 
 
 def test_a_rank_whose_profile_begins_one_call_later(tmp_path: Path) -> None:
@@ -78,7 +79,9 @@ def test_a_call_that_only_one_profile_holds_has_no_partner(tmp_path: Path) -> No
 
 
 def test_steps_that_nothing_tells_apart_are_refused_with_the_reason(tmp_path: Path) -> None:
-    calls = [joint([number * 1_000_000, number * 1_000_000 + 50_000], 9_000) for number in range(20)]
+    calls = [
+        joint([number * 1_000_000, number * 1_000_000 + 50_000], 9_000) for number in range(20)
+    ]
     trace = thence.open(*Job(calls, lost={(1, 0)}, skew={1: 400_000}).write(tmp_path))
     rows = collective_instances(trace.attributed).rows
     assert set(rows["unmatched"]) == {"ambiguous"}
@@ -115,16 +118,21 @@ def test_groups_are_matched_apart(tmp_path: Path) -> None:
 def executions(ends: dict[int, list[int]]) -> Tables:
     """Ranks of one device that run program "step", each execution with one all-reduce of 10 us."""
     rows = [(rank, end) for rank, times in ends.items() for end in times]
-    ranks, starts = [rank for rank, _ in rows], [end - 10_000 for _, end in rows]
     count = len(rows)
-    columns = {"rank": ranks, "device": [0] * count, "start": starts, "duration": [10_000] * count}
-    names = {"program": ["step"] * count, "name": ["step"] * count}
-    activity = GPU_ROW | {"program": list(range(count)), "hlo": ["all-reduce.1"] * count}
+    place = {
+        "rank": [rank for rank, _ in rows],
+        "device": [0] * count,
+        "start": [end - 10_000 for _, end in rows],
+        "duration": [10_000] * count,
+    }
+    name = ["all-reduce.1"] * count
+    of_kernel = {"kind": ["thunk"] * count, "name": name, "hlo": name, "program": range(count)}
+    described = {"gpu": range(count), "collective": ["all-reduce"] * count}
     return Tables(
-        gpu=GPU.frame(columns | {key: value if isinstance(value, list) else [value] * count for key, value in activity.items()}),
-        programs=PROGRAMS.frame(columns | names),
-        collectives=COLLECTIVES.frame({"gpu": range(count), "collective": ["all-reduce"] * count, "group_size": [2] * count}),
-    )  # fmt: skip
+        gpu=GPU.frame(place | of_kernel),
+        programs=PROGRAMS.frame(place | {"program": ["step"] * count, "name": ["step"] * count}),
+        collectives=COLLECTIVES.frame(described | {"group_size": [2] * count}),
+    )
 
 
 def test_a_process_whose_profile_begins_one_execution_later() -> None:

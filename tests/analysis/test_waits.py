@@ -9,18 +9,23 @@ import sqlite3
 import statistics
 from typing import TYPE_CHECKING
 
-import polars as pl
 import pytest
 
 import thence
 from collective_jobs import Call, Job, joint
-from helpers import NSIGHT, TORCH
+from helpers import DATA, TORCH
 from thence.analysis.communication import collectives
+from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import polars as pl
+
+
+NSIGHT = DATA / "nsight"
 
 
 def late(times: pl.DataFrame) -> dict[tuple[int, int], tuple[int, int, int]]:
@@ -81,12 +86,11 @@ def test_receivers_wait_for_the_root_and_the_root_for_nobody(tmp_path: Path) -> 
         Call("broadcast", 8, {0: 2_600_000, 1: 2_000_000, 2: 2_100_000}, {0: 2_610_000, 1: 2_612_000, 2: 2_614_000}),
     ]  # fmt: skip
     times = thence.open(*Job(calls).write(tmp_path)).collective_times("keep")
-    assert late(times.stragglers) == {(0, 0): (1, 600_000, 1_100_000), (1, 0): (0, 0, 0), (2, 0): (0, 0, 0)}  # fmt: skip
+    root = (1, 600_000, 1_100_000)
+    assert late(times.stragglers) == {(0, 0): root, (1, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
     assert sorted(times.instances["wait_ns"]) == [0, 0, 600_000]
-    transfers = sorted(times.instances["transfer_ns"])
-    assert transfers == [12_000, 14_000, 1_411_000 - 1_400_000 + 0][::-1] or transfers == sorted(
-        [912_000 - 900_000, 1_411_000 - 1_400_000, 2_614_000 - 2_600_000]
-    )
+    transfers = [912_000 - 900_000, 1_411_000 - 1_400_000, 2_614_000 - 2_600_000]
+    assert times.instances.sort("instance")["transfer_ns"].sort().to_list() == sorted(transfers)
 
 
 def test_the_late_gpu_inside_one_process_is_named() -> None:
@@ -108,11 +112,10 @@ def test_the_late_gpu_inside_one_process_is_named() -> None:
         collectives=COLLECTIVES.frame({"gpu": range(count), "collective": ["all-reduce"] * count,
                                        "bytes": [8] * count, "group_size": [3] * count}),
     )  # fmt: skip
-    from thence.analysis.warmup import WarmUp
-
     found = collectives(attribute(tables), WarmUp.KEEP)
     each = 300_000 + 299_000
-    assert late(found.stragglers) == {(0, 2): (6, 6 * 300_000, 6 * each), (0, 0): (0, 0, 0), (0, 1): (0, 0, 0)}  # fmt: skip
+    blamed = (6, 6 * 300_000, 6 * each)
+    assert late(found.stragglers) == {(0, 2): blamed, (0, 0): (0, 0, 0), (0, 1): (0, 0, 0)}
     assert found.instances["last_device"].to_list() == [2] * 6
     assert found.instances["transfer_ns"].to_list() == [50_000] * 6
 
@@ -169,14 +172,19 @@ def test_fsdp_ranks_against_their_raw_arrivals() -> None:
     ).rows():
         assert times_last == last[rank]
         assert ns == pytest.approx(1000 * caused[rank], abs=100)
-    for name, kind in (("_allgather_base", "all-gather"), ("_reduce_scatter_base", "reduce-scatter")):
+    for name, kind in (
+        ("_allgather_base", "all-gather"),
+        ("_reduce_scatter_base", "reduce-scatter"),
+    ):
         for size in {c[0][1] for c in calls if c[0][0] == name}:
             chosen = [call for call in calls if call[0][:2] == (name, size)]
             row = times.by_size.filter(collective=kind, bytes=size).row(0, named=True)
             waits = [max(c[2] for c in call) - min(c[2] for c in call) for call in chosen]
             moving = [max(call, key=lambda c: c[2])[3] for call in chosen]
             assert row["wait_ns_mean"] == pytest.approx(1000 * statistics.mean(waits), rel=1e-6)
-            assert row["transfer_ns_median"] == pytest.approx(1000 * statistics.median(moving), abs=1)
+            assert row["transfer_ns_median"] == pytest.approx(
+                1000 * statistics.median(moving), abs=1
+            )
             best = 3 * size / min(moving) / 1000
             assert row["transfer_bus_gbps_max"] == pytest.approx(best, rel=1e-6)
             middle = statistics.median(3 * size / us / 1000 for us in moving)

@@ -10,7 +10,9 @@ constant difference of their ends, the difference of the clocks, only at the rig
     residual of a run   = median of |deviation - shift|
 
 The longest runs are compared, and the one with the least residual is taken, if no other fits about as
-well. The rest is paired in blocks around it that have the same shift; what is left has no partner.
+well. The rest is paired in blocks around it that have the same shift; what is left has no partner. Calls that
+need not end together, such as broadcasts, say little by their ends: where these leave it open, the offset
+at which every call of both has a partner is taken.
 """
 
 from __future__ import annotations
@@ -111,6 +113,8 @@ def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
     if not rated:
         return Pairs(_NO_ROWS, _NO_ROWS)
     chosen, fitting = _chosen(rated, one_clock=one_clock)
+    if chosen is None and not (a.joint.any() and b.joint.any()):
+        chosen = next((run for run in rated if run.length == len(a.token) == len(b.token)), None)
     if chosen is None:
         return Pairs(_NO_ROWS, _NO_ROWS, fitting)
     allowed = max(_FAR_OFF * chosen.residual, _FAR_OFF_NS)

@@ -50,9 +50,10 @@ class Instances:
     Attributes:
         rows: row (in ``trace.collectives``), gpu (row), rank, device, collective (kind), bytes, group_size,
             source_rank, sequence, start, end (ns), launch (ns, null where unknown), group (number; of sends and
-            receives also by peers), of_xla, replayed, instance (number), members (devices of the trace that have
-            calls of its group), matched (devices that show the instance), unmatched (a key of `UNMATCHED`; null where
-            it is matched, or where there is nobody else to match it with). In order of row.
+            receives also by peers), of_xla, replayed, instance (number), members (devices of the trace that
+            have calls of its group, or run its XLA program), matched (devices that show the instance),
+            unmatched (a key of `UNMATCHED`; null where it is matched, or where there is nobody else to match
+            it with). In order of row.
     """
 
     rows: pl.DataFrame
@@ -94,7 +95,8 @@ def collective_instances(trace: Attributed) -> Instances:
     )
     place = pl.struct("rank", "device")
     counted = numbered.with_columns(
-        members=place.n_unique().over("group"), matched=place.n_unique().over("instance")
+        members=place.n_unique().over("group", pl.when("of_xla").then("program_name")),
+        matched=place.n_unique().over("instance"),
     )
     mixed = (pl.col("matched") > pl.col("group_size")).fill_null(value=False)
     missing = (

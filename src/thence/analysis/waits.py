@@ -102,7 +102,7 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
         .otherwise(number != last)
     )
     buffered = ~kind.is_in(JOINT) & (pl.col("end") < pl.col("arrival"))
-    wait = (pl.min_horizontal("arrival", "end") - start).clip(lower_bound=0)
+    wait = (pl.col("arrival") - start).clip(lower_bound=0)
     return places.with_columns(
         arrival=arrival, awaited=pl.col("known") & (number == last)
     ).with_columns(
