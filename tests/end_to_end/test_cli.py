@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import FSDP, kernel, launch, recording, run_thence, unzipped, written
+from helpers import DATA, FSDP, kernel, launch, recording, run_thence, unzipped, written
 from slow_kineto import SlowTrace
 from thence.cli import COMMANDS, main, report
 from thence.errors import ThenceError
@@ -116,7 +116,7 @@ def test_a_pipe_gets_no_escape_codes_and_every_column() -> None:
     assert ESCAPE not in done.stdout.decode()
     assert done.stderr == b""
     assert "no room for" not in done.stdout.decode()
-    for verb, path, last in (("collectives", FSDP[0], "hidden"), ("programs", XLA, "std")):
+    for verb, path, last in (("collectives", FSDP[0], "hidden"), ("programs", DATA / "jax" / "jax_fsdp2.xplane.pb.gz", "std")):
         headings = next(
             line
             for line in run_thence(verb, path).stdout.decode().splitlines()
