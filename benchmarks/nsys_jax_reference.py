@@ -201,7 +201,9 @@ def first_measurement_children(tables: Tables) -> int:
 
 
 def communication_numbers(result: Collectives) -> Ours:
-    alone = pl.col("exposed_ns") + pl.col("overlapped_ns")  # nsys-jax charges each collective for itself
+    alone = pl.col("exposed_ns") + pl.col(
+        "overlapped_ns"
+    )  # nsys-jax charges each collective for itself
     described = result.rows.filter("described")
     sizes = result.by_size.filter("described").select(
         pl.col("collective").alias("Collective"),

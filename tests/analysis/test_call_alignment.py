@@ -93,6 +93,27 @@ def test_calls_that_need_not_end_together_are_paired_if_none_is_left() -> None:
     assert pair_calls(ours, theirs.part(1, 5), one_clock=False).ambiguous > 1
 
 
+def test_a_sender_that_is_several_calls_ahead_is_paired_by_order() -> None:
+    """As recorded on four GPUs: the ends of buffered sends look like those of later receives."""
+    sends = [947, 1789, 2631, 3474, 4317, 5161, 6006, 8367, 11587, 14809, 18034, 21259]
+    receives = [961, 1864, 2768, 3675, 5120, 8346, 11565, 14788, 18013, 21238, 24462, 27685]
+    ours, theirs = (
+        calls(["reduce"] * 12, [1000 * end for end in ends], joint=False)
+        for ends in (sends, receives)
+    )
+    assert partners(pair_calls(ours, theirs, one_clock=False)) == dict(enumerate(range(12)))
+    assert pair_calls(ours, theirs.part(3, 12), one_clock=True).ambiguous > 1
+
+
+def test_ends_that_scatter_less_than_calls_are_apart_stay_paired() -> None:
+    ends = jittered(12)
+    theirs = [end + (70_000 if number == 0 else 100 * number) for number, end in enumerate(ends)]
+    found = pair_calls(
+        calls(["reduce"] * 12, ends), calls(["reduce"] * 12, theirs), one_clock=False
+    )
+    assert partners(found) == dict(enumerate(range(12)))
+
+
 def test_without_a_common_call_nothing_is_paired() -> None:
     found = pair_calls(calls(["gather"], [5]), calls(["reduce"], [5]), one_clock=True)
     assert (len(found.first), found.ambiguous) == (0, 0)

@@ -70,12 +70,16 @@ def test_stages_of_a_pipeline_wait_for_their_own_neighbours(tmp_path: Path) -> N
         assert rows[kind]["transfer_bus_gbps_max"] == pytest.approx(4 * 4096 / min(moving))
 
 
-def test_a_pipeline_with_clocks_apart_and_a_late_profile(tmp_path: Path) -> None:
+def test_pairs_of_a_pipeline_that_lost_calls_are_refused_not_guessed(tmp_path: Path) -> None:
+    """Senders may be several calls ahead, so neither order nor time says which send was lost."""
     calls = pipeline(12)
-    times = thence.open(*Job(calls, lost={(0, 0), (2, 2)}).write(tmp_path)).collective_times("keep")
-    kept = [call for number, call in enumerate(calls) if number not in (0, 2)]
+    times = thence.open(*Job(calls, lost={(0, 0)}).write(tmp_path)).collective_times("keep")
+    kept = [call for call in calls if 0 not in call.arrivals]
     waits = sum(abs(a - b) for a, b in (call.arrivals.values() for call in kept))
     assert times.by_size.filter(collective="send")["wait_ns_sum"].to_list() == [waits]
+    (said,) = [note for note in times.notes if "matched with no other rank" in note]
+    assert said.startswith("23 of 71 kernels")
+    assert "several ways of pairing them" in said
 
 
 def test_receivers_wait_for_the_root_and_the_root_for_nobody(tmp_path: Path) -> None:
@@ -89,7 +93,8 @@ def test_receivers_wait_for_the_root_and_the_root_for_nobody(tmp_path: Path) -> 
     root = (1, 600_000, 1_100_000)
     assert late(times.stragglers) == {(0, 0): root, (1, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
     assert sorted(times.instances["wait_ns"]) == [0, 0, 600_000]
-    transfers = [912_000 - 900_000, 1_411_000 - 1_400_000, 2_614_000 - 2_600_000]
+    # The longest time that a receiver took once the root and itself were there.
+    transfers = [912_000 - 900_000, 1_312_000 - 1_300_000, 2_614_000 - 2_600_000]
     assert times.instances.sort("instance")["transfer_ns"].sort().to_list() == sorted(transfers)
 
 

@@ -35,6 +35,7 @@ class Call:
         group: name of the process group.
         sequence: number in the group; None where the producer writes none.
         described: whether the producer describes it.
+        host_ns: how long the host op around its launch took; None where the trace holds none.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Call:
     group: str = "0"
     sequence: int | None = None
     described: bool = True
+    host_ns: int | None = None
 
 
 def joint(
@@ -98,6 +100,18 @@ class Job:
                 kind = self._kind(call, rank)
                 args = self._described(call, kind) if call.described else {}
                 events += _launched(NCCL[kind], start, end - start, number + 1, 7, args)
+                if call.host_ns is not None:
+                    began = (
+                        start - 4000 - call.host_ns
+                    ) / 1e3  # it ends 1 us after its launch began
+                    events.append(
+                        {"ph": "X", "pid": 1, "tid": 2, "cat": "cpu_op", "name": "c10d::allreduce_"}
+                        | {
+                            "ts": began,
+                            "dur": (call.host_ns + 500) / 1e3,
+                            "args": {"External id": number},
+                        }
+                    )
         for number, (where, start, duration) in enumerate(self.compute):
             if where == rank:
                 events += _launched("gemm", start + skew, duration, 100_000 + number, 8, {})

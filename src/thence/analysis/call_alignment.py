@@ -10,9 +10,11 @@ constant difference of their ends, the difference of the clocks, only at the rig
     residual of a run   = median of |deviation - shift|
 
 The longest runs are compared, and the one with the least residual is taken, if no other fits about as
-well. The rest is paired in blocks around it that have the same shift; what is left has no partner. Calls that
-need not end together, such as broadcasts, say little by their ends: where these leave it open, the offset
-at which every call of both has a partner is taken.
+well. The rest is paired in blocks around it that have the same shift; what is left has no partner.
+
+Calls that need not end together, such as broadcasts and small sends, say little by their ends, since a sender can be
+several calls ahead (ends of buffered sends look just like those of earlier receives). There the offset at which
+every call of both has a partner is taken, or the only one that fits.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _FARTHER = 10
 _FAR_OFF = 20
 """A pair belongs to no run whose residual is so many times smaller than how far it is off."""
 _FAR_OFF_NS = 50_000
-"""Pairs that are less off than this stay."""
+"""Pairs that are less off than this stay ..."""
+_OF_SPACING = 0.25
+"""... and those that are less off than this share of the distance to the next call."""
 _ALL_OFFSETS = 1024
 """With up to so many calls, all offsets are tried; beyond, those at which windows of calls agree."""
 _WINDOW, _PROBES, _MOST_OFFSETS = 16, 256, 1024
@@ -112,9 +116,11 @@ def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
     rated = [_rated(a, b, run, one_clock=one_clock) for run in runs if 2 * run.length > longest]
     if not rated:
         return Pairs(_NO_ROWS, _NO_ROWS)
-    chosen, fitting = _chosen(rated, one_clock=one_clock)
-    if chosen is None and not (a.joint.any() and b.joint.any()):
-        chosen = next((run for run in rated if run.length == len(a.token) == len(b.token)), None)
+    if a.joint.any() and b.joint.any():
+        chosen, fitting = _chosen(rated, one_clock=one_clock)
+    else:
+        whole = len(a.token), len(b.token)
+        chosen, fitting = _by_order(rated, whole)
     if chosen is None:
         return Pairs(_NO_ROWS, _NO_ROWS, fitting)
     allowed = max(_FAR_OFF * chosen.residual, _FAR_OFF_NS)
@@ -140,6 +146,19 @@ def _chosen(rated: list[_Run], *, one_clock: bool) -> tuple[_Run | None, int]:
         if near.apart <= _CLOCKS_AGREE_NS and far >= _FARTHER * max(near.apart, 1.0):
             return near, 1
     return None, len(others) + 1
+
+
+def _by_order(rated: list[_Run], whole: tuple[int, int]) -> tuple[_Run | None, int]:
+    """As `_chosen`, for calls that need not end together.
+
+    Args:
+        rated: the longest runs.
+        whole: how many calls both have.
+    """
+    for run in rated:
+        if (run.length, run.length) == whole:
+            return run, 1
+    return (rated[0], 1) if len(rated) == 1 else (None, len(rated))
 
 
 def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
@@ -176,8 +195,19 @@ def _with_shift(a: Calls, b: Calls, shift: float, allowed: float) -> _Run:
 def _kept(a: Calls, b: Calls, run: _Run, shift: float, allowed: float) -> tuple[int, int]:
     """First and last of the longest stretch of a run without a pair whose ends are far off."""
     deviation, joint = _deviations(a, b, run)
-    off = joint & (np.abs(deviation - shift) > allowed)
-    return _longest(~off)
+    far = np.abs(deviation - shift)
+    spacing = np.minimum(
+        _spacing(a)[run.first : run.first + run.length],
+        _spacing(b)[run.second : run.second + run.length],
+    )
+    return _longest(~(joint & (far > allowed) & (far > _OF_SPACING * spacing)))
+
+
+def _spacing(calls: Calls) -> Int64:
+    """How far the end of each call is from that of the one before or after, whichever is nearer."""
+    apart = np.abs(np.diff(calls.end))
+    far = np.full(1, np.iinfo(np.int64).max)
+    return np.minimum(np.concatenate([far, apart]), np.concatenate([apart, far]))
 
 
 def _deviations(a: Calls, b: Calls, run: _Run) -> tuple[npt.NDArray[np.float64], Mask]:

@@ -9,7 +9,7 @@ apart. One constant per rank is estimated:
     residual           = skews after the correction
 
 Clocks that already agree are left alone: where no correction exceeds what the ends scatter by (nine in ten
-residuals), or where the ends as recorded agree no worse, all corrections are 0.
+residuals) or 1 us, or where the ends as recorded agree no worse, all corrections are 0.
 
 The formula is that of nsys-jax (align_profiler_data_timestamps), with these differences: instances are
 matched by `thence.analysis.collective_instances`; an instance needs only two of the ranks, since each pair
@@ -42,6 +42,8 @@ _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
 _SETTLED_NS = 0.5
 """The iteration has converged when no correction changes by as much."""
+_RESOLUTION_NS = 1000
+"""Corrections below the resolution of GPU timestamps are none."""
 _SCATTER = 0.9
 """Share of the residuals that a correction must exceed."""
 
@@ -170,7 +172,8 @@ def _worth_it(
     left, recorded = _skews(instance, end - corrections[rank]), _skews(instance, end)
     if not len(end):
         return corrections, left
-    within = np.abs(corrections).max() <= np.quantile(np.abs(left), _SCATTER)
+    scatter = max(np.quantile(np.abs(left), _SCATTER), _RESOLUTION_NS)
+    within = np.abs(corrections).max() <= scatter
     if within or np.median(np.abs(recorded)) <= np.median(np.abs(left)):
         return np.zeros_like(corrections), recorded
     return corrections, left

@@ -6,8 +6,8 @@ call, so one is left out only with evidence:
 
 - its sequence number is 1 (torch.distributed counts the collectives of each group from 1), or
 - it is the first that its rank launched after a range ``ncclCommInit...``, or
-- it is the first of its group in the trace, and took more than `_TIMES` times the median of the others
-  (where there are at least `_OTHERS`), by the rank on which each took longest.
+- it is the first of its group and rank in the trace, and its host op (``c10d::...``), in which the communicator is
+  made, took more than `_MAKING_NS` and `_TIMES` times the median of that group's other ops.
 
 All kernels of an instance are left out together. Collectives of XLA programs are warm-up with the execution
 that they are part of (`thence.analysis.warmup`), and replays of CUDA graphs come after their capture.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.intervals import NO_ROW, chain_to
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["NONE", "FirstCalls", "first_calls"]
 
 _TIMES = 10
-_OTHERS = 4
+_MAKING_NS = 10_000_000
+_OPS = r"^(?:c10d::|record_param_comms$)"
 _INITIALISED = r"(?i)^(?:nccl|rccl)CommInit"
 
 
@@ -77,20 +79,9 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
         duration=pl.col("end") - pl.col("start"),
         first=pl.col("start") == pl.col("start").min().over("group", "rank", "device"),
     )
-    longest = eager.group_by("group", "instance").agg(
-        pl.col("duration").max(), pl.col("start").min(), pl.col("first").any()
-    )
-    slow = longest.filter("first").join(
-        longest.filter(~pl.col("first"))
-        .group_by("group")
-        .agg(usual=pl.col("duration").median(), others=pl.len()),
-        on="group",
-    )
-    slow = slow.filter(pl.col("duration") > _TIMES * pl.col("usual"), pl.col("others") >= _OTHERS)
     numbered = eager.filter("first", pl.col("sequence") == 1)
-    seeds = pl.concat(
-        [part.select("instance") for part in (slow, numbered, _after_initialising(trace, eager))]
-    ).unique()
+    evident = (numbered, _long_ops(trace, eager), _after_initialising(trace, eager))
+    seeds = pl.concat([part.select("instance") for part in evident]).unique()
     found = eager.join(seeds, on="instance", how="semi")
     if found.is_empty() or found.height == rows.height:
         return NONE
@@ -100,6 +91,25 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
         found["group"].n_unique(),
         int(found["duration"].sum()),
     )
+
+
+def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
+    """First calls whose host op took so long that the communicator was made in it."""
+    wanted = trace.host["name"].cast(pl.String).str.contains(_OPS).fill_null(value=False)
+    launch = trace.places["launch"].gather(rows["gpu"].cast(pl.UInt32))
+    parent = trace.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    op = chain_to(
+        parent,
+        launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(),
+        wanted.fill_null(value=False).to_numpy(),
+    )
+    known = op != NO_ROW
+    took = np.zeros(rows.height, np.int64)
+    took[known] = trace.host["duration"].to_numpy()[op[known]]
+    timed = rows.with_columns(took=pl.Series(took)).filter(pl.Series(known))
+    usual = pl.col("took").filter(~pl.col("first")).median().over("group", "rank", "device")
+    long = (pl.col("took") > _MAKING_NS) & (pl.col("took") > _TIMES * usual).fill_null(value=True)
+    return timed.filter("first", long)
 
 
 def _after_initialising(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:

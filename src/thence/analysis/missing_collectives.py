@@ -37,13 +37,18 @@ def undescribed_kernels(trace: Attributed, rows: pl.DataFrame) -> str:
 
     Args:
         trace: attributed.
-        rows: one row per kernel that communicates: described, duration_ns; some of them not described.
+        rows: one row per kernel that communicates: described, collective, duration_ns; some of them not described.
     """
     without = rows.filter(~rows["described"])
     share = format_share(int(without["duration_ns"].sum()), int(rows["duration_ns"].sum()))
+    batched = (
+        "; torch.profiler describes no batched sends and receives (batch_isend_irecv, pipeline schedules)"
+        if (without["collective"] == "send-recv").any()
+        else ""
+    )
     return (
         f"{without.height:,} of {rows.height:,} kernels that communicate, {share} of their time, have no description "
-        f"(no message size, no group, so no bandwidth and no waits): {_ways(trace)}"
+        f"(no message size, no group, so no bandwidth and no waits): {_ways(trace)}{batched}"
     )
 
 

@@ -3,8 +3,9 @@
     arrival of a participant   start of its kernel
     wait of a participant      from its own arrival to that of the last one it needs data of
     wait of an instance        the longest of these
-    transfer of an instance    from the last arrival to the end: of the kernel that arrived last where all end
-                               together, which takes both times from one clock; else of the last to end
+    transfer of an instance    where all end together, from the last arrival to the end of that kernel, which takes
+                               both times from one clock; else the longest time in which a participant and
+                               those that it needs were there, until it ended
 
 Whom a participant needs depends on the kind (`thence.analysis.collective_kinds`): everyone in an all-reduce
 and its like; the root in a broadcast or scatter; everyone else for the root of a reduce or gather, whose
@@ -42,7 +43,8 @@ def participants(rows: pl.DataFrame, alignment: Alignment | None) -> pl.DataFram
     Returns:
         instance, rank, device, start, end (ns, corrected), duration_ns, bus_gbps, collective, bytes,
         group_size, known (whether it is matched with another device), wait_ns (null where not known),
-        awaited (whether it is the one that the others waited for).
+        awaited (whether it is the one that the others waited for), moving_ns (from when all that it needs
+        had arrived to its end; null where it needs nobody).
     """
     shift = alignment.shift() if alignment else pl.lit(0)
     start = pl.col("start")
@@ -103,10 +105,12 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
     )
     buffered = ~kind.is_in(JOINT) & (pl.col("end") < pl.col("arrival"))
     wait = (pl.col("arrival") - start).clip(lower_bound=0)
+    takes = pl.when(kind.is_in((*FROM_ROOT, *TO_ROOT))).then(waits).otherwise(pl.lit(value=True))
     return places.with_columns(
         arrival=arrival, awaited=pl.col("known") & (number == last)
     ).with_columns(
-        wait_ns=pl.when("known").then(pl.when(waits & ~buffered).then(wait).otherwise(pl.lit(0)))
+        wait_ns=pl.when("known").then(pl.when(waits & ~buffered).then(wait).otherwise(pl.lit(0))),
+        moving_ns=pl.when(takes).then(pl.col("end") - pl.max_horizontal("arrival", "start")),
     )
 
 
@@ -125,7 +129,8 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
     size = pl.when(pl.col("collective").is_in(PEERS)).then(2).otherwise("group_size").first()
     whole = pl.col("known").all() & (size.is_null() | (pl.len() == size))
     joint = pl.col("collective").is_in(JOINT).first()
-    ended = pl.when(joint).then(end.sort_by(start).last()).otherwise(end.max())
+    own = end.sort_by(start).last() - start.max()
+    moving = pl.when(joint).then(own).otherwise(pl.col("moving_ns").max())
     times = places.group_by("instance", maintain_order=True).agg(
         *(pl.col(name).first() for name in ("collective", "bytes", "group_size")),
         devices=pl.len(),
@@ -136,7 +141,7 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
         out_of_step_ns=end.max() - start.min() - pl.col("duration_ns").min(),
         last_rank=pl.col("rank").filter("awaited").first(),
         last_device=pl.col("device").filter("awaited").first(),
-        transfer_ns=pl.when(whole & (ended > start.max())).then(ended - start.max()),
+        transfer_ns=pl.when(whole & (moving > 0)).then(moving),
     )
     fastest = pl.when(pl.col("fastest_ns") > 0).then("fastest_ns")
     algorithm, bus = bandwidths("transfer_ns")
