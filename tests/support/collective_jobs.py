@@ -61,6 +61,14 @@ def joint(
     return Call(kind, elements, by_rank, dict.fromkeys(by_rank, end), **more)
 
 
+def skewed(folder: Path, skew: int = 5_000_000) -> list[Path]:
+    """Files of two ranks with eight all-reduces, the clock of rank 1 ahead."""
+    calls = [
+        joint([1_000_000 * n + 7_000 * n * n, 1_000_000 * n + 40_000], 50_000) for n in range(8)
+    ]
+    return Job(calls, skew={1: skew}).write(folder)
+
+
 @dataclass(frozen=True)
 class Job:
     """The calls of a job, and what its profiles do to them.

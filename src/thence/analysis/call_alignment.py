@@ -207,7 +207,8 @@ def _spacing(calls: Calls) -> Int64:
     """How far the end of each call is from that of the one before or after, whichever is nearer."""
     apart = np.abs(np.diff(calls.end))
     far = np.full(1, np.iinfo(np.int64).max)
-    return np.minimum(np.concatenate([far, apart]), np.concatenate([apart, far]))
+    nearer: Int64 = np.minimum(np.concatenate([far, apart]), np.concatenate([apart, far]))
+    return nearer
 
 
 def _deviations(a: Calls, b: Calls, run: _Run) -> tuple[npt.NDArray[np.float64], Mask]:
