@@ -102,7 +102,7 @@ JAX: Cells = (
     'single = thence.open("../tests/data/jax/jax_single_nocb.xplane.pb.gz")\nsingle.plot_flame("op_name")',
     'single.plot_flame("source")',
     'single.summary(by="source")',
-    "## Bandwidth against message size\n\nPoints are transfers, from the last arrival to the end; lines go through their medians.",
+    "## Bandwidth against message size\n\nPoints are transfers without waits; lines go through their medians.",
     "trace.plot_bandwidth()",
     (
         "sizes = trace.collective_times().by_size\n"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import polars as pl
 
 from thence.analysis.clock_sync import Alignment, align_clocks
+from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
@@ -55,11 +56,8 @@ __all__ = ["Trace"]
 class Trace:
     """A trace of one or several ranks with attributed GPU time.
 
-    Every table is a Polars frame; ``thence.model.tables`` documents their columns. Frames convert
-    with ``.to_pandas()`` (needs pandas and pyarrow) and ``.to_arrow()``.
-
     Attributes:
-        tables: as the readers returned them, labels of CUDA graphs joined.
+        tables: Polars frames (see ``thence.model.tables``), as the readers returned them, labels of CUDA graphs joined.
         own: what else than files outside of installed packages counts as the user's own code.
         selection: which part of the trace is looked at.
     """
@@ -221,7 +219,11 @@ class Trace:
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
-        return align_clocks(self.attributed)
+        return align_clocks(self.attributed, self._instances)
+
+    @cached_property
+    def _instances(self) -> Instances:
+        return collective_instances(self.attributed)
 
     def program_times(self, warm_up: str = "heuristic") -> Programs:
         """Executions, GPU time, idle time and launch latency of XLA programs.
@@ -242,14 +244,13 @@ class Trace:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
 
         Args:
-            warm_up: which executions of XLA programs and first calls of communicators to leave out:
-                heuristic, first-compiled or keep.
+            warm_up: as in `program_times`; first calls of PyTorch's communicators count as such, too.
 
         Raises:
             MissingData: nothing in the trace communicates.
         """
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
-        times = collectives(self.attributed, _choice(WarmUp, warm_up), alignment)
+        times = collectives(self.attributed, _choice(WarmUp, warm_up), alignment, self._instances)
         if times.devices.is_empty():
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         return times

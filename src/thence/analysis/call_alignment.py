@@ -53,6 +53,8 @@ _ALL_OFFSETS = 1024
 """With up to so many calls, all offsets are tried; beyond, those at which windows of calls agree."""
 _WINDOW, _PROBES, _MOST_OFFSETS = 16, 256, 1024
 _MOST_BLOCKS = 10_000
+_SAMPLE = 400
+"""About so many pairs of a run are rated."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ def _rated(a: Calls, b: Calls, run: _Run, *, one_clock: bool) -> _Run:
     deviation, joint = _deviations(a, b, run)
     if joint.any():
         deviation = deviation[joint]
+    deviation = deviation[:: max(1, len(deviation) // _SAMPLE)]
     shift = float(np.median(deviation))
     from_shift = deviation if one_clock else deviation - shift
     residual, apart = float(np.median(np.abs(from_shift))), float(np.median(np.abs(deviation)))

@@ -124,14 +124,15 @@ class Alignment:
         )
 
 
-def align_clocks(trace: Attributed) -> Alignment:
+def align_clocks(trace: Attributed, instances: Instances | None = None) -> Alignment:
     """Estimates the corrections that put the ranks on one clock.
 
     Args:
         trace: of several ranks. Used are instances of kinds that end together for all, that every device of
             the trace in their group shows, and whose group is the largest.
+        instances: as `collective_instances` returns them for this trace; None computes them.
     """
-    shared = _ends_by_rank(collective_instances(trace))
+    shared = _ends_by_rank(instances or collective_instances(trace))
     ranks = trace.ranks
     numbers = {rank: number for number, rank in enumerate(ranks)}
     rank = shared["rank"].replace_strict(numbers, return_dtype=pl.Int64).to_numpy()

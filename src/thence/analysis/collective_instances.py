@@ -132,7 +132,7 @@ def _rows(trace: Attributed) -> pl.DataFrame:
     )
     frame = described.select(
         *("row", "gpu", "bytes", "group_size", "sequence", "source_rank", "destination_rank"),
-        *(pl.col(name).cast(pl.String) for name in ("element_type", *_GROUP)),
+        *(pl.col(name).to_physical() for name in ("element_type", *_GROUP)),
         collective=kind_of(pl.col("collective")),
         replayed=pl.col("gpu").is_in(trace.graph_places["gpu"].implode()),
     ).hstack(kernels[described["gpu"].to_numpy()])
@@ -140,11 +140,11 @@ def _rows(trace: Attributed) -> pl.DataFrame:
     launch = trace.host["start"].gather(host).rename("launch")
     names = trace.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
-        pl.col("name").cast(pl.String).alias("program_name"),
+        pl.col("name").to_physical().alias("program_name"),
     )
     return _keyed(
         frame.hstack([launch])
-        .with_columns(pl.col("hlo").cast(pl.String), end=pl.col("start") + pl.col("duration"))
+        .with_columns(pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration"))
         .join(names, on="program", how="left", maintain_order="left")
     )
 
@@ -205,7 +205,7 @@ def _grouped(frame: pl.DataFrame) -> pl.DataFrame:
         numbered=~of_xla & ~peer & ~pl.col("replayed") & pl.col("sequence").is_not_null(),
         source=pl.when(peer).then(source),
         target=pl.when(peer).then(target),
-        what=pl.when(of_xla).then("hlo").when(~peer).then("collective"),
+        what=pl.when(of_xla).then("hlo").when(~peer).then(_number(kind)),
     ).with_columns(
         group=pl.struct(
             "of_xla",
@@ -213,6 +213,11 @@ def _grouped(frame: pl.DataFrame) -> pl.DataFrame:
             *("source", "target"),
         ).rank("dense")
     )
+
+
+def _number(text: pl.Expr) -> pl.Expr:
+    """Equal numbers for equal texts."""
+    return text.cast(pl.Categorical()).to_physical()
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:

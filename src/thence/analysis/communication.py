@@ -112,6 +112,7 @@ def collectives(
     trace: Attributed,
     warm_up: WarmUp | Phases = WarmUp.HEURISTIC,
     alignment: Alignment | None = None,
+    instances: Instances | None = None,
 ) -> Collectives:
     """Computes sizes, bandwidths, exposed time and waits of all that communicates.
 
@@ -119,9 +120,10 @@ def collectives(
         trace: attributed. Collectives outside programs are counted but for first calls of communicators.
         warm_up: rule that says which executions of programs count, or its result.
         alignment: corrections of the ranks' clocks, used for waits only.
+        instances: as `collective_instances` returns them for this trace; None computes them.
     """
     phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    matched = collective_instances(trace)
+    matched = instances or collective_instances(trace)
     first = NONE if phase.rule is WarmUp.KEEP else first_calls(trace, matched.rows)
     exposed = exposure(trace)
     every = _rows(trace, phase, first, matched, exposed)
