@@ -231,3 +231,47 @@ def test_where_participants_are_missing_transfers_are_unknown() -> None:
     alone = thence.open(two[0]).collective_times()
     assert alone.by_size["wait_ns_mean"].null_count() == alone.by_size.height
     assert any("waits and transfers are unknown" in note for note in alone.notes)
+
+
+def recorded(job: str) -> list[Path]:
+    """The ranks of a job recorded on four GPUs, with what launched its kernels."""
+    return [TORCH / "waits" / f"{job}_rank{rank}.json.gz" for rank in range(4)]
+
+
+def kernels_of(path: Path, **wanted: object) -> list[tuple[float, float]]:
+    """Start and end in us of a file's NCCL kernels with these arguments, in launch order."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    found = [e for e in events if e.get("cat") == "kernel" and e["name"].startswith("nccl")]
+    found = [e for e in found if all(e["args"].get(name) == is_ for name, is_ in wanted.items())]
+    found.sort(key=lambda event: event["args"]["correlation"])
+    return [(e["ts"], e["ts"] + e["dur"]) for e in found]
+
+
+def test_a_recorded_pipeline_waits_for_its_slow_stage() -> None:
+    """The k-th send of a pair is its k-th receive; a send that ended before did not wait."""
+    paths = recorded("pipeline")
+    caused = dict.fromkeys(range(4), 0.0)
+    for source in range(3):
+        sends = kernels_of(paths[source], **{"Dst Rank": source + 1})
+        receives = kernels_of(paths[source + 1], **{"Src Rank": source})
+        assert len(sends) == len(receives) == 12
+        for (sent, done), (received, _) in zip(sends, receives, strict=True):
+            if sent > received:
+                caused[source] += sent - received
+            elif done >= received:
+                caused[source + 1] += received - sent
+    times = thence.open(*paths).collective_times("keep")
+    found = {rank: ns for (rank, _), (_, ns, _) in late(times.stragglers).items()}
+    assert found == {rank: pytest.approx(1000 * us, abs=100) for rank, us in caused.items()}
+    assert max(found, key=lambda rank: found[rank]) == 2
+
+
+def test_recorded_groups_lose_the_call_that_made_their_communicator() -> None:
+    """Two pairs of ranks, each with six calls, the first of which took about 0.28 s on the host; then all four."""
+    times = thence.open(*recorded("group")).collective_times()
+    sizes = times.by_size.select("group_size", "count").rows()
+    assert sizes == [(2, 20), (4, 4)]
+    first = [kernels_of(path, **{"Group size": 2})[0] for path in recorded("group")]
+    taken = sum(end - start for start, end in first)
+    assert times.left_out["duration_ns"] == pytest.approx(1000 * taken, abs=10)
+    assert "the first call of 2 communicators, 4 kernels" in times.statement

@@ -44,6 +44,7 @@ class Collectives:
         first: first calls of communicators, left out as warm-up.
         aligned: whether the ends of shared collectives say how far the ranks' clocks are apart; if not,
             waits of ranks with clocks of their own mean nothing.
+        clocks: what is known of the ranks' clocks, one sentence; empty for one rank.
         devices: rank, device, communication_ns, exposed_ns: of everything that communicates, whether or not
             it was left out as warm-up; the same as `thence.analysis.streams` says.
         left_out: count, duration_ns, exposed_ns of what was left out.
@@ -68,6 +69,7 @@ class Collectives:
     phases: Phases
     first: FirstCalls
     aligned: bool
+    clocks: str
     devices: pl.DataFrame
     left_out: dict[str, int]
     by_size: pl.DataFrame
@@ -99,6 +101,7 @@ class Collectives:
             "warm_up": self.phases.rule.value,
             "statement": self.statement,
             "aligned": self.aligned,
+            "clocks": self.clocks,
             "communication_ns": int(self.devices["communication_ns"].sum()),
             "exposed_ns": int(self.devices["exposed_ns"].sum()),
             "devices": self.devices.rows(named=True),
@@ -135,6 +138,7 @@ def collectives(
         phases=phase,
         first=first,
         aligned=aligned,
+        clocks="" if alignment is None else alignment.statement,
         devices=exposed.devices,
         left_out=_sums(every.filter(~pl.col("counted"))),
         by_size=_by_size(rows, seen),

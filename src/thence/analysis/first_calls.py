@@ -75,7 +75,8 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
         trace: whose host ranges may show when communicators were made.
         rows: as `thence.analysis.collective_instances.Instances` holds them.
     """
-    eager = rows.filter(~pl.col("of_xla"), ~pl.col("replayed")).with_columns(
+    several = pl.col("group_size").ne_missing(1)  # one rank alone makes no connections
+    eager = rows.filter(~pl.col("of_xla"), ~pl.col("replayed"), several).with_columns(
         duration=pl.col("end") - pl.col("start"),
         first=pl.col("start") == pl.col("start").min().over("group", "rank", "device"),
     )

@@ -69,7 +69,7 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """Collectives: who waits for whom, message size, bandwidth, exposed and hidden time."""
     trace = inputs.open()
     times = trace.collective_times(warm_up)
-    notes = (times.statement, *times.notes, *_clocks(trace), *trace.meta.warnings)
+    notes = (times.statement, *times.notes, *_clocks(trace, times), *trace.meta.warnings)
     if result.form == "table":
         _show(times, result, notes)
     else:
@@ -124,10 +124,10 @@ def _totals(times: Collectives) -> list[str]:
     ]
 
 
-def _clocks(trace: Trace) -> list[str]:
+def _clocks(trace: Trace, times: Collectives) -> list[str]:
     """A note on the clocks of the ranks, where waits depend on them."""
-    if len(trace.attributed.ranks) > 1:
-        return [trace.alignment.statement]
+    if times.clocks:
+        return [times.clocks]
     if trace.gpu.select("rank", "device").n_unique() > 1:
         return ["waits are among the devices of one process, which share a clock"]
     return []

@@ -317,9 +317,7 @@ def _collectives(report: Report) -> str:
         charts += f'<div class="figure"><h3>By device</h3>{_table("stragglers")}</div>'
         charts += _chart("waits", "Wait for the last device")
     charts += _chart("bandwidth", "Bus bandwidth against message size")
-    notes = [collectives.statement, *collectives.notes]
-    if not collectives.aligned and report.summary.ranks > 1:
-        notes.append("clocks of the ranks are not aligned, so waits between ranks mean nothing")
+    notes = [collectives.statement, *collectives.notes, *filter(None, [collectives.clocks])]
     return f'<div class="pair">{charts}</div>' + _table("sizes") + _notes(notes)
 
 
