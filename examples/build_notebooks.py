@@ -102,13 +102,13 @@ JAX: Cells = (
     'single = thence.open("../tests/data/jax/jax_single_nocb.xplane.pb.gz")\nsingle.plot_flame("op_name")',
     'single.plot_flame("source")',
     'single.summary(by="source")',
-    "## Bandwidth against message size\n\nPoints are the fastest device of each instance, lines go through the means.",
+    "## Bandwidth against message size\n\nPoints are transfers without waits; lines go through their medians.",
     "trace.plot_bandwidth()",
     (
         "sizes = trace.collective_times().by_size\n"
-        'sizes.select("collective", "bytes", "count", "bus_gbps_mean", "exposed_ns", "hidden_ns", "^wait.*$")'
+        'sizes.select("collective", "bytes", "count", "^transfer_bus.*$", "exposed_ns", "hidden_ns", "^wait.*$")'
     ),
-    "## Waits\n\nHow long each collective waited for its last device to start.",
+    "## Waits\n\nHow long each collective waited for the last device that it needs to start.",
     "trace.plot_waits()",
     (
         "## Spread\n\n"

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, TypeVar
 import polars as pl
 
 from thence.analysis.clock_sync import Alignment, align_clocks
-from thence.analysis.communication import Collectives, collectives, compute_spread
+from thence.analysis.collective_instances import Instances, collective_instances
+from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
-from thence.analysis.kernel_groups import Patterns
+from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
 from thence.analysis.query import answer
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
-from thence.analysis.streams import NO_PATTERNS, Streams, streams
+from thence.analysis.spread import compute_spread
+from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
 from thence.analysis.timeline_overview import Overview, overview
@@ -57,11 +59,8 @@ __all__ = ["Trace"]
 class Trace:
     """A trace of one or several ranks with attributed GPU time.
 
-    Every table is a Polars frame; ``thence.model.tables`` documents their columns. Frames convert
-    with ``.to_pandas()`` (needs pandas and pyarrow) and ``.to_arrow()``.
-
     Attributes:
-        tables: as the readers returned them, labels of CUDA graphs joined.
+        tables: Polars frames (see ``thence.model.tables``), as the readers returned them, labels of CUDA graphs joined.
         own: what else than files outside of installed packages counts as the user's own code.
         selection: which part of the trace is looked at.
     """
@@ -230,7 +229,11 @@ class Trace:
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
-        return align_clocks(self.attributed)
+        return align_clocks(self.attributed, self._instances)
+
+    @cached_property
+    def _instances(self) -> Instances:
+        return collective_instances(self.attributed)
 
     def program_times(self, warm_up: str = "heuristic") -> Programs:
         """Executions, GPU time, idle time and launch latency of XLA programs.
@@ -251,15 +254,16 @@ class Trace:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
 
         Args:
-            warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
+            warm_up: as in `program_times`; first calls of PyTorch's communicators count as such, too.
 
         Raises:
-            MissingData: the trace describes no collectives.
+            MissingData: nothing in the trace communicates.
         """
-        if self.collectives.is_empty():
-            raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
-        return collectives(self.attributed, _choice(WarmUp, warm_up), alignment)
+        times = collectives(self.attributed, _choice(WarmUp, warm_up), alignment, self._instances)
+        if times.devices.is_empty():
+            raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
+        return times
 
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
@@ -399,11 +403,11 @@ class Trace:
         return plots.bandwidth_figure(self.collective_times())
 
     def plot_waits(self) -> go.Figure:
-        """How long collectives waited for the last device to start."""
+        """How long collectives waited for the last device that they need."""
         return plots.waits_figure(self.collective_times())
 
     def plot_stragglers(self) -> go.Figure:
-        """Which rank the others waited for."""
+        """Which device of which rank the others waited for."""
         return plots.stragglers_figure(self.collective_times())
 
     def plot_programs(self) -> go.Figure:

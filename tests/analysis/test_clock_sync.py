@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+import random
 
 import polars as pl
 import pytest
 
-from thence.analysis.clock_sync import align_clocks, collective_instances
+from thence.analysis.clock_sync import Alignment
+from thence.analysis.clock_sync import align_clocks as of_attributed
+from thence.analysis.collective_instances import collective_instances
+from thence.attribution.attribute import attribute
 from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables, concat
 
-# (rank, end of each all-reduce); every one lasts 10 ns
+
+def align_clocks(tables: Tables) -> Alignment:
+    return of_attributed(attribute(tables))
+
+
+# (rank, end of each all-reduce in us); every one lasts 10 ns
 Ends = dict[int, list[int]]
 
 
 def xla(ends: Ends, *, group_size: int = 4, fingerprints: dict[int, str] | None = None) -> Tables:
     """One rank each runs program "step" once per collective."""
     parts = []
-    for rank, times in ends.items():
+    for rank, us in ends.items():
+        times = [1000 * end for end in us]
         count = len(times)
         rows = {"rank": [rank] * count, "device": [0] * count}
         starts = [end - 10 for end in times]
@@ -42,16 +52,22 @@ def xla(ends: Ends, *, group_size: int = 4, fingerprints: dict[int, str] | None 
     return concat(parts)
 
 
-def corrections(tables: Tables) -> dict[int, int | None]:
-    return dict(align_clocks(tables).corrections.select("rank", "correction_ns").rows())
+def corrections(tables: Tables) -> dict[int, float | None]:
+    """By rank, in us."""
+    return in_us(align_clocks(tables))
+
+
+def in_us(found: Alignment) -> dict[int, float | None]:
+    rows = found.corrections.select("rank", "correction_ns").rows()
+    return {rank: None if ns is None else ns / 1000 for rank, ns in rows}
 
 
 def test_a_constant_offset_is_found_and_the_residual_reported() -> None:
-    found = align_clocks(xla({0: [100, 200, 300], 1: [1100, 1200, 1306]}))
+    found = align_clocks(xla({0: [100, 210, 300], 1: [1100, 1210, 1306]}))
     # Skews of rank 1: 500, 500, 503; its median 500. What is left: 0, 0 and 3, on both ranks.
-    assert dict(found.corrections.select("rank", "correction_ns").rows()) == {0: -500, 1: 500}
+    assert in_us(found) == {0: -500, 1: 500}
     assert found.residual_median_ns == 0
-    assert found.residual_max_ns == 3
+    assert found.residual_max_ns == 3000
     assert found.matched == 3
 
 
@@ -66,7 +82,7 @@ def test_another_fingerprint_on_one_rank_does_not_matter() -> None:
 
 def test_ranks_that_share_only_some_instances_settle() -> None:
     # Rank 2 saw only the last collective. Rank 1 is 100 late, rank 2 is 40 late.
-    whole = xla({0: [100, 200, 300], 1: [200, 300, 400]})
+    whole = xla({0: [100, 210, 300], 1: [200, 310, 400]})
     late = xla({0: [100], 1: [200], 2: [140]})
     assert corrections(whole) == {0: -50, 1: 50}
     found = corrections(late)
@@ -80,7 +96,7 @@ def test_a_rank_without_shared_collectives_has_no_correction() -> None:
         name=pl.when(pl.col("rank") == 2).then(pl.lit("own")).otherwise(pl.lit("step"))
     ).cast({"name": pl.Categorical()})
     found = align_clocks(Tables(gpu=tables.gpu, programs=alone, collectives=tables.collectives))
-    assert found.corrections["correction_ns"].to_list() == [-100, 100, None]
+    assert found.corrections["correction_ns"].to_list() == [-100_000, 100_000, None]
     assert found.corrections["cluster"].to_list() == [0, 0, 2]
     assert found.corrections["instances"].to_list() == [1, 1, 0]
 
@@ -101,7 +117,7 @@ def test_times_are_not_changed_but_can_be_shifted() -> None:
     found = align_clocks(tables)
     aligned = tables.gpu.select("rank", start=pl.col("start") - found.shift())
     assert aligned.filter(rank=0)["start"].to_list() == aligned.filter(rank=1)["start"].to_list()
-    assert tables.gpu["start"].to_list() == [90, 190, 1090, 1190]
+    assert tables.gpu["start"].to_list() == [99_990, 199_990, 1_099_990, 1_199_990]
 
 
 def kineto(rank: int, sequence: list[int | None], starts: list[int], group: str = "dp") -> Tables:
@@ -112,21 +128,23 @@ def kineto(rank: int, sequence: list[int | None], starts: list[int], group: str 
     )
     described = COLLECTIVES.frame(
         {"gpu": list(range(count)), "collective": ["allreduce"] * count, "sequence": sequence}
-        | {"bytes": [8] * count, "group_size": [2] * count, "group_name": [group] * count}
+        | {"bytes": [8] * count, "group_size": [3] * count, "group_name": [group] * count}
     )
     return Tables(gpu=gpu, collectives=described)
 
 
 def test_collectives_outside_programs_match_by_group_and_sequence() -> None:
-    tables = concat([kineto(0, [4, 5], [100, 200]), kineto(1, [5, 6], [260, 300])])
-    assert collective_instances(tables)["instance"].n_unique() == 3
+    tables = concat([kineto(0, [4, 5], [100_000, 200_000]), kineto(1, [5, 6], [260_000, 300_000])])
+    assert collective_instances(attribute(tables)).rows["instance"].n_unique() == 3
     assert corrections(tables) == {0: -30, 1: 30}
 
 
 def test_groups_are_told_apart_and_order_stands_in_for_sequence() -> None:
-    tables = concat([kineto(0, [None, None], [100, 200]), kineto(1, [None, None], [150, 250])])
+    tables = concat(
+        [kineto(0, [None, None], [100_000, 200_000]), kineto(1, [None, None], [150_000, 250_000])]
+    )
     assert corrections(tables) == {0: -25, 1: 25}
-    other = concat([kineto(0, [1], [100], "a"), kineto(1, [1], [150], "b")])
+    other = concat([kineto(0, [1], [100_000], "a"), kineto(1, [1], [150_000], "b")])
     assert align_clocks(other).matched == 0
 
 
@@ -135,3 +153,42 @@ def test_without_collectives_there_is_nothing_to_align() -> None:
     assert found.matched == 0
     assert found.residual_median_ns is None
     assert json.loads(json.dumps(found.to_json()))["rows"] == []
+
+
+def noisy(skew: dict[int, int], seed: int = 4) -> Tables:
+    """Forty all-reduces of three ranks; ends scatter by up to 4 us, clocks are ahead by the skew."""
+    rng = random.Random(seed)
+    ends = [1_000_000 * number + rng.randrange(300_000) for number in range(40)]
+    seen = [[end + skew.get(r, 0) + rng.randrange(-4000, 4000) for end in ends] for r in range(3)]
+    return concat([kineto(r, list(range(10, 50)), [end - 10 for end in seen[r]]) for r in range(3)])
+
+
+def test_a_planted_skew_is_recovered_with_its_residual() -> None:
+    found = align_clocks(noisy({1: 5_000_000, 2: -300_000}))
+    by_rank = dict(found.corrections.select("rank", "correction_ns").rows())
+    assert found.applied
+    assert by_rank[1] - by_rank[0] == pytest.approx(5_000_000, abs=2500)
+    assert by_rank[2] - by_rank[0] == pytest.approx(-300_000, abs=2500)
+    assert found.residual_median_ns is not None
+    assert 500 < found.residual_median_ns < 4000
+    assert "what is left: median" in found.statement
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_clocks_that_agree_are_left_alone(seed: int) -> None:
+    tables = noisy({}, seed)
+    found = align_clocks(tables)
+    assert not found.applied
+    assert found.corrections["correction_ns"].to_list() == [0, 0, 0]
+    assert tables.gpu.select(found.shift()).to_series().unique().to_list() == [0]
+    assert "already agree within" in found.statement
+    assert found.to_json()["applied"] is False
+
+
+def test_only_collectives_that_end_together_for_all_say_how_far_clocks_are_apart() -> None:
+    tables = noisy({1: 5_000_000})
+    for kind in ("broadcast", "reduce", "gather", "scatter", "send", "recv"):
+        named = tables.collectives.with_columns(collective=pl.lit(kind).cast(pl.Categorical()))
+        assert align_clocks(Tables(gpu=tables.gpu, collectives=named)).matched == 0
+    lost = Tables(gpu=tables.gpu, collectives=tables.collectives[:-39])  # rank 2 shows one
+    assert align_clocks(lost).matched == 1

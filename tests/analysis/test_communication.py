@@ -12,10 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thence.analysis.clock_sync import align_clocks
-from thence.analysis.communication import Collectives, collectives, compute_spread, kind_of
+from thence.analysis.collective_kinds import kind_of, kind_of_kernel
+from thence.analysis.communication import Collectives
+from thence.analysis.communication import collectives as of_attributed
+from thence.analysis.spread import compute_spread as spread_of_attributed
 from thence.analysis.warmup import WarmUp
+from thence.attribution.attribute import attribute
 from thence.model.intervals import covered_lengths
 from thence.model.tables import COLLECTIVES, GPU, Tables, concat
+
+
+def collectives(tables: Tables, **more: Any) -> Collectives:
+    return of_attributed(attribute(tables), WarmUp.KEEP, **more)
+
+
+def compute_spread(tables: Tables) -> pl.DataFrame:
+    return spread_of_attributed(attribute(tables), WarmUp.KEEP)
+
 
 Kernel = tuple[str, int, int]  # name, start, duration
 
@@ -94,7 +107,10 @@ def test_other_collectives_and_copies_hide_nothing() -> None:
     tables = rank_tables(0, kernels, [one("allreduce")])
     kinds = pl.Series(["kernel", "kernel", "memcpy"], dtype=tables.gpu.schema["kind"])
     tables = Tables(gpu=tables.gpu.with_columns(kind=kinds), collectives=tables.collectives)
-    assert collectives(tables).rows["hidden_ns"].to_list() == [0]
+    assert collectives(tables).rows.select("described", "hidden_ns").rows() == [
+        (True, 0),
+        (False, 0),
+    ]
 
 
 def two_ranks() -> Tables:
@@ -135,25 +151,12 @@ def test_waits_by_size() -> None:
     )
 
 
-def test_stragglers_by_rank() -> None:
+def test_late_devices_the_most_waited_for_first() -> None:
+    both = {"device": 0, "instances": 2, "last": 1}
     assert result().stragglers.rows(named=True) == [
-        {
-            "rank": 0,
-            "instances": 2,
-            "last": 1,
-            "caused_ns": 10,
-            "late_ns_mean": 5.0,
-            "late_ns_max": 10,
-        },
-        {
-            "rank": 1,
-            "instances": 2,
-            "last": 1,
-            "caused_ns": 30,
-            "late_ns_mean": 15.0,
-            "late_ns_max": 30,
-        },
-    ]
+        {"rank": 1, **both, "caused_ns": 30, "caused_device_ns": 30, "late_ns_mean": 15.0, "late_ns_max": 30},
+        {"rank": 0, **both, "caused_ns": 10, "caused_device_ns": 10, "late_ns_mean": 5.0, "late_ns_max": 10},
+    ]  # fmt: skip
 
 
 def test_waits_are_measured_on_one_clock() -> None:
@@ -163,7 +166,7 @@ def test_waits_are_measured_on_one_clock() -> None:
     )
     skewed = Tables(gpu=behind, collectives=tables.collectives)
     assert collectives(skewed).instances["wait_ns"].max() == 5030
-    aligned = collectives(skewed, alignment=align_clocks(skewed))
+    aligned = collectives(skewed, alignment=align_clocks(attribute(skewed)))
     assert aligned.aligned
     assert sorted(aligned.instances["wait_ns"]) == [10, 30]
     assert aligned.rows["start"].to_list() == behind["start"].to_list()  # as measured
@@ -188,20 +191,40 @@ def test_a_trace_without_collectives() -> None:
     assert compute_spread(Tables()).is_empty()
 
 
-def test_collectives_whose_kernel_is_unknown_are_left_out() -> None:
-    described = [one("allreduce"), {**one("allreduce"), "gpu": None}]
-    assert collectives(rank_tables(0, [("k", 0, 100)], described)).rows.height == 1
-
-
 def test_spread_of_compute() -> None:
     kernels = [("k", 0, 100), ("gemm", 0, 10), ("gemm", 20, 30), ("add", 60, 5)]
-    spread = compute_spread(rank_tables(0, kernels, [one("allreduce")]), WarmUp.KEEP)
+    spread = compute_spread(rank_tables(0, kernels, [one("allreduce")]))
     assert spread.rows() == [(None, "add", 1, 5.0, 0.0, 0.0), (None, "gemm", 2, 20.0, 10.0, 0.5)]
 
 
 def test_a_name_that_is_no_known_kind_stays() -> None:
     frame = pl.DataFrame({"name": ["barrier", "send"]})
     assert frame.select(kind_of(pl.col("name"))).to_series().to_list() == ["barrier", "send"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all-reduce"),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_bf16(ncclWorkElem)", "reduce-scatter"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reduce"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "send-recv"),
+        ("void vllm::cross_device_reduce_1stage<float, 2>(vllm::RankData*)", "all-reduce"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("nvshmemi_transfer", None),
+    ],
+)
+def test_kinds_that_kernels_say(name: str, kind: str | None) -> None:
+    frame = pl.DataFrame({"name": [name]})
+    assert frame.select(kind_of_kernel(pl.col("name"))).to_series().to_list() == [kind]
+
+
+def test_one_csv_holds_both_tables() -> None:
+    found = result()
+    both = found.tables
+    assert both["table"].to_list() == ["late", "late", "sizes"]
+    assert both.filter(table="late")["caused_ns"].to_list() == [30, 10]
+    assert both.filter(table="sizes").select(found.by_size.columns).equals(found.by_size)
 
 
 INTERVALS = st.lists(st.tuples(st.integers(-40, 40), st.integers(0, 30)), max_size=12)

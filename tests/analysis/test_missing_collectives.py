@@ -9,6 +9,7 @@ import pytest
 import thence
 from helpers import TORCH
 from thence.analysis.missing_collectives import why_no_collectives
+from thence.attribution.attribute import attribute
 
 
 @pytest.mark.parametrize(
@@ -24,8 +25,8 @@ from thence.analysis.missing_collectives import why_no_collectives
 def test_kernels_of_nccl_are_never_denied(form: str, way: str) -> None:
     tables = thence.open(TORCH / "graphs" / "comm_eager_rank0.json.gz").tables
     meta = dataclasses.replace(tables.meta, formats=(form,))
-    said = why_no_collectives(dataclasses.replace(tables, meta=meta))
-    assert said.startswith("describes no collectives, though kernels of NCCL ran: ")
+    said = why_no_collectives(attribute(dataclasses.replace(tables, meta=meta)))
+    assert said.startswith("describes no collectives, though kernels communicate: ")
     assert way in said
     assert "one GPU" not in said
 
@@ -35,4 +36,5 @@ def test_several_gpus_are_never_called_one() -> None:
     several = thence.open(*(TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in (0, 1))).tables
     for tables, expected in ((several, "it has 2 GPUs"), (ranks[0], "it is of a single GPU")):
         gpu = tables.gpu.filter(~tables.gpu["name"].cast(str).str.contains("nccl"))
-        assert expected in why_no_collectives(dataclasses.replace(tables, gpu=gpu))
+        without = dataclasses.replace(tables, gpu=gpu, collectives=tables.collectives.clear())
+        assert expected in why_no_collectives(attribute(without))

@@ -329,10 +329,17 @@ def test_a_group_of_the_user_can_be_expected() -> None:
     assert done.returncode == 0
 
 
-def test_no_line_is_wider_than_80_columns_and_none_gives_orders(tmp_path: Path) -> None:
+def test_no_line_is_wider_than_the_terminal_and_none_gives_orders(tmp_path: Path) -> None:
     path = written(tmp_path / "trace.json", EVENTS)
     done = run_thence(
-        "streams", path, *FSDP[:2], "--group", "\x1b[2J=gemm", "--expect", "\x1b[2J>=1"
+        "streams",
+        path,
+        *FSDP[:2],
+        "--group",
+        "\x1b[2J=gemm",
+        "--expect",
+        "\x1b[2J>=1",
+        COLUMNS="80",
     )
     lines = done.stdout.decode().splitlines()
     assert max(map(len, lines[:-1])) <= 80

@@ -10,7 +10,8 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 import thence
-from helpers import FSDP, PAIR, assert_same_tables, opened, run_thence, written
+from collective_jobs import skewed
+from helpers import PAIR, assert_same_tables, opened, run_thence, written
 from thence.cli import convert
 from thence.model.places import LANES
 from thence.writers.timelines import write as files
@@ -84,10 +85,11 @@ def test_a_pipe(trace_path: Path) -> None:
 
 
 def test_moved_clocks_are_said(tmp_path: Path) -> None:
-    run = run_thence("convert", *FSDP[:2], "-o", tmp_path / "out.pftrace")
+    ranks = skewed(tmp_path)
+    run = run_thence("convert", *ranks, "-o", tmp_path / "out.pftrace")
     assert run.returncode == 0
     assert b"all times moved by" in run.stderr
-    run = run_thence("convert", *FSDP[:2], "-o", tmp_path / "as.pftrace", "--clocks", "recorded")
+    run = run_thence("convert", *ranks, "-o", tmp_path / "as.pftrace", "--clocks", "recorded")
     assert b"moved" not in run.stderr
 
 

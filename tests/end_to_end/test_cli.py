@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import FSDP, kernel, launch, recording, run_thence, unzipped, written
+from helpers import DATA, FSDP, kernel, launch, recording, run_thence, unzipped, written
 from slow_kineto import SlowTrace
 from thence.cli import COMMANDS, main, report
 from thence.errors import ThenceError
@@ -110,12 +110,32 @@ def test_no_line_is_wider_than_80_columns(
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_a_pipe_gets_no_escape_codes_and_80_columns() -> None:
+def test_a_pipe_gets_no_escape_codes_and_every_column() -> None:
     done = run_thence("report", EAGER)
     assert done.returncode == 0
     assert ESCAPE not in done.stdout.decode()
-    assert max(len(line) for line in done.stdout.decode().splitlines()) <= 80
     assert done.stderr == b""
+    assert "no room for" not in done.stdout.decode()
+    jax = DATA / "jax" / "jax_fsdp2.xplane.pb.gz"
+    for verb, path, last in (("collectives", FSDP[0], "hidden"), ("programs", jax, "std")):
+        headings = next(
+            line
+            for line in run_thence(verb, path).stdout.decode().splitlines()
+            if line.startswith(("collective ", "program "))
+        )
+        assert headings.split()[-1] == last
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_columns_that_a_terminal_has_no_room_for_are_named(columns: int) -> None:
+    whole = run_thence("collectives", FSDP[0]).stdout.decode()
+    narrow = run_thence("collectives", FSDP[0], COLUMNS=str(columns)).stdout.decode()
+    assert max(map(len, narrow.splitlines())) <= columns
+    said = " ".join(narrow[narrow.index("no room for: ") :].split())
+    hidden = said.removeprefix("no room for: ").split("; a wider")[0].split(", ")
+    headings = next(line for line in whole.splitlines() if line.startswith("collective "))
+    shown = next(line for line in narrow.splitlines() if line.startswith("collective "))
+    assert shown.split() + " ".join(hidden).split() == headings.split()
 
 
 def test_no_color_is_minded_even_on_a_terminal() -> None:

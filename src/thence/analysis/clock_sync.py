@@ -1,15 +1,19 @@
 """Estimates the clock offset of each rank from the collectives that the ranks share.
 
-A collective ends at nearly the same moment on every rank, so the ends of shared collectives show how
-far the ranks' clocks are apart. One constant per rank is estimated:
+A collective in which everyone needs data of everyone (`thence.analysis.collective_kinds.JOINT`) ends at
+nearly the same moment on every rank, so the ends of shared collectives show how far the ranks' clocks are
+apart. One constant per rank is estimated:
 
     skew of an end     = end - mean over ranks of the ends of the same instance
     correction of rank = median of its skews             (to be subtracted from its times)
+    residual           = skews after the correction
 
-This is the formula of nsys-jax (align_profiler_data_timestamps), with three differences: instances
-match by program name, instruction and the number of earlier runs, so that a rank whose autotuner
-chose another kernel (another fingerprint) still matches; an instance needs only two of the ranks, since
-each pair that shares instances is informative; and times are not changed, corrections are returned.
+Clocks that already agree are left alone: where no correction exceeds what the ends scatter by (nine in ten
+residuals) or 1 us, or where the ends as recorded agree no worse, all corrections are 0.
+
+The formula is that of nsys-jax (align_profiler_data_timestamps), with these differences: instances are
+matched by `thence.analysis.collective_instances`; an instance needs only two of the ranks, since each pair
+that shares instances is informative; and times are not changed, corrections are returned.
 """
 
 from __future__ import annotations
@@ -20,6 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.collective_instances import Instances, collective_instances
+from thence.analysis.collective_kinds import JOINT
+from thence.units import format_ns
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -28,14 +36,16 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["Alignment", "align_clocks", "collective_instances"]
+__all__ = ["Alignment", "align_clocks"]
 
 _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
 _SETTLED_NS = 0.5
 """The iteration has converged when no correction changes by as much."""
-_PAIRWISE = r"(?i)permute|send|recv|host"
-_GROUP = ("group_name", "group_description", "group_ranks")
+_RESOLUTION_NS = 1000
+"""Corrections below the resolution of GPU timestamps are none."""
+_SCATTER = 0.9
+"""Share of the residuals that a correction must exceed."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,13 @@ class Alignment:
 
     Attributes:
         corrections: by rank: rank, correction_ns (Int64, to be subtracted from the rank's times; null
-            if it shares no collective with any other), instances (how many it shares), cluster
-            (ranks of one cluster are aligned with each other, not with those of another).
+            if it shares no collective with any other; 0 for all where the clocks agree), instances (how many
+            it shares), cluster (ranks of one cluster are aligned with each other, not with those of another).
         skews: rank, instance (number as in `collective_instances`), skew_ns: residual distance of each end
             from the mean of its instance after the correction.
         residual_median_ns: median of the absolute residual skews; None without shared instances.
         residual_max_ns: the largest of them.
+        residual_p90_ns: nine in ten of them are at most this.
         matched: number of collective instances that at least two ranks took part in.
     """
 
@@ -57,7 +68,35 @@ class Alignment:
     skews: pl.DataFrame
     residual_median_ns: float | None
     residual_max_ns: float | None
+    residual_p90_ns: float | None
     matched: int
+
+    @property
+    def applied(self) -> bool:
+        """Whether any rank's clock is corrected."""
+        return bool((self.corrections["correction_ns"].fill_null(0) != 0).any())
+
+    @property
+    def statement(self) -> str:
+        """What was done, one sentence for people."""
+        if self.residual_median_ns is None or self.residual_max_ns is None:
+            return (
+                "the ranks share no collectives that end together for all: their clocks are not "
+                "aligned, and waits between ranks mean nothing unless the clocks are the same"
+            )
+        median, most = format_ns(self.residual_median_ns), format_ns(self.residual_max_ns)
+        ends = f"the ends of {self.matched:,} shared collectives"
+        if not self.applied:
+            return (
+                f"the ranks' clocks already agree within {format_ns(self.residual_p90_ns or 0.0)} by {ends} "
+                f"(median {median}, at most {most}): none is moved"
+            )
+        largest = format_ns(
+            float(
+                self.corrections["correction_ns"].abs().cast(pl.Float64).to_numpy().max(initial=0)
+            )
+        )
+        return f"clocks aligned by {ends}, by up to {largest}; what is left: median {median}, at most {most}"
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values, without the individual skews."""
@@ -65,6 +104,9 @@ class Alignment:
             "rows": self.corrections.rows(named=True),
             "residual_median_ns": self.residual_median_ns,
             "residual_max_ns": self.residual_max_ns,
+            "residual_p90_ns": self.residual_p90_ns,
+            "applied": self.applied,
+            "statement": self.statement,
             "instances": self.matched,
         }
 
@@ -82,76 +124,15 @@ class Alignment:
         )
 
 
-def collective_instances(trace: Attributed) -> pl.DataFrame:
-    """Matches rows of ``Tables.collectives`` that are the same collective on different ranks and devices.
-
-    Collectives of XLA programs match by program name, instruction and how often that instruction
-    ran on the device before. Others match by process group, kind and sequence number within the group,
-    or by their order where there is no sequence number. Each replay of a CUDA graph repeats the sequence
-    numbers of its capture, so the order of the graph launches is part of the key there. Replica groups of
-    one instruction are not distinguished, because no producer lists them per execution.
-
-    Returns:
-        row (in Tables.collectives), rank, device, gpu (row), collective, start, end (ns),
-        group_size, instance (number); rows without a kernel are left out.
-    """
-    rows = (
-        trace.collectives.with_row_index("row")
-        .filter(pl.col("gpu").is_not_null())
-        .select("row", "gpu", "collective", "group_size", "sequence", *_GROUP)
-    )
-    kernels = trace.gpu.select(
-        "rank", "device", "start", "duration", "program", "hlo", "name", "correlation"
-    )[rows["gpu"].to_numpy()]
-    replayed = rows["gpu"].is_in(trace.graph_places["gpu"].implode()).alias("replayed")
-    names = trace.programs.select(
-        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
-        pl.col("name").alias("program_name"),
-    )
-    joined = (
-        rows.hstack(kernels.rename({"name": "kernel"}))
-        .hstack([replayed])
-        .join(names, on="program", how="left", maintain_order="left")
-    )
-    of_program = pl.col("program").is_not_null() & pl.col("hlo").is_not_null()
-    group_columns = ("collective", *_GROUP, "sequence")
-    joined = joined.with_columns(
-        *(
-            pl.when(of_program).then(pl.col(column)).alias(column)
-            for column in ("program_name", "hlo")
-        ),
-        *(
-            pl.when(~of_program).then(pl.col(column)).alias(f"own_{column}")
-            for column in group_columns
-        ),
-    )
-    key = ("program_name", "hlo", *(f"own_{column}" for column in group_columns))
-    # Several kernels with one sequence number are parts of one collective.
-    launch = pl.col("correlation").ne_missing(pl.col("correlation").shift())
-    ordered = joined.sort("start", maintain_order=True).with_columns(
-        number=pl.when(pl.col("own_sequence").is_null())
-        .then(pl.int_range(pl.len()).over("rank", "device", *key))
-        .when("replayed")
-        .then(launch.cum_sum().cast(pl.Int64).over("rank", "device", *key))
-    )
-    numbered = ordered.with_columns(
-        instance=pl.struct(pl.col(*key, "number")).rank("dense").cast(pl.Int64) - 1
-    )
-    end = pl.col("start") + pl.col("duration")
-    columns = ("row", "rank", "device", "gpu", "collective", "start")
-    return numbered.sort("row").select(*columns, end.alias("end"), "group_size", "instance")
-
-
-def align_clocks(trace: Attributed) -> Alignment:
+def align_clocks(trace: Attributed, instances: Instances | None = None) -> Alignment:
     """Estimates the corrections that put the ranks on one clock.
 
     Args:
-        trace: of several ranks; collectives, gpu and programs are used. Only collectives that at least
-            two ranks share and whose group is the largest are used. Left out are those that ran on more
-            devices than the group has (several groups run concurrently and need not end together), and
-            point-to-point transfers.
+        trace: of several ranks. Used are instances of kinds that end together for all, that every device of
+            the trace in their group shows, and whose group is the largest.
+        instances: as `collective_instances` returns them for this trace; None computes them.
     """
-    shared = _ends_by_rank(collective_instances(trace))
+    shared = _ends_by_rank(instances or collective_instances(trace))
     ranks = trace.ranks
     numbers = {rank: number for number, rank in enumerate(ranks)}
     rank = shared["rank"].replace_strict(numbers, return_dtype=pl.Int64).to_numpy()
@@ -159,38 +140,56 @@ def align_clocks(trace: Attributed) -> Alignment:
         shared.select(pl.col("instance").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
     )
     end = shared["end"].to_numpy()
-    origin = end.min() if len(end) else 0
-    corrections = _median_corrections(rank, instance, (end - origin).astype(np.float64), len(ranks))
-    rounded = np.rint(corrections).astype(np.int64)
-    left = _skews(instance, (end - origin - rounded[rank]).astype(np.float64))
+    since = (end - (end.min() if len(end) else 0)).astype(np.float64)
+    corrections, left = _worth_it(
+        rank, instance, since, _median_corrections(rank, instance, since, len(ranks))
+    )
     counts = np.bincount(rank, minlength=len(ranks))
     frame = pl.DataFrame(
         {
             "rank": pl.Series(ranks, dtype=pl.Int32),
-            "correction_ns": rounded,
+            "correction_ns": corrections,
             "instances": counts,
             "cluster": _connected_components(rank, instance, len(ranks)),
         }
     ).with_columns(pl.when(pl.col("instances") > 0).then("correction_ns").alias("correction_ns"))
-    skews = shared.select("rank", "instance").with_columns(skew_ns=left)
-    absolute = skews["skew_ns"].abs()
+    absolute = np.abs(left)
+    some = len(absolute) > 0
     return Alignment(
         frame,
-        skews,
-        float(np.median(absolute)) if len(absolute) else None,
-        float(absolute.to_numpy().max()) if len(absolute) else None,
+        shared.select("rank", "instance").with_columns(skew_ns=left),
+        float(np.median(absolute)) if some else None,
+        float(absolute.max()) if some else None,
+        float(np.quantile(absolute, _SCATTER)) if some else None,
         shared["instance"].n_unique(),
     )
 
 
-def _ends_by_rank(rows: pl.DataFrame) -> pl.DataFrame:
+def _worth_it(
+    rank: Int64, instance: Int64, end: Float64, estimated: Float64
+) -> tuple[Int64, Float64]:
+    """The corrections, all 0 where the clocks already agree, and the skews that are left."""
+    corrections = np.rint(estimated).astype(np.int64)
+    left, recorded = _skews(instance, end - corrections[rank]), _skews(instance, end)
+    if not len(end):
+        return corrections, left
+    scatter = max(np.quantile(np.abs(left), _SCATTER), _RESOLUTION_NS)
+    within = np.abs(corrections).max() <= scatter
+    if within or np.median(np.abs(recorded)) <= np.median(np.abs(left)):
+        return np.zeros_like(corrections), recorded
+    return corrections, left
+
+
+def _ends_by_rank(instances: Instances) -> pl.DataFrame:
     """Mean end per rank of every instance that shows how the clocks of two ranks or more differ."""
-    joint = ~pl.col("collective").cast(pl.String).str.contains(_PAIRWISE).fill_null(value=False)
     ends = (
-        rows.filter(joint)
+        instances.rows.filter(
+            pl.col("collective").is_in(JOINT),
+            pl.col("unmatched").is_null(),
+            pl.col("matched") == pl.col("members"),
+        )
         .group_by("instance", "rank", "device")
         .agg(pl.col("end").max(), pl.col("group_size").max())
-        .filter((pl.len().over("instance") <= pl.col("group_size")).fill_null(value=True))
     )
     by_rank = ends.group_by("instance", "rank").agg(
         pl.col("end").mean().round().cast(pl.Int64), pl.col("group_size").max()

@@ -1,14 +1,9 @@
 """Collectives: message size, bandwidth, exposed and hidden time, and waits for other ranks.
 
-Bandwidths follow nccl-tests (doc/PERFORMANCE.md) and nsys-jax: with message size m in bytes, n
-devices in the group and duration t in ns, in decimal GB/s (1 GB/s = 1 byte/ns)
-
-    algorithm bandwidth = K m / t       K = n for all-gather and reduce-scatter, else 1
-    bus bandwidth       = B K m / t     B = (n-1)/n for all-gather, reduce-scatter, all-to-all;
-                                            2 (n-1)/n for all-reduce; else 1
-
-Hidden time is the part of a collective during which at least one compute kernel runs on the same
-device (interval union). nsys-jax sums the overlaps instead, so its hidden time can exceed the duration.
+Bandwidth of a whole kernel contains its wait for other ranks, that of the transfer does not: see
+`thence.analysis.waits`; formulas in `thence.analysis.collective_kinds`. Exposed and hidden time are those of
+`thence.analysis.exposure`. nsys-jax sums the overlaps instead of taking their union, so its hidden time
+can exceed the duration.
 """
 
 from __future__ import annotations
@@ -16,29 +11,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
-from thence.analysis.clock_sync import Alignment, collective_instances
+from thence.analysis.collective_instances import (
+    Instances,
+    collective_instances,
+    unmatched_reasons,
+)
+from thence.analysis.collective_kinds import bandwidths, kind_of_kernel
+from thence.analysis.exposure import Exposure, exposure
+from thence.analysis.first_calls import NONE, FirstCalls, first_calls
+from thence.analysis.missing_collectives import undescribed_kernels
+from thence.analysis.waits import instance_times, late_devices, participants
 from thence.analysis.warmup import Phases, WarmUp, phases
-from thence.model.intervals import covered_lengths
+from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from thence.analysis.clock_sync import Alignment
     from thence.model.attributed import Attributed
 
-__all__ = ["Collectives", "collectives", "compute_spread", "kind_of"]
+__all__ = ["Collectives", "collectives"]
 
-_LIBRARY_KERNEL = r"(?i)^(?:nccl|rccl|nvshmem)"
-_KINDS = (  # first match decides; names lose case, separators and a leading underscore before
-    ("reduce-scatter", "reducescatter"),
-    ("all-gather", "allgather"),
-    ("all-reduce", "allreduce"),
-    ("all-to-all", "alltoall"),
-    ("collective-permute", "collectivepermute"),
-    ("broadcast", "broadcast"),
-)
-_SCALED = ("all-gather", "reduce-scatter")
-_PARTIAL = ("all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all")
+_KEYS = ("collective", "bytes", "group_size", "described", "kernel")
 
 
 @dataclass(frozen=True)
@@ -46,40 +40,72 @@ class Collectives:
     """The collectives of a trace.
 
     Attributes:
-        phases: which executions were counted, and why.
-        aligned: whether the clocks of the ranks were aligned; if not, waits of ranks with clocks of
-            their own mean nothing.
-        by_size: by collective, bytes and group_size: count (kernels, one per device), exposed_ns,
-            hidden_ns, algorithm_gbps_mean/std/max, bus_gbps_mean/std/max, and over the instances
-            that at least two devices show: instances, wait_ns_mean/max (null if there are none).
-            Standard deviations are those of the population.
-        rows: one row per kernel: row (in Tables.collectives), gpu, rank, device, program (name),
-            instruction, collective, bytes, group_size, start, duration_ns, exposed_ns, hidden_ns,
-            algorithm_gbps, bus_gbps, instance.
-        instances: one row per instance, for the plots of bandwidth against size, of waits, and of
-            relative waits: instance, collective, bytes, group_size, devices (seen), bus_gbps (of the
-            fastest device), fastest_ns, wait_ns (last start less first start; null for one device),
-            wait_relative (wait_ns / fastest_ns), out_of_step_ns (last end less first start less
-            fastest_ns: the "wait" of nsys-jax's notebook), last_rank (the last to start).
-            An instance is all devices that ran an instruction together, whatever its replica groups,
-            as in nsys-jax: no producer records which device belongs to which replica group.
-        stragglers: by rank: instances, last (how often it started last), caused_ns (wait of those
-            instances), late_ns_mean and late_ns_max (after the first start).
+        phases: which executions of programs were counted, and why.
+        first: first calls of communicators, left out as warm-up.
+        aligned: whether the ends of shared collectives say how far the ranks' clocks are apart; if not,
+            waits of ranks with clocks of their own mean nothing.
+        clocks: what is known of the ranks' clocks, one sentence; empty for one rank.
+        devices: rank, device, communication_ns, exposed_ns: of everything that communicates, whether or not
+            it was left out as warm-up; the same as `thence.analysis.streams` says.
+        left_out: count, duration_ns, exposed_ns of what was left out.
+        by_size: by collective, bytes, group_size, described, and kernel (name; of kernels without a
+            description, whose bytes and group_size are null): count (kernels, one per device), duration_ns,
+            exposed_ns, hidden_ns, overlapped_ns (they add up to duration_ns),
+            algorithm_gbps_mean/std/max and bus_gbps_mean/std/max of whole kernels, and over the instances
+            that at least two devices show: instances, wait_ns_mean/max/sum (the longest wait of each),
+            device_wait_ns_sum (all waits); and over those that all participants show: transfers,
+            transfer_ns_mean/median/min, transfer_algorithm_gbps_ and transfer_bus_gbps_max/median/std (null
+            if there are none). Standard deviations are those of the population.
+        rows: one row per kernel: row (in Tables.collectives; null without a description), gpu, rank, device,
+            program (name), instruction, kernel (see above), collective (null where not even the kernel's
+            name says it), bytes, group_size, source_rank, described, start, duration_ns, exposed_ns, hidden_ns,
+            overlapped_ns, algorithm_gbps, bus_gbps, instance, unmatched (why it has no partner).
+        instances: one row per instance, as `thence.analysis.waits.instance_times` returns them.
+            An instance is all devices that ran it together.
+        stragglers: by rank and device, as `thence.analysis.waits.late_devices` returns them.
+        notes: what must be known to read the numbers, one sentence each.
     """
 
     phases: Phases
+    first: FirstCalls
     aligned: bool
+    clocks: str
+    devices: pl.DataFrame
+    left_out: dict[str, int]
     by_size: pl.DataFrame
     rows: pl.DataFrame
     instances: pl.DataFrame
     stragglers: pl.DataFrame
+    notes: tuple[str, ...]
+
+    @property
+    def statement(self) -> str:
+        """What was left out as warm-up, one sentence for people."""
+        if not self.first.kernels:
+            return self.phases.statement
+        return "; ".join(
+            ([self.phases.statement] if len(self.phases.phase) else []) + [self.first.statement]
+        )
+
+    @property
+    def tables(self) -> pl.DataFrame:
+        """`stragglers`, then `by_size`, as one frame: the first column, table, says which (late or sizes)."""
+        late = self.stragglers.with_columns(pl.lit("late").alias("table"))
+        sizes = self.by_size.with_columns(pl.lit("sizes").alias("table"))
+        both = pl.concat([late, sizes], how="diagonal")
+        return both.select("table", pl.exclude("table"))
 
     def to_json(self) -> dict[str, Any]:
-        """The result as JSON values: rows of `by_size` and of `stragglers`."""
+        """The result as JSON values: rows of `by_size` and of `stragglers`, and totals."""
         return {
             "warm_up": self.phases.rule.value,
-            "statement": self.phases.statement,
+            "statement": self.statement,
             "aligned": self.aligned,
+            "clocks": self.clocks,
+            "communication_ns": int(self.devices["communication_ns"].sum()),
+            "exposed_ns": int(self.devices["exposed_ns"].sum()),
+            "devices": self.devices.rows(named=True),
+            "left_out": self.left_out,
             "rows": self.by_size.rows(named=True),
             "stragglers": self.stragglers.rows(named=True),
         }
@@ -89,216 +115,157 @@ def collectives(
     trace: Attributed,
     warm_up: WarmUp | Phases = WarmUp.HEURISTIC,
     alignment: Alignment | None = None,
+    instances: Instances | None = None,
 ) -> Collectives:
-    """Computes sizes, bandwidths, hidden time and waits of all collectives.
+    """Computes sizes, bandwidths, exposed time and waits of all that communicates.
 
     Args:
-        trace: attributed. Collectives outside programs are all counted.
+        trace: attributed. Collectives outside programs are counted but for first calls of communicators.
         warm_up: rule that says which executions of programs count, or its result.
         alignment: corrections of the ranks' clocks, used for waits only.
+        instances: as `collective_instances` returns them for this trace; None computes them.
     """
     phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    rows = _rows(trace, phase)
-    seen = _instances(rows, alignment)
+    matched = instances or collective_instances(trace)
+    first = NONE if phase.rule is WarmUp.KEEP else first_calls(trace, matched.rows)
+    exposed = exposure(trace)
+    every = _rows(trace, phase, first, matched, exposed)
+    rows = every.filter("counted").drop("counted")
+    places = participants(rows.filter("described"), alignment)
+    seen = instance_times(places)
+    aligned = alignment is not None and alignment.matched > 0
     return Collectives(
-        phase, alignment is not None, _by_size(rows, seen), rows, seen, _stragglers(rows, alignment)
+        phases=phase,
+        first=first,
+        aligned=aligned,
+        clocks="" if alignment is None else alignment.statement,
+        devices=exposed.devices,
+        left_out=_sums(every.filter(~pl.col("counted"))),
+        by_size=_by_size(rows, seen),
+        rows=rows,
+        instances=seen,
+        stragglers=late_devices(places),
+        notes=tuple(_notes(trace, every, rows, seen)),
     )
 
 
-def kind_of(name: pl.Expr) -> pl.Expr:
-    """The kind of a collective, as XLA spells it, from the name its library gives.
-
-    ``_allgather_base`` and ``allgather_into_tensor_coalesced`` become all-gather; a name that is
-    none of the known kinds stays as it is.
-    """
-    plain = name.cast(pl.String).str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
-    kinds = [("ragged-all-to-all", "ragged"), *_KINDS]
-    matched = [
-        pl.when(plain.str.contains(part, literal=True)).then(pl.lit(kind)) for kind, part in kinds
-    ]
-    return pl.coalesce(*matched, name.cast(pl.String))
-
-
-def _rows(trace: Attributed, phase: Phases) -> pl.DataFrame:
-    """One row per collective kernel that counts, with its bandwidths."""
-    matched = collective_instances(trace)
-    described = trace.collectives[matched["row"].to_numpy()]
-    kernels = trace.gpu[matched["gpu"].to_numpy()]
-    hidden = _hidden(trace, kernels)
-    place = kernels["program"]
+def _rows(
+    trace: Attributed, phase: Phases, first: FirstCalls, matched: Instances, exposed: Exposure
+) -> pl.DataFrame:
+    """One row per kernel that communicates, with its bandwidths and whether it counts."""
+    found = matched.rows.select(
+        *("row", "collective", "bytes", "group_size", "source_rank", "instance", "unmatched"),
+        gpu=pl.col("gpu").cast(pl.UInt32),
+        described=pl.lit(value=True),
+    )
     steady = pl.DataFrame(
         {"program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True)}
+    ).with_columns(steady=phase.steady, program_name=trace.programs["name"].cast(pl.String))
+    kernels = trace.gpu[exposed.rows["gpu"].to_numpy()].select(
+        *("rank", "device", "start", "program"),
+        duration_ns="duration",
+        name=pl.col("name").cast(pl.String),
+        instruction=pl.col("hlo").cast(pl.String),
     )
-    steady = steady.with_columns(
-        steady=phase.steady, program_name=trace.programs["name"].cast(pl.String)
+    joined = (
+        exposed.rows.hstack(kernels)
+        .join(found, on="gpu", how="left", maintain_order="left")
+        .join(steady, on="program", how="left", maintain_order="left")
+        .with_columns(pl.col("described").fill_null(value=False))
     )
-    of_program = pl.DataFrame({"program": place}).join(
-        steady, on="program", how="left", maintain_order="left"
-    )
-    rows = matched.select("row", "gpu", "rank", "device").with_columns(
-        program=of_program["program_name"],
-        instruction=kernels["hlo"].cast(pl.String),
-        collective=described.select(kind_of(pl.col("collective"))).to_series(),
-        bytes=described["bytes"],
-        group_size=described["group_size"],
-        start=matched["start"],
-        duration_ns=kernels["duration"],
-        exposed_ns=kernels["duration"] - hidden,
-        hidden_ns=hidden,
-        instance=matched["instance"],
-        counted=of_program["steady"].fill_null(value=True),
-    )
-    return rows.filter("counted").drop("counted").with_columns(*_bandwidths())
-
-
-def _bandwidths() -> tuple[pl.Expr, pl.Expr]:
-    kind, n = pl.col("collective"), pl.col("group_size").cast(pl.Float64)
-    scale = pl.when(kind.is_in(_SCALED)).then(n).otherwise(1.0)
-    bus = (
-        pl.when(kind.is_in(_PARTIAL))
-        .then((n - 1) / n)
-        .when(kind == "all-reduce")
-        .then(2 * (n - 1) / n)
-        .otherwise(1.0)
-    )
-    timed = pl.when(pl.col("duration_ns") > 0).then("duration_ns")
-    algorithm = scale * pl.col("bytes") / timed
-    return algorithm.alias("algorithm_gbps"), (bus * algorithm).alias("bus_gbps")
-
-
-def _hidden(trace: Attributed, kernels: pl.DataFrame) -> pl.Series:
-    """The time, in ns, during which each kernel overlaps computation on its device."""
-    is_collective = np.zeros(trace.gpu.height, bool)
-    is_collective[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
-    library = pl.col("name").cast(pl.String).str.contains(_LIBRARY_KERNEL)
-    compute = trace.gpu.filter(~pl.Series(is_collective)).filter(
-        pl.col("kind").cast(pl.String).is_in(["kernel", "thunk"]), ~library.fill_null(value=False)
-    )
-    hidden = np.zeros(kernels.height, np.int64)
-    lanes = kernels.select("rank", "device")
-    for rank, device in lanes.unique().rows():
-        here = (pl.col("rank") == rank) & (pl.col("device") == device)
-        chosen = lanes.select(here.arg_true()).to_series().to_numpy()
-        ours, theirs = kernels[chosen], compute.filter(here)
-        hidden[chosen] = covered_lengths(
-            ours["start"].to_numpy(),
-            (ours["start"] + ours["duration"]).to_numpy(),
-            theirs["start"].to_numpy(),
-            (theirs["start"] + theirs["duration"]).to_numpy(),
-        )
-    return pl.Series(hidden)
-
-
-def _started(rows: pl.DataFrame, alignment: Alignment | None) -> pl.DataFrame:
-    """First start and last end of each instance on each device, on one clock if alignment is given."""
-    shift = alignment.shift() if alignment else pl.lit(0)
-    moved = rows.with_columns(start=pl.col("start") - shift)
-    return moved.group_by("instance", "rank", "device", maintain_order=True).agg(
-        pl.col("start").min(),
-        end=(pl.col("start") + pl.col("duration_ns")).max(),
-        duration_ns=pl.col("duration_ns").sum(),
-        bus_gbps=pl.col("bus_gbps").max(),
-        **{c: pl.col(c).first() for c in ("collective", "bytes", "group_size")},
-    )
-
-
-def _instances(rows: pl.DataFrame, alignment: Alignment | None) -> pl.DataFrame:
-    first, last = pl.col("start").min(), pl.col("start").max()
+    algorithm, bus = bandwidths("duration_ns")
     return (
-        _started(rows, alignment)
-        .group_by("instance", maintain_order=True)
-        .agg(
-            *(pl.col(c).first() for c in ("collective", "bytes", "group_size")),
-            devices=pl.len(),
-            bus_gbps=pl.col("bus_gbps").max(),
-            fastest_ns=pl.col("duration_ns").min(),
-            wait_ns=pl.when(pl.len() > 1).then(last - first),
-            out_of_step_ns=pl.col("end").max() - first - pl.col("duration_ns").min(),
-            last_rank=pl.when(pl.len() > 1).then(pl.col("rank").sort_by("start").last()),
+        joined.with_columns(
+            collective=pl.when("described")
+            .then("collective")
+            .otherwise(kind_of_kernel(pl.col("name"))),
+            kernel=pl.when(~pl.col("described")).then("name"),
+            counted=pl.col("steady").fill_null(value=True)
+            & ~pl.col("row").is_in(first.row.implode()).fill_null(value=False),
         )
-        .with_columns(
-            wait_relative=pl.col("wait_ns")
-            / pl.when(pl.col("fastest_ns") > 0).then(pl.col("fastest_ns"))
+        .with_columns(algorithm_gbps=algorithm, bus_gbps=bus)
+        .select(
+            *("row", "gpu", "rank", "device"),
+            pl.col("program_name").alias("program"),
+            *("instruction", "kernel", "collective", "bytes", "group_size", "source_rank"),
+            *("described", "start", "duration_ns", "exposed_ns", "hidden_ns", "overlapped_ns"),
+            *("algorithm_gbps", "bus_gbps", "instance", "unmatched", "counted"),
         )
     )
+
+
+def _sums(rows: pl.DataFrame) -> dict[str, int]:
+    columns = ("duration_ns", "exposed_ns")
+    return {"count": rows.height, **{name: int(rows[name].sum()) for name in columns}}
 
 
 def _by_size(rows: pl.DataFrame, seen: pl.DataFrame) -> pl.DataFrame:
-    keys = ["collective", "bytes", "group_size"]
     statistics = [
         getattr(pl.col(f"{which}_gbps"), what)(**options).alias(f"{which}_gbps_{what}")
         for which in ("algorithm", "bus")
         for what, options in (("mean", {}), ("std", {"ddof": 0}), ("max", {}))
     ]
-    sizes = rows.group_by(keys).agg(
-        pl.len().alias("count"), pl.col("exposed_ns", "hidden_ns").sum(), *statistics
-    )
-    waits = seen.group_by(keys).agg(
-        instances=pl.col("wait_ns").count(),
-        wait_ns_mean=pl.col("wait_ns").mean(),
-        wait_ns_max=pl.col("wait_ns").max(),
-    )
-    return sizes.join(waits, on=keys, how="left", nulls_equal=True).sort(keys)
-
-
-def _stragglers(rows: pl.DataFrame, alignment: Alignment | None) -> pl.DataFrame:
-    first, last = pl.col("start").min(), pl.col("start").max()
-    late = (
-        _started(rows, alignment)
-        .with_columns(
-            late=(pl.col("start") - first.over("instance")),
-            wait=(last - first).over("instance"),
-            is_last=(pl.col("start") == last.over("instance")),
-            devices=pl.len().over("instance"),
+    sums = pl.col("duration_ns", "exposed_ns", "hidden_ns", "overlapped_ns").sum()
+    sizes = rows.group_by(_KEYS).agg(pl.len().alias("count"), sums, *statistics)
+    wait, moving = pl.col("wait_ns"), pl.col("transfer_ns")
+    transfers = [
+        getattr(pl.col(f"transfer_{which}_gbps"), what)(**options).alias(
+            f"transfer_{which}_gbps_{what}"
         )
-        .filter(pl.col("devices") > 1)
-    )
-    blamed = pl.col("is_last") & (pl.col("wait") > 0)
-    return (
-        late.group_by("rank")
+        for which in ("algorithm", "bus")
+        for what, options in (("max", {}), ("median", {}), ("std", {"ddof": 0}))
+    ]
+    # Sender and receiver have rows of their own, and share their instances.
+    shared = rows.filter("described").select(*_KEYS, "instance").unique()
+    waits = (
+        shared.join(seen.drop("collective", "bytes", "group_size"), on="instance")
+        .group_by(_KEYS)
         .agg(
-            instances=pl.col("instance").n_unique(),
-            last=blamed.sum(),
-            caused_ns=pl.col("wait").filter(blamed).sum(),
-            late_ns_mean=pl.col("late").mean(),
-            late_ns_max=pl.col("late").max(),
+            wait.count().alias("instances"),
+            *(getattr(wait, what)().alias(f"wait_ns_{what}") for what in ("mean", "max")),
+            pl.when(wait.count() > 0).then(wait.sum()).alias("wait_ns_sum"),
+            pl.when(wait.count() > 0)
+            .then(pl.col("device_wait_ns").sum())
+            .alias("device_wait_ns_sum"),
+            moving.count().alias("transfers"),
+            *(
+                getattr(moving, what)().alias(f"transfer_ns_{what}")
+                for what in ("mean", "median", "min")
+            ),
+            *transfers,
         )
-        .sort("rank")
+    )
+    joined = sizes.join(waits, on=_KEYS, how="left", nulls_equal=True)
+    return joined.sort(
+        "described", "collective", "bytes", "group_size", "kernel", descending=[True] + [False] * 4
     )
 
 
-def compute_spread(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTIC) -> pl.DataFrame:
-    """How much the durations of the same computation vary, to find noise and uneven ranks.
-
-    Returns:
-        By program (name; null outside programs) and operation (HLO instruction, else kernel name):
-        program, operation, count, mean_ns, std_ns (population), spread (std / mean); ascending by mean.
-        Collectives are left out.
-    """
-    phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
-    is_compute = np.ones(trace.gpu.height, bool)
-    is_compute[trace.collectives["gpu"].drop_nulls().to_numpy()] = False
-    programs = pl.DataFrame(
-        {
-            "program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True),
-            "program_name": trace.programs["name"].cast(pl.String),
-            "steady": phase.steady,
-        }
-    )
-    operation = pl.coalesce(pl.col("hlo").cast(pl.String), pl.col("name").cast(pl.String))
-    return (
-        trace.gpu.filter(
-            pl.Series(is_compute), pl.col("kind").cast(pl.String).is_in(["kernel", "thunk"])
+def _notes(
+    trace: Attributed,
+    every: pl.DataFrame,
+    rows: pl.DataFrame,
+    seen: pl.DataFrame,
+) -> list[str]:
+    """What must be known to read the numbers."""
+    notes: list[str] = []
+    if not every["described"].all():
+        notes.append(undescribed_kernels(trace, every))
+    notes += unmatched_reasons(rows)
+    described = rows.filter("described")
+    if not described.is_empty() and not seen["transfer_ns"].count():
+        notes.append(
+            "transfers are unknown: no collective has all its participants in this trace"
+            if seen["wait_ns"].count()
+            else "waits and transfers are unknown: they need the same collective on two ranks or devices"
         )
-        .select("program", "duration", operation=operation)
-        .join(programs, on="program", how="left")
-        .filter(pl.col("steady").fill_null(value=True))
-        .group_by(pl.col("program_name").alias("program"), "operation")
-        .agg(
-            count=pl.len(),
-            mean_ns=pl.col("duration").mean(),
-            std_ns=pl.col("duration").std(ddof=0),
+    elif partial := int((seen["wait_ns"].is_not_null() & seen["transfer_ns"].is_null()).sum()):
+        notes.append(
+            f"the transfers of {partial:,} of {seen.height:,} collectives are unknown: the trace does not show "
+            "all of their participants, or not before they ended"
         )
-        .with_columns(spread=pl.col("std_ns") / pl.when(pl.col("mean_ns") > 0).then("mean_ns"))
-        .sort("mean_ns", "operation")
-    )
+    left = every.height - rows.height
+    if left:
+        time = format_ns(int(every.filter(~pl.col("counted"))["exposed_ns"].sum()))
+        notes.append(f"left out as warm-up in all: {left:,} kernels, {time} of them exposed")
+    return notes

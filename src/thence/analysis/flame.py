@@ -18,6 +18,7 @@ import polars as pl
 from thence.analysis.flame_tree import COLUMNS, FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.group_by import heading_of, split_by_weight
 from thence.analysis.idle import idle_gaps
+from thence.analysis.kernel_groups import communicates
 from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
@@ -46,7 +47,6 @@ __all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "default_kind", "flame"]
 IDLE = "GPU idle"
 """Name of the frame that holds idle time."""
 
-_COMMUNICATION = r"(?i)^(?:nccl|rccl|nvshmem)"
 _GUESSES = ("module", "label", "ops")
 
 
@@ -324,15 +324,12 @@ def _outermost(trace: Attributed, split: Split) -> pl.Series:
 
 def _kinds(trace: Attributed) -> pl.Series:
     """What each activity is: compute, communication or copy."""
-    described = np.zeros(trace.gpu.height, np.bool_)
-    described[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
     copy = pl.col("kind").is_in(["memcpy", "memset"])
-    named = pl.col("name").cast(pl.String).str.contains(_COMMUNICATION).fill_null(value=False)
     return trace.gpu.select(
-        pl.when(copy)
-        .then(pl.lit("copy"))
-        .when(pl.lit(pl.Series(described)) | named)
+        pl.when(communicates(trace))
         .then(pl.lit("communication"))
+        .when(copy)
+        .then(pl.lit("copy"))
         .otherwise(pl.lit("compute"))
     ).to_series()
 

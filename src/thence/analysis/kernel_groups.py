@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
 
-__all__ = ["GROUPS", "KERNEL_PATTERNS", "OPCODE_PATTERNS", "Patterns", "kernel_groups"]
+__all__ = [
+    "COMMUNICATION",
+    "GROUPS",
+    "KERNEL_PATTERNS",
+    "NO_PATTERNS",
+    "OPCODE_PATTERNS",
+    "Patterns",
+    "communicates",
+    "computes",
+    "kernel_groups",
+]
 
 COMMUNICATION, COPY, _OTHER = "communication", "copy", "other"
 GROUPS = ("GEMM", "attention", COMMUNICATION, "elementwise", "reduction", COPY, _OTHER)
@@ -125,6 +135,28 @@ class Patterns:
     def names(self) -> tuple[str, ...]:
         """Names of all groups, those of the user first."""
         return tuple(dict.fromkeys([*(name for name, _ in self.pairs), *GROUPS]))
+
+
+NO_PATTERNS = Patterns()
+"""The built-in groups alone."""
+
+
+def communicates(trace: Attributed) -> pl.Series:
+    """Whether each row of ``trace.gpu`` is communication: described as a collective, or built-in `COMMUNICATION`.
+
+    Groups of the user do not count, so that exposed time is one number wherever it is asked for.
+    """
+    return (kernel_groups(trace, NO_PATTERNS) == COMMUNICATION).rename("communicates")
+
+
+def computes(trace: Attributed, communication: pl.Series) -> pl.Series:
+    """Whether each row of ``trace.gpu`` is compute: a kernel or thunk that is no communication.
+
+    Args:
+        trace: attributed.
+        communication: as `communicates` returns it.
+    """
+    return (trace.gpu["kind"].is_in(["kernel", "thunk"]) & ~communication).rename("computes")
 
 
 def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:

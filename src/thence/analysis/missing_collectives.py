@@ -1,38 +1,61 @@
-"""Explains why a trace describes no collectives, and how to record them."""
+"""Explains why a trace does not describe its collectives, and how to record them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import polars as pl
-
+from thence.analysis.kernel_groups import communicates
 from thence.model.reasons import advice
+from thence.units import format_share
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from thence.model.attributed import Attributed
 
-__all__ = ["why_no_collectives"]
+__all__ = ["undescribed_kernels", "why_no_collectives"]
 
-_LIBRARIES = r"(?i)^(?:void )?(?:nccl|rccl)"
 _OTHER = "thence record and torch.profiler describe them"
 
 
 def why_no_collectives(trace: Attributed) -> str:
-    """The message for a trace that describes no collectives, to follow the input's name and a colon.
+    """The message for a trace without any communication, to follow the input's name and a colon.
 
-    It claims that there were none only if the trace has one GPU and no NCCL or RCCL kernels.
+    It claims that there was none only if the trace has one GPU.
     """
-    nccl_ran = (
-        trace.gpu["name"].cast(pl.String).str.contains(_LIBRARIES).fill_null(value=False).any()
-    )
     ranks = len(trace.ranks)
     devices = trace.gpu.select("rank", "device").n_unique()
-    if not nccl_ran and devices < 2:
+    if communicates(trace).any():
+        return f"describes no collectives, though kernels communicate: {_ways(trace)}"
+    if devices < 2:
         return "describes no collectives, because it is of a single GPU"
+    return f"describes no collectives, though it has {max(devices, ranks)} GPUs: {_ways(trace)}"
+
+
+def undescribed_kernels(trace: Attributed, rows: pl.DataFrame) -> str:
+    """How much of the communication has no description, and how to get one.
+
+    Args:
+        trace: attributed.
+        rows: one row per kernel that communicates: described, collective, duration_ns; some of them not described.
+    """
+    without = rows.filter(~rows["described"])
+    share = format_share(int(without["duration_ns"].sum()), int(rows["duration_ns"].sum()))
+    batched = (
+        "; torch.profiler describes no batched sends and receives (batch_isend_irecv, pipeline schedules)"
+        if (without["collective"] == "send-recv").any()
+        else ""
+    )
+    return (
+        f"{without.height:,} of {rows.height:,} kernels that communicate, {share} of their time, have no description "
+        f"(no message size, no group, so no bandwidth and no waits): {_ways(trace)}{batched}"
+    )
+
+
+def _ways(trace: Attributed) -> str:
+    """How to get descriptions, by the producers of the trace."""
     on = trace.meta.accelerators
-    library = "RCCL" if on == {"rocm"} else "NCCL"
-    seen = f"kernels of {library} ran" if nccl_ran else f"it has {max(devices, ranks)} GPUs"
     ways = dict.fromkeys(
         advice("no_collectives", [name], accelerators=on) for name in trace.meta.formats
     )
-    return f"describes no collectives, though {seen}: {'; '.join(filter(None, ways)) or _OTHER}"
+    return "; ".join(filter(None, ways)) or _OTHER

@@ -61,7 +61,7 @@ class Report:
         programs: executions of XLA programs.
         compilation: compile time by phase.
         spread: how much durations of the same computation vary, as
-            `thence.analysis.communication.compute_spread` returns it.
+            `thence.analysis.spread.compute_spread` returns it.
         soundness: whether the trace can carry these figures.
     """
 

@@ -4,7 +4,8 @@ busy        time in which at least one activity of a stream ran (interval union)
 concurrent  part of the busy time in which another stream of the device was busy, too
 overlap     of groups A and B: time in which at least one activity of each ran, on any streams;
             of A with itself: time in which at least two activities of A ran
-hidden      part of the communication time during which a kernel of another group ran
+hidden      part of the communication time during which a kernel or thunk that is no communication ran:
+            see `thence.analysis.exposure`, which `collectives` uses, too
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.expectations import Check, judge, parse_expectation
-from thence.analysis.kernel_groups import COMMUNICATION, Patterns, kernel_groups
+from thence.analysis.exposure import exposure
+from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.errors import MissingData
 from thence.model.intervals import levels, shared_length, union
 
@@ -38,7 +40,6 @@ IN_GRAPHS = (
     "{:,} activities ran inside CUDA graphs: their streams are those that the driver gave the branches "
     "of the graph"
 )
-NO_PATTERNS = Patterns()
 NO_STREAMS = "the trace does not say on which streams its kernels ran"
 
 
@@ -164,10 +165,13 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
         recorded_stream.alias("stream"),
         "start",
         "duration",
-        copy=pl.col("kind").is_in(["memcpy", "memset"]),
     ).with_columns(group)
     devices = sorted(activities.partition_by("rank", "device"), key=lambda d: d.row(0)[:2])
-    measured = [_device(device, patterns.names) for device in devices]
+    exposed = {row[:2]: row[2:] for row in exposure(trace).devices.iter_rows()}
+    measured = [
+        _device(device, patterns.names, exposed.get(device.row(0)[:2], (0, 0)))
+        for device in devices
+    ]
     in_graphs = trace.gpu["graph"].count()
     notes = [IN_GRAPHS.format(in_graphs)] if in_graphs else []
     if activities["stream"].null_count():
@@ -193,8 +197,16 @@ def _rows(activities: pl.DataFrame) -> pl.DataFrame:
     return ordered.with_columns(share=share)
 
 
-def _device(activities: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFrame, Concurrency]:
-    """The streams of one device and their concurrency."""
+def _device(
+    activities: pl.DataFrame, names: Sequence[str], exposed: tuple[Ns, Ns]
+) -> tuple[pl.DataFrame, Concurrency]:
+    """The streams of one device and their concurrency.
+
+    Args:
+        activities: of the device.
+        names: of the groups.
+        exposed: length of its communication, and of the part that is exposed.
+    """
     start = activities["start"].to_numpy()
     end = start + activities["duration"].to_numpy()
     stream_unions = _unions(activities["stream"].fill_null(-1).to_numpy(), start, end)
@@ -217,7 +229,7 @@ def _device(activities: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFram
         pl.when(pl.lit(streams_recorded)).then("concurrent_ns").alias("concurrent_ns"),
     )
     group = activities["group"].to_physical().cast(pl.Int64).to_numpy()
-    hidden, communication = _hidden(activities, start, end)
+    communication, exposed_ns = exposed
     concurrency = Concurrency(
         rank=rank,
         device=device,
@@ -225,7 +237,7 @@ def _device(activities: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFram
         busy_streams_ns=_by_depth(pieces) if streams_recorded else (),
         overlap_ns=_overlaps(group, start, end, names),
         communication_ns=communication,
-        hidden_ns=hidden,
+        hidden_ns=communication - exposed_ns,
     )
     return frame, concurrency
 
@@ -272,12 +284,3 @@ def _overlaps(
             if b > a and (shared := shared_length(ours, theirs)):
                 result[names[a]][names[b]] = result[names[b]][names[a]] = shared
     return {name: row for name, row in result.items() if row}
-
-
-def _hidden(activities: pl.DataFrame, start: Int64, end: Int64) -> tuple[Ns, Ns]:
-    """Hidden and total time of communication, in ns."""
-    talks = (activities["group"] == COMMUNICATION).to_numpy()
-    computes = ~talks & ~activities["copy"].to_numpy()
-    communication = union(start[talks], end[talks])
-    compute = union(start[computes], end[computes])
-    return shared_length(communication, compute), _length(communication)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.communication import collectives, kind_of
+from thence.analysis.collective_kinds import kind_of
+from thence.analysis.communication import collectives
 from thence.analysis.warmup import WarmUp
 from thence.model.intervals import levels, unions
 from thence.model.timeline import Timeline

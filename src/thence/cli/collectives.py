@@ -1,4 +1,4 @@
-"""``thence collectives``: sizes, bandwidths, exposed time and waits of collectives."""
+"""``thence collectives``: who waits for whom, sizes, bandwidths, and exposed time of communication."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
-from thence.cli.output import Result, result_options
+from thence.cli.output import Result, console, print_table, result_options
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import polars as pl
+
+    from thence.analysis.communication import Collectives
     from thence.trace import Trace
 
 __all__ = ["command"]
@@ -19,20 +24,40 @@ _EXAMPLES = """\b
 Examples:
   thence collectives traces/                      every rank of a torch.profiler job
   thence collectives rank*.zip --format json
-Bandwidths are decimal GB/s. Exposed is the time in which no other work ran on the
-device; hidden is the rest. Wait is last start less first start among the ranks.
+  thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
+\b
+First, the devices that the others waited for. A wait lasts from a device's own start until the
+last one that it needs has started; the transfer lasts from there to the end. Bandwidths are
+decimal GB/s, of the bus as in nccl-tests: best, median and standard deviation of the
+transfers, and the mean of whole kernels, which contain the wait.
+Exposed is the time in which a device communicates and computes nothing; hidden, in which it
+computes too; overlapped, in which an earlier collective counts as exposed. With --warm-up keep,
+first calls of communicators and warm-up executions of XLA programs count, too.
 """
 
-_HEADINGS = {
+_LATE = {
+    "rank": "rank",
+    "device": "GPU",
+    "last": "times last",
+    "instances": "of",
+    "caused_ns": "wait caused",
+    "caused_device_ns": "summed over GPUs",
+    "late_ns_mean": "mean lateness",
+}
+_SIZES = {
     "collective": "collective",
     "bytes": "message",
     "group_size": "ranks",
     "count": "count",
     "exposed_ns": "exposed",
-    "hidden_ns": "hidden",
-    "algorithm_gbps_mean": "alg GB/s",
-    "bus_gbps_mean": "bus GB/s",
     "wait_ns_mean": "mean wait",
+    "transfer_bus_gbps_max": "transfer GB/s",
+    "transfer_bus_gbps_median": "median",
+    "transfer_bus_gbps_std": "std",
+    "bus_gbps_mean": "whole kernel GB/s",
+    "transfer_ns_median": "transfer",
+    "hidden_ns": "hidden",
+    "overlapped_ns": "overlapped",
 }
 
 
@@ -41,22 +66,75 @@ _HEADINGS = {
 @warm_up_option
 @result_options()
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
-    """Collectives: message size, bandwidth, exposed and hidden time, waits."""
+    """Collectives: who waits for whom, message size, bandwidth, exposed and hidden time."""
     trace = inputs.open()
     times = trace.collective_times(warm_up)
-    notes = (*trace.soundness.lines, times.phases.statement, _clocks(trace), *trace.meta.warnings)
-    document = times.to_json() | {"soundness": trace.soundness.findings_json()}
-    result.emit(document, times.by_size, _HEADINGS, notes)
+    notes = (
+        *trace.soundness.lines,
+        times.statement,
+        *times.notes,
+        *_clocks(trace, times),
+        *trace.meta.warnings,
+    )
+    if result.form == "table":
+        _show(times, result, notes)
+    else:
+        document = times.to_json() | {"soundness": trace.soundness.findings_json()}
+        result.emit(document, times.tables, {}, notes)
 
 
-def _clocks(trace: Trace) -> str:
-    """A note on the alignment of the ranks' clocks."""
-    if len(trace.attributed.ranks) == 1:
-        return "waits are among the devices of one process, which share a clock"
-    alignment = trace.alignment
-    if alignment.residual_median_ns is None or alignment.residual_max_ns is None:
-        return (
-            "the ranks share no collectives: their clocks are not aligned, and waits mean nothing"
+def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
+    """Prints who was waited for, then the collectives, then totals and notes."""
+    import polars as pl
+    from rich.text import Text
+
+    from thence.writers.text.frame_table import frame_table
+    from thence.writers.text.printable import printable
+
+    output = console()
+    late = times.stragglers.filter(pl.col("caused_ns") > 0)
+    if not late.is_empty():
+        print_table(output, Text("who the others waited for", "bold"))
+        print_table(output, frame_table(late, _LATE, output.width))
+        print_table(output, "")
+    elif not times.stragglers.is_empty():
+        print_table(output, Text("no device waited for another"))
+        print_table(output, "")
+    named = times.by_size.with_columns(
+        collective=pl.when("described")
+        .then("collective")
+        .otherwise(
+            pl.concat_str(
+                pl.col("collective").fill_null("unknown"),
+                pl.lit(" (no description) "),
+                pl.col("kernel").str.replace(r"\(.*", "").fill_null(""),
+            )
         )
-    median, most = format_ns(alignment.residual_median_ns), format_ns(alignment.residual_max_ns)
-    return f"clocks aligned by {alignment.matched:,} shared collectives; what is left: median {median}, at most {most}"
+    )
+    result.table(named, {c: h for c, h in _SIZES.items() if _says_something(named, c)})
+    print_table(output, "")
+    for text in _totals(times):
+        print_table(output, Text(text))
+    for note in notes:
+        print_table(output, Text(printable(note), "dim"))
+
+
+def _says_something(rows: pl.DataFrame, column: str) -> bool:
+    """Whether a column is worth its room: that of overlapped time only where collectives overlap."""
+    return column != "overlapped_ns" or bool(rows[column].sum())
+
+
+def _totals(times: Collectives) -> list[str]:
+    return [
+        f"rank {rank} GPU {device}: communication {format_ns(communication)}, {format_ns(exposed)} exposed"
+        for rank, device, communication, exposed in times.devices.iter_rows()
+    ]
+
+
+def _clocks(trace: Trace, times: Collectives) -> list[str]:
+    """A note on the clocks of the ranks, where waits depend on them."""
+    if times.clocks:
+        return [times.clocks]
+    if trace.gpu.select("rank", "device").n_unique() > 1:
+        return ["waits are among the devices of one process, which share a clock"]
+    return []

@@ -35,6 +35,8 @@ __all__ = [
 
 _Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
 _ENDINGS = {".json": "json", ".csv": "csv"}
+_UNBOUNDED_WIDTH = 10_000
+"""Columns of text where no terminal limits them."""
 
 
 def choice_option(
@@ -206,10 +208,14 @@ def _form(output: str, endings: Mapping[str, str]) -> str:
 
 
 def console() -> Console:
-    """Standard output for tables. Rich minds NO_COLOR; a pipe gets 80 columns unless COLUMNS says otherwise."""
+    """Standard output for tables; a pipe or file gets every column, unless COLUMNS says otherwise.
+
+    Rich minds NO_COLOR.
+    """
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    unbounded = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
+    return Console(highlight=False, soft_wrap=False, width=_UNBOUNDED_WIDTH if unbounded else None)
 
 
 def print_table(output: Console, table: RenderableType) -> None:

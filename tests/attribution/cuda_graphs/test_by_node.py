@@ -188,7 +188,8 @@ def test_a_graphed_collective_reads_like_an_eager_one(tmp_path: Path) -> None:
 
 
 def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
-    from thence.analysis.clock_sync import collective_instances
+    from thence.analysis.collective_instances import collective_instances
+    from thence.attribution.attribute import attribute
     from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES
 
     gpu = GPU.frame(
@@ -204,9 +205,12 @@ def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
         }
     )
     eager = Tables(gpu, collectives=described)
-    assert collective_instances(eager)["instance"].n_unique() == 1  # parts of one collective
+    assert (
+        collective_instances(attribute(eager)).rows["instance"].n_unique() == 1
+    )  # parts of one collective
     graphed = dataclasses.replace(eager, graph_places=GRAPH_PLACES.frame({"gpu": range(4)}))
-    first, second, third, fourth = collective_instances(graphed)["instance"].to_list()
+    found = collective_instances(attribute(graphed)).rows
+    first, second, third, fourth = found["instance"].to_list()
     assert (first, second) == (third, fourth)
     assert first != second
 

@@ -12,6 +12,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
+from collective_jobs import skewed
 from helpers import FSDP, PAIR, RECORDINGS, assert_same_tables, event, kernel, launch, opened
 from thence.writers.timelines.chrome import write_chrome
 
@@ -81,8 +82,8 @@ def test_several_ranks_in_one_file_are_told_apart_again(tmp_path: Path) -> None:
     assert_frame_equal(left, right, categorical_as_str=True)
 
 
-def test_corrected_clocks_are_said_in_the_file() -> None:
-    trace = thence.open(*FSDP)
+def test_corrected_clocks_are_said_in_the_file(tmp_path: Path) -> None:
+    trace = thence.open(*skewed(tmp_path))
     corrections = dict(trace.alignment.corrections.select("rank", "correction_ns").rows())
     said = document(trace)["thence"]
     assert said["clock_corrections_ns"] == {str(r): ns for r, ns in corrections.items() if ns}
@@ -90,6 +91,7 @@ def test_corrected_clocks_are_said_in_the_file() -> None:
     assert len(offsets) == len(said["clock_corrections_ns"]) > 0
     assert rule.startswith("durations are as recorded")
     assert document(trace, "recorded")["thence"]["clock_corrections_ns"] == {}
+    assert document(thence.open(*FSDP))["thence"]["clock_corrections_ns"] == {}  # one host
 
 
 def test_events_are_what_viewers_expect(tmp_path: Path) -> None:

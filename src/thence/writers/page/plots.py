@@ -106,12 +106,21 @@ def flame_figure(flame: Flame) -> go.Figure:
 
 
 def bandwidth_figure(collectives: Collectives) -> go.Figure:
-    """Bus bandwidth against message size; a point for each instance, a line through the means."""
+    """Bus bandwidth against message size; a point for each instance, a line through the medians of transfers.
+
+    Where no transfer is known, points and lines are of whole kernels, which contain waits; the axis says so.
+    """
+    transfers = collectives.instances["transfer_bus_gbps"].count() > 0
+    column, middle = (
+        ("transfer_bus_gbps", "transfer_bus_gbps_median")
+        if transfers
+        else ("bus_gbps", "bus_gbps_mean")
+    )
     figure = new_figure(height=380)
-    points = collectives.instances.filter(pl.col("bytes") > 0, pl.col("bus_gbps") > 0)
-    means = collectives.by_size.filter(pl.col("bytes") > 0, pl.col("bus_gbps_mean") > 0)
+    points = collectives.instances.filter(pl.col("bytes") > 0, pl.col(column) > 0)
+    sizes = collectives.by_size.filter(pl.col("bytes") > 0, pl.col(middle) > 0)
     keys = ("collective", "group_size")
-    for number, (key, rows) in enumerate(means.group_by(keys, maintain_order=True)):
+    for number, (key, rows) in enumerate(sizes.group_by(keys, maintain_order=True)):
         colour = PALETTE[number % len(PALETTE)]
         name = shown(f"{key[0]} of {key[1]}" if key[1] else str(key[0]))
         same = pl.all_horizontal(
@@ -120,9 +129,9 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
         chosen = points.filter(same)
         if points.height <= _MOST_POINTS:
             figure.add_scatter(
-                x=chosen["bytes"].to_list(), y=chosen["bus_gbps"].round(3).to_list(), mode="markers",
+                x=chosen["bytes"].to_list(), y=chosen[column].round(3).to_list(), mode="markers",
                 name=name, legendgroup=name, showlegend=False, hovertext=[format_bytes(b) for b in chosen["bytes"]],
-                hovertemplate="%{hovertext}<br>%{y:.4~g} GB/s, fastest device<extra></extra>",
+                hovertemplate="%{hovertext}<br>%{y:.4~g} GB/s<extra></extra>",
                 marker={"color": colour, "size": 5, "opacity": 0.4},
             )  # fmt: skip
         texts = [
@@ -130,13 +139,14 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
             for b, n in rows.select("bytes", "count").rows()
         ]
         figure.add_scatter(
-            x=rows["bytes"].to_list(), y=rows["bus_gbps_mean"].round(3).to_list(), mode="lines+markers",
+            x=rows["bytes"].to_list(), y=rows[middle].round(3).to_list(), mode="lines+markers",
             name=name, legendgroup=name, line={"color": colour, "width": 2}, marker={"color": colour, "size": 8},
             hovertext=texts,
-            hovertemplate="%{hovertext}<br>%{y:.4~g} GB/s on average<extra></extra>",
+            hovertemplate="%{hovertext}<br>%{y:.4~g} GB/s, " + ("median" if transfers else "mean") + "<extra></extra>",
         )  # fmt: skip
+    of = "of transfers" if transfers else "of whole kernels, waits included"
     figure.update_xaxes(title_text="message size, bytes", type="log")
-    figure.update_yaxes(title_text="bus bandwidth, GB/s", rangemode="tozero")
+    figure.update_yaxes(title_text=f"bus bandwidth {of}, GB/s", rangemode="tozero")
     return figure
 
 
@@ -163,11 +173,11 @@ def waits_figure(collectives: Collectives) -> go.Figure:
 
 
 def stragglers_figure(collectives: Collectives) -> go.Figure:
-    """Which rank the others waited for: the wait it caused by starting last."""
-    rows = collectives.stragglers
+    """Which device the others waited for: the wait it caused by starting last."""
+    rows = collectives.stragglers.head(_MOST_BARS)
     figure = new_figure(height=380)
     figure.add_bar(
-        x=[f"rank {rank}" for rank in rows["rank"]],
+        x=[f"rank {rank} GPU {device}" for rank, device in rows.select("rank", "device").rows()],
         y=(rows["caused_ns"] / _MS).to_list(),
         marker_color=PALETTE[1],
         hovertext=[

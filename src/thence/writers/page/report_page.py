@@ -325,16 +325,13 @@ def _collectives(report: Report) -> str:
     collectives = report.collectives.result
     if collectives is None:
         return _absent(report.collectives.reason, report.summary.meta.inputs)
-    charts = _chart("bandwidth", "Bus bandwidth against message size")
-    notes = [collectives.phases.statement]
+    charts = ""
     if collectives.instances["wait_ns"].count():
+        charts += _chart("stragglers", "Which device the others waited for")
+        charts += f'<div class="figure"><h3>By device</h3>{_table("stragglers")}</div>'
         charts += _chart("waits", "Wait for the last device")
-        charts += _chart("stragglers", "Which rank the others waited for")
-        charts += f'<div class="figure"><h3>By rank</h3>{_table("stragglers")}</div>'
-    else:
-        notes.append("waits need the same collective on two devices or more; here each shows one")
-    if not collectives.aligned and report.summary.ranks > 1:
-        notes.append("clocks of the ranks are not aligned, so waits between ranks mean nothing")
+    charts += _chart("bandwidth", "Bus bandwidth against message size")
+    notes = [collectives.statement, *collectives.notes, *filter(None, [collectives.clocks])]
     return f'<div class="pair">{charts}</div>' + _table("sizes") + _notes(notes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -12,11 +13,12 @@ from thence.units import format_bytes, format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import polars as pl
+    from rich.console import RenderableType
 
-__all__ = ["frame_table"]
+__all__ = ["frame_table", "not_shown"]
 
 _TEXT_WIDTH = 40
 """Most columns that a text takes; longer ones continue on the next line."""
@@ -31,33 +33,47 @@ _UNITS: dict[str, Callable[[float], str]] = {
 """How a number is shown, by what the name of its column contains."""
 
 
-def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) -> Table:
+def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) -> RenderableType:
     """One line per row; numbers to the right, times, sizes and shares in readable units.
 
     Args:
         frame: columns with ``_ns`` in the name or called ``duration`` are ns, ``_ms`` ms, ``bytes``
             bytes, ``share`` a fraction.
         headings: the columns that may be shown, the most important first, with their headings.
-        width: columns of the terminal; what does not fit is left out, from the end.
+        width: columns of the terminal; what does not fit is left out, from the end, and named below.
     """
     cells = {column: [_shown(column, value) for value in frame[column]] for column in headings}
+    needed = {
+        column: max(map(len, [heading, *cells[column]])) for column, heading in headings.items()
+    }
+    folds = sum(columns + 2 for columns in needed.values()) > width
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    shown, left = [], width
+    shown: list[str] = []
+    left = width
     for column, heading in headings.items():
-        needed = max(map(len, [heading, *cells[column]]))
+        columns = needed[column]
         numeric = frame.schema[column].is_numeric()
-        if numeric and needed > left:
+        if numeric and columns > left:
             break
         if numeric:
             table.add_column(escape(heading), justify="right", no_wrap=True)
         else:
-            needed = min(needed, max(_TEXT_WIDTH, len(heading)))
-            table.add_column(escape(heading), width=needed, overflow="fold")
+            if folds:
+                columns = min(columns, max(_TEXT_WIDTH, len(heading)))
+            table.add_column(escape(heading), width=columns, overflow="fold")
         shown.append(column)
-        left -= needed + 2
+        left -= columns + 2
     for row in zip(*(cells[column] for column in shown), strict=True):
         table.add_row(*map(Text, row))
-    return table
+    hidden = [heading for column, heading in headings.items() if column not in shown]
+    return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
+
+
+def not_shown(headings: Sequence[str]) -> str:
+    """The line that names columns that did not fit."""
+    return (
+        f"no room for: {', '.join(headings)}; a wider terminal, a pipe or --format csv shows them"
+    )
 
 
 def _shown(column: str, value: object) -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
 from thence.units import format_bytes, format_count, format_ns, format_share
-from thence.writers.text.frame_table import frame_table
+from thence.writers.text.frame_table import frame_table, not_shown
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -136,9 +136,10 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
     """GPU time by kernel, label or whatever the summary is by, and a line for what is not shown."""
     shown = _shown_columns(summary, width)
     used = sum(columns + 2 for columns in shown.values())
-    name_width = max(16, min(width - used - 2, _NAME_WIDTH))
+    longest = max(map(len, [*summary.rows["short_name"].head(top), _title(summary)]))
+    name_width = max(16, min(width - used - 2, _NAME_WIDTH, longest))
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    table.add_column(f"GPU time by {summary.heading}", width=name_width, overflow="fold")
+    table.add_column(_title(summary), width=name_width, overflow="fold")
     for column, columns in shown.items():
         justify = "left" if column == "" else "right"
         table.add_column(column, justify=justify, min_width=columns, no_wrap=True)  # type: ignore[arg-type]
@@ -157,13 +158,22 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
             "dim italic" if row["reason"] else "",
         )
         table.add_row(name, *(values[column] for column in shown))
+    parts: list[RenderableType] = [table]
+    if narrow := [
+        column for column in _shown_columns(summary, _WIDE) if column and column not in shown
+    ]:
+        parts.append(Text(not_shown(narrow), "dim"))
     hidden = summary.rows.height - top
     if hidden <= 0:
-        return table
+        return Group(*parts)
     rest = int(summary.rows["total_ns"].slice(top).sum())
     share = format_share(rest, summary.sum_ns)
     more = f"... {format_count(hidden)} more, {format_ns(rest)} ({share}); --top {summary.rows.height} shows all"
-    return Group(table, Text(more, "dim"))
+    return Group(*parts, Text(more, "dim"))
+
+
+def _title(summary: Summary) -> str:
+    return f"GPU time by {summary.heading}"
 
 
 def _shown_columns(summary: Summary, width: int) -> dict[str, int]:

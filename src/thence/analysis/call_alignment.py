@@ -1,0 +1,284 @@
+"""Pairs the calls of two participants of a group, where no sequence number says which are the same.
+
+A profile may begin later on one rank, end earlier, or have lost calls in between, so counting from the
+start pairs the wrong ones. Calls are tokens (what they move); runs of equal tokens at a common offset are
+candidates. Where steps repeat, several offsets fit, and time decides: calls that end together have a
+constant difference of their ends, the difference of the clocks, only at the right offset.
+
+    deviation of a pair = end on the second - end on the first
+    shift of a run      = median of its deviations; 0 where both have one clock
+    residual of a run   = median of |deviation - shift|
+
+The longest runs are compared, and the one with the least residual is taken, if no other fits about as
+well. The rest is paired in blocks around it that have the same shift; what is left has no partner.
+
+Calls that need not end together, such as broadcasts and small sends, say little by their ends, since a sender can be
+several calls ahead (ends of buffered sends look just like those of earlier receives). There the offset at which
+every call of both has a partner is taken, or the only one that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["Calls", "Pairs", "pair_calls"]
+
+_ABOUT_AS_WELL = 3.0
+"""A residual of up to so many times the least, and `_RESOLUTION_NS`, fits about as well."""
+_RESOLUTION_NS = 1000
+"""Differences below this may be due to the resolution of GPU timestamps."""
+_CLOCKS_AGREE_NS = 20_000
+"""Where several offsets fit, one whose calls end within this, clocks as recorded, is taken ..."""
+_FARTHER = 10
+"""... if the calls of the others end at least so many times farther apart."""
+_FAR_OFF = 20
+"""A pair belongs to no run whose residual is so many times smaller than how far it is off."""
+_FAR_OFF_NS = 50_000
+"""Pairs that are less off than this stay ..."""
+_OF_SPACING = 0.25
+"""... and those that are less off than this share of the distance to the next call."""
+_ALL_OFFSETS = 1024
+"""With up to so many calls, all offsets are tried; beyond, those at which windows of calls agree."""
+_WINDOW, _PROBES, _MOST_OFFSETS = 16, 256, 1024
+_MOST_BLOCKS = 10_000
+_SAMPLE = 400
+"""About so many pairs of a run are rated."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one participant, in the order of their launch.
+
+    Attributes:
+        token: equal numbers for calls that may be the same, int64 of shape (n,).
+        end: ns, int64 of shape (n,).
+        joint: whether such a call ends at the same moment for all, bool of shape (n,).
+    """
+
+    token: Int64
+    end: Int64
+    joint: Mask
+
+    def part(self, first: int, last: int) -> Calls:
+        """The calls from ``first`` up to ``last``."""
+        return Calls(self.token[first:last], self.end[first:last], self.joint[first:last])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What belongs together.
+
+    Attributes:
+        first, second: positions of the calls of each pair, ascending, int64 of shape (pairs,).
+        ambiguous: how many offsets fit equally well, if that is why there are no pairs; else 0.
+    """
+
+    first: Int64
+    second: Int64
+    ambiguous: int = 0
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Calls that agree: ``first + i`` and ``second + i`` for i below ``length``."""
+
+    first: int
+    second: int
+    length: int
+    shift: float = 0.0
+    residual: float = 0.0
+    apart: float = 0.0
+
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
+    """Pairs the calls of two participants.
+
+    Args:
+        a: calls of the first.
+        b: calls of the second.
+        one_clock: whether both times are of the same clock.
+    """
+    runs = list(_runs(a.token, b.token))
+    longest = max((run.length for run in runs), default=0)
+    rated = [_rated(a, b, run, one_clock=one_clock) for run in runs if 2 * run.length > longest]
+    if not rated:
+        return Pairs(_NO_ROWS, _NO_ROWS)
+    if a.joint.any() and b.joint.any():
+        chosen, fitting = _chosen(rated, one_clock=one_clock)
+    else:
+        whole = len(a.token), len(b.token)
+        chosen, fitting = _by_order(rated, whole)
+    if chosen is None:
+        return Pairs(_NO_ROWS, _NO_ROWS, fitting)
+    allowed = max(_FAR_OFF * chosen.residual, _FAR_OFF_NS)
+    blocks = sorted(_blocks(a, b, chosen, allowed), key=lambda run: run.first)
+    steps = [np.arange(run.length) for run in blocks]
+    first = [run.first + step for run, step in zip(blocks, steps, strict=True)]
+    second = [run.second + step for run, step in zip(blocks, steps, strict=True)]
+    return Pairs(np.concatenate(first), np.concatenate(second))
+
+
+def _chosen(rated: list[_Run], *, one_clock: bool) -> tuple[_Run | None, int]:
+    """The run that fits best, None if others with another shift do about as well; and how many do."""
+    best = min(rated, key=lambda run: (run.residual, -run.length))
+    limit = _ABOUT_AS_WELL * best.residual + _RESOLUTION_NS
+    fitting = [run for run in rated if run.residual <= limit]
+    others = [run for run in fitting if abs(run.shift - best.shift) > limit]
+    if not others:  # runs with the same shift are blocks of one pairing, with lost calls between
+        return best, 1
+    if not one_clock:
+        near = min(fitting, key=lambda run: run.apart)
+        others = [run for run in fitting if abs(run.shift - near.shift) > limit]
+        far = min((run.apart for run in others), default=math.inf)
+        if near.apart <= _CLOCKS_AGREE_NS and far >= _FARTHER * max(near.apart, 1.0):
+            return near, 1
+    return None, len(others) + 1
+
+
+def _by_order(rated: list[_Run], whole: tuple[int, int]) -> tuple[_Run | None, int]:
+    """As `_chosen`, for calls that need not end together.
+
+    Args:
+        rated: the longest runs.
+        whole: how many calls both have.
+    """
+    for run in rated:
+        if (run.length, run.length) == whole:
+            return run, 1
+    return (rated[0], 1) if len(rated) == 1 else (None, len(rated))
+
+
+def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
+    """The run without pairs whose ends are far off, and further runs around them with its shift."""
+    shift = run.shift
+    waiting = [(0, len(a.token), 0, len(b.token))]
+    for _ in range(_MOST_BLOCKS):
+        if not waiting:
+            return
+        a_low, a_high, b_low, b_high = waiting.pop()
+        inside = a.part(a_low, a_high), b.part(b_low, b_high)
+        if run.length:  # the first region holds the run that was chosen
+            found, run = run, _Run(0, 0, 0)
+        else:
+            found = _with_shift(*inside, shift, allowed)
+        if not found.length:
+            continue
+        low, high = _kept(*inside, found, shift, allowed)
+        block = _Run(found.first + low + a_low, found.second + low + b_low, high - low)
+        yield block
+        waiting.append((a_low, block.first, b_low, block.second))
+        waiting.append((block.first + block.length, a_high, block.second + block.length, b_high))
+
+
+def _with_shift(a: Calls, b: Calls, shift: float, allowed: float) -> _Run:
+    """The longest run whose ends are apart by the shift; of equal ones the one that fits best."""
+    rated = (_rated(a, b, run, one_clock=False) for run in _runs(a.token, b.token))
+    fitting = [run for run in rated if abs(run.shift - shift) <= allowed]
+    return max(
+        fitting, key=lambda run: (run.length, -abs(run.shift - shift)), default=_Run(0, 0, 0)
+    )
+
+
+def _kept(a: Calls, b: Calls, run: _Run, shift: float, allowed: float) -> tuple[int, int]:
+    """First and last of the longest stretch of a run without a pair whose ends are far off."""
+    deviation, joint = _deviations(a, b, run)
+    far = np.abs(deviation - shift)
+    spacing = np.minimum(
+        _spacing(a)[run.first : run.first + run.length],
+        _spacing(b)[run.second : run.second + run.length],
+    )
+    return _longest(~(joint & (far > allowed) & (far > _OF_SPACING * spacing)))
+
+
+def _spacing(calls: Calls) -> Int64:
+    """How far the end of each call is from that of the one before or after, whichever is nearer."""
+    apart = np.abs(np.diff(calls.end))
+    far = np.full(1, np.iinfo(np.int64).max)
+    nearer: Int64 = np.minimum(np.concatenate([far, apart]), np.concatenate([apart, far]))
+    return nearer
+
+
+def _deviations(a: Calls, b: Calls, run: _Run) -> tuple[npt.NDArray[np.float64], Mask]:
+    """Difference of the ends of each pair, and which of them coincide if they belong together."""
+    ours, theirs = (
+        slice(run.first, run.first + run.length),
+        slice(run.second, run.second + run.length),
+    )
+    joint = a.joint[ours] & b.joint[theirs]
+    return (b.end[theirs] - a.end[ours]).astype(np.float64), joint
+
+
+def _rated(a: Calls, b: Calls, run: _Run, *, one_clock: bool) -> _Run:
+    """The run with its shift, its residual, and how far its ends are apart as recorded."""
+    deviation, joint = _deviations(a, b, run)
+    if joint.any():
+        deviation = deviation[joint]
+    deviation = deviation[:: max(1, len(deviation) // _SAMPLE)]
+    shift = float(np.median(deviation))
+    from_shift = deviation if one_clock else deviation - shift
+    residual, apart = float(np.median(np.abs(from_shift))), float(np.median(np.abs(deviation)))
+    return _Run(run.first, run.second, run.length, shift, residual, apart)
+
+
+def _runs(a: Int64, b: Int64) -> Iterator[_Run]:
+    """The longest run of equal tokens at each offset where there is one."""
+    for offset in _offsets(a, b):
+        low, high = max(0, -offset), min(len(b), len(a) - offset)
+        begin, end = _longest(a[low + offset : high + offset] == b[low:high])
+        if end > begin:
+            yield _Run(low + begin + offset, low + begin, end - begin)
+
+
+def _longest(equal: Mask) -> tuple[int, int]:
+    """First and last of the longest stretch of True; (0, 0) where there is none."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], equal, [False]])))
+    begins, ends = edges[::2], edges[1::2]
+    if not len(begins):
+        return 0, 0
+    longest = int(np.argmax(ends - begins))
+    return int(begins[longest]), int(ends[longest])
+
+
+def _offsets(a: Int64, b: Int64) -> list[int]:
+    """Offsets (position in a less position in b) at which calls may agree."""
+    if not len(a) or not len(b):
+        return []
+    if max(len(a), len(b)) <= _ALL_OFFSETS:
+        return list(range(1 - len(b), len(a)))
+    width = min(_WINDOW, len(a), len(b))
+    ours, theirs = _windows(a, width), _windows(b, width)
+    probes = np.unique(np.linspace(0, len(theirs) - 1, _PROBES).astype(np.int64))
+    order = np.argsort(ours, kind="stable")
+    low = np.searchsorted(ours[order], theirs[probes], side="left")
+    high = np.searchsorted(ours[order], theirs[probes], side="right")
+    found = [
+        order[i:j][:: max(1, (j - i) // _MOST_OFFSETS)] - probe
+        for i, j, probe in zip(low, high, probes, strict=True)
+    ]
+    offsets, counts = np.unique(np.concatenate(found), return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:_MOST_OFFSETS]
+    return [int(offset) for offset in np.sort(offsets[most])]
+
+
+def _windows(token: Int64, width: int) -> Int64:
+    """A number for every window of calls; equal windows have equal numbers."""
+    windows = np.lib.stride_tricks.sliding_window_view(token, width)
+    mixed = np.zeros(len(windows), np.uint64)
+    for column in range(width):
+        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + windows[:, column].astype(np.uint64)
+    return mixed.view(np.int64)

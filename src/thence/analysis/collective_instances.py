@@ -1,0 +1,285 @@
+"""Finds the kernels of different ranks and devices that are one collective ("instance").
+
+    collectives with a sequence number   same process group, kind and number
+    sends and receives                   same process group, source and destination, aligned by order
+    collectives of XLA programs          same instruction in executions that are aligned by program name
+    all others, and replays of graphs    same process group, aligned by what they move
+
+Aligned means that the sequences of two participants are laid side by side (`call_alignment`), not counted
+from their starts. Replays of a CUDA graph repeat the sequence numbers of their capture, so these are
+tokens there. What cannot be matched is an instance of its own, with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.call_alignment import Calls, pair_calls
+from thence.analysis.collective_kinds import JOINT, PEERS, kind_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+
+__all__ = ["UNMATCHED", "Instances", "collective_instances", "unmatched_reasons"]
+
+UNMATCHED = {
+    "ambiguous": "steps repeat, and several ways of pairing them fit equally well",
+    "no_partner": "no other rank shows the same call: its profile began later or ended earlier, or lost calls",
+    "peers_unknown": "the trace does not say who sent to whom",
+    "mixed_groups": "more devices ran the instruction than its group has: several groups at once",
+}
+"""Why a kernel was matched with no other; `Instances.rows` holds the keys."""
+
+_GROUP = ("group_name", "group_description", "group_ranks")
+_UNEVEN = ("all-to-all", "ragged-all-to-all", "gather", "scatter")
+"""Ranks of these may put in different numbers of bytes."""
+_SOME_PEERS = ("collective-permute", "coalesced", "send-recv")
+"""Pairs or rings of ranks that no producer names."""
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Kernels matched across ranks and devices.
+
+    Attributes:
+        rows: row (in ``trace.collectives``), gpu (row), rank, device, collective (kind), bytes, group_size,
+            source_rank, sequence, start, end (ns), launch (ns, null where unknown), group (number; of sends and
+            receives also by peers), of_xla, replayed, instance (number), members (devices of the trace that
+            have calls of its group, or run its XLA program), matched (devices that show the instance),
+            unmatched (a key of `UNMATCHED`; null where it is matched, or where there is nobody else to match
+            it with). In order of row.
+    """
+
+    rows: pl.DataFrame
+
+
+def unmatched_reasons(rows: pl.DataFrame) -> list[str]:
+    """A sentence for each reason why kernels were not matched, with their number.
+
+    Args:
+        rows: with the column unmatched of `Instances.rows`.
+    """
+    counts = rows["unmatched"].drop_nulls().value_counts(sort=True)
+    return [
+        f"{count:,} of {rows.height:,} kernels are matched with no other rank: {UNMATCHED[reason]}"
+        for reason, count in counts.iter_rows()
+    ]
+
+
+def collective_instances(trace: Attributed) -> Instances:
+    """Matches rows of ``Tables.collectives`` that are the same collective on different ranks and devices.
+
+    Several kernels with one sequence number are parts of one collective. Replica groups of one XLA
+    instruction are not distinguished, because no producer lists them per execution: where more devices
+    ran it than one group has, it is not matched. Rows without a kernel are left out.
+    """
+    rows = _rows(trace)
+    calls = _aligned(_calls(rows))
+    key = ["group", "what", "aligned", "number"]
+    numbered = (
+        rows.join(calls, on="call", how="left", maintain_order="left")
+        .with_columns(
+            aligned=pl.when("by_order").then("aligned").otherwise(None),
+            alone=pl.coalesce(pl.when("by_order").then("reason"), "reason_of_row"),
+        )
+        .with_columns(
+            own=pl.when(pl.col("alone").is_not_null() | (pl.col("group_size") == 1)).then("row")
+        )
+        .with_columns(instance=pl.struct(*key, "own").rank("dense").cast(pl.Int64) - 1)
+    )
+    place = pl.struct("rank", "device")
+    counted = numbered.with_columns(
+        members=place.n_unique().over("group", pl.when("of_xla").then("program_name")),
+        matched=place.n_unique().over("instance"),
+    )
+    mixed = (pl.col("matched") > pl.col("group_size")).fill_null(value=False)
+    missing = (
+        (pl.col("matched") == 1) & (pl.col("members") > 1) & pl.col("group_size").ne_missing(1)
+    )
+    unmatched = (
+        pl.when(pl.col("alone").is_not_null())
+        .then("alone")
+        .when(mixed)
+        .then(pl.lit("mixed_groups"))
+        .when(missing)
+        .then(pl.lit("no_partner"))
+    )
+    columns = (
+        *("row", "gpu", "rank", "device", "collective", "bytes", "group_size", "source_rank"),
+        *("sequence", "start", "end", "launch", "group", "of_xla", "replayed", "instance"),
+    )
+    return Instances(
+        counted.sort("row").select(*columns, "members", "matched", unmatched=unmatched)
+    )
+
+
+def _rows(trace: Attributed) -> pl.DataFrame:
+    """Described kernels with what tells them apart.
+
+    group: of calls that are matched among each other. what: the kind, or the instruction of XLA. number: the
+    sequence number, or how often the instruction ran before in its execution. call: number of the call
+    that is aligned. token: what is compared there. by_order: whether it is aligned at all.
+    """
+    described = trace.collectives.with_row_index("row").filter(pl.col("gpu").is_not_null())
+    kernels = trace.gpu.select(
+        "rank", "device", "start", "duration", "program", "hlo", "correlation"
+    )
+    frame = described.select(
+        *("row", "gpu", "bytes", "group_size", "sequence", "source_rank", "destination_rank"),
+        *(pl.col(name).to_physical() for name in ("element_type", *_GROUP)),
+        collective=kind_of(pl.col("collective")),
+        replayed=pl.col("gpu").is_in(trace.graph_places["gpu"].implode()),
+    ).hstack(kernels[described["gpu"].to_numpy()])
+    host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
+    launch = trace.host["start"].gather(host).rename("launch")
+    names = trace.programs.select(
+        pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
+        pl.col("name").to_physical().alias("program_name"),
+    )
+    return _keyed(
+        frame.hstack([launch])
+        .with_columns(pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration"))
+        .join(names, on="program", how="left", maintain_order="left")
+    )
+
+
+def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds the columns that `_rows` describes."""
+    frame = _grouped(frame)
+    # Kernels of one replay with one sequence number are parts of one call; an execution of a
+    # program is one call; every other kernel is one.
+    of_xla, repeated = pl.col("of_xla"), pl.when("replayed").then("sequence")
+    part = pl.when("replayed", pl.col("sequence").is_not_null()).then("correlation")
+    call = pl.struct(
+        *("rank", "device", "group"),
+        pl.when("of_xla").then("program").alias("execution"),
+        pl.when(~of_xla & part.is_null()).then("row").alias("alone"),
+        part.alias("part"),
+        repeated.alias("repeated"),
+    )
+    size = pl.when(~pl.col("collective").is_in(_UNEVEN)).then("bytes")
+    token = pl.struct(
+        pl.when(of_xla).then("program_name").alias("name"),
+        pl.when(~of_xla).then("what").alias("kind"),
+        pl.when(~of_xla).then(size).alias("moved"),
+        pl.when(~of_xla).then("element_type").alias("type"),
+        pl.when(~of_xla).then("group_size").alias("ranks"),
+        repeated.alias("repeated"),
+    )
+    kind = pl.col("collective")
+    unnamed = kind.is_in(_SOME_PEERS) & pl.col("group_size").ne_missing(2)
+    unknown = unnamed | (
+        kind.is_in(PEERS) & (pl.col("source").is_null() | pl.col("target").is_null())
+    )
+    times_before = pl.int_range(pl.len()).over("call", "what")
+    return (
+        frame.with_columns(
+            call=pl.when(~pl.col("numbered")).then(call.rank("dense")).cast(pl.Int64),
+            token=token.rank("dense").cast(pl.Int64),
+            by_order=~pl.col("numbered"),
+            reason_of_row=pl.when(unknown).then(pl.lit("peers_unknown")),
+        )
+        .sort("start", maintain_order=True)
+        .with_columns(number=pl.when("numbered").then("sequence").when("of_xla").then(times_before))
+    )
+
+
+def _grouped(frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds the group of each kernel, what it is there, and whether its sequence number counts.
+
+    Sends and receives of a pair are a group of their own; their numbers differ between the two.
+    """
+    kind = pl.col("collective")
+    of_xla = pl.col("program").is_not_null() & pl.col("hlo").is_not_null()
+    peer = ~of_xla & kind.is_in(PEERS)
+    source = pl.coalesce("source_rank", pl.when(kind == "send").then("rank"))
+    target = pl.coalesce("destination_rank", pl.when(kind == "recv").then("rank"))
+    return frame.with_columns(
+        of_xla=of_xla,
+        numbered=~of_xla & ~peer & ~pl.col("replayed") & pl.col("sequence").is_not_null(),
+        source=pl.when(peer).then(source),
+        target=pl.when(peer).then(target),
+        what=pl.when(of_xla).then("hlo").when(~peer).then(_number(kind)),
+    ).with_columns(
+        group=pl.struct(
+            "of_xla",
+            *(pl.when(~pl.col("of_xla")).then(name).alias(name) for name in _GROUP),
+            *("source", "target"),
+        ).rank("dense")
+    )
+
+
+def _number(text: pl.Expr) -> pl.Expr:
+    """Equal numbers for equal texts."""
+    return text.cast(pl.Categorical()).to_physical()
+
+
+def _calls(rows: pl.DataFrame) -> pl.DataFrame:
+    """The calls that are matched by order, in the order of their launch.
+
+    A call of XLA, one execution, ends with the last of its collectives that ends for all.
+    """
+    joint = pl.col("collective").is_in(JOINT)
+    calls = (
+        rows.filter("by_order", pl.col("reason_of_row").is_null())
+        .group_by("call")
+        .agg(
+            pl.col("group", "rank", "device", "token").first(),
+            pl.col("start", "launch").min(),
+            pl.coalesce(pl.col("end").filter(joint).max(), pl.col("end").max()),
+            joint=joint.any(),
+        )
+    )
+    # Kernels on several streams begin in any order, so where all launches are known these count.
+    known = pl.col("launch").is_not_null().all().over("group", "rank", "device")
+    return calls.with_columns(order=pl.when(known).then("launch")).sort(
+        "group", "rank", "device", "order", "start", "call"
+    )
+
+
+def _aligned(calls: pl.DataFrame) -> pl.DataFrame:
+    """For each call the number of the call of the reference that it belongs to, or why it has none.
+
+    The reference of a group is the participant with the most calls.
+
+    Returns:
+        call, aligned, reason.
+    """
+    parts = []
+    for group in calls.partition_by("group", maintain_order=True):
+        members = sorted(
+            group.partition_by("rank", "device", maintain_order=True), key=lambda m: -m.height
+        )
+        reference, *others = members
+        ours, ids = _of(reference), reference["call"].to_numpy()
+        found = []
+        for member in others:
+            one_clock = member["rank"][0] == reference["rank"][0]
+            pairs = pair_calls(ours, _of(member), one_clock=one_clock)
+            aligned = np.full(member.height, -1, np.int64)
+            aligned[pairs.second] = ids[pairs.first]
+            found.append((member, aligned, "ambiguous" if pairs.ambiguous else "no_partner"))
+        refused = bool(found) and all(reason == "ambiguous" for *_, reason in found)
+        own = np.full(len(ids), -1, np.int64) if refused else ids
+        parts += [_found(*part) for part in ((reference, own, "ambiguous"), *found)]
+    schema = {"call": pl.Int64, "aligned": pl.Int64, "reason": pl.String}
+    return pl.concat([pl.DataFrame(schema=schema), *parts])
+
+
+def _of(calls: pl.DataFrame) -> Calls:
+    return Calls(*(calls[name].to_numpy() for name in ("token", "end", "joint")))
+
+
+def _found(member: pl.DataFrame, aligned: npt.NDArray[np.int64], reason: str) -> pl.DataFrame:
+    """The calls of one participant with what they belong to; those without get the reason."""
+    return member.select(
+        "call",
+        aligned=pl.Series(aligned),
+        reason=pl.when(pl.Series(aligned) < 0).then(pl.lit(reason)),
+    )

@@ -1,0 +1,91 @@
+"""Kinds of collectives: from the names that libraries give, and what each kind means for time and bandwidth.
+
+Bandwidths follow nccl-tests (doc/PERFORMANCE.md) and nsys-jax: with message size m in bytes, n
+devices in the group and duration t in ns, in decimal GB/s (1 GB/s = 1 byte/ns)
+
+    algorithm bandwidth = K m / t       K = n for all-gather and reduce-scatter, else 1
+    bus bandwidth       = B K m / t     B = (n-1)/n for all-gather, reduce-scatter, all-to-all;
+                                            2 (n-1)/n for all-reduce; else 1
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+__all__ = ["FROM_ROOT", "JOINT", "PEERS", "TO_ROOT", "bandwidths", "kind_of", "kind_of_kernel"]
+
+JOINT = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    "barrier",
+)
+"""Every participant needs data of every other, so none can end before the last has begun, and they
+end together."""
+FROM_ROOT = ("broadcast", "scatter")
+"""Receivers wait for the root; the root may end before they begin."""
+TO_ROOT = ("reduce", "gather")
+"""The root waits for all others; they may end before it begins."""
+PEERS = ("send", "recv")
+"""A pair: source and destination."""
+
+_KINDS = (  # first match decides; names lose case, separators and a leading underscore before
+    ("ragged-all-to-all", "ragged"),
+    ("reduce-scatter", "reducescatter"),
+    ("all-gather", "allgather"),
+    ("all-reduce", "allreduce|crossdevicereduce|(?:one|two)shot|multimem\\w*reduce"),
+    ("all-to-all", "alltoall"),
+    ("collective-permute", "collectivepermute"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+)
+_PLAIN = (  # only where the name, without a suffix of PyTorch, is this
+    *((kind, f"^{kind}(?:oop|coalesced)?$") for kind in ("reduce", "gather", "scatter")),
+    ("send", "^i?send$"),
+    ("recv", "^i?recv$"),
+)
+_KERNELS = (  # of names such as ncclDevKernel_Reduce_Sum_f32_RING_LL(...)
+    ("send-recv", "^(?:nccl|rccl)(?:dev)?kernelsendrecv"),
+    ("reduce", "^(?:nccl|rccl)(?:dev)?kernelreduce"),
+)
+_SCALED = ("all-gather", "reduce-scatter")
+_PARTIAL = ("all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all")
+
+
+def kind_of(name: pl.Expr) -> pl.Expr:
+    """The kind of a collective, as XLA spells it, from the name its library gives.
+
+    ``_allgather_base`` and ``allgather_into_tensor_coalesced`` become all-gather; a name that is
+    none of the known kinds stays as it is.
+    """
+    return pl.coalesce(_first(name, (*_KINDS, *_PLAIN)), name.cast(pl.String))
+
+
+def kind_of_kernel(name: pl.Expr) -> pl.Expr:
+    """The kind that the name of a kernel says; null where it says none, as with ``ncclDevKernel_Generic``."""
+    return _first(name, (*_KINDS, *_KERNELS))
+
+
+def _first(name: pl.Expr, patterns: tuple[tuple[str, str], ...]) -> pl.Expr:
+    plain = name.cast(pl.String).str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
+    return pl.coalesce(
+        pl.when(plain.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in patterns
+    )
+
+
+def bandwidths(time_ns: str) -> tuple[pl.Expr, pl.Expr]:
+    """Algorithm and bus bandwidth in GB/s from the columns collective, bytes and group_size.
+
+    Args:
+        time_ns: name of the column that holds the time; 0 and null give null.
+    """
+    kind, n = pl.col("collective"), pl.col("group_size").cast(pl.Float64)
+    scale = pl.when(kind.is_in(_SCALED)).then(n).otherwise(1.0)
+    bus = (
+        pl.when(kind.is_in(_PARTIAL))
+        .then((n - 1) / n)
+        .when(kind == "all-reduce")
+        .then(2 * (n - 1) / n)
+        .otherwise(1.0)
+    )
+    timed = pl.when(pl.col(time_ns) > 0).then(pl.col(time_ns))
+    algorithm = scale * pl.col("bytes") / timed
+    return algorithm, bus * algorithm

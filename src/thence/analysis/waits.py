@@ -1,0 +1,182 @@
+"""Waiting apart from moving: who waited for whom in a collective, and how long the transfer took.
+
+    arrival of a participant   start of its kernel
+    wait of a participant      from its own arrival to that of the last one it needs data of
+    wait of an instance        the longest of these
+    transfer of an instance    where all end together, from the last arrival to the end of that kernel, which takes
+                               both times from one clock; else the longest time in which a participant and
+                               those that it needs were there, until it ended
+
+Whom a participant needs depends on the kind (`thence.analysis.collective_kinds`): everyone in an all-reduce
+and its like; the root in a broadcast or scatter; everyone else for the root of a reduce or gather, whose
+others wait for nobody; the peer in a send or receive. A kernel that ended before the other arrived did not
+wait for it: a small message lies in a buffer until then. Kineto does not name the root: without a source
+rank it is the first to end in a broadcast or scatter, and the last to end in a reduce or gather.
+
+The transfer is known only where the trace shows every participant.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.collective_kinds import FROM_ROOT, JOINT, PEERS, TO_ROOT, bandwidths
+
+if TYPE_CHECKING:
+    from thence.analysis.clock_sync import Alignment
+
+__all__ = ["instance_times", "late_devices", "participants"]
+
+_KEY = ("instance", "rank", "device")
+
+
+def participants(rows: pl.DataFrame, alignment: Alignment | None) -> pl.DataFrame:
+    """One row per instance and device, with its wait.
+
+    Args:
+        rows: described kernels: instance, rank, device, collective, bytes, group_size, source_rank, start,
+            duration_ns, bus_gbps, unmatched.
+        alignment: corrections of the ranks' clocks; None for none.
+
+    Returns:
+        instance, rank, device, start, end (ns, corrected), duration_ns, bus_gbps, collective, bytes,
+        group_size, known (whether it is matched with another device), wait_ns (null where not known),
+        awaited (whether it is the one that the others waited for), moving_ns (from when all that it needs
+        had arrived to its end; null where it needs nobody).
+    """
+    shift = alignment.shift() if alignment else pl.lit(0)
+    start = pl.col("start")
+    moved = rows.with_columns(start=start - shift).sort("instance", "start", "rank", "device")
+    first = ("collective", "bytes", "group_size", "source_rank")
+    places = moved.group_by(*_KEY, maintain_order=True).agg(
+        start.min(),
+        end=(start + pl.col("duration_ns")).max(),
+        duration_ns=pl.col("duration_ns").sum(),
+        bus_gbps=pl.col("bus_gbps").max(),
+        matched=pl.col("unmatched").is_null().all(),
+        **{name: pl.col(name).first() for name in first},
+    )
+    places = places.with_columns(
+        known=(pl.len() > 1).over("instance") & pl.col("matched").all().over("instance"),
+        number=pl.int_range(pl.len()),
+    )
+    return _waits(_roots(places)).drop("matched", "source_rank", "root", "number", "arrival")
+
+
+def _roots(places: pl.DataFrame) -> pl.DataFrame:
+    """Adds which participant is the root, as the module says."""
+    kind, number = pl.col("collective"), pl.col("number")
+    named = (pl.col("rank") == pl.col("source_rank")).fill_null(value=False)
+    first_end = number.sort_by("end", "number").first().over("instance") == number
+    last_end = number.sort_by("end", "number").last().over("instance") == number
+    root = (
+        pl.when(~kind.is_in((*FROM_ROOT, *TO_ROOT)))
+        .then(pl.lit(value=False))
+        .when(named.any().over("instance"))
+        .then(named)
+        .when(kind.is_in(FROM_ROOT))
+        .then(first_end)
+        .otherwise(last_end)
+    )
+    return places.with_columns(root=root)
+
+
+def _waits(places: pl.DataFrame) -> pl.DataFrame:
+    """Adds the wait of each participant, and who was awaited."""
+    kind, number, start = pl.col("collective"), pl.col("number"), pl.col("start")
+    # The one that the others need and that came last.
+    needed = (
+        pl.when(kind.is_in(FROM_ROOT))
+        .then("root")
+        .when(kind.is_in(TO_ROOT))
+        .then(~pl.col("root"))
+        .otherwise(pl.lit(value=True))
+    )
+    last = number.filter(needed).sort_by(start.filter(needed)).last().over("instance")
+    arrival = start.filter(needed).max().over("instance")
+    waits = (
+        pl.when(kind.is_in(FROM_ROOT))
+        .then(~pl.col("root"))
+        .when(kind.is_in(TO_ROOT))
+        .then("root")
+        .otherwise(number != last)
+    )
+    buffered = ~kind.is_in(JOINT) & (pl.col("end") < pl.col("arrival"))
+    wait = (pl.col("arrival") - start).clip(lower_bound=0)
+    takes = pl.when(kind.is_in((*FROM_ROOT, *TO_ROOT))).then(waits).otherwise(pl.lit(value=True))
+    return places.with_columns(
+        arrival=arrival, awaited=pl.col("known") & (number == last)
+    ).with_columns(
+        wait_ns=pl.when("known").then(pl.when(waits & ~buffered).then(wait).otherwise(pl.lit(0))),
+        moving_ns=pl.when(takes).then(pl.col("end") - pl.max_horizontal("arrival", "start")),
+    )
+
+
+def instance_times(places: pl.DataFrame) -> pl.DataFrame:
+    """One row per instance, from `participants`.
+
+    Returns:
+        instance, collective, bytes, group_size, devices (seen), bus_gbps (of the fastest device's whole kernel),
+        fastest_ns, wait_ns (the longest wait), device_wait_ns (sum over the devices), wait_relative (wait_ns /
+        fastest_ns), out_of_step_ns (last end less first start less fastest_ns: the "wait" of nsys-jax's
+        notebook), last_rank, last_device (the one that was waited for), transfer_ns,
+        transfer_algorithm_gbps, transfer_bus_gbps. Waits are null for one device, transfers where the trace
+        does not show all of them.
+    """
+    start, end = pl.col("start"), pl.col("end")
+    size = pl.when(pl.col("collective").is_in(PEERS)).then(2).otherwise("group_size").first()
+    whole = pl.col("known").all() & (size.is_null() | (pl.len() == size))
+    joint = pl.col("collective").is_in(JOINT).first()
+    own = end.sort_by(start).last() - start.max()
+    moving = pl.when(joint).then(own).otherwise(pl.col("moving_ns").max())
+    times = places.group_by("instance", maintain_order=True).agg(
+        *(pl.col(name).first() for name in ("collective", "bytes", "group_size")),
+        devices=pl.len(),
+        bus_gbps=pl.col("bus_gbps").max(),
+        fastest_ns=pl.col("duration_ns").min(),
+        wait_ns=pl.col("wait_ns").max(),
+        device_wait_ns=pl.when(pl.col("known").all()).then(pl.col("wait_ns").sum()),
+        out_of_step_ns=end.max() - start.min() - pl.col("duration_ns").min(),
+        last_rank=pl.col("rank").filter("awaited").first(),
+        last_device=pl.col("device").filter("awaited").first(),
+        transfer_ns=pl.when(whole & (moving > 0)).then(moving),
+    )
+    fastest = pl.when(pl.col("fastest_ns") > 0).then("fastest_ns")
+    algorithm, bus = bandwidths("transfer_ns")
+    return times.with_columns(
+        wait_relative=pl.col("wait_ns") / fastest,
+        transfer_algorithm_gbps=algorithm,
+        transfer_bus_gbps=bus,
+    )
+
+
+def late_devices(places: pl.DataFrame) -> pl.DataFrame:
+    """One row per rank and device: how often the others waited for it, and how long; from `participants`.
+
+    Returns:
+        rank, device, instances (matched ones that it took part in), last (those in which others waited for
+        it), caused_ns (longest wait of each of these, summed), caused_device_ns (waits of all other devices,
+        summed), late_ns_mean and late_ns_max (its start after the first); the most caused first.
+    """
+    others = pl.col("wait_ns").sum().over("instance")
+    longest = pl.col("wait_ns").max().over("instance")
+    known = places.filter("known").with_columns(
+        late=pl.col("start") - pl.col("start").min().over("instance"),
+        longest=longest,
+        others=others,
+        blamed=pl.col("awaited") & (longest > 0),
+    )
+    return (
+        known.group_by("rank", "device")
+        .agg(
+            instances=pl.col("instance").n_unique(),
+            last=pl.col("blamed").sum(),
+            caused_ns=pl.col("longest").filter("blamed").sum(),
+            caused_device_ns=pl.col("others").filter("blamed").sum(),
+            late_ns_mean=pl.col("late").mean(),
+            late_ns_max=pl.col("late").max(),
+        )
+        .sort("caused_ns", "rank", "device", descending=[True, False, False])
+    )
