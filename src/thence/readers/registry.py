@@ -10,6 +10,7 @@ from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.tables import Tables, concat
 from thence.readers import label_files as graph_labels
 from thence.readers.source import STANDARD_INPUT, Source, expand
+from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
     import os
@@ -103,11 +104,9 @@ def read(
             damaged.append(f"{error}; not joined")  # labels are an extra, the traces are there
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
-    from thence.readers.label_files import with_labels_beside
-
-    tables = concat(parts)
+    tables = concat([graph_labels.with_annotations_beside(part) for part in parts])
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
-    return with_labels_beside(tables.with_warnings(warnings))
+    return graph_labels.with_labels_beside(tables.with_warnings(warnings))
 
 
 def _holds_labels(name: str) -> bool:
@@ -131,7 +130,9 @@ def _files(names: list[str]) -> list[str]:
         for file in ([name] if name in whole else expand([name], tuple(dict.fromkeys(patterns))))
     ]
     twice = _recorded_twice(files)
-    return [file for file in dict.fromkeys(files) if file not in twice or file in names]
+    # Annotation files of PyTorch belong to the traces of their rank beside them, which find them.
+    left_out = twice | {file for file in files if is_annotation_name(file)}
+    return [file for file in dict.fromkeys(files) if file not in left_out or file in names]
 
 
 def _recorded_twice(files: list[str]) -> set[str]:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
 
 _PLACES = (*GRAPH_LABELS, "lane", "metadata")
-_MODULES = ("module", "module_fqn")  # under which frameworks annotate the nn.Module
 _MOST_LISTED = 3  # launches whose first difference is told
 
 
@@ -302,12 +301,9 @@ class _DistinctLabels:
 
 
 def _place(label: Label) -> dict[str, Any]:
-    module = next(
-        (label.metadata[k] for k in _MODULES if isinstance(label.metadata.get(k), str)), None
-    )
     return {
         "label": SEPARATOR.join(label.path) or None,
-        "module": module,
+        "module": label.module,
         "phase": label.phase,
         "lane": label.lane,
         "metadata": msgspec.json.encode(label.metadata).decode() if label.metadata else None,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.graph_labels import Process
+
 if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
@@ -31,8 +33,14 @@ def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | No
     if process.pid is not None and pids and process.pid not in pids:
         traced = ", ".join(str(pid) for pid in sorted(pids)[:3])
         return f"process {process.pid} captured these graphs, but the trace is of process {traced}"
+    several = len(tables.ranks) > 1
+    if several and process == Process(started_ns=process.started_ns):
+        return (
+            "the file does not say which rank captured these graphs, and the trace holds "
+            f"{len(tables.ranks)} ranks: name it kernel_annotations_rank0_..., or label each rank alone"
+        )
     # A trace of one process may not know its rank. Of several, process ids of containers may be equal.
-    ranked = not pids or len(tables.ranks) > 1
+    ranked = not pids or several or process.pid is None
     if ranked and process.rank is not None and process.rank != rank:
         return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
     boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}

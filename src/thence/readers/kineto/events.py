@@ -20,6 +20,7 @@ import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
+from thence.readers.kineto.annotations import annotations_of_piece
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds
 
@@ -204,7 +205,8 @@ def decode(piece: bytes | bytearray) -> Columns:
         piece: a JSON array of events.
 
     Returns:
-        ``names`` and ``lanes``: the distinct names, and (pid, tid) pairs, that other columns number.
+        ``names``, ``lanes`` and ``annotations``: the distinct names, (pid, tid) pairs, and annotations
+        of graphed activities, that other columns number.
         ``gpu.*``, ``host.*``, ``flow.*``: columns of the device, host and forward-backward flow rows.
         ``collective.*``: columns of what describes a collective, with the ``gpu`` or ``host`` row.
         ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
@@ -215,12 +217,20 @@ def decode(piece: bytes | bytearray) -> Columns:
     for decoder in (_strict, _lax):
         # An int beyond 64 bits is found only when the columns are made.
         with suppress(msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
-            return _columns(decoder.decode(piece), 0)
+            return _columns(decoder.decode(piece), piece, 0)
     return _columns(*decode_leniently(bytes(piece), Event, Args))
 
 
-def _columns(events: Sequence[Event], damaged: int) -> Columns:
-    """The columns of decoded events; ``damaged`` counts events that could not be decoded."""
+def _columns(
+    events: Sequence[Event], texts: bytes | bytearray | Sequence[bytes], damaged: int
+) -> Columns:
+    """The columns of decoded events.
+
+    Args:
+        events: decoded.
+        texts: their JSON, as an array or one by one.
+        damaged: number of events that could not be decoded.
+    """
     numbers = np.fromiter(
         map(_CategoryNumbers(_NUMBERS).__getitem__, map(attrgetter("cat"), events)),
         np.uint8,
@@ -242,6 +252,10 @@ def _columns(events: Sequence[Event], damaged: int) -> Columns:
         "unpaired": gpu.unpaired + host.unpaired + sum(e.ph in _UNPAIRED for e in others),
     }
     columns |= _prefixed("gpu", _common(gpu, names, lanes) | _gpu(gpu))
+    row = np.flatnonzero(gpu_mask)[gpu.row]
+    columns["gpu.annotation"], columns["annotations"] = annotations_of_piece(
+        texts, row, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
+    )
     columns |= _prefixed("host", _common(host, names, lanes) | _host(host))
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
@@ -258,6 +272,7 @@ class _Complete:
 
     Attributes:
         events: the complete ones.
+        row: place of each among all events.
         number: of the category of each.
         start, duration: ns; the duration may be `NO_TIME_NS`.
         timeless: number of events without a start time.
@@ -265,6 +280,7 @@ class _Complete:
     """
 
     events: list[Event]
+    row: np.ndarray[Any, Any]
     number: np.ndarray[Any, Any]
     start: np.ndarray[Any, Any]
     duration: np.ndarray[Any, Any]
@@ -277,7 +293,7 @@ class _Complete:
         duration = nanoseconds(list(map(attrgetter("dur"), events)))
         wrong = (start == NO_TIME_NS) | (duration == NO_TIME_NS)
         if not wrong.any():
-            return cls(events, number, start, duration, 0, 0)
+            return cls(events, np.arange(len(events)), number, start, duration, 0, 0)
         # Only events without a duration can be of another phase; the rest need not be looked at.
         phases = {row: events[row].ph for row in np.flatnonzero(wrong).tolist()}
         kept = np.array([phases.get(row, "X") == "X" for row in range(len(events))], np.bool_)
@@ -285,7 +301,8 @@ class _Complete:
         kept &= start != NO_TIME_NS
         unpaired = sum(phase in _UNPAIRED for phase in phases.values())
         complete = list(compress(events, kept.tolist()))
-        return cls(complete, number[kept], start[kept], duration[kept], timeless, unpaired)
+        row = np.flatnonzero(kept)
+        return cls(complete, row, number[kept], start[kept], duration[kept], timeless, unpaired)
 
 
 def _prefixed(prefix: str, columns: Columns) -> Columns:

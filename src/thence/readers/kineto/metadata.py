@@ -19,6 +19,8 @@ _FACTS = (
     "with_modules", "with_flops", "traceName",
 )  # fmt: skip
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+# torch.profiler.tensorboard_trace_handler(folder, worker_name=f"{rank:06}")
+_RANK_AS_WORKER = re.compile(r"(\d{1,9})\.[\w-]+\.pt\.trace\.json")
 
 
 def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +40,8 @@ def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:
     rank = _mapping(metadata.get("distributedInfo")).get("rank")
     if isinstance(rank, int) and 0 <= rank < 1 << 31:
         return rank
-    match = _RANK_IN_NAME.search(PurePath(file_name).name)
+    name = PurePath(file_name).name
+    match = _RANK_IN_NAME.search(name) or _RANK_AS_WORKER.match(name)
     return int(match[1]) if match and len(match[1]) < 10 else None
 
 

@@ -29,6 +29,7 @@ from thence.model.tables import (
 )
 from thence.readers.categories import category_of, shown_name
 from thence.readers.kineto import metadata as describe
+from thence.readers.kineto.annotations import INLINE_KEY, Written, annotated_places
 from thence.readers.kineto.decoding import decoded
 from thence.readers.kineto.envelope import Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
@@ -87,7 +88,9 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     metadata = envelope.metadata
     names = pl.Series("name", columns["names"], pl.String)
 
-    _choose_device_and_stream(gpu, columns["lanes"])
+    annotated = _choose_device_and_stream(
+        gpu, columns["lanes"], columns["said"], inline=INLINE_KEY in metadata
+    )
     host["category"] = _categories(host["category"], host["name"], columns["names"])
     launches = _launches(host, gpu)
     rank = describe.rank_of(metadata, source.name) or 0
@@ -108,7 +111,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         host=_host_frame(host, host_order, lanes, names, flows),
         collectives=_collectives(moved, gpu_order, host_order),
         threads=_threads_frame(threads, on_host, lanes),
-        graph_places=_graph_places(joined, gpu_order),
+        graph_places=_graph_places(joined, annotated, gpu_order),
     )
     meta = Meta(
         inputs=(source.name,),
@@ -126,6 +129,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     """The pieces' columns as one set of columns, with names and lanes numbered alike."""
     names: dict[str, int] = {}
     lanes: dict[Any, int] = {}
+    said: dict[str, int] = {}
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
     # Rows of the table before this piece.
     rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
@@ -133,6 +137,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     for piece in pieces:
         renamed = _numbered(piece["names"], names)
         moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
+        annotated = np.append(_numbered(piece["annotations"], said), np.int32(-1))
         for key in counts:
             counts[key] += piece[key]
         for key, values in piece.items():
@@ -140,6 +145,8 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
                 columns.setdefault(key, _GrowingArray()).extend(moved[values])
             elif key in ("gpu.name", "host.name"):
                 columns.setdefault(key, _GrowingArray()).extend(renamed[values])
+            elif key == "gpu.annotation":  # -1 is the last
+                columns.setdefault(key, _GrowingArray()).extend(annotated[values])
             elif key in rows:
                 columns.setdefault(key, _GrowingArray()).extend(
                     np.where(values < 0, NO_ROW, values + rows[key])
@@ -153,7 +160,7 @@ def _collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
         rows["collective.host"] += len(piece["host.start"])
         tick()
     joined = {key: c.array if isinstance(c, _GrowingArray) else c for key, c in columns.items()}
-    return joined | counts | {"names": list(names), "lanes": list(lanes)}
+    return joined | counts | {"names": list(names), "lanes": list(lanes), "said": list(said)}
 
 
 def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
@@ -170,12 +177,24 @@ def _table(columns: Arrays, name: str) -> Arrays:
     }
 
 
-def _choose_device_and_stream(gpu: Arrays, lanes: list[tuple[Any, Any]]) -> None:
-    """Where the arguments are silent, a lane is (device, stream); a moved one keeps its real stream aside."""
+def _choose_device_and_stream(
+    gpu: Arrays, lanes: list[tuple[Any, Any]], said: list[str], *, inline: bool
+) -> Written:
+    """Where the arguments are silent, a lane is (device, stream); a moved one keeps its real stream aside.
+
+    Returns:
+        what the file says of graphed activities.
+    """
     lane_device = np.array([_lane_number(pid) for pid, _ in lanes], np.int64)
     lane_stream = np.array([_lane_number(tid) for _, tid in lanes], np.int64)
+    written = Written(
+        gpu.pop("annotation"), said, gpu["node"], gpu["stream"], gpu["original_stream"],
+        lane_stream[gpu["lane"]], MISSING, inline,
+    )  # fmt: skip
+    gpu["stream"] = written.recorded_stream
     gpu["device"] = _first_known(gpu["device"], gpu["from_device"], lane_device[gpu["lane"]])
     gpu["stream"] = _first_known(gpu["original_stream"], gpu["stream"], lane_stream[gpu["lane"]])
+    return written
 
 
 def _lane_number(value: int | str) -> int:
@@ -374,8 +393,10 @@ def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFram
     return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
 
 
-def _graph_places(joined: Arrays, gpu_order: Array) -> pl.DataFrame:
-    """Labels of graphed activities that thence wrote into the file."""
+def _graph_places(joined: Arrays, annotated: Written, gpu_order: Array) -> pl.DataFrame:
+    """Labels of graphed activities in the file: those that thence wrote, else PyTorch's annotations."""
+    if not len(joined["gpu"]):
+        return annotated_places(annotated, lambda rows: _row_after(rows, gpu_order))
     columns = {
         name: pl.Series(values, dtype=pl.String).replace("", None)
         for name, values in joined.items()
