@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
+from thence.analysis.annotation_table import annotation_table
 from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.communication import Collectives, collectives, compute_spread
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
+from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import Patterns
 from thence.analysis.missing_collectives import why_no_collectives
@@ -158,6 +160,11 @@ class Trace:
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
         return pl.concat([recorded, self.places], how="horizontal")
 
+    @cached_property
+    def annotations(self) -> pl.DataFrame:
+        """What marks say beside their names, a typed column for each field; see `annotation_table`."""
+        return annotation_table(self.attributed)
+
     @property
     def graph_coverage(self) -> Coverage:
         """How much of what ran in CUDA graphs has a label, and by which rule."""
@@ -167,6 +174,14 @@ class Trace:
         """What ran in CUDA graphs, per stream as recorded and per lane as labelled."""
         return graph_lanes(self.timeline(("lane",), clocks="recorded"))
 
+    def graph_edges(self) -> pl.DataFrame:
+        """The edges of captured CUDA graphs, from their labels; see `thence.analysis.graph_edges`.
+
+        Raises:
+            MissingData: no labels with edges were joined.
+        """
+        return graph_edges(self.tables.graph_labels)
+
     def label(
         self,
         labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
@@ -175,8 +190,8 @@ class Trace:
         """The same trace with labels on what ran in CUDA graphs; `graph_coverage` says on how much.
 
         Args:
-            labels: what `thence.save_labels` wrote in the process of this trace, or a pickled
-                annotation file of PyTorch; several for several ranks.
+            labels: what `thence.save_labels` wrote in the process of this trace, or an annotation
+                file of PyTorch, whose name says the rank; several for several ranks.
             eager: a trace of the same code run without graphs, to take the places of its kernels from
                 where ``labels`` are not given.
 
@@ -411,7 +426,7 @@ class Trace:
         return ", ".join(self.meta.inputs)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """Runs an SQL query over the tables gpu, host, places, activities, collectives, threads, programs.
+        """Runs an SQL query over gpu, host, places, activities, annotations, collectives, threads, programs.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
@@ -419,7 +434,16 @@ class Trace:
         Raises:
             UsageError: the query is no valid SQL, or names something that there is not.
         """
-        names = ("gpu", "host", "places", "activities", "collectives", "threads", "programs")
+        names = (
+            "gpu",
+            "host",
+            "places",
+            "activities",
+            "annotations",
+            "collectives",
+            "threads",
+            "programs",
+        )
         wanted = {name: getattr(self, name) for name in names if name in query}
         # Categories behave as text in SQL: LIKE and comparisons with literals work.
         frames = {

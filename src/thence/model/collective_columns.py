@@ -50,8 +50,10 @@ def described(raw: Mapping[str, Any]) -> pl.DataFrame:
     frame = frame.with_columns(
         pl.col(*TEXTS).replace("", None), *(_known_number(name) for name in NUMBERS)
     ).with_columns(pl.col(*elements).clip(None, _MOST_ELEMENTS))
-    sizes = pl.col("element_type").str.strip_prefix("torch.").replace_strict(
-        _ELEMENT_BYTES, default=None, return_dtype=pl.Int64
+    sizes = (
+        pl.col("element_type")
+        .str.strip_prefix("torch.")
+        .replace_strict(_ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
     )
     scatters = pl.col("collective").str.contains("reduce_scatter", literal=True)
     moved = pl.when(scatters).then("out_elements").otherwise("in_elements")

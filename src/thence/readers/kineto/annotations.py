@@ -60,7 +60,10 @@ _NUMBERS = frozenset(("grid", "block", "bytes", "device", "context", "queued", "
 """Of these, what is never text: an annotation of the same name took the place of Kineto's own."""
 _TELLING = frozenset((*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, "Collective name"))
 _BY_THENCE = "label_rule"
-_INTEGER, _REAL = re.compile(r"-?(?:0|[1-9][0-9]{0,17})"), re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?")
+_INTEGER, _REAL = (
+    re.compile(r"-?(?:0|[1-9][0-9]{0,17})"),
+    re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?"),
+)
 _WORDS = {"True": True, "False": False, "None": None}
 _raw_events = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -246,4 +249,3 @@ def _columns(labels: Sequence[Label]) -> dict[str, pl.Series]:
         "collective": described_structs([label.collective for label in labels]),
         "rule": pl.Series(["in_trace" if label.path else "graph_no_label" for label in labels]),
     }
-
