@@ -65,6 +65,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     from_device: int = msgspec.field(default=MISSING, name="fromDevice")
     sequence: int = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
+    kernel_backend: Any = None
     label: str | int | None = msgspec.field(default=None, name="name")
     collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
     in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
@@ -355,7 +356,11 @@ def _triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.nd
 def _host(rows: _Complete) -> Columns:
     args = list(map(attrgetter("args"), rows.events))
     numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
-    return numbers | {"category": rows.number - np.uint8(_FIRST_HOST)}
+    kernels = (arg.kernel_backend is not None for arg in args)  # Inductor's launch of a kernel
+    return numbers | {
+        "category": rows.number - np.uint8(_FIRST_HOST),
+        "is_kernel": np.fromiter(kernels, np.bool_, len(args)),
+    }
 
 
 def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:

@@ -27,7 +27,7 @@ from thence.model.tables import (
     Meta,
     Tables,
 )
-from thence.readers.categories import category_of, shown_name
+from thence.readers.categories import category_of, ranges_among_ops, shown_name
 from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.annotations import INLINE_KEY, Written, annotated_places
 from thence.readers.kineto.decoding import decoded
@@ -91,7 +91,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     annotated = _choose_device_and_stream(
         gpu, columns["lanes"], columns["said"], inline=INLINE_KEY in metadata
     )
-    host["category"] = _categories(host["category"], host["name"], columns["names"])
+    host["category"] = _categories(host, columns["names"])
     launches = _launches(host, gpu)
     rank = describe.rank_of(metadata, source.name) or 0
     lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
@@ -208,8 +208,9 @@ def _first_known(*choices: Array) -> Array:
     return result
 
 
-def _categories(recorded: Array, name: Array, names: list[str]) -> Array:
+def _categories(host: Arrays, names: list[str]) -> Array:
     """Index in HOST_CATEGORIES of each host row, told by category and, where it takes that, name."""
+    recorded, name = host["category"], host["name"]
     numbers: Array = np.array([HOST_CATEGORIES.index(c) for c in RECORDED_CATEGORIES], np.uint8)
     result: Array = numbers[recorded]
     for category in ("range", "python"):
@@ -218,7 +219,24 @@ def _categories(recorded: Array, name: Array, names: list[str]) -> Array:
         finer = np.zeros(len(names), np.uint8)
         finer[used] = [HOST_CATEGORIES.index(category_of(category, names[i])) for i in used]
         result[rows] = finer[name[rows]]
+    labels = _labels_among_ops(host, names)
+    if labels.any():
+        rows = (recorded == RECORDED_CATEGORIES.index("op")) & labels[name]
+        result[rows] = HOST_CATEGORIES.index("range")
     return result
+
+
+def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
+    """Which names are of ranges of the user that were recorded as operators."""
+
+    def used(rows: Array) -> list[str]:
+        return [names[i] for i in np.unique(host["name"][rows]).tolist()]
+
+    ops = host["category"] == RECORDED_CATEGORIES.index("op")
+    known = ops & ((host["sequence"] != MISSING) | host.pop("is_kernel"))
+    ranges = host["category"] == RECORDED_CATEGORIES.index("range")
+    found = ranges_among_ops(used(ops), used(known), used(ranges))
+    return np.array([text in found for text in names], np.bool_)
 
 
 def _launches(host: Arrays, gpu: Arrays) -> Arrays:
