@@ -51,7 +51,9 @@ def category_of(recorded: str, name: str) -> str:
     return recorded
 
 
-def ranges_among_ops(ops: Iterable[str], operators: Iterable[str], ranges: Iterable[str]) -> set[str]:
+def ranges_among_ops(
+    ops: Iterable[str], operators: Iterable[str], ranges: Iterable[str]
+) -> set[str]:
     """The names among operators that somebody gave to a range.
 
     They have no ``::``, PyTorch recorded no schema or autograd sequence number with them, and they are not

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from thence.errors import MissingRequirement, UsageError
+from thence.errors import MissingRequirement, UsageError, WrongArgument
 from thence.timing import compiled_jax, events_torch
 from thence.timing.compiled_jax import Compiled
 from thence.timing.events_jax import EventTimer
@@ -37,6 +37,7 @@ def measure(
     *,
     aggregate: bool = True,
     iterations: int = 1,
+    finalize: bool = True,
 ) -> Callable[..., tuple[Any, Any]]:
     """The function, returning its GPU time beside its outputs.
 
@@ -59,28 +60,33 @@ def measure(
         aggregate: False: not the sum but a list of (kernel name, milliseconds) in order of start;
             mode "cupti" only.
         iterations: how often to measure; with more than one, there is a list of as many results.
+        finalize: False leaves CUPTI loaded after measuring, which saves starting it the next time; until
+            it is taken down, profilers of other libraries may be refused. Mode "cupti" only.
 
     Returns:
         A function that takes what ``f`` takes, and returns (outputs of the last call, milliseconds).
         Without any kernel, "cupti" gives None for the sum.
 
     Raises:
-        UsageError: an argument makes no sense; from the call: a JAX function without arguments or
+        WrongArgument: an argument makes no sense; it is a UsageError and a ValueError.
+        UsageError: from the call: a JAX function without arguments or
             outputs, with arguments on several devices ("events"), or one that donates its arguments;
             kernels that differ from one iteration to the next.
         MissingRequirement: from the call: there is no GPU, no CUPTI, or another profiler holds it.
     """
     if not callable(f):
-        raise UsageError(f"measure takes a function, not {f!r}")
+        raise WrongArgument(f"measure takes a function, not {f!r}")
     if mode not in _MODES:
-        raise UsageError(f"measure knows the modes 'cupti' and 'events', not {mode!r}")
+        raise WrongArgument(f"measure knows the modes 'cupti' and 'events', not {mode!r}")
     if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1:
-        raise UsageError(f"iterations is how often to measure, 1 or more, not {iterations!r}")
+        raise WrongArgument(f"iterations is how often to measure, 1 or more, not {iterations!r}")
     if mode == "events" and not aggregate:
-        raise UsageError(
+        raise WrongArgument(
             "mode='events' cannot tell kernels apart: leave out aggregate=False, or use mode='cupti'"
         )
-    measured = _Measured(f, mode, aggregate, iterations)
+    if mode == "events" and not finalize:
+        raise WrongArgument("mode='events' uses no CUPTI: finalize=False means nothing to it")
+    measured = _Measured(f, mode, aggregate, iterations, finalize)
 
     def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         return measured(args, kwargs)
@@ -91,7 +97,15 @@ def measure(
 class _Measured:
     """One function with what was made for measuring it, which later calls use again."""
 
-    def __init__(self, f: Callable[..., Any], mode: str, aggregate: bool, iterations: int) -> None:  # noqa: FBT001 - as measure was told
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        mode: str,
+        aggregate: bool,  # noqa: FBT001 - as measure was told
+        iterations: int,
+        finalize: bool,  # noqa: FBT001 - as measure was told
+    ) -> None:
+        self._finalize = finalize
         self._f = f
         self._mode = mode
         self._aggregate = aggregate
@@ -155,7 +169,7 @@ class _Measured:
     ) -> tuple[Any, list[Kernels]]:
         kernels = []
         with contextlib.ExitStack() as recording:
-            recorded = _started(recording)
+            recorded = _started(recording, KernelTimes(finalize=self._finalize))
             for _ in range(self._iterations):
                 outputs = call()
                 wait(outputs)
@@ -163,9 +177,9 @@ class _Measured:
         return outputs, kernels
 
 
-def _started(recording: contextlib.ExitStack) -> KernelTimes:
+def _started(recording: contextlib.ExitStack, times: KernelTimes) -> KernelTimes:
     try:
-        return recording.enter_context(KernelTimes())
+        return recording.enter_context(times)
     except MissingRequirement as error:
         raise MissingRequirement(f"{error}. Or use mode='events', which needs no CUPTI") from error
 
