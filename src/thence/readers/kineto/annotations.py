@@ -43,6 +43,10 @@ INLINE_KEY = "cudaGraphInlineAnnotated"
 _LANE, _MOVED = "annotated_stream", "original_stream"
 _DEFAULT_LANES = (7, 8)
 _PHASE = "autograd_phase"
+_LOST = (
+    "PyTorch's tool for annotated CUDA graphs moved what ran in them to lanes, and some by up to 1 us: the "
+    "streams that it ran on are not in the file"
+)
 # What Kineto, its Python exporter and CUPTI's own exporter write themselves.
 _OF_KINETO = frozenset(
     (
@@ -156,18 +160,24 @@ class Written:
         return np.where(replaced, self.row_stream, self.stream)
 
 
-def annotated_places(written: Written, row_after: Callable[[Array], pl.Series]) -> pl.DataFrame:
+def annotated_places(
+    written: Written, row_after: Callable[[Array], pl.Series]
+) -> tuple[pl.DataFrame, list[str]]:
     """The annotations as rows of `GRAPH_PLACES`, for all graphed activities if any of them is annotated.
 
     Args:
         written: what the file says.
         row_after: gives the rows in the sorted table of rows of the file.
+
+    Returns:
+        the rows, and warnings.
     """
     fields = [_typed(text) for text in written.texts]
     if not written.inline and not any(_TELLING & said.keys() for said in fields):
-        return GRAPH_PLACES.empty()  # a newer Kineto than this one knows may write more
+        return GRAPH_PLACES.empty(), []  # a newer Kineto than this one knows may write more
     graphed = np.flatnonzero(written.node)
-    number, lane = written.number[graphed], _lanes(written)[graphed]
+    lanes, lost = _lanes(written)
+    number, lane = written.number[graphed], lanes[graphed]
     distinct, of_row = np.unique(np.stack([number, lane]), axis=1, return_inverse=True)
     of_row = of_row.reshape(-1)
     labels = [
@@ -176,7 +186,8 @@ def annotated_places(written: Written, row_after: Callable[[Array], pl.Series]) 
     ]
     columns = _columns(labels)
     rows = {name: values.gather(pl.Series(of_row)) for name, values in columns.items()}
-    return GRAPH_PLACES.frame({**rows, "gpu": row_after(graphed)}).sort("gpu")
+    frame = GRAPH_PLACES.frame({**rows, "gpu": row_after(graphed)}).sort("gpu")
+    return frame, [_LOST] if lost else []
 
 
 def _with_lane(fields: dict[str, Any], lane: int, missing: int) -> dict[str, Any]:
@@ -184,8 +195,8 @@ def _with_lane(fields: dict[str, Any], lane: int, missing: int) -> dict[str, Any
     return rest if lane == missing else rest | {"stream": lane}
 
 
-def _lanes(written: Written) -> Array:
-    """The lane that each activity was annotated to, ``missing`` for none."""
+def _lanes(written: Written) -> tuple[Array, bool]:
+    """The lane that each activity was annotated to, ``missing`` for none; whether that hides the streams."""
     missing, stream = written.missing, written.stream
     asked = np.array([_asked(text, missing) for text in written.texts], np.int64)
     lane = np.where(written.number >= 0, np.append(asked, missing)[written.number], missing)
@@ -196,10 +207,11 @@ def _lanes(written: Written) -> Array:
     to = moved | replaced
     lane = np.where((lane == missing) & to & ~np.isin(stream, default), stream, lane)
     if written.inline or moved.any() or replaced.any() or (asked != missing).any():
-        return lane
+        return lane, False
     # torch 2.12 to 2.14 moved everything, and left no other trace of that.
     by_tool = (written.number >= 0) & (written.node > np.uint64((1 << 32) - 1))
-    return np.where(by_tool & ~np.isin(stream, _DEFAULT_LANES), stream, missing)
+    lane = np.where(by_tool & ~np.isin(stream, _DEFAULT_LANES), stream, missing)
+    return lane, bool((lane != missing).any())
 
 
 def _asked(text: str, missing: int) -> int:

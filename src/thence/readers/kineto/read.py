@@ -103,7 +103,9 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
     flows, threads = _table(columns, "flow"), _table(columns, "thread")
-    moved, joined = _table(columns, "collective"), _table(columns, "joined")
+    moved = _table(columns, "collective")
+    graph_places, said = _graph_places(_table(columns, "joined"), annotated, gpu_order)
+    warnings += [f"{source.name}: {text}" for text in said]
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
     tables = Tables(
@@ -111,7 +113,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         host=_host_frame(host, host_order, lanes, names, flows),
         collectives=_collectives(moved, gpu_order, host_order),
         threads=_threads_frame(threads, on_host, lanes),
-        graph_places=_graph_places(joined, annotated, gpu_order),
+        graph_places=graph_places,
     )
     meta = Meta(
         inputs=(source.name,),
@@ -411,8 +413,10 @@ def _threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFram
     return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
 
 
-def _graph_places(joined: Arrays, annotated: Written, gpu_order: Array) -> pl.DataFrame:
-    """Labels of graphed activities in the file: those that thence wrote, else PyTorch's annotations."""
+def _graph_places(
+    joined: Arrays, annotated: Written, gpu_order: Array
+) -> tuple[pl.DataFrame, list[str]]:
+    """Labels of graphed activities in the file, that thence wrote or else PyTorch, and warnings."""
     if not len(joined["gpu"]):
         return annotated_places(annotated, lambda rows: _row_after(rows, gpu_order))
     columns = {
@@ -430,7 +434,8 @@ def _graph_places(joined: Arrays, annotated: Written, gpu_order: Array) -> pl.Da
     reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
     columns["rule"] = in_trace.zip_with(labelled, reason).zip_with(unknown, rule)
     columns["detail"] = rule.zip_with(unknown & ~labelled, columns["detail"])
-    return GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence}).sort("gpu")
+    frame = GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence})
+    return frame.sort("gpu"), []
 
 
 def _earliest(tables: Tables) -> int | None:
