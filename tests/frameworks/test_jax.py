@@ -74,12 +74,13 @@ def test_the_decorator_says_what_is_missing_where_it_is_used(
         decorate(abs)
 
 
-HLO = """HloModule jit_layer, is_scheduled=true, entry_computation_layout={(bf16[64,64]{1,0})->bf16[64,64]{1,0}}
+HLO = """\
+HloModule jit_layer, is_scheduled=true, entry_computation_layout={(bf16[64,64]{1,0})->bf16[64,64]{1,0}}
 
 %side.1 (p.1: bf16[64,64], p.2: bf16[64,64]) -> bf16[64,64] {
   %p.1 = bf16[64,64]{1,0} parameter(0)
   %p.2 = bf16[64,64]{1,0} parameter(1)
-  ROOT %custom-call.3 = (bf16[64,64]{1,0}, s8[4096]{0}) custom-call(%p.1, %p.2), custom_call_target="te_gemm_ffi", api_version=API_VERSION_TYPED_FFI, backend_config={op_queue_id = 0}
+  ROOT %custom-call.3 = (bf16[64,64], s8[4096]) custom-call(%p.1, %p.2), custom_call_target="te_gemm_ffi"
 }
 
 %async_computation (q.1: bf16[64,64], q.2: bf16[64,64]) -> bf16[64,64] {
@@ -90,8 +91,8 @@ HLO = """HloModule jit_layer, is_scheduled=true, entry_computation_layout={(bf16
 
 ENTRY %main.9 (Arg_0.1: bf16[64,64]) -> bf16[64,64] {
   %Arg_0.1 = bf16[64,64]{1,0} parameter(0)
-  %custom-call.1 = (bf16[64,64]{1,0}, s8[4096]{0}) custom-call(%Arg_0.1, %Arg_0.1), custom_call_target="te_gemm_ffi", api_version=API_VERSION_TYPED_FFI
-  %call-start = ((bf16[64,64], bf16[64,64]), bf16[64,64], s32[]) async-start(%Arg_0.1, %Arg_0.1), calls=%async_computation, frontend_attributes={ANNOTATIONinlineable="false"}
+  %custom-call.1 = (bf16[64,64], s8[4096]) custom-call(%Arg_0.1, %Arg_0.1), custom_call_target="te_gemm_ffi"
+  %call-start = ((bf16[8,8]), bf16[8,8]) async-start(%x), calls=%async_computation, frontend_attributes={ANNOTATION}
   %call-done = bf16[64,64]{1,0} async-done(%call-start)
   ROOT %custom-call.5 = bf16[64,64]{1,0} custom-call(%call-done), custom_call_target="te_norm_ffi"
 }
@@ -99,7 +100,7 @@ ENTRY %main.9 (Arg_0.1: bf16[64,64]) -> bf16[64,64] {
 
 
 def test_custom_calls_are_counted_with_and_without_the_stream_annotation() -> None:
-    with_it = HLO.replace("ANNOTATION", '_xla_stream_annotation="1",')
+    with_it = HLO.replace("ANNOTATION", '_xla_stream_annotation="1"')
     assert thence.jax.custom_calls(with_it) == [
         *[("te_gemm_ffi", None, 1), ("te_gemm_ffi", 1, 1)],
         ("te_norm_ffi", None, 1),

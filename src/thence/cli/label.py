@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -20,7 +21,7 @@ from thence.errors import MissingData, UsageError
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import polars as pl
 
@@ -42,21 +43,50 @@ Examples:
 Labels come from thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
 annotation files (kernel_annotations_rank0_fwd.pkl or .json: the name says the rank). These are found
 beside a trace or one folder up, and traces that PyTorch annotated itself need none. Every kernel says how it
-got its label: by the graph node's id, or by alignment to the captured graph or the eager run. The exit code is 2, and nothing is
-written, if nothing fits.
+got its label: by the graph node's id, or by alignment to the captured graph or the eager run. The exit code
+is 2, and nothing is written, if nothing fits.
 """
+
+
+class _Sources(NamedTuple):
+    """Where labels come from.
+
+    Attributes:
+        labels: files saved at capture.
+        eager: traces of a run without graphs.
+    """
+
+    labels: tuple[str, ...]
+    eager: tuple[str, ...]
+
+
+def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--labels`` and ``--eager``, as one parameter ``sources``."""
+
+    @functools.wraps(command)
+    def called(labels: tuple[str, ...], eager: tuple[str, ...], **given: Any) -> Any:
+        if labels and eager:
+            raise UsageError("labels come from --labels or from --eager, one of the two")
+        return command(sources=_Sources(labels, eager), **given)
+
+    wrapped: Callable[..., Any] = called
+    for option in (
+        click.option(
+            "--eager", multiple=True, metavar="TRACE", type=click.Path(),
+            help="Trace of the same code run without graphs, to take labels, ops, modules and source lines from.",
+        ),
+        click.option(
+            "--labels", multiple=True, metavar="PATH", type=click.Path(),
+            help="Labels saved at capture. Repeatable, for several ranks.",
+        ),
+    ):  # fmt: skip
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @click.command("label", epilog=_EXAMPLES)
 @trace_options("own")
-@click.option(
-    "--labels", multiple=True, metavar="PATH", type=click.Path(),
-    help="Labels saved at capture. Repeatable, for several ranks.",
-)  # fmt: skip
-@click.option(
-    "--eager", multiple=True, metavar="TRACE", type=click.Path(),
-    help="Trace of the same code run without graphs, to take labels, ops, modules and source lines from.",
-)  # fmt: skip
+@_source_options
 @click.option(
     "--edges", is_flag=True, help="Also show the edges of the captured graphs, from the labels."
 )
@@ -67,26 +97,23 @@ written, if nothing fits.
 @choice_option("--format", "form", choices=("table", "json"), meaning="Of the summary.")
 def command(
     inputs: Inputs,
-    labels: tuple[str, ...],
-    eager: tuple[str, ...],
+    sources: _Sources,
     edges: bool,  # noqa: FBT001 - click passes it by name
     output: str | None,
     force: bool,  # noqa: FBT001 - click passes it by name
     form: str,
 ) -> None:
     """Give kernels that ran in CUDA graphs their labels back."""
-    if labels and eager:
-        raise UsageError("labels come from --labels or from --eager, one of the two")
     if output is not None:
         if not output.lower().endswith(_ENDINGS):
             raise UsageError(f"{output}: must end in {', '.join(_ENDINGS)}")
         check_output(output, force=force)  # before anything is read
-    check_inputs((*labels, *eager))
+    check_inputs((*sources.labels, *sources.eager))
     recorded = inputs.open()
-    if labels:
-        trace = recorded.label(list(labels))
-    elif eager:
-        trace = recorded.label(eager=Inputs(eager).open())
+    if sources.labels:
+        trace = recorded.label(list(sources.labels))
+    elif sources.eager:
+        trace = recorded.label(eager=Inputs(sources.eager).open())
     else:
         trace = recorded
         if not trace.graph_coverage.labelled:

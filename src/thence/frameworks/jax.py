@@ -55,12 +55,12 @@ class CustomCalls(NamedTuple):
     Attributes:
         target: such as ``te_gemm_ffi``.
         stream: of XLA that it was annotated to; None without annotation.
-        count: how many there are.
+        calls: how many there are.
     """
 
     target: str
     stream: int | None
-    count: int
+    calls: int
 
 
 def on_stream(f: Callable[..., Any] | None = None, n: int | None = None) -> Any:

@@ -147,7 +147,7 @@ class mark:  # noqa: N801 - used like a function
         @functools.wraps(function)
         def marked(*args: Any, **kwargs: Any) -> Any:
             if watch.compiling():  # TorchDynamo enters only what it has seen being made
-                with mark(self.name, self.lane, **self.metadata):
+                with mark(self.name, self.lane, **self.metadata):  # type: ignore[arg-type]  # no lane among these
                     return function(*args, **kwargs)
             with self:
                 return function(*args, **kwargs)

@@ -28,7 +28,8 @@ _FRAMEWORK = re.compile(
 # Among the operators: ranges that torch itself opens there (torch/_dynamo, torch/_functorch, torch/_inductor,
 # torch/distributed), autograd nodes, and Inductor's kernels.
 _NO_LABEL = re.compile(
-    r"Pregraph bytecode|AOTDispatcher |Python(?:DispatchMode|Subclass|TLSSnapshot)$|record_param_comms$|triton_(?:poi|per|red|tem|mix|for|spl)_|"
+    r"Pregraph bytecode|AOTDispatcher |Python(?:DispatchMode|Subclass|TLSSnapshot)$|record_param_comms$|"
+    r"triton_(?:poi|per|red|tem|mix|for|spl)_|"
     r"GeneratedBackwardFor_|\w+Backward\d*$|.*\(dynamo_timed\)$|## |DataParallel\."
 )
 _PHASE_DATA = "_data: "

@@ -151,7 +151,11 @@ def _graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> Ca
     rows = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
     number = (ids[rows] & np.uint64(_LOW)).astype(np.int64)
     order = np.argsort(number)
-    known = {"number": number[order], "label": labels[rows][order], "type": ["unknown"] * len(rows)}
+    known: dict[str, Any] = {
+        "number": number[order],
+        "label": labels[rows][order],
+        "type": ["unknown"] * len(rows),
+    }
     nodes = pl.DataFrame(
         {
             name: pl.Series(name, known.get(name, [None] * len(rows)), dtype)

@@ -4,6 +4,10 @@ outputs, ms = thence.measure(f)(x, y)                        # sum of its kernel
 outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
 outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
 outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
+
+The same rule for everybody: without ``mode`` it is "cupti". So it is in JAX's own measure
+(jax.experimental.mosaic.gpu.profiler) since jax 0.7.2, which knows no other; until 0.7.1 its default was
+"events": there, say ``mode="events"`` for the numbers of before.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ def measure(
 
     Args:
         f: function of JAX or PyTorch.
-        mode: "cupti": the sum of the durations of all kernels, on all devices; copies and sets of
+        mode: "cupti", the default: the sum of the durations of all kernels, on all devices; copies and sets of
             memory do not count, gaps neither, and kernels that run at the same time count both. Needs
             CUPTI, which serves one profiler at a time. "events": from before the first to after the last
             operation, gaps included, by CUDA events on the stream that the function runs on; one

@@ -27,6 +27,25 @@ def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | No
     labelled process began; what either side does not say is not compared.
     """
     process = labels.process
+    reason = _other_process(process, tables, rank)
+    if reason is not None:
+        return reason
+    boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}
+    if process.boot and boots and process.boot not in boots:
+        return "the machine was started anew between capture and trace"
+    began = tables.gpu.filter(pl.col("rank") == rank)["start"].min()
+    if process.started_ns is None or tables.meta.epoch_ns is None or not isinstance(began, int):
+        return None
+    if began + tables.meta.epoch_ns + _CLOCKS_NS < process.started_ns:
+        return (
+            f"the process that captured these graphs began at {_moment(process.started_ns)}, "
+            f"but the trace at {_moment(began + tables.meta.epoch_ns)}"
+        )
+    return None
+
+
+def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
+    """The same by process ids and ranks alone."""
     # Profilers put their own overhead under a process with a number that there is not.
     of_rank = tables.host.filter((pl.col("rank") == rank) & (pl.col("process") > 0))
     pids = of_rank["process"].unique().to_list()
@@ -43,17 +62,6 @@ def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | No
     ranked = not pids or several or process.pid is None
     if ranked and process.rank is not None and process.rank != rank:
         return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
-    boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}
-    if process.boot and boots and process.boot not in boots:
-        return "the machine was started anew between capture and trace"
-    began = tables.gpu.filter(pl.col("rank") == rank)["start"].min()
-    if process.started_ns is None or tables.meta.epoch_ns is None or not isinstance(began, int):
-        return None
-    if began + tables.meta.epoch_ns + _CLOCKS_NS < process.started_ns:
-        return (
-            f"the process that captured these graphs began at {_moment(process.started_ns)}, "
-            f"but the trace at {_moment(began + tables.meta.epoch_ns)}"
-        )
     return None
 
 

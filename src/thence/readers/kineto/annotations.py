@@ -17,6 +17,7 @@ An annotation belongs to a node of a graph, so it is decoded once for each node 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,14 +81,16 @@ _annotated = msgspec.json.Decoder(_Annotated)
 
 
 def annotations_of_piece(
-    piece: bytes | bytearray | Sequence[bytes], row: Array, lane: Array, graph: Array, node: Array
+    piece: bytes | bytearray | list[bytes], row: Array, lane: Array, graph: Array, node: Array
 ) -> tuple[Array, list[str]]:
     """What was annotated to the device activities of a piece.
 
     Args:
         piece: the events, as an array or one by one.
         row: place in the piece of the event of each activity.
-        lane, graph, node: of each activity; node 0 outside of graphs.
+        lane: number of the row of the viewer of each activity.
+        graph: id of its graph.
+        node: id of its node, 0 outside of graphs.
 
     Returns:
         Of each activity the number of its annotation, -1 for none, and the different annotations: JSON
@@ -227,18 +230,15 @@ def _typed(text: str) -> dict[str, Any]:
 def _value(value: object) -> object:
     if not isinstance(value, str):
         return value
-    if value in _WORDS:
-        return _WORDS[value]
+    result: object = _WORDS.get(value, value)
     if _INTEGER.fullmatch(value):
-        return int(value)
-    if _REAL.fullmatch(value):
-        return float(value)
-    if value[:1] == "[" and value[-1:] == "]":
-        try:
-            return msgspec.json.decode(value, type=list[int])
-        except msgspec.MsgspecError:
-            return value
-    return value
+        result = int(value)
+    elif _REAL.fullmatch(value):
+        result = float(value)
+    elif value[:1] == "[" and value[-1:] == "]":
+        with suppress(msgspec.MsgspecError):
+            result = msgspec.json.decode(value, type=list[int])
+    return result
 
 
 def _columns(labels: Sequence[Label]) -> dict[str, pl.Series]:

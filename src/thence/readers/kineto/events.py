@@ -223,7 +223,7 @@ def decode(piece: bytes | bytearray) -> Columns:
 
 
 def _columns(
-    events: Sequence[Event], texts: bytes | bytearray | Sequence[bytes], damaged: int
+    events: Sequence[Event], texts: bytes | bytearray | list[bytes], damaged: int
 ) -> Columns:
     """The columns of decoded events.
 

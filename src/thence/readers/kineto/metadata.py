@@ -19,7 +19,7 @@ _FACTS = (
     "with_modules", "with_flops", "traceName",
 )  # fmt: skip
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
-# torch.profiler.tensorboard_trace_handler(folder, worker_name=f"{rank:06}")
+# As tensorboard_trace_handler names files for a worker that is called by its rank.
 _RANK_AS_WORKER = re.compile(r"(\d{1,9})\.[\w-]+\.pt\.trace\.json")
 
 
