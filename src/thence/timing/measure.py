@@ -78,6 +78,18 @@ def measure(
             kernels that differ from one iteration to the next.
         MissingRequirement: from the call: there is no GPU, no CUPTI, or another profiler holds it.
     """
+    _check_arguments(f, mode, iterations, aggregate=aggregate, finalize=finalize)
+    measured = _Measured(f, mode, aggregate, iterations, finalize)
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return measured(args, kwargs)
+
+    return functools.update_wrapper(call, f, updated=())
+
+
+def _check_arguments(
+    f: object, mode: str, iterations: object, *, aggregate: bool, finalize: bool
+) -> None:
     if not callable(f):
         raise WrongArgument(f"measure takes a function, not {f!r}")
     if mode not in _MODES:
@@ -90,12 +102,6 @@ def measure(
         )
     if mode == "events" and not finalize:
         raise WrongArgument("mode='events' uses no CUPTI: finalize=False means nothing to it")
-    measured = _Measured(f, mode, aggregate, iterations, finalize)
-
-    def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        return measured(args, kwargs)
-
-    return functools.update_wrapper(call, f, updated=())
 
 
 class _Measured:

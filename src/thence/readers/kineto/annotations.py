@@ -26,6 +26,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.collective_columns import described_structs
+from thence.model.collectives import KINETO_KEYS
 from thence.model.graph_labels import MODULE_KEYS
 from thence.model.tables import GRAPH_PLACES
 from thence.readers.torch_annotations import label_of
@@ -35,12 +36,10 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import Label
 
-__all__ = ["INLINE_KEY", "Written", "annotated_places", "annotations_of_piece"]
+__all__ = ["Written", "annotated_places", "annotations_of_piece"]
 
 Array = np.ndarray[Any, Any]
 
-INLINE_KEY = "cudaGraphInlineAnnotated"
-"""Member before the events by which torch 2.15 says that it wrote annotations."""
 _LANE, _MOVED = "annotated_stream", "original_stream"
 _DEFAULT_LANES = (7, 8)
 _PHASE = "autograd_phase"
@@ -63,7 +62,9 @@ _OF_KINETO = frozenset(
 )  # fmt: skip
 _NUMBERS = frozenset(("grid", "block", "bytes", "device", "context", "queued", "cluster"))
 """Of these, what is never text: an annotation of the same name took the place of Kineto's own."""
-_TELLING = frozenset((*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, "Collective name"))
+_TELLING = frozenset(
+    (*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, KINETO_KEYS["collective"])
+)
 _BY_THENCE = "label_rule"
 _INTEGER, _REAL = (
     re.compile(r"-?(?:0|[1-9][0-9]{0,17})"),

@@ -93,7 +93,19 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     phase: Any = None
     lane: Any = None
     annotations: Any = None
+    # What tells that PyTorch or its tools annotated a graphed activity, beside name, module and collective.
+    annotated_stream: Any = None
+    autograd_phase: Any = None
+    module_fqn: Any = None
+    annotation: Any = None
+    annotation_text: Any = msgspec.field(default=None, name="str")
 
+
+_TELLING = attrgetter(
+    "label", "module", "collective", "annotated_stream", "autograd_phase", "module_fqn", "annotation",
+    "annotation_text",
+)  # fmt: skip
+_SILENT = (None,) * 8
 
 NO_ARGS = Args()
 
@@ -199,11 +211,13 @@ class _CategoryNumbers(dict[str, int]):
         return _OTHER
 
 
-def decode(piece: bytes | bytearray) -> Columns:
+def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
     """The columns of one piece.
 
     Args:
         piece: a JSON array of events.
+        annotated: whether the file says that graphed activities are annotated; otherwise their arguments
+            must tell.
 
     Returns:
         ``names``, ``lanes`` and ``annotations``: the distinct names, (pid, tid) pairs, and annotations
@@ -218,12 +232,16 @@ def decode(piece: bytes | bytearray) -> Columns:
     for decoder in (_strict, _lax):
         # An int beyond 64 bits is found only when the columns are made.
         with suppress(msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
-            return _columns(decoder.decode(piece), piece, 0)
-    return _columns(*decode_leniently(bytes(piece), Event, Args))
+            return _columns(decoder.decode(piece), piece, 0, annotated=annotated)
+    return _columns(*decode_leniently(bytes(piece), Event, Args), annotated=annotated)
 
 
 def _columns(
-    events: Sequence[Event], texts: bytes | bytearray | list[bytes], damaged: int
+    events: Sequence[Event],
+    texts: bytes | bytearray | list[bytes],
+    damaged: int,
+    *,
+    annotated: bool,
 ) -> Columns:
     """The columns of decoded events.
 
@@ -231,6 +249,7 @@ def _columns(
         events: decoded.
         texts: their JSON, as an array or one by one.
         damaged: number of events that could not be decoded.
+        annotated: as `decode` takes it.
     """
     numbers = np.fromiter(
         map(_CategoryNumbers(_NUMBERS).__getitem__, map(attrgetter("cat"), events)),
@@ -253,10 +272,12 @@ def _columns(
         "unpaired": gpu.unpaired + host.unpaired + sum(e.ph in _UNPAIRED for e in others),
     }
     columns |= _prefixed("gpu", _common(gpu, names, lanes) | _gpu(gpu))
-    row = np.flatnonzero(gpu_mask)[gpu.row]
-    columns["gpu.annotation"], columns["annotations"] = annotations_of_piece(
-        texts, row, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
-    )
+    columns["gpu.annotation"], columns["annotations"] = np.full(len(gpu.events), -1, np.int32), []
+    if annotated or _told(gpu.events, columns["gpu.node"]):
+        row = np.flatnonzero(gpu_mask)[gpu.row]
+        columns["gpu.annotation"], columns["annotations"] = annotations_of_piece(
+            texts, row, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
+        )
     columns |= _prefixed("host", _common(host, names, lanes) | _host(host))
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
@@ -265,6 +286,13 @@ def _columns(
     columns["names"] = list(names)
     columns["lanes"] = list(lanes)
     return columns
+
+
+def _told(events: Sequence[Event], node: np.ndarray[Any, Any]) -> bool:
+    """Whether the arguments of a graphed activity tell of an annotation."""
+    graphed = compress(events, node.astype(np.bool_).tolist())
+    args = (event.args for event in graphed)
+    return any(told != _SILENT for told in map(_TELLING, args))
 
 
 @dataclass(frozen=True, slots=True)

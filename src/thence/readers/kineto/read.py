@@ -29,9 +29,9 @@ from thence.model.tables import (
 )
 from thence.readers.categories import category_of, ranges_among_ops, shown_name
 from thence.readers.kineto import metadata as describe
-from thence.readers.kineto.annotations import INLINE_KEY, Written, annotated_places
+from thence.readers.kineto.annotations import Written, annotated_places
 from thence.readers.kineto.decoding import decoded
-from thence.readers.kineto.envelope import Envelope
+from thence.readers.kineto.envelope import INLINE_ANNOTATED, Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
 from thence.readers.kineto.forward_backward import forward_rows
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
@@ -89,7 +89,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     names = pl.Series("name", columns["names"], pl.String)
 
     annotated = _choose_device_and_stream(
-        gpu, columns["lanes"], columns["said"], inline=INLINE_KEY in metadata
+        gpu, columns["lanes"], columns["said"], inline=INLINE_ANNOTATED in metadata
     )
     host["category"] = _categories(host, columns["names"])
     launches = _launches(host, gpu)
