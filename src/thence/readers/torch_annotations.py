@@ -89,8 +89,7 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
     graphs = tuple(_graph(int(g), ids, numbers) for g in np.unique(ids >> np.uint64(_HIGH)))
     match = _NAME.fullmatch(Path(name).name)
     process = Process(rank=int(match[1]) if match else None)
-    note = "PyTorch's annotation files name no process, kernels or edges: only node ids tell what belongs together"
-    return GraphLabels(name, process, tuple(labels), graphs=graphs, notes=(note,))
+    return GraphLabels(name, process, tuple(labels), graphs=graphs)
 
 
 def _loaded(content: bytes, name: str) -> object:

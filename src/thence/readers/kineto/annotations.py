@@ -55,9 +55,9 @@ _OF_KINETO = frozenset(
         "est. achieved occupancy %", "occupancy", "graph id", "graph node id", "priority", "channel",
         "channel_type", "bytes", "memory bandwidth (GB/s)", "fromDevice", "inDevice", "toDevice",
         "fromContext", "inContext", "toContext", "copy kind", "src kind", "dst kind", "memory kind",
-        "kernel_file", "cuda event", "host fn", "host fn addr", "value", "Comms Id", "Rank",
+        "flags", "cuda event", "host fn", "host fn addr", "value", "Comms Id", "Rank",
         "Input Tensors start", "Output Tensors start", "Global rank start", "Global rank stride",
-        "Is asynchronized op", "device_type", "flops", "launch type", _MOVED,
+        "Is asynchronized op", _MOVED,
     )
 )  # fmt: skip
 _NUMBERS = frozenset(("grid", "block", "bytes", "device", "context", "queued", "cluster"))
