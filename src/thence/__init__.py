@@ -22,6 +22,7 @@ from thence.errors import (
     ThenceError,
     UnknownFormat,
     UsageError,
+    WrongArgument,
 )
 from thence.version import __version__
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.frameworks import jax as jax
     from thence.frameworks import torch as torch
+    from thence.marks import captured_nodes as captured_nodes
     from thence.marks import mark as mark
     from thence.marks import save_labels as save_labels
     from thence.opening import open_trace as open
@@ -51,7 +53,9 @@ __all__ = [
     "Trace",
     "UnknownFormat",
     "UsageError",
+    "WrongArgument",
     "__version__",
+    "captured_nodes",
     "mark",
     "measure",
     "open",
@@ -73,6 +77,7 @@ _LATER = {
     "Schedule": ("thence.recorder.options", "Schedule"),
     "Summary": ("thence.analysis.summary", "Summary"),
     "Trace": ("thence.trace", "Trace"),
+    "captured_nodes": ("thence.marks", "captured_nodes"),
     "mark": ("thence.marks", "mark"),
     "measure": ("thence.timing.measure", "measure"),
     "open": ("thence.opening", "open_trace"),

@@ -7,6 +7,7 @@ ThenceError                 exit code 2
  +-- MissingData            the trace is valid, but lacks data that the analysis needs
  +-- MissingRequirement     something that is not installed, or too old
  +-- UsageError             the request is invalid for any input
+      +-- WrongArgument     an argument of a Python call; a ValueError as well
 
 A message names the file, says what was expected, and what to do. Only ``thence.cli`` prints them.
 """
@@ -21,6 +22,7 @@ __all__ = [
     "ThenceError",
     "UnknownFormat",
     "UsageError",
+    "WrongArgument",
 ]
 
 
@@ -60,3 +62,7 @@ class MissingRequirement(ThenceError):
 
 class UsageError(ThenceError):
     """The request makes no sense as it stands, whatever the input."""
+
+
+class WrongArgument(UsageError, ValueError):
+    """An argument of a Python call makes no sense: also what Python itself would raise."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
+from thence.analysis.annotation_table import annotation_table
 from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, default_kind, flame
+from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
@@ -35,17 +37,14 @@ from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eag
 from thence.errors import MissingData, UsageError
 from thence.model.places import LANES, PLACES, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
+from thence.pictures import Pictures
 from thence.readers.label_files import read_labels
-from thence.writers.page import plots
 from thence.writers.page.report_page import report_html
-from thence.writers.page.timeline_figure import timeline_figure
 from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-
-    import plotly.graph_objects as go
 
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
@@ -56,7 +55,7 @@ __all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Pictures):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
@@ -166,6 +165,11 @@ class Trace:
         """Whether the whole trace, whatever is selected, can carry figures: findings, and what was not checked."""
         return check(self.tables)
 
+    @cached_property
+    def annotations(self) -> pl.DataFrame:
+        """What marks say beside their names, a typed column for each field; see `annotation_table`."""
+        return annotation_table(self.attributed)
+
     @property
     def graph_coverage(self) -> Coverage:
         """How much of what ran in CUDA graphs has a label, and by which rule."""
@@ -175,6 +179,14 @@ class Trace:
         """What ran in CUDA graphs, per stream as recorded and per lane as labelled."""
         return graph_lanes(self.timeline(("lane",), clocks="recorded"))
 
+    def graph_edges(self) -> pl.DataFrame:
+        """The edges of captured CUDA graphs, from their labels; see `thence.analysis.graph_edges`.
+
+        Raises:
+            MissingData: no labels with edges were joined.
+        """
+        return graph_edges(self.tables.graph_labels)
+
     def label(
         self,
         labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
@@ -183,8 +195,8 @@ class Trace:
         """The same trace with labels on what ran in CUDA graphs; `graph_coverage` says on how much.
 
         Args:
-            labels: what `thence.save_labels` wrote in the process of this trace, or a pickled
-                annotation file of PyTorch; several for several ranks.
+            labels: what `thence.save_labels` wrote in the process of this trace, or an annotation
+                file of PyTorch, whose name says the rank; several for several ranks.
             eager: a trace of the same code run without graphs, to take the places of its kernels from
                 where ``labels`` are not given.
 
@@ -378,56 +390,12 @@ class Trace:
         """
         return report_html(self.report())
 
-    def plot_timeline(self) -> go.Figure:
-        """Every stream over time, as a Plotly figure like all that follow."""
-        return timeline_figure(self.overview())
-
-    def plot_by(self, by: str = "kernel", top: int = 15) -> go.Figure:
-        """The largest rows of ``summary(by)``."""
-        return plots.by_figure(self.summary(by), top)
-
-    def plot_flame(self, by: str | None = None) -> go.Figure:
-        """The flame graph; ``thence flame`` writes one that searches and filters."""
-        return plots.flame_figure(self.flame(by))
-
-    def plot_streams(self) -> go.Figure:
-        """Time of each stream by group of kernels."""
-        return plots.groups_figure(self.streams())
-
-    def plot_concurrency(self) -> go.Figure:
-        """How long one, two or more streams of each device were busy at once."""
-        return plots.concurrency_figure(self.streams())
-
-    def plot_bandwidth(self) -> go.Figure:
-        """Bus bandwidth of collectives against message size."""
-        return plots.bandwidth_figure(self.collective_times())
-
-    def plot_waits(self) -> go.Figure:
-        """How long collectives waited for the last device that they need."""
-        return plots.waits_figure(self.collective_times())
-
-    def plot_stragglers(self) -> go.Figure:
-        """Which device of which rank the others waited for."""
-        return plots.stragglers_figure(self.collective_times())
-
-    def plot_programs(self) -> go.Figure:
-        """Active and idle time of XLA programs."""
-        return plots.programs_figure(self.program_times())
-
-    def plot_spread(self) -> go.Figure:
-        """Spread of durations against their mean, for each computation."""
-        return plots.spread_figure(self.spread())
-
-    def plot_compile(self) -> go.Figure:
-        """Compile time by phase."""
-        return plots.compile_figure(self.compile_times())
-
     @property
     def _inputs(self) -> str:
         return ", ".join(self.meta.inputs)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """Runs an SQL query over the tables gpu, host, places, activities, collectives, threads, programs.
+        """Runs an SQL query over gpu, host, places, activities, annotations, collectives, threads, programs.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
@@ -435,7 +403,16 @@ class Trace:
         Raises:
             UsageError: the query is no valid SQL, or names something that there is not.
         """
-        names = ("gpu", "host", "places", "activities", "collectives", "threads", "programs")
+        names = (
+            "gpu",
+            "host",
+            "places",
+            "activities",
+            "annotations",
+            "collectives",
+            "threads",
+            "programs",
+        )
         return answer({name: getattr(self, name) for name in names if name in query}, query)
 
     def self_check(self) -> None:

@@ -24,6 +24,11 @@ JAX = DATA / "jax"
 
 NAMES = {
     "GEMM": [
+        "ampere_bf16_s16816_tn_128x64_ldg8_f2f",
+        "ampere_s16816_128x128_nn",
+        "turing_h1688_nt",
+        "input_dot_fusion",
+        "loop_convert_dot_fusion.2",
         "nvjet_sm90_tst_128x64_64x8_1x2_h_bz_NNT",
         "ampere_sgemm_128x64_nn",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_nn_align8>(Params)",
@@ -64,6 +69,7 @@ NAMES = {
         "wrapped_convert_10",
         "loop_convert_reduce_precision_fusion",
         "loop_transpose_multiply_fusion",
+        "loop_dotted_line_fusion",
     ],
     "reduction": [
         "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16>>()",

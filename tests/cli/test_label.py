@@ -140,6 +140,37 @@ def test_eager_traces_and_perfetto(tmp_path: Path) -> None:
     assert b"aten::native_layer_norm" in content
 
 
+def test_edges_are_shown_on_request(labels: Path) -> None:
+    truth = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())
+    edges = sorted((a & 0xFFFFFFFF, b & 0xFFFFFFFF) for a, b in truth["edges"])
+    of_node = {node["id"] & 0xFFFFFFFF: node["label"] for node in truth["nodes"]}
+    base = ["label", WITHOUT_IDS, "--labels", labels]
+    shown = json.loads(run_thence(*base, "--edges", "--format", "json").stdout)["edges"]
+    assert [(edge["node"], edge["next_node"]) for edge in shown] == edges
+    for edge in shown:
+        assert (edge["label"], edge["next_label"]) == (
+            of_node[edge["node"]],
+            of_node[edge["next_node"]],
+        )
+    assert "edges" not in json.loads(run_thence(*base, "--format", "json").stdout)
+    lines = run_thence(*base, "--edges").stdout.decode()
+    assert "graph 1: 0 " in lines
+    refused = run_thence("label", WITHOUT_IDS, "--eager", EAGER, "--edges")
+    assert refused.returncode == 2
+    assert b"no labels with the edges of a CUDA graph" in refused.stderr
+
+
+def test_an_eager_run_without_labels_gives_operators(tmp_path: Path) -> None:
+    document = json.loads(unzipped(EAGER))
+    events = [e for e in document["traceEvents"] if "user_annotation" not in e.get("cat", "")]
+    (tmp_path / "eager.json").write_text(json.dumps({**document, "traceEvents": events}))
+    base = ["label", WITHOUT_IDS, "--eager", tmp_path / "eager.json"]
+    shown = json.loads(run_thence(*base, "--format", "json").stdout)
+    assert (shown["labelled"], shown["places"]["op"]) == (0, 240)
+    assert shown["rules"] == {"eager_alignment": 240}
+    assert "240 have an operator" in " ".join(run_thence(*base).stdout.decode().split())
+
+
 def test_labels_beside_the_trace_need_no_option(tmp_path: Path, labels: Path) -> None:
     (tmp_path / "trace.json.gz").write_bytes(WITHOUT_IDS.read_bytes())
     refused = run_thence("label", tmp_path / "trace.json.gz")

@@ -72,3 +72,43 @@ def test_the_decorator_says_what_is_missing_where_it_is_used(
     decorate = thence.jax.on_stream(n=1)
     with pytest.raises(thence.MissingRequirement):
         decorate(abs)
+
+
+HLO = """\
+HloModule jit_layer, is_scheduled=true, entry_computation_layout={(bf16[64,64]{1,0})->bf16[64,64]{1,0}}
+
+%side.1 (p.1: bf16[64,64], p.2: bf16[64,64]) -> bf16[64,64] {
+  %p.1 = bf16[64,64]{1,0} parameter(0)
+  %p.2 = bf16[64,64]{1,0} parameter(1)
+  ROOT %custom-call.3 = (bf16[64,64], s8[4096]) custom-call(%p.1, %p.2), custom_call_target="te_gemm_ffi"
+}
+
+%async_computation (q.1: bf16[64,64], q.2: bf16[64,64]) -> bf16[64,64] {
+  %q.1 = bf16[64,64]{1,0} parameter(0)
+  %q.2 = bf16[64,64]{1,0} parameter(1)
+  ROOT %call.2 = bf16[64,64]{1,0} call(%q.1, %q.2), to_apply=%side.1
+}
+
+ENTRY %main.9 (Arg_0.1: bf16[64,64]) -> bf16[64,64] {
+  %Arg_0.1 = bf16[64,64]{1,0} parameter(0)
+  %custom-call.1 = (bf16[64,64], s8[4096]) custom-call(%Arg_0.1, %Arg_0.1), custom_call_target="te_gemm_ffi"
+  %call-start = ((bf16[8,8]), bf16[8,8]) async-start(%x), calls=%async_computation, frontend_attributes={ANNOTATION}
+  %call-done = bf16[64,64]{1,0} async-done(%call-start)
+  ROOT %custom-call.5 = bf16[64,64]{1,0} custom-call(%call-done), custom_call_target="te_norm_ffi"
+}
+"""
+
+
+def test_custom_calls_are_counted_with_and_without_the_stream_annotation() -> None:
+    with_it = HLO.replace("ANNOTATION", '_xla_stream_annotation="1"')
+    assert thence.jax.custom_calls(with_it) == [
+        *[("te_gemm_ffi", None, 1), ("te_gemm_ffi", 1, 1)],
+        ("te_norm_ffi", None, 1),
+    ]
+    without = thence.jax.custom_calls(HLO.replace("ANNOTATION", ""))
+    assert without == [("te_gemm_ffi", None, 2), ("te_norm_ffi", None, 1)]
+
+
+def test_custom_calls_need_a_compiled_program() -> None:
+    with pytest.raises(thence.UsageError, match="custom_calls needs the compiled program"):
+        thence.jax.custom_calls(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -192,6 +193,19 @@ def test_both_generations_of_mosaic(counts_header: bool) -> None:
     wrong = description(4, 4, flavour=other, words_per_trace=12)
     with pytest.raises(thence.DamagedInput, match=f"that is the layout '{flavour}', not '{other}'"):
         decode(mosaic_buffer(traces, 12, counts_header=counts_header), wrong)
+
+
+def test_the_old_layout_with_an_even_number_of_entries_as_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "inside.md").read_text()
+    (example,) = [line for line in text.splitlines() if '"flavour": "mosaic-2024"' in line]
+    spec = json.loads(example)
+    about = Description.from_json(spec)
+    assert (about.flavour, about.capacity, about.trace_words) == ("mosaic-2024", 62, 128)
+    count = about.traces
+    traces = [Trace(ranges((LOAD, 0, 50 + n))) for n in range(count)]
+    decoded = decode(mosaic_buffer(traces, 128, counts_header=True), about, clock_ghz=1.0)
+    assert decoded.ranges.height == count == 132 * 2
+    assert set(decoded.ranges["name"].cast(str)) == {"load"}
 
 
 def test_mosaic_numbers_blocks_with_x_slowest() -> None:

@@ -109,6 +109,8 @@ def test_nodes_get_the_mark_that_was_open_when_they_were_made(setting) -> None:
     assert captured["nodes"]["grid"][2] is None
     assert captured["nodes"]["grid"][3] == (3, 1, 1)
     assert captured["edges"] == [(n, n + 1) for n in range(5)]
+    assert setting.graphs.count() == (1, 6, 5)  # k4 has none
+    assert str(setting.graphs.count()) == "5 of 6 nodes in 1 captured graphs have a label"
 
 
 def test_a_scope_holds_for_streams_that_join_later(setting) -> None:

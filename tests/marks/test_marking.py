@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from thence.marks import listen, unlisten
 from thence.marks.frames import LOG_LIMIT, Log, label_of, top
 from thence.marks.marking import LibraryMark
 from thence.marks.watching import Watch
+from thence.recorder.graph_labels import write_whole
+from thence.recorder.names import Names
+from thence.recording.mark_log import MarkLog
 
 
 @pytest.fixture
@@ -308,3 +312,47 @@ def test_saving_without_a_capture_says_why(tmp_path) -> None:
     )
     assert "no CUDA graph was captured" in run.stdout
     assert not (tmp_path / "labels.json").exists()
+
+
+def test_lanes_known_by_number_are_text_and_stream_is_pytorchs_word_for_them() -> None:
+    assert thence.mark("a", lane=62).lane == thence.mark("a", stream=62).lane == "62"
+    assert thence.mark("a", lane="side").lane == thence.mark("a", stream="side").lane == "side"
+    assert thence.mark("a", layer=3).lane is None
+    assert thence.mark("a", stream=62, layer=3).metadata == {"layer": 3}
+
+
+@pytest.mark.parametrize(
+    "words", [{"lane": 1.5}, {"lane": []}, {"stream": object()}, {"lane": True}]
+)
+def test_a_lane_that_is_neither_name_nor_number_is_refused_at_once(
+    words: dict[str, object],
+) -> None:
+    with pytest.raises(ValueError, match="a lane is a name or a number"):
+        thence.mark("a", **words)  # type: ignore[arg-type]
+    with pytest.raises(thence.UsageError, match="give one of them"):
+        thence.mark("a", lane="x", stream=62)
+
+
+class Silent:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_a_value_that_cannot_be_shown_costs_neither_its_mark_nor_another(tmp_path) -> None:
+    with thence.mark("bad \ud800", value=Silent(), layer=3):
+        label = label_of(top.get(), set())
+    assert label is not None
+    assert json.loads(label.metadata) == {"value": "<Silent>", "layer": 3}
+    write_whole(tmp_path / "labels.json", {"labels": [label._asdict(), {"path": ["good"]}]})
+    read = json.loads((tmp_path / "labels.json").read_bytes())["labels"]
+    assert (read[0]["path"], read[1]["path"]) == (["bad ?"], ["good"])
+
+
+def test_bad_marks_cost_a_recording_nothing() -> None:
+    log, names = MarkLog(), Names()
+    log.opened(1, "good", None, {})
+    log.opened(2, "bad", "62", {"value": Silent()})
+    log.opened(3, "worse \ud800", None, {"self": [Silent()]})
+    assert len(log.take(names)["marks"]["serial"]) == 3

@@ -55,6 +55,12 @@ def test_the_columns_of_the_file_become_labels_nodes_and_edges(tmp_path: Path) -
     assert graph.edges.tolist() == [[0, 1]]
 
 
+def test_a_lane_that_an_older_thence_wrote_as_a_number_is_a_lane(tmp_path: Path) -> None:
+    document = small().document()
+    document["labels"][0] |= {"lane": 62}
+    assert read_labels(written(tmp_path / "labels.json", document)).labels[0].lane == "62"
+
+
 def test_gzipped_labels_are_read_too(tmp_path: Path) -> None:
     path = tmp_path / "labels.json.gz"
     path.write_bytes(gzip.compress(json.dumps(small().document()).encode()))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import polars as pl
 
 from thence.model.tables import GPU, HOST, Meta, Tables
 from thence.readers.label_files import read_labels
@@ -195,3 +198,21 @@ def truth_document(truth: Path, trace: Path, pid: int) -> dict[str, Any]:
     graph["nodes"]["block"] = [args["block"] for args in arguments]
     graph["nodes"]["shared_memory"] = [None] * len(arguments)
     return document
+
+
+def as_eager(tables: Tables, labels: list[str]) -> Tables:
+    """The same launches one by one, each in a range of its own."""
+    calls = tables.host.with_columns(name=pl.lit("cudaLaunchKernel").cast(pl.Categorical()))
+    ranges = calls.with_columns(
+        category=pl.lit("range", calls.schema["category"]),
+        name=pl.Series(labels, dtype=pl.Categorical()),
+        start=pl.col("start") - 1,
+        duration=pl.lit(5, pl.Int64),
+        correlation=pl.lit(None, pl.Int64),
+    )
+    rows = [row for pair in zip(ranges.rows(), calls.rows(), strict=True) for row in pair]
+    host = pl.DataFrame(rows, schema=calls.schema, orient="row")
+    parent = [None if row % 2 == 0 else row - 1 for row in range(host.height)]
+    return dataclasses.replace(
+        tables, host=host.with_columns(parent=pl.Series(parent, dtype=pl.Int32))
+    )

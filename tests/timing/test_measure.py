@@ -124,6 +124,15 @@ def test_cupti_adds_up_the_kernels(fake: FakeCupti, torch: Any) -> None:
 
 
 @pytest.mark.usefixtures("torch")
+def test_cupti_can_be_left_loaded_for_the_next_measurement(fake: FakeCupti) -> None:
+    measured = thence.measure(Program(fake, TWO), finalize=False)
+    for _ in range(2):
+        assert measured(Tensor())[1] == pytest.approx(1.0025)
+    assert "finalize" not in fake.calls
+    assert fake.calls.count("unsubscribe") == fake.calls.count("subscribe") == 2
+
+
+@pytest.mark.usefixtures("torch")
 def test_without_aggregation_there_is_a_list_in_order_of_start(fake: FakeCupti) -> None:
     _, kernels = thence.measure(Program(fake, TWO[::-1]), aggregate=False)(Tensor())
     assert [name for name, _ in kernels] == ["add(float*)", "gemm"]
@@ -314,13 +323,15 @@ def test_the_function_keeps_its_name() -> None:
         (abs, {"iterations": 1.5}, r"1 or more, not 1\.5"),
         (abs, {"iterations": True}, "1 or more"),
         (abs, {"mode": "events", "aggregate": False}, "cannot tell kernels apart"),
+        (abs, {"mode": "events", "finalize": False}, "uses no CUPTI"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(
     f: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(thence.UsageError, match=message):
+    with pytest.raises(thence.UsageError, match=message) as raised:
         thence.measure(f, **options)
+    assert isinstance(raised.value, ValueError)  # as jax's own measure raises
 
 
 def test_without_a_framework_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

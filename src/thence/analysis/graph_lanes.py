@@ -27,8 +27,9 @@ class GraphLanes:
     """Totals of the activities in CUDA graphs; sums of durations, so rows add up.
 
     Attributes:
-        streams: columns stream (text; with rank and device where there are several), count and total_ns.
-        lanes: columns lane, count and total_ns, the longest first.
+        streams: columns stream (text; with rank and device where there are several), count, kernels (of
+            them) and total_ns.
+        lanes: columns lane, count, kernels and total_ns, the longest first.
     """
 
     streams: pl.DataFrame
@@ -44,11 +45,15 @@ def graph_lanes(timeline: Timeline) -> GraphLanes:
     gpu = timeline.trace.gpu
     rows = np.flatnonzero(in_cuda_graph(timeline.trace) & gpu["program"].is_null().to_numpy())
     frame = gpu.select(
-        "rank", "device", "stream", "duration",
+        "rank", "device", "stream", "duration", kernel=pl.col("kind") == "kernel",
         lane=timeline.lanes["lane"].cast(pl.String),
         label=timeline.trace.places["label"].cast(pl.String),
     )[rows].with_columns(lane=pl.coalesce("lane", "label", pl.lit(NO_LANE)))  # fmt: skip
-    totals = (pl.len().cast(pl.Int64).alias("count"), pl.col("duration").sum().alias("total_ns"))
+    totals = (
+        pl.len().cast(pl.Int64).alias("count"),
+        pl.col("kernel").sum().cast(pl.Int64).alias("kernels"),
+        pl.col("duration").sum().alias("total_ns"),
+    )
     where = ("rank", "device", "stream")
     streams = frame.group_by(where).agg(totals).sort(where)
     single_device = streams.select("rank", "device").unique().height <= 1
@@ -56,4 +61,4 @@ def graph_lanes(timeline: Timeline) -> GraphLanes:
     if not single_device:
         name = pl.format("rank {}, device {}: {}", *where)
     lanes = frame.group_by("lane").agg(totals).sort("total_ns", "lane", descending=[True, False])
-    return GraphLanes(streams.select(name.alias("stream"), "count", "total_ns"), lanes)
+    return GraphLanes(streams.select(name.alias("stream"), "count", "kernels", "total_ns"), lanes)

@@ -67,6 +67,9 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?i)^C(?:ustom_C)?ijk_|conv(?:olve|olution|_?[123]d)|implicit_con|[wd]grad|winograd",
     ),
     ("GEMM", r"(?i)(?:^|_)(?:add|b|baddb|scaled_)?mm(?:_|$)|^triton_tem_|^dot(?:[._]\d+)?$"),
+    # cuBLAS names its oldest kernels by GPU, types and shape of the tensor cores alone.
+    ("GEMM", r"(?i)^(?:maxwell|volta|turing|ampere|hopper)_\w*s?(?:884|1688|16816)_"),
+    ("GEMM", r"^(?:loop|input|wrapped)_(?:\w+_)?dot(?:_general)?(?:_fusion)?(?:[._]\d+)*$"),
     # XLA: loop_, input_ and wrapped_ fusions carry the names of the ops they are made of.
     (COPY, rf"^(?:(?:loop|input|wrapped)_)?(?:(?:{_MOVES})_?)+(?:fusion)?(?:[._]\d+)*$"),
     (_OTHER, r"^(?:loop|input|wrapped)_(?:\w+_)?(?:scatter|sort)(?:_|$)"),

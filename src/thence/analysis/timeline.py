@@ -35,6 +35,7 @@ of copies and sets, and the message sizes of collectives, that run. Bus bandwidt
 collectives that run of what each achieves on average (see `thence.analysis.communication`)."""
 
 _KEY = ("rank", "device")
+_MOST_NAMES = 3  # of marks behind the number of a lane
 _COUNTERS_SCHEMA = {
     "rank": pl.Int32,
     "device": pl.Int32,
@@ -130,8 +131,32 @@ def _lane_names(kind: str, trace: Attributed) -> pl.Series:
     joined = rows.join(described, on="gpu", how="left", maintain_order="left")
     if kind != "lane":
         return joined["name"].cast(pl.Categorical())
-    marked = joined.with_columns(lane=trace.places["lane"].cast(pl.String))
+    named = _named_by_marks(trace.places["lane"], trace.places["label"])
+    marked = joined.with_columns(lane=named)
     return marked.select(pl.coalesce("lane", "name")).to_series().cast(pl.Categorical())
+
+
+def _named_by_marks(lanes: pl.Series, labels: pl.Series) -> pl.Series:
+    """Lanes as text; those known by a number alone followed by what is on them: ``62 (attention)``."""
+    lane, label = pl.col("lane"), pl.col("label")
+    pairs = pl.DataFrame({"lane": lanes, "label": labels}).unique(maintain_order=True)
+    innermost = label.cast(pl.String).str.split("/").list.last()
+    names = (
+        pairs.select(lane.cast(pl.String), innermost)
+        .filter(lane.str.contains(r"^\d+$"), label.is_not_null())
+        .unique(maintain_order=True)
+        .group_by("lane", maintain_order=True)
+        .agg(label.head(_MOST_NAMES).str.join(", "), more=pl.len() > _MOST_NAMES)
+        .with_columns(
+            name=pl.format(
+                "{} ({}{})",
+                lane,
+                label,
+                pl.when("more").then(pl.lit(", ...")).otherwise(pl.lit("")),
+            )
+        )
+    )
+    return lanes.cast(pl.String).replace(names["lane"], names["name"])
 
 
 def counters(trace: Attributed) -> pl.DataFrame:

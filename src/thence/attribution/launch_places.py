@@ -136,7 +136,8 @@ def _below_launch(
     A captured label that already starts with that path is used as it is.
     """
     named = around_rule.is_in(["launch_ranges", "forward_op"]) & around.is_not_null()
-    below = named & label.is_not_null() & (rule != "eager_alignment").fill_null(value=False)
+    from_eager = rule.cast(pl.String).str.starts_with("eager").fill_null(value=True)
+    below = named & label.is_not_null() & ~from_eager
     if not below.any():
         return label
     pairs = pl.DataFrame({"around": around, "label": label, "below": below})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -20,6 +21,10 @@ from thence.errors import MissingData, UsageError
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import polars as pl
+
     from thence.trace import Trace
 
 __all__ = ["command"]
@@ -33,24 +38,58 @@ Examples:
   thence label replay.json.gz --eager eager.json.gz -o labelled.json.gz  no labels: an eager run of the same code
   thence label replay.json.gz --labels labels.json                       only say what can be labelled
   thence label traces/ -o labelled.pftrace                               labels that lie beside the traces
+  thence label replay.json.gz --labels labels.json --edges               which node waits for which
 
-Labels come from thence.save_labels() at the end of the program that captured the graphs, or are the
-annotation files that PyTorch 2.12 to 2.14 pickles. Every kernel says how it got its label: by the
-graph node's id, or by alignment to the captured graph or the eager run. The exit code is 2, and nothing is
-written, if nothing fits.
+Labels come from thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
+annotation files (kernel_annotations_rank0_fwd.pkl or .json: the name says the rank). These are found
+beside a trace or one folder up, and traces that PyTorch annotated itself need none. Every kernel says how it
+got its label: by the graph node's id, or by alignment to the captured graph or the eager run. The exit code
+is 2, and nothing is written, if nothing fits.
 """
+
+
+class _Sources(NamedTuple):
+    """Where labels come from.
+
+    Attributes:
+        labels: files saved at capture.
+        eager: traces of a run without graphs.
+    """
+
+    labels: tuple[str, ...]
+    eager: tuple[str, ...]
+
+
+def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--labels`` and ``--eager``, as one parameter ``sources``."""
+
+    @functools.wraps(command)
+    def called(labels: tuple[str, ...], eager: tuple[str, ...], **given: Any) -> Any:
+        if labels and eager:
+            raise UsageError("labels come from --labels or from --eager, one of the two")
+        return command(sources=_Sources(labels, eager), **given)
+
+    wrapped: Callable[..., Any] = called
+    for option in (
+        click.option(
+            "--eager", multiple=True, metavar="TRACE", type=click.Path(),
+            help="Trace of the same code run without graphs, to take labels, ops, modules and sources from.",
+        ),
+        click.option(
+            "--labels", multiple=True, metavar="PATH", type=click.Path(),
+            help="Labels saved at capture. Repeatable, for several ranks.",
+        ),
+    ):  # fmt: skip
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @click.command("label", epilog=_EXAMPLES)
 @trace_options("own")
+@_source_options
 @click.option(
-    "--labels", multiple=True, metavar="PATH", type=click.Path(),
-    help="Labels saved at capture. Repeatable, for several ranks.",
-)  # fmt: skip
-@click.option(
-    "--eager", multiple=True, metavar="TRACE", type=click.Path(),
-    help="Trace of the same code run without graphs, to take labels, ops, modules and sources from.",
-)  # fmt: skip
+    "--edges", is_flag=True, help="Also show the edges of the captured graphs, from the labels."
+)
 @output_option(
     "File ending in .json, .json.gz or .pftrace. Without it nothing is written.", metavar="OUT"
 )
@@ -58,25 +97,23 @@ written, if nothing fits.
 @choice_option("--format", "form", choices=("table", "json"), meaning="Of the summary.")
 def command(
     inputs: Inputs,
-    labels: tuple[str, ...],
-    eager: tuple[str, ...],
+    sources: _Sources,
+    edges: bool,  # noqa: FBT001 - click passes it by name
     output: str | None,
     force: bool,  # noqa: FBT001 - click passes it by name
     form: str,
 ) -> None:
     """Give kernels that ran in CUDA graphs their labels back."""
-    if labels and eager:
-        raise UsageError("labels come from --labels or from --eager, one of the two")
     if output is not None:
         if not output.lower().endswith(_ENDINGS):
             raise UsageError(f"{output}: must end in {', '.join(_ENDINGS)}")
         check_output(output, force=force)  # before anything is read
-    check_inputs((*labels, *eager))
+    check_inputs((*sources.labels, *sources.eager))
     recorded = inputs.open()
-    if labels:
-        trace = recorded.label(list(labels))
-    elif eager:
-        trace = recorded.label(eager=Inputs(eager).open())
+    if sources.labels:
+        trace = recorded.label(list(sources.labels))
+    elif sources.eager:
+        trace = recorded.label(eager=Inputs(sources.eager).open())
     else:
         trace = recorded
         if not trace.graph_coverage.labelled:
@@ -86,7 +123,7 @@ def command(
             )
     if output is not None:
         _write(trace, inputs.paths, output)
-    _show(trace, output, form)
+    _show(trace, output, form, trace.graph_edges() if edges else None)
 
 
 def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
@@ -103,7 +140,7 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
     trace.write(output, lanes=("lane", "label"))
 
 
-def _show(trace: Trace, output: str | None, form: str) -> None:
+def _show(trace: Trace, output: str | None, form: str, edges: pl.DataFrame | None) -> None:
     """Prints the coverage, and the kernels in graphs per recorded stream and per labelled lane."""
     covered = trace.graph_coverage
     lanes = trace.graph_lanes()
@@ -114,6 +151,7 @@ def _show(trace: Trace, output: str | None, form: str) -> None:
             **covered.to_json(),
             "streams": lanes.streams.to_dicts(),
             "lanes": lanes.lanes.to_dicts(),
+            **({} if edges is None else {"edges": edges.to_dicts()}),
             "warnings": list(trace.meta.warnings),
         }
         print_json(document)
@@ -123,11 +161,14 @@ def _show(trace: Trace, output: str | None, form: str) -> None:
     from thence.writers.text.frame_table import frame_table
 
     screen = console()
-    headings = {"count": "activities", "total_ns": "total"}
+    headings = {"count": "activities", "kernels": "kernels", "total_ns": "total"}
     for frame, first in ((lanes.streams, "stream"), (lanes.lanes, "lane")):
         print_table(
             screen, frame_table(frame, {first: f"{first} (in graphs)", **headings}, screen.width)
         )
+    if edges is not None:
+        for line in _edge_lines(edges):
+            print_table(screen, Text(line))
     rules = "; ".join(f"{n:,} by {text_of(rule)}" for rule, n in covered.rules.items())
     lines = [f"{covered}", f"how: {rules}" if rules else ""]
     if covered.confidence is not None:
@@ -138,3 +179,16 @@ def _show(trace: Trace, output: str | None, form: str) -> None:
         print_table(screen, Text(line))
     for warning in trace.meta.warnings:
         print_table(screen, Text(warning, "dim"))
+
+
+def _edge_lines(edges: pl.DataFrame) -> Iterator[str]:
+    """One line for each edge, with short names of the kernels."""
+    from thence.model.kernel_names import short_names
+
+    short = short_names({*edges["kernel"].to_list(), *edges["next_kernel"].to_list()})
+    for edge in edges.iter_rows(named=True):
+        ends = (
+            f"{edge[f'{side}node']} {short[edge[f'{side}kernel']]} ({edge[f'{side}label'] or 'no label'})"
+            for side in ("", "next_")
+        )
+        yield f"graph {edge['graph']}: {' -> '.join(ends)}"

@@ -13,7 +13,8 @@ _SQL_WIDTH = 200
 """What was asked for is shown, also where the terminal has to wrap it."""
 
 _EXAMPLES = """\b
-Tables: gpu, host, places, activities (gpu and places side by side), collectives, threads, programs.
+Tables: gpu, host, places, activities (gpu and places side by side), annotations
+(metadata of marks, a column for each field), collectives, threads, programs.
 Times are ns.
 
 \b

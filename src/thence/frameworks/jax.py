@@ -8,7 +8,9 @@
     def layer(x, k0, k1, b):
         return dense(x, k0, b) + side(x, k1, b)  # two GEMMs, two streams
 
-    thence.jax.stream_of(layer.lower(x, k0, k1, b).compile())   # (1,)
+    compiled = layer.lower(x, k0, k1, b).compile()
+    thence.jax.stream_of(compiled)                              # (1,)
+    thence.jax.custom_calls(compiled)                           # [("te_gemm_ffi", None, 1), ("te_gemm_ffi", 1, 1)]
 
 XLA honours a stream annotation only where it sits on a call that is not inlined; on a bare op it has
 no effect. So the function becomes one call that carries ``_xla_stream_annotation`` and
@@ -27,18 +29,38 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thence.errors import MissingRequirement, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["on_stream", "stream_of"]
+__all__ = ["CustomCalls", "custom_calls", "on_stream", "stream_of"]
 
 _OLDEST = (0, 6)
 _START = re.compile(r" (?:call|async)-start\(")
 _ANNOTATION = re.compile(r'_xla_stream_annotation="([0-9]{1,9})"')
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) .*\{$")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)=\{?([%\w.\-, ]+)\}?"
+)
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+
+
+class CustomCalls(NamedTuple):
+    """Custom calls of one target in an optimized program.
+
+    Attributes:
+        target: such as ``te_gemm_ffi``.
+        stream: of XLA that it was annotated to; None without annotation.
+        calls: how many there are.
+    """
+
+    target: str
+    stream: int | None
+    calls: int
 
 
 def on_stream(f: Callable[..., Any] | None = None, n: int | None = None) -> Any:
@@ -92,14 +114,74 @@ def stream_of(compiled: Any) -> tuple[int, ...]:
     Raises:
         UsageError: it is something else, or its HLO is not to be had.
     """
+    starts = (line for line in _hlo(compiled, "stream_of").splitlines() if _START.search(line))
+    numbers = (found for line in starts if (found := _ANNOTATION.search(line)))
+    return tuple(sorted({int(number[1]) for number in numbers}))
+
+
+def custom_calls(compiled: Any) -> list[CustomCalls]:
+    """The custom calls of the optimized program, counted with and without a stream annotation.
+
+    A call counts as annotated where the annotation sits on it, or on a call of the computation that it
+    is in.
+
+    Args:
+        compiled: what ``jax.jit(f).lower(...).compile()`` returns, or the text of its HLO.
+
+    Returns:
+        by target and stream, those without annotation first.
+
+    Raises:
+        UsageError: it is something else, or its HLO is not to be had.
+    """
+    text = compiled if isinstance(compiled, str) else _hlo(compiled, "custom_calls")
+    computation = ""
+    found: list[tuple[str, int | None, str]] = []  # target, stream of its own, computation
+    calls: dict[
+        str, list[tuple[str, int | None]]
+    ] = {}  # who calls a computation, and on which stream
+    for line in text.splitlines():
+        if line[:1] not in (" ", "}", ""):
+            header = _COMPUTATION.match(line)
+            computation = header[1] if header else computation
+            continue
+        annotated = _ANNOTATION.search(line)
+        stream = int(annotated[1]) if annotated else None
+        for called in _CALLED.findall(line):
+            for name in called.split(","):
+                calls.setdefault(name.strip().lstrip("%"), []).append((computation, stream))
+        if target := _TARGET.search(line):
+            found.append((target[1], stream, computation))
+    counts = Counter(
+        (target, _inherited(stream, where, calls, frozenset())) for target, stream, where in found
+    )
+    rows = [CustomCalls(target, stream, count) for (target, stream), count in counts.items()]
+    return sorted(rows, key=lambda row: (row.target, -1 if row.stream is None else row.stream))
+
+
+def _inherited(
+    stream: int | None,
+    computation: str,
+    calls: dict[str, list[tuple[str, int | None]]],
+    seen: frozenset[str],
+) -> int | None:
+    """The stream of an instruction, or else of the nearest call around its computation."""
+    if stream is not None or computation in seen:
+        return stream
+    around = (
+        _inherited(of_call, caller, calls, seen | {computation})
+        for caller, of_call in calls.get(computation, ())
+    )
+    return next((found for found in around if found is not None), None)
+
+
+def _hlo(compiled: Any, who: str) -> str:
     text = compiled.as_text() if hasattr(compiled, "as_text") else None
     if not isinstance(text, str) or "HloModule" not in text:
         raise UsageError(
-            "stream_of needs the compiled program, jax.jit(f).lower(...).compile(), and its HLO"
+            f"{who} needs the compiled program, jax.jit(f).lower(...).compile(), and its HLO"
         )
-    starts = (line for line in text.splitlines() if _START.search(line))
-    numbers = (found for line in starts if (found := _ANNOTATION.search(line)))
-    return tuple(sorted({int(number[1]) for number in numbers}))
+    return text
 
 
 def _placing() -> Callable[[Callable[..., Any], int], Callable[..., Any]]:

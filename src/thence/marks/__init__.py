@@ -13,7 +13,7 @@ from thence.marks.captures import Captures, TorchStreams, patch_torch
 from thence.marks.compiling import follow_inductor, notice_imports
 from thence.marks.marking import mark
 from thence.marks.watching import Listener, watch
-from thence.recorder.graph_labels import LabelledGraphs, write_whole
+from thence.recorder.graph_labels import CapturedNodes, LabelledGraphs, write_whole
 
 if TYPE_CHECKING:
     import os
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Listener",
+    "captured_nodes",
     "listen",
     "mark",
     "save_known_labels",
@@ -40,6 +41,15 @@ def listen(listener: Listener) -> None:
 def unlisten(listener: Listener) -> None:
     """Tell it no longer."""
     watch.unlisten(listener)
+
+
+def captured_nodes() -> CapturedNodes:
+    """How many nodes the CUDA graphs captured in this process have, and how many of them have a label.
+
+    Returns:
+        graphs, nodes (kernels, copies and sets) and labelled; as text, a sentence.
+    """
+    return _graphs.count()
 
 
 def save_labels(path: str | os.PathLike[str]) -> None:

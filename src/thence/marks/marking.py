@@ -7,7 +7,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from thence.errors import UsageError
+from thence.errors import UsageError, WrongArgument
 from thence.marks.compiling import ends, opens
 from thence.marks.frames import numbers, task, thread, top
 from thence.marks.watching import watch
@@ -52,24 +52,32 @@ class mark:  # noqa: N801 - used like a function
 
     Args:
         name: what to call it.
-        lane: name of an extra lane that shows the work again, besides its real stream, in timelines made
-            with ``--lanes lane``.
+        lane: name or number of an extra lane that shows the work again, besides its real stream, in
+            timelines made with ``--lanes lane``. A number gets the names of what is on the lane behind it.
+        stream: the same, in the word that PyTorch's mark_kernels has for it; the work stays where it is.
         metadata: further facts to show with the work; numbers, strings and lists of them. Inner marks
             win over outer ones.
 
     Raises:
-        UsageError: the name is no text.
+        WrongArgument: the name is no text, the lane neither name nor number, or given in both words.
     """
 
     __slots__ = ("lane", "metadata", "name")
 
     from_library = False
 
-    def __init__(self, name: str, lane: str | None = None, **metadata: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        lane: str | int | None = None,
+        *,
+        stream: str | int | None = None,
+        **metadata: object,
+    ) -> None:
         if not isinstance(name, str):
-            raise UsageError(f'mark needs a name, as in thence.mark("attention"), not {name!r}')
+            raise WrongArgument(f'mark needs a name, as in thence.mark("attention"), not {name!r}')
         self.name = name
-        self.lane = lane
+        self.lane = None if lane is None and stream is None else _lane(lane, stream)
         self.metadata = metadata
 
     def __enter__(self) -> Self:
@@ -139,7 +147,7 @@ class mark:  # noqa: N801 - used like a function
         @functools.wraps(function)
         def marked(*args: Any, **kwargs: Any) -> Any:
             if watch.compiling():  # TorchDynamo enters only what it has seen being made
-                with mark(self.name, self.lane, **self.metadata):
+                with mark(self.name, self.lane, **self.metadata):  # type: ignore[arg-type]  # no lane among these
                     return function(*args, **kwargs)
             with self:
                 return function(*args, **kwargs)
@@ -164,6 +172,20 @@ class mark:  # noqa: N801 - used like a function
             watch.changed(top.get())
         for listener in watch.listeners:
             listener.closed(frame[1])
+
+
+def _lane(lane: object, stream: object) -> str:
+    """The lane that a mark asks for, as text."""
+    if lane is not None and stream is not None:
+        raise WrongArgument(f"lane={lane!r} and stream={stream!r} mean the same: give one of them")
+    wanted = stream if lane is None else lane
+    if isinstance(wanted, int) and not isinstance(wanted, bool):
+        return str(wanted)
+    if not isinstance(wanted, str):
+        raise WrongArgument(
+            f"a lane is a name or a number, not {wanted!r}; marks do not move work to other streams"
+        )
+    return wanted
 
 
 class LibraryMark(mark):

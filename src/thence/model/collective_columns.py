@@ -25,6 +25,11 @@ _ELEMENT_BYTES = {
     "Float8_e5m2": 1, "Float8_e4m3fn": 1, "Float8_e5m2fnuz": 1, "Float8_e4m3fnuz": 1,
     "Float8_e8m0fnu": 1, "Float4_e2m1fn_x2": 1, "UInt16": 2, "UInt32": 4, "UInt64": 8,
     "QInt8": 1, "QUInt8": 1, "QInt32": 4,
+    # The same as torch.dtype prints them, which annotations of CUDA graphs hold.
+    "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "float16": 2, "float32": 4, "float64": 8,
+    "complex32": 4, "complex64": 8, "complex128": 16, "bool": 1, "bfloat16": 2, "uint16": 2, "uint32": 4,
+    "uint64": 8, "float8_e5m2": 1, "float8_e4m3fn": 1, "float8_e5m2fnuz": 1, "float8_e4m3fnuz": 1,
+    "float8_e8m0fnu": 1, "float4_e2m1fn_x2": 1,
 }  # fmt: skip
 
 
@@ -45,8 +50,10 @@ def described(raw: Mapping[str, Any]) -> pl.DataFrame:
     frame = frame.with_columns(
         pl.col(*TEXTS).replace("", None), *(_known_number(name) for name in NUMBERS)
     ).with_columns(pl.col(*elements).clip(None, _MOST_ELEMENTS))
-    sizes = pl.col("element_type").replace_strict(
-        _ELEMENT_BYTES, default=None, return_dtype=pl.Int64
+    sizes = (
+        pl.col("element_type")
+        .str.strip_prefix("torch.")
+        .replace_strict(_ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
     )
     scatters = pl.col("collective").str.contains("reduce_scatter", literal=True)
     moved = pl.when(scatters).then("out_elements").otherwise("in_elements")

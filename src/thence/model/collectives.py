@@ -49,6 +49,8 @@ TEXTS = (
 NUMBERS = tuple(name for name in KINETO_KEYS if name not in TEXTS)
 """Columns that are whole numbers, none of them negative."""
 
+_SIZES = ("in_elements", "out_elements")
+_GROUPS = ("group_size", "group_name", "group_description", "group_ranks")
 _COLUMN_OF = {key: name for name, key in KINETO_KEYS.items()}
 
 
@@ -85,21 +87,43 @@ class CallFacts(dict[str, object]):
         self.shared = shared
 
 
-def split(metadata: Mapping[str, Any]) -> tuple[Collective | None, Mapping[str, Any]]:
+def split(
+    metadata: Mapping[str, Any], label: str | None = None
+) -> tuple[Collective | None, Mapping[str, Any]]:
     """Splits metadata into the collective it describes, or None, and the remaining members.
 
     Without the name of a collective there is none, and its words, such as dtype, may mean anything.
+    PyTorch's tutorial gives the sizes and the process group, and names the collective by the label: so
+    where there are both, and Kineto's name of the collective is not, the label is its name.
+
+    Args:
+        metadata: members under any names, `KINETO_KEYS` among them.
+        label: innermost name of the label that has the metadata.
     """
-    if not isinstance(metadata.get(KINETO_KEYS["collective"]), str):
-        return None, metadata
-    described: dict[str, Any] = {}
+    named = metadata.get(KINETO_KEYS["collective"])
+    if not isinstance(named, str):
+        if label is None or not (_has(metadata, _SIZES) and _has(metadata, _GROUPS)):
+            return None, metadata
+        named = label
+    described: dict[str, Any] = {"collective": named}
     rest: dict[str, Any] = {}
     for key, value in metadata.items():
         name = _COLUMN_OF.get(key)
         if name is None:
             rest[key] = value
-        elif name in TEXTS:
+        elif name in TEXTS[1:]:
             described[name] = None if value is None else str(value)
-        elif type(value) is int and 0 <= value < 1 << 62:
-            described[name] = value
+        elif name in NUMBERS and (number := _whole(value)) is not None:
+            described[name] = number
     return Collective(**described), rest
+
+
+def _has(metadata: Mapping[str, Any], columns: tuple[str, ...]) -> bool:
+    return any(metadata.get(KINETO_KEYS[name]) is not None for name in columns)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also as text, as annotated traces have it."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < 1 << 62 else None

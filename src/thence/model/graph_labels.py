@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from thence.model.collectives import Collective
 
-__all__ = ["NODES", "CapturedGraph", "GraphLabels", "Kernel", "Label", "Process"]
+__all__ = ["MODULE_KEYS", "NODES", "CapturedGraph", "GraphLabels", "Kernel", "Label", "Process"]
 
 NODES: Mapping[str, Any] = MappingProxyType(
     {
@@ -39,6 +39,9 @@ up as nodes are created. type: kernel, memcpy, memset, host, graph, empty, event
 conditional ... label, kernel: index in `GraphLabels.labels` and ``kernels``. grid, block: blocks and
 threads in x, y, z. shared_memory: dynamic bytes per block. parent: number of the child-graph node that
 holds it. A null means none, or not known."""
+
+MODULE_KEYS = ("module", "module_fqn")
+"""Members of metadata under which frameworks annotate the nn.Module."""
 
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
@@ -77,6 +80,12 @@ class Label:
     lane: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: _NO_METADATA)
     collective: Collective | None = None
+
+    @property
+    def module(self) -> str | None:
+        """The nn.Module that the metadata name."""
+        said = (self.metadata.get(key) for key in MODULE_KEYS)
+        return next((value for value in said if isinstance(value, str)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "graph_child": "order of the nodes inside a child graph",
         "graph_alignment": "alignment to the captured CUDA graph",
         "eager_alignment": "alignment to an eager run",
+        "eager_repetition": "alignment to an eager run that the CUDA graph holds several times",
+        "eager_kernel_name": "name of the kernel, which has a single label in the eager run",
         "in_trace": "label that the trace itself holds",
     }
 )

@@ -1,11 +1,12 @@
 """Labels of captured CUDA graphs: the JSON of `thence.save_labels()`, and PyTorch's annotation files.
 
-Label files are read as inputs of their own (`read`), by path (`read_labels`), or found in the folders of
-other inputs (`with_labels_beside`).
+Label files are read as inputs of their own (`read`), by path (`read_labels`), or found beside other inputs:
+labels in their folders (`with_labels_beside`), PyTorch's annotation files there or one folder up
+(`with_annotations_beside`).
 
 The JSON holds columns. The type, length and references of every field are checked, because files may
-come from other machines. PyTorch 2.12 to 2.14 pickle a dict of node id to annotations
-(torch/cuda/_graph_annotations.py): `thence.readers.plain_pickle` reads it without executing anything.
+come from other machines. PyTorch's files hold a dict of node id to annotations
+(`thence.readers.torch_annotations`); pickles are read without executing anything.
 """
 
 from __future__ import annotations
@@ -20,37 +21,44 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, InputError, UnknownFormat
-from thence.model.collectives import KINETO_KEYS, split
+from thence.model.collectives import split
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label, Process
 from thence.model.tables import Meta, Tables
-from thence.readers.plain_pickle import PickleRefused, load_plain
+from thence.readers import torch_annotations
 from thence.readers.source import STANDARD_INPUT, Source
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
-
-    from numpy.typing import NDArray
-__all__ = ["NAME", "PATTERNS", "read", "read_labels", "sniff", "with_labels_beside"]
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+__all__ = [
+    "NAME",
+    "PATTERNS",
+    "read",
+    "read_labels",
+    "sniff",
+    "with_annotations_beside",
+    "with_labels_beside",
+]
 
 _MOST_FILES = 1000  # of labels in one folder
 NAME = "labels of CUDA graphs (thence.save_labels)"
 PATTERNS = ("*labels*.json", "*labels*.json.gz")
 """Files of a directory that may be labels."""
 _FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _MOST_BYTES = 1 << 30
 _MOST_NODES = 20_000_000
-_LOW, _HIGH = (1 << 32) - 1, 32
+_LOW = (1 << 32) - 1
 _HOW = "thence.save_labels() at the end of the program writes it anew"
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Triple = tuple[_Size, _Size, _Size]
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a file that begins like this may hold labels in JSON."""
-    return head.lstrip()[:1] == b"{" and _FORMAT_KEY.search(head[:4096]) is not None
+    """Whether a file that begins like this may hold labels of CUDA graphs."""
+    return torch_annotations.sniff(head) or (
+        head.lstrip()[:1] == b"{" and _FORMAT_KEY.search(head[:4096]) is not None
+    )
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:
@@ -64,7 +72,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         DamagedInput: the file is cut or wrong.
         UnknownFormat: it is of a version that is not known.
     """
-    labels = _parsed(_content(source), source)
+    labels = _labels(source)
     progress(source.consumed)
     meta = Meta(inputs=(source.name,), formats=(NAME,))
     return Tables(graph_labels=(labels,), meta=meta)
@@ -94,7 +102,7 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         return GraphLabels(
             name,
             Process(**msgspec.structs.asdict(file.process)),
-            tuple(_label(x.path, x.phase, x.lane, x.metadata) for x in file.labels),
+            tuple(_label(label) for label in file.labels),
             tuple(Kernel(x.name, x.demangled) for x in file.kernels),
             tuple(_graph(graph, file) for graph in file.graphs),
             file.notes,
@@ -111,7 +119,7 @@ class _Head(msgspec.Struct):
 
 
 def _not_labels(what: str) -> str:
-    return f"{what}; expected labels of CUDA graphs, which thence.save_labels() or PyTorch 2.12 to 2.14 wrote"
+    return f"{what}; expected labels of CUDA graphs, which thence.save_labels() wrote, or annotations of PyTorch"
 
 
 class _Process(msgspec.Struct):
@@ -134,7 +142,7 @@ class _File(msgspec.Struct):
 class _Label(msgspec.Struct):
     path: tuple[str, ...]
     phase: str | None = None
-    lane: str | None = None
+    lane: str | int | None = None
     metadata: dict[str, Any] = {}
 
 
@@ -162,12 +170,11 @@ class _Nodes(msgspec.Struct):
     parent: list[int] | None = None
 
 
-def _label(
-    path: tuple[str, ...], phase: str | None, lane: str | None, metadata: Mapping[str, Any]
-) -> Label:
+def _label(stored: _Label) -> Label:
     """A label whose metadata may describe a collective, under Kineto's names."""
-    collective, rest = split(metadata)
-    return Label(path, phase, lane, rest, collective)
+    collective, rest = split(stored.metadata, stored.path[-1] if stored.path else None)
+    lane = None if stored.lane is None else str(stored.lane)
+    return Label(stored.path, stored.phase, lane, rest, collective)
 
 
 def _graph(graph: _Graph, file: _File) -> CapturedGraph:
@@ -235,7 +242,7 @@ def _content(source: Source) -> bytes:
 
 
 def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
-    """The labels in a file, JSON (plain or gzipped) or a pickled annotation file of PyTorch.
+    """The labels in a file: JSON (plain or gzipped), or an annotation file of PyTorch.
 
     Args:
         path: of the file.
@@ -246,73 +253,17 @@ def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
         DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
     """
     with Source.open(str(path)) as source:
-        if _PICKLE.match(source.head()):
-            return _torch_graph_labels(_content(source), source.name)
+        return _labels(source)
+
+
+def _labels(source: Source) -> GraphLabels:
+    head = source.head()
+    if not torch_annotations.sniff(head):
         return _parsed(_content(source), source)
-
-
-def _torch_graph_labels(content: bytes, name: str) -> GraphLabels:
-    """Labels from PyTorch's annotations: node id (graph << 32 | number) to a list of dicts, innermost last.
-
-    Every graph id becomes a graph of its own, since the file does not tell ids of captured graphs from
-    those of executable graphs.
-    """
-    try:
-        annotations = load_plain(content)
-    except PickleRefused as error:
-        raise DamagedInput(
-            name, f"{error}; expected a pickled annotation file of PyTorch"
-        ) from error
-    if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
-        raise UnknownFormat(name, "a pickle, but of no annotations: expected a dict of node ids")
-    labels: list[Label] = []
-    by_text: dict[str, int] = {}
-    ids = np.zeros(len(annotations), np.uint64)
-    numbers = np.zeros(len(annotations), np.int32)
-    for i, (node, value) in enumerate(annotations.items()):
-        if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < 1 << 64:
-            raise DamagedInput(name, f"a key of the annotations is no node id: {node!r:.60}")
-        text = repr(value)
-        if text not in by_text:
-            by_text[text] = len(labels)
-            labels.append(_torch_label(value, name))
-        ids[i], numbers[i] = node, by_text[text]
-    graphs = tuple(_torch_graph(int(g), ids, numbers) for g in np.unique(ids >> np.uint64(_HIGH)))
-    note = "PyTorch's annotation files name no process, kernels or edges: only node ids tell what belongs together"
-    return GraphLabels(name, labels=tuple(labels), graphs=graphs, notes=(note,))
-
-
-def _torch_label(annotations: object, name: str) -> Label:
-    """One label of the annotations of a node: dicts (key-wise, later ones win), or texts."""
-    merged: dict[str, Any] = {}
-    for annotation in annotations if isinstance(annotations, list | tuple) else [annotations]:
-        if isinstance(annotation, dict):
-            merged |= {str(key): value for key, value in annotation.items()}
-        elif isinstance(annotation, str):
-            merged["name"] = annotation
-        elif annotation is not None:
-            raise DamagedInput(name, f"an annotation is neither dict nor text: {annotation!r:.60}")
-    names = [merged.pop(key) for key in ("name", "str") if key in merged]
-    phase = merged.pop("autograd_phase", None)
-    stream = merged.pop("stream", None)
-    described = merged.get(KINETO_KEYS["group_description"])
-    lane = described if described and stream is not None else stream
-    path = tuple(str(part) for part in names[:1])
-    return _label(
-        path, None if phase is None else str(phase), None if lane is None else str(lane), merged
-    )
-
-
-def _torch_graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
-    rows = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
-    number = (ids[rows] & np.uint64(_LOW)).astype(np.int64)
-    order = np.argsort(number)
-    columns = {
-        "number": number[order].tolist(),
-        "type": ["unknown"] * len(rows),  # the file does not say
-        "label": labels[rows][order].tolist(),
-    }
-    return CapturedGraph(graph, (graph,), None, _frame(columns, len(rows)), None)
+    content = _content(source)
+    if source.damage:
+        raise DamagedInput(source.name, source.damage)
+    return torch_annotations.read_annotations(content, source.name)
 
 
 def with_labels_beside(tables: Tables) -> Tables:
@@ -341,7 +292,32 @@ def with_labels_beside(tables: Tables) -> Tables:
                 added.append(read_labels(path))
         except InputError as error:
             warnings.append(f"{error}; not joined")
-    if not added and not warnings:
-        return tables
-    labels = (*tables.graph_labels, *added)
-    return dataclasses.replace(tables, graph_labels=labels).with_warnings(warnings)
+    return _with_more(tables, added, warnings)
+
+
+def with_annotations_beside(tables: Tables) -> Tables:
+    """The tables of one input with PyTorch's annotation files of its ranks, by name, added to its labels.
+
+    They lie in the folder of the input, or in the one above. One that cannot be read becomes a warning.
+    """
+    inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
+    if tables.gpu["node"].null_count() == tables.gpu.height:
+        return tables  # only node ids could join them
+    folders = dict.fromkeys(path.parent for path in inputs)
+    paths = {
+        path.resolve(): path
+        for folder in folders
+        for path in torch_annotations.annotation_files(folder, tables.ranks)
+    }
+    added, warnings = [], []
+    for path in list(paths.values())[:_MOST_FILES]:
+        try:
+            added.append(read_labels(path))
+        except InputError as error:
+            warnings.append(f"{error}; not joined")
+    return _with_more(tables, added, warnings)
+
+
+def _with_more(tables: Tables, labels: Iterable[GraphLabels], warnings: Iterable[str]) -> Tables:
+    every = (*tables.graph_labels, *labels)
+    return dataclasses.replace(tables, graph_labels=every).with_warnings(warnings)

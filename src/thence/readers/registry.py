@@ -12,6 +12,7 @@ from thence.model.tables import Tables, concat
 from thence.readers import label_files as graph_labels
 from thence.readers.runs import Read, in_newest_run, in_run, one_job
 from thence.readers.source import STANDARD_INPUT, Source, expand
+from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
     import os
@@ -102,7 +103,8 @@ def read(
     files, notes = _chosen(names, run, add=add)
     for name, origin in files.items():
         try:
-            parts.append(Read(name, origin, _read_one(name, progress)))
+            tables = graph_labels.with_annotations_beside(_read_one(name, progress))
+            parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:
                 raise
@@ -113,8 +115,6 @@ def read(
             damaged.append(f"{error}; not joined")  # labels are an extra, the traces are there
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
-    from thence.readers.label_files import with_labels_beside
-
     parts, more_notes = one_job(parts, add=add)
     tables = concat([part.tables for part in parts])
     meta = tables.meta
@@ -122,7 +122,7 @@ def read(
         tables, meta=dataclasses.replace(meta, notes=(*meta.notes, *notes, *more_notes))
     )
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
-    return with_labels_beside(tables.with_warnings(warnings))
+    return graph_labels.with_labels_beside(tables.with_warnings(warnings))
 
 
 def _holds_labels(name: str) -> bool:
@@ -148,7 +148,9 @@ def _chosen(names: list[str], run: str | None, *, add: bool) -> tuple[dict[str, 
         found = [name] if name in archives else expand([name], _patterns())
         if name not in archives:
             twice = _recorded_twice(found)
-            found = [file for file in found if file not in twice or file in names]
+            # Annotation files of PyTorch belong to the traces of their rank beside them, which find them.
+            left_out = twice | {file for file in found if is_annotation_name(file)}
+            found = [file for file in found if file not in left_out or file in names]
             if run is not None:
                 found = in_run(name, found, run)
             elif not add:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from thence.recorder.driver import GraphDriver
     from thence.recorder.graph_nodes import NodeIds
 
-__all__ = ["Label", "LabelledGraphs", "metadata_text", "write_whole"]
+__all__ = ["CapturedNodes", "Label", "LabelledGraphs", "as_text", "metadata_text", "write_whole"]
+
+_ACTIVITIES = ("kernel", "memcpy", "memset")
 
 
 class Label(NamedTuple):
@@ -38,6 +40,23 @@ class Label(NamedTuple):
     phase: str = "forward"
     lane: str | None = None
     metadata: str = "{}"
+
+
+class CapturedNodes(NamedTuple):
+    """How much of what was captured has a label.
+
+    Attributes:
+        graphs: captured so far.
+        nodes: kernels, copies and sets in them.
+        labelled: how many of these nodes have a label.
+    """
+
+    graphs: int
+    nodes: int
+    labelled: int
+
+    def __str__(self) -> str:
+        return f"{self.labelled:,} of {self.nodes:,} nodes in {self.graphs:,} captured graphs have a label"
 
 
 class LabelledGraphs:
@@ -90,6 +109,17 @@ class LabelledGraphs:
         """The graph was never to be: its capture failed."""
         with self._lock:
             self._graphs = [graph for graph in self._graphs if graph is not captured]
+
+    def count(self) -> CapturedNodes:
+        """How many nodes there are, and have a label."""
+        with self._lock:
+            nodes = [
+                label >= 0
+                for graph in self._graphs
+                for kind, label in zip(graph.nodes.type, graph.nodes.label, strict=True)
+                if kind in _ACTIVITIES
+            ]
+            return CapturedNodes(len(self._graphs), len(nodes), sum(nodes))
 
     def note(self, sentence: str) -> None:
         """Something that could not be labelled."""
@@ -144,12 +174,20 @@ def _said(value: object) -> object:
     try:
         _as_json(value)
     except (ValueError, TypeError, RecursionError):
-        return str(value)
+        return as_text(value)
     return value
 
 
+def as_text(value: object) -> str:
+    """A value of metadata as text; of one that cannot say what it is, its type."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - whatever the program's own __str__ raises
+        return f"<{type(value).__name__}>"
+
+
 def _as_json(value: object) -> str:
-    return json.dumps(value, default=str, sort_keys=True, allow_nan=False)
+    return json.dumps(value, default=as_text, sort_keys=True, allow_nan=False)
 
 
 def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -161,6 +199,6 @@ def write_whole(path: str | os.PathLike[str], document: Mapping[str, Any]) -> No
     target = Path(path)
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     try:
-        atomic_write(target, text.encode())
+        atomic_write(target, text.encode(errors="replace"))  # half a surrogate pair is no text
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error

@@ -22,7 +22,7 @@ import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, NUMBERS, TEXTS, CallFacts
 from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
-from thence.recorder.graph_labels import metadata_text
+from thence.recorder.graph_labels import as_text, metadata_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -150,7 +150,7 @@ def _texts(metadata: Iterable[Mapping[str, object] | None]) -> list[str | None]:
 
 def _json(metadata: Mapping[str, object]) -> str:
     try:
-        return json.dumps(dict(metadata), default=str)
+        return json.dumps(dict(metadata), default=as_text)
     except (
         ValueError,
         TypeError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.errors import MissingRequirement, UsageError
+from thence.errors import MissingRequirement, WrongArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +73,7 @@ class Compiled:
         """The arguments of a call, sorted.
 
         Raises:
-            UsageError: the call is inside a function that JAX is tracing, or an argument is neither
+            WrongArgument: the call is inside a function that JAX is tracing, or an argument is neither
                 an array nor hashable.
         """
         import jax
@@ -81,7 +81,7 @@ class Compiled:
 
         leaves, structure = jax.tree.flatten((tuple(args), dict(kwargs)))
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise UsageError(
+            raise WrongArgument(
                 "measure cannot be called inside jit, grad or vmap: nothing runs there"
             )
         is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
@@ -93,21 +93,21 @@ class Compiled:
         try:
             hash(static)
         except TypeError as error:
-            raise UsageError(f"an argument is neither an array nor hashable: {error}") from error
+            raise WrongArgument(f"an argument is neither an array nor hashable: {error}") from error
         return Arguments(static, [leaves[i] for i in places])
 
     def __call__(self, arguments: Arguments) -> Any:
         """Runs the function; returns before the GPU is done.
 
         Raises:
-            UsageError: it cannot be compiled as a whole, because its Python code needs values.
+            WrongArgument: it cannot be compiled as a whole, because its Python code needs values.
         """
         import jax
 
         try:
             return self._run(arguments.static, arguments.arrays)
         except jax.errors.JAXTypeError as error:
-            raise UsageError(
+            raise WrongArgument(
                 "measure compiles a function that is not jitted as a whole, and this one's Python code "
                 "needs values that are computed on the GPU: pass the jitted part of it. "
                 f"JAX says: {str(error).splitlines()[0]}"
@@ -118,13 +118,13 @@ def check_usable(tree: Any) -> None:
     """Refuses arrays that were donated to an earlier call and are deleted.
 
     Raises:
-        UsageError: one of them was donated.
+        WrongArgument: one of them was donated.
     """
     import jax
 
     leaves = jax.tree.leaves(tree)
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
-        raise UsageError(
+        raise WrongArgument(
             "the function donates its arguments, and measure must call it more than once: jit it "
             "without donate_argnums"
         )
@@ -134,11 +134,11 @@ def check_one_gpu(tree: Any) -> None:
     """Refuses arrays on several devices, for CUDA events time one.
 
     Raises:
-        UsageError: there are several.
+        WrongArgument: there are several.
     """
     devices = _devices(tree)
     if len(devices) > 1:
-        raise UsageError(
+        raise WrongArgument(
             f"mode='events' times one device, and the arrays are on {len(devices)}: use mode='cupti', "
             "which adds up the kernels of all"
         )

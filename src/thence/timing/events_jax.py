@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.errors import UsageError
+from thence.errors import WrongArgument
 from thence.recorder.cuda_events import Event, elapsed_ms, load_driver
 from thence.timing import xla_ffi
 from thence.timing.compiled_jax import Compiled, check_gpu, check_one_gpu
@@ -51,14 +51,14 @@ class EventTimer:
     """Runs one JAX function between two CUDA events.
 
     Raises:
-        UsageError: the function was compiled ahead of time, so that nothing can be put around it.
+        WrongArgument: the function was compiled ahead of time, so that nothing can be put around it.
     """
 
     def __init__(self, f: Callable[..., Any]) -> None:
         import jax  # type: ignore[import-not-found,unused-ignore]  # needed by those who use it
 
         if isinstance(f, jax.stages.Compiled):
-            raise UsageError(
+            raise WrongArgument(
                 "mode='events' compiles the function together with its events, and this one is compiled "
                 "already: pass the jitted function, or use mode='cupti'"
             )
@@ -70,14 +70,14 @@ class EventTimer:
         """Outputs of the last run, and the milliseconds of each; one more run goes before, untimed.
 
         Raises:
-            UsageError: there is no array among the arguments or outputs, or on several devices.
+            WrongArgument: there is no array among the arguments or outputs, or on several devices.
             MissingRequirement: no NVIDIA GPU.
         """
         import jax
 
         arguments = self._compiled.arguments(args, kwargs)
         if not arguments.arrays:
-            raise UsageError(
+            raise WrongArgument(
                 "mode='events' needs an array among the arguments of a JAX function, for the first event "
                 "to come before all that depends on it: pass one, or use mode='cupti'"
             )
@@ -118,7 +118,7 @@ def _before(arrays: list[Any]) -> list[Any]:
 
 def _after(arrays: list[Any]) -> list[Any]:
     if not arrays:
-        raise UsageError(
+        raise WrongArgument(
             "mode='events' needs an array among the outputs of a JAX function: XLA leaves out what "
             "nobody asks for, and the last event comes after the outputs. Return what it computes"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thence.errors import MissingRequirement, UsageError
+from thence.errors import MissingRequirement, WrongArgument
 from thence.recorder.cuda_events import load_driver
 from thence.timing.spin_kernel import HeadStart
 
@@ -75,12 +75,12 @@ def time_calls(
         operation of each, the GPU's waiting for the host included.
 
     Raises:
-        UsageError: it works on several devices.
+        WrongArgument: it works on several devices.
     """
     import torch
 
     if len(devices) > 1:
-        raise UsageError(
+        raise WrongArgument(
             f"mode='events' times one device, and the tensors are on {len(devices)}: use mode='cupti', "
             "which adds up the kernels of all"
         )

@@ -1,7 +1,7 @@
 """Durations of the kernels of a few calls, recorded with CUPTI.
 
-Only kernels are recorded, and only in memory. At the end CUPTI is finalized, so that other profilers can
-use it.
+Only kernels are recorded, and only in memory. At the end CUPTI is finalized, unless that is not wanted, so
+that other profilers can use it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,16 @@ _MOST_BYTES = 256 << 20
 class KernelTimes:
     """Records kernels from ``with`` on; `take` gives those that came since the last one.
 
+    Args:
+        finalize: whether CUPTI is taken down at the end, so that other profilers can use it.
+
     Raises:
         UsageError: on entering: thence records this process already.
         MissingRequirement: on entering: there is no CUPTI, or another profiler holds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, finalize: bool = True) -> None:
+        self._finalize = finalize
         self._exit = contextlib.ExitStack()
         self._buffers = _buffers()
 
@@ -57,7 +61,8 @@ class KernelTimes:
         require_known(self._cupti.version())
         with contextlib.ExitStack() as undo:
             handle = self._subscribed()
-            undo.callback(self._cupti.finalize)
+            if self._finalize:
+                undo.callback(self._cupti.finalize)
             undo.callback(self._cupti.unsubscribe, handle)
             self._cupti.register(self._buffers.requested, self._buffers.completed)
             self._forget()

@@ -4,6 +4,10 @@ outputs, ms = thence.measure(f)(x, y)                        # sum of its kernel
 outputs, kernels = thence.measure(f, aggregate=False)(x, y)  # [("gemm_fusion_dot", 0.012), ...]
 outputs, times = thence.measure(f, iterations=10)(x, y)      # ten numbers
 outputs, ms = thence.measure(f, mode="events")(x, y)         # first operation to last, with gaps
+
+The same rule for everybody: without ``mode`` it is "cupti". So it is in JAX's own measure
+(jax.experimental.mosaic.gpu.profiler) since jax 0.7.2, which knows no other; until 0.7.1 its default was
+"events": there, say ``mode="events"`` for the numbers of before.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from thence.errors import MissingRequirement, UsageError
+from thence.errors import MissingRequirement, UsageError, WrongArgument
 from thence.timing import compiled_jax, events_torch
 from thence.timing.compiled_jax import Compiled
 from thence.timing.events_jax import EventTimer
@@ -37,6 +41,7 @@ def measure(
     *,
     aggregate: bool = True,
     iterations: int = 1,
+    finalize: bool = True,
 ) -> Callable[..., tuple[Any, Any]]:
     """The function, returning its GPU time beside its outputs.
 
@@ -48,7 +53,7 @@ def measure(
 
     Args:
         f: function of JAX or PyTorch.
-        mode: "cupti": the sum of the durations of all kernels, on all devices; copies and sets of
+        mode: "cupti", the default: the sum of the durations of all kernels, on all devices; copies and sets of
             memory do not count, gaps neither, and kernels that run at the same time count both. Needs
             CUPTI, which serves one profiler at a time. "events": from before the first to after the last
             operation, gaps included, by CUDA events on the stream that the function runs on; one
@@ -59,28 +64,22 @@ def measure(
         aggregate: False: not the sum but a list of (kernel name, milliseconds) in order of start;
             mode "cupti" only.
         iterations: how often to measure; with more than one, there is a list of as many results.
+        finalize: False leaves CUPTI loaded after measuring, which saves starting it the next time; until
+            it is taken down, profilers of other libraries may be refused. Mode "cupti" only.
 
     Returns:
         A function that takes what ``f`` takes, and returns (outputs of the last call, milliseconds).
         Without any kernel, "cupti" gives None for the sum.
 
     Raises:
-        UsageError: an argument makes no sense; from the call: a JAX function without arguments or
+        WrongArgument: an argument makes no sense; it is a UsageError and a ValueError.
+        UsageError: from the call: a JAX function without arguments or
             outputs, with arguments on several devices ("events"), or one that donates its arguments;
             kernels that differ from one iteration to the next.
         MissingRequirement: from the call: there is no GPU, no CUPTI, or another profiler holds it.
     """
-    if not callable(f):
-        raise UsageError(f"measure takes a function, not {f!r}")
-    if mode not in _MODES:
-        raise UsageError(f"measure knows the modes 'cupti' and 'events', not {mode!r}")
-    if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1:
-        raise UsageError(f"iterations is how often to measure, 1 or more, not {iterations!r}")
-    if mode == "events" and not aggregate:
-        raise UsageError(
-            "mode='events' cannot tell kernels apart: leave out aggregate=False, or use mode='cupti'"
-        )
-    measured = _Measured(f, mode, aggregate, iterations)
+    _check_arguments(f, mode, iterations, aggregate=aggregate, finalize=finalize)
+    measured = _Measured(f, mode, aggregate, iterations, finalize)
 
     def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         return measured(args, kwargs)
@@ -88,10 +87,35 @@ def measure(
     return functools.update_wrapper(call, f, updated=())
 
 
+def _check_arguments(
+    f: object, mode: str, iterations: object, *, aggregate: bool, finalize: bool
+) -> None:
+    if not callable(f):
+        raise WrongArgument(f"measure takes a function, not {f!r}")
+    if mode not in _MODES:
+        raise WrongArgument(f"measure knows the modes 'cupti' and 'events', not {mode!r}")
+    if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1:
+        raise WrongArgument(f"iterations is how often to measure, 1 or more, not {iterations!r}")
+    if mode == "events" and not aggregate:
+        raise WrongArgument(
+            "mode='events' cannot tell kernels apart: leave out aggregate=False, or use mode='cupti'"
+        )
+    if mode == "events" and not finalize:
+        raise WrongArgument("mode='events' uses no CUPTI: finalize=False means nothing to it")
+
+
 class _Measured:
     """One function with what was made for measuring it, which later calls use again."""
 
-    def __init__(self, f: Callable[..., Any], mode: str, aggregate: bool, iterations: int) -> None:  # noqa: FBT001 - as measure was told
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        mode: str,
+        aggregate: bool,  # noqa: FBT001 - as measure was told
+        iterations: int,
+        finalize: bool,  # noqa: FBT001 - as measure was told
+    ) -> None:
+        self._finalize = finalize
         self._f = f
         self._mode = mode
         self._aggregate = aggregate
@@ -155,7 +179,7 @@ class _Measured:
     ) -> tuple[Any, list[Kernels]]:
         kernels = []
         with contextlib.ExitStack() as recording:
-            recorded = _started(recording)
+            recorded = _started(recording, KernelTimes(finalize=self._finalize))
             for _ in range(self._iterations):
                 outputs = call()
                 wait(outputs)
@@ -163,9 +187,9 @@ class _Measured:
         return outputs, kernels
 
 
-def _started(recording: contextlib.ExitStack) -> KernelTimes:
+def _started(recording: contextlib.ExitStack, times: KernelTimes) -> KernelTimes:
     try:
-        return recording.enter_context(KernelTimes())
+        return recording.enter_context(times)
     except MissingRequirement as error:
         raise MissingRequirement(f"{error}. Or use mode='events', which needs no CUPTI") from error
 

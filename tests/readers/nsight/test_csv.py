@@ -93,6 +93,11 @@ def test_sizes_in_bytes_are_kept(tmp_path: Path) -> None:
     assert opened(tmp_path, text).gpu["bytes"].to_list() == [16777216]
 
 
+def test_the_stream_column_may_have_its_whole_name(tmp_path: Path) -> None:
+    text = HEADER.format("ns").replace("Strm", "Stream") + ROW.format(start=5, duration=6)
+    assert opened(tmp_path, text).gpu["stream"].to_list() == [7]
+
+
 def test_columns_of_2021_between_lines_of_nsys(tmp_path: Path) -> None:
     text = (
         "Processing [x.sqlite] with [gputrace.py]... \n\n"

@@ -6,7 +6,11 @@ iteration to align to is a window of consecutive eager launches with exactly the
 kernels that no graph ran are dropped first. A window could also straddle two iterations, or lack its last
 kernel and match a replay that lost another one. So windows only count if they tile the whole eager run,
 or if each holds all launches of a profiler step or an outermost range. If several iterations match, an
-activity gets a label only if all of them agree.
+activity gets a label only if all of them agree. A graph may hold an iteration several times: then it is
+aligned to as many repetitions of one.
+
+Where order proves nothing, a kernel gets what all launches of its name have in common in the eager run,
+if that is a single label, by a rule of its own (`thence.attribution.cuda_graphs.by_kernel_name`).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.alignment import UNDECIDED
+from thence.attribution.cuda_graphs.by_kernel_name import ByKernelName
 from thence.attribution.cuda_graphs.by_order import Candidate, Outcome, aligned_group
 from thence.attribution.cuda_graphs.join_labels import Joined, Numbered, joined_rows
 from thence.attribution.cuda_graphs.replays import Replays, in_cuda_graph
@@ -42,6 +47,7 @@ __all__ = ["join_eager"]
 
 _PLACES = (*GRAPH_LABELS, "position", "lane")
 _MOST_WINDOWS = 32
+_MOST_TIMES = 4096  # that a graph repeats an iteration
 _MOST_COMPARED = 20_000
 
 
@@ -115,7 +121,10 @@ class _Eager:
         )  # fmt: skip
 
     def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
-        """A window of launches as a captured graph: an edge joins consecutive launches of a stream."""
+        """Launches in order as a captured graph: an edge joins consecutive launches of a stream.
+
+        The launches may repeat.
+        """
         stream = self.tables.gpu.select("device", "stream")[self.rows[chosen]]
         order = np.lexsort((np.arange(len(chosen)), stream["stream"], stream["device"]))
         stream_number = (
@@ -152,8 +161,9 @@ def join_eager(tables: Tables, eager: Attributed) -> Joined:
         labels = Numbered.of(replays)
         run = _Eager.of(eager, of_rank)
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
-        notes += _join_rank(run, labels, rows)
-        frames.append(joined_rows(labels, run.places))
+        by_name = ByKernelName.of(run.kernels, run.graph.nodes, run.label, run.places, replays)
+        notes += _join_rank(run, labels, rows, by_name)
+        frames.append(joined_rows(labels, by_name.places))
     return Joined(pl.concat(frames) if frames else Joined().places, tuple(dict.fromkeys(notes)))
 
 
@@ -186,51 +196,84 @@ def _places(trace: Attributed) -> pl.DataFrame:
     )
 
 
-def _join_rank(run: _Eager, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
+def _join_rank(
+    run: _Eager, labels: Numbered, rows: NDArray[np.int64], by_name: ByKernelName
+) -> list[str]:
     replays = labels.replays
     traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
     names = Names(run.kernels, traced)
     signatures = Signatures.of(run.graph, names, replays.kinds)
     notes = []
     for group in replays.groups(rows):
-        outcome, note = _aligned(run, names, signatures, group, replays)
-        reasons = labels.put_outcome(group.rows, outcome, "eager_alignment")
+        outcome, times, note = _aligned(run, names, signatures, group, replays)
+        rule = "eager_alignment" if times == 1 else "eager_repetition"
+        reasons = labels.put_outcome(group.rows, outcome, rule)
+        named = by_name.put(labels, group.rows)
         correlation = replays.tables.gpu["correlation"][int(group.rows[0, 0])]
         where = f"the graph launch with correlation id {correlation}"
         if len(group.rows) > 1:
             where += f", and {len(group.rows) - 1} like it"
         notes += [f"{where}: not labelled from the eager run: {reasons[0]}"] if reasons else []
-        notes += [f"{where}: {note}"] if note else []
+        notes += [f"{where}: {text}" for text in (note, named) if text]
     return notes
 
 
 def _aligned(
     run: _Eager, names: Names, signatures: Signatures, group: Group, replays: Replays
-) -> tuple[Outcome, str | None]:
-    """Aligns one group of replays to all matching iterations; the outcome, and a note or None."""
+) -> tuple[Outcome, int, str | None]:
+    """Aligns one group of replays to all matching iterations.
+
+    Returns:
+        the outcome, how often a replay holds an iteration, and a note or None.
+    """
     variant = replays.variant[group.rows[0]]
-    windows: list[NDArray[np.int64]] = []
-    left_out = 0
-    for kinds in (ACTIVITIES, ("kernel",)):
-        of_kind = np.isin(replays.kinds.frame["kind"].to_numpy()[variant], kinds)
-        wanted = signatures.variants[variant[of_kind]]
-        sequence = np.flatnonzero(run.graph.nodes["type"].is_in(kinds).to_numpy())
-        windows, left_out = _windows(run, signatures.nodes, sequence, wanted)
-        if windows:
-            break
+    windows, left_out, times = _matching(run, signatures, variant, replays)
     if not windows:
         reason = _difference(run, signatures, variant, replays)
         shape = group.rows.shape
-        return Outcome(np.full(shape, UNDECIDED), np.zeros(shape[0]), [reason] * shape[0]), None
+        return Outcome(np.full(shape, UNDECIDED), np.zeros(shape[0]), [reason] * shape[0]), 1, None
     outcomes = []
     for window in windows:
-        candidate = run.window(window, names, "the eager run")
+        candidate = run.window(np.tile(window, times), names, "the eager run")
         outcomes.append(aligned_group(group, replays, [(candidate, candidate.signatures(replays))]))
     outcome = _agreed(outcomes)
-    note = None
+    notes = []
+    if times > 1:
+        notes.append(
+            f"it holds the kernels of the eager run {times} times; each repetition is labelled alike"
+        )
     if left_out:
-        note = f"{left_out:,} activities of the eager run are left out: no graph ran such kernels there"
-    return outcome, note
+        notes.append(
+            f"{left_out:,} activities of the eager run are left out: no graph ran such kernels there"
+        )
+    return outcome, times, "; ".join(notes) or None
+
+
+def _matching(
+    run: _Eager, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
+) -> tuple[list[NDArray[np.int64]], int, int]:
+    """The iterations that a replay consists of, what they leave out, and how often it repeats one."""
+    kind = replays.kinds.frame["kind"].to_numpy()[variant]
+    for times in _divisors(signatures.variants[variant]):
+        for kinds in (ACTIVITIES, ("kernel",)):
+            signature, count = np.unique(
+                signatures.variants[variant[np.isin(kind, kinds)]], return_counts=True
+            )
+            if (count % times).any():
+                continue
+            sequence = np.flatnonzero(run.graph.nodes["type"].is_in(kinds).to_numpy())
+            wanted = np.repeat(signature, count // times)
+            windows, left_out = _windows(run, signatures.nodes, sequence, wanted)
+            if windows:
+                return windows, left_out, times
+    return [], 0, 1
+
+
+def _divisors(signature: NDArray[np.int64]) -> list[int]:
+    """How often a replay may repeat something, ascending: each kernel occurs a multiple of that."""
+    _, count = np.unique(signature, return_counts=True)
+    most = int(np.gcd.reduce(count)) if len(count) else 1
+    return [times for times in range(1, min(most, _MOST_TIMES) + 1) if most % times == 0]
 
 
 def _windows(

@@ -172,6 +172,10 @@ def _matched(
         missing = sorted(set(captured) - {number for number, _ in top_level})
         if missing or not top_level:
             return Match(refused=f"node {missing[0] if missing else 0} did not run")
+    if nodes["type"].eq("unknown").all():  # a file that lists labelled nodes alone
+        of_node = nodes["label"].to_list()
+        label = [of_node[row_of_number[n]] if n in row_of_number else -1 for n, _ in ran.nodes]
+        return Match([n for n, _ in ran.nodes], label, [rule] * len(label))
     of_child = place.children(inside, row_of_number)
     if of_child is None and (rule == "graph_number" or not top_level):
         number = inside[0][0]

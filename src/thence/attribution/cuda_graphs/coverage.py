@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
+from thence.model.places import GRAPH_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,8 @@ class Coverage:
         labelled: how many of them have a label.
         graphed_ns: sum of their durations.
         labelled_ns: of those with a label.
-        rules: how many were labelled by each rule, by its code.
+        rules: how many got a label, or another place, by each rule, by its code.
+        places: how many have a joined place of each kind, kinds without any left out.
         confidence: lowest confidence of an alignment that gave a label; None without any.
     """
 
@@ -36,6 +38,7 @@ class Coverage:
     labelled_ns: int
     rules: Mapping[str, int]
     confidence: float | None
+    places: Mapping[str, int]
 
     @property
     def share(self) -> float | None:
@@ -46,7 +49,9 @@ class Coverage:
         if self.share is None:
             return "nothing ran in CUDA graphs"
         part = f"{self.labelled:,} of {self.activities:,} activities in CUDA graphs have a label"
-        return f"{part}: {100 * self.share:.1f} % of their time"
+        text = f"{part}: {100 * self.share:.1f} % of their time"
+        operators = self.places.get("op", 0)
+        return text if self.labelled or not operators else f"{text}; {operators:,} have an operator"
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -57,16 +62,19 @@ class Coverage:
             "labelled_ns": self.labelled_ns,
             "coverage": self.share,
             "rules": dict(self.rules),
+            "places": dict(self.places),
             "confidence_min": self.confidence,
         }
 
 
 def coverage(tables: Tables) -> Coverage:
     """The coverage of a trace."""
-    joined = tables.graph_places.filter(pl.col("label").is_not_null())
+    placed = tables.graph_places.filter(pl.any_horizontal(pl.col(GRAPH_LABELS).is_not_null()))
+    joined = placed.filter(pl.col("label").is_not_null())
     inside = pl.Series(in_cuda_graph(tables)) & tables.gpu["program"].is_null()
-    rules = joined["rule"].cast(pl.String).value_counts(sort=True)
-    lowest = joined["confidence"].min()
+    rules = placed["rule"].cast(pl.String).value_counts(sort=True)
+    lowest = placed["confidence"].min()
+    counts = {name: placed.height - placed[name].null_count() for name in GRAPH_LABELS}
     return Coverage(
         int(inside.sum()),
         joined.height,
@@ -74,4 +82,5 @@ def coverage(tables: Tables) -> Coverage:
         int(tables.gpu["duration"].gather(joined["gpu"]).sum()),
         dict(rules.rows()),
         float(lowest) if isinstance(lowest, float) else None,
+        {name: count for name, count in counts.items() if count},
     )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
 
 _PLACES = (*GRAPH_LABELS, "position", "lane", "metadata")
-_MODULES = ("module", "module_fqn")  # under which frameworks annotate the nn.Module
+_PLACED = [pl.col(name).is_not_null() for name in (*GRAPH_LABELS, "lane", "metadata", "collective")]
 _MOST_LISTED = 3  # launches whose first difference is told
 
 
@@ -60,8 +60,8 @@ class Joined:
 
     @property
     def labelled(self) -> int:
-        """Number of activities that got a label."""
-        return int(self.places["label"].count())
+        """Number of activities that got a label, or another place."""
+        return int(self.places.select(pl.any_horizontal(_PLACED)).to_series().sum())
 
 
 @dataclass
@@ -302,12 +302,9 @@ class _DistinctLabels:
 
 
 def _place(label: Label) -> dict[str, Any]:
-    module = next(
-        (label.metadata[k] for k in _MODULES if isinstance(label.metadata.get(k), str)), None
-    )
     return {
         "label": SEPARATOR.join(label.path) or None,
-        "module": module,
+        "module": label.module,
         "phase": label.phase,
         "lane": label.lane,
         "metadata": msgspec.json.encode(label.metadata).decode() if label.metadata else None,
@@ -345,8 +342,7 @@ def with_places(tables: Tables, joined: Joined) -> Tables:
     """The tables with what was joined; rows that had a label already keep it where none was found now."""
     new = joined.places
     old = tables.graph_places
-    kept = old.filter(
-        ~pl.col("gpu").is_in(new.filter(pl.col("label").is_not_null())["gpu"].implode())
-    )
-    fresh = new.filter(pl.col("label").is_not_null() | ~pl.col("gpu").is_in(kept["gpu"].implode()))
+    placed = pl.any_horizontal(_PLACED)
+    kept = old.filter(~pl.col("gpu").is_in(new.filter(placed)["gpu"].implode()))
+    fresh = new.filter(placed | ~pl.col("gpu").is_in(kept["gpu"].implode()))
     return dataclasses.replace(tables, graph_places=pl.concat([kept, fresh]).sort("gpu"))

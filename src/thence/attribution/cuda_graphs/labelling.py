@@ -40,7 +40,8 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
             ", ".join(file.source for file in labels),
             f"{reason}; take the labels that this process saved",
         )
-    return _replace_labels(tables, joined, "the labels")
+    known = dataclasses.replace(tables, graph_labels=(*tables.graph_labels, *labels))
+    return _replace_labels(known, joined, "the labels")
 
 
 def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.graph_labels import Process
+
 if TYPE_CHECKING:
     from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
@@ -25,16 +27,9 @@ def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | No
     labelled process began; what either side does not say is not compared.
     """
     process = labels.process
-    # Profilers put their own overhead under a process with a number that there is not.
-    of_rank = tables.host.filter((pl.col("rank") == rank) & (pl.col("process") > 0))
-    pids = of_rank["process"].unique().to_list()
-    if process.pid is not None and pids and process.pid not in pids:
-        traced = ", ".join(str(pid) for pid in sorted(pids)[:3])
-        return f"process {process.pid} captured these graphs, but the trace is of process {traced}"
-    # A trace of one process may not know its rank. Of several, process ids of containers may be equal.
-    ranked = not pids or len(tables.ranks) > 1
-    if ranked and process.rank is not None and process.rank != rank:
-        return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
+    reason = _other_process(process, tables, rank)
+    if reason is not None:
+        return reason
     boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}
     if process.boot and boots and process.boot not in boots:
         return "the machine was started anew between capture and trace"
@@ -46,6 +41,27 @@ def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | No
             f"the process that captured these graphs began at {_moment(process.started_ns)}, "
             f"but the trace at {_moment(began + tables.meta.epoch_ns)}"
         )
+    return None
+
+
+def _other_process(process: Process, tables: Tables, rank: int) -> str | None:
+    """The same by process ids and ranks alone."""
+    # Profilers put their own overhead under a process with a number that there is not.
+    of_rank = tables.host.filter((pl.col("rank") == rank) & (pl.col("process") > 0))
+    pids = of_rank["process"].unique().to_list()
+    if process.pid is not None and pids and process.pid not in pids:
+        traced = ", ".join(str(pid) for pid in sorted(pids)[:3])
+        return f"process {process.pid} captured these graphs, but the trace is of process {traced}"
+    several = len(tables.ranks) > 1
+    if several and process == Process(started_ns=process.started_ns):
+        return (
+            "the file does not say which rank captured these graphs, and the trace holds "
+            f"{len(tables.ranks)} ranks: name it kernel_annotations_rank0_..., or label each rank alone"
+        )
+    # A trace of one process may not know its rank. Of several, process ids of containers may be equal.
+    ranked = not pids or several or process.pid is None
+    if ranked and process.rank is not None and process.rank != rank:
+        return f"rank {process.rank} captured these graphs, but the trace is of rank {rank}"
     return None
 
 

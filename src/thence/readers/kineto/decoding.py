@@ -67,13 +67,13 @@ def decoded(pieces: Iterable[Piece], path: str, expected_bytes: int) -> Iterator
 
 def _decoded_here(piece: Piece, path: str) -> Columns:
     if piece.events is not None:
-        return decode(b"[" + piece.events + b"]")
+        return decode(b"[" + piece.events + b"]", annotated=piece.annotated)
     array = bytearray(piece.size + 2)
     with Path(path).open("rb") as file:
         file.seek(piece.offset)
         file.readinto(memoryview(array)[1:-1])
     array[0], array[-1] = b"[]"
-    return decode(array)
+    return decode(array, annotated=piece.annotated)
 
 
 def _usable_cores() -> int:

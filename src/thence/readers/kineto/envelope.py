@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from thence.readers.source import Source
 __all__ = [
+    "INLINE_ANNOTATED",
     "PIECE_BYTES",
     "Boundaries",
     "Envelope",
@@ -40,6 +41,8 @@ _BETWEEN_EVENTS = re.compile(rb"(\s*)\}(\s*),(\s*)\{(\s*)(\"\w+\")")
 _EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|pid|id|bp)\"\s*:)")
 # Of the C++ and of the Python exporter: tried where the first event is not valid JSON.
 _EXPORTERS_SEPARATORS = (b"\n  },\n  {", b"},\n{")
+INLINE_ANNOTATED = "cudaGraphInlineAnnotated"
+"""Member before the events by which torch 2.15 says that it annotated graphed activities."""
 PIECE_BYTES = 4 << 20
 """Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the caches."""
 _READ_BYTES = 1 << 20
@@ -59,11 +62,13 @@ class Piece:
         offset: where they begin in the decompressed file.
         size: in bytes.
         events: the bytes; None where they can be read from the file at the offset.
+        annotated: whether the file says that graphed activities are annotated.
     """
 
     offset: int
     size: int
     events: bytes | None = None
+    annotated: bool = False
 
 
 @dataclass
@@ -105,7 +110,7 @@ class Envelope:
                     break
                 continue
             end, following = cut
-            yield Piece(self._offset, end, self._buffer[:end])
+            yield Piece(self._offset, end, self._buffer[:end], self._annotated)
             self._drop(following)
         yield from self._last_piece()
 
@@ -121,10 +126,15 @@ class Envelope:
             position = self.source.read(_WINDOW_BYTES).rfind(separator)
             if position < 0:
                 break
-            yield Piece(self._offset, window + position + close - self._offset)
+            size = window + position + close - self._offset
+            yield Piece(self._offset, size, None, self._annotated)
             self._offset = window + position + comma
         self._buffer = b""
         self.source.seek(self._offset)
+
+    @property
+    def _annotated(self) -> bool:
+        return INLINE_ANNOTATED in self.metadata
 
     def _fill(self, size: int) -> bool:
         """Reads until the buffer has at least ``size`` bytes; False if the file ends before."""
@@ -189,7 +199,7 @@ class Envelope:
             self._warn_cut(self.source.damage or "the file ends inside an event", len(events))
         if events.strip(b" \t\r\n,"):
             events = events.rstrip().rstrip(b",")
-            yield Piece(self._offset, len(events), events)
+            yield Piece(self._offset, len(events), events, self._annotated)
         if tail.strip():
             self._add_metadata(b"{" + tail.lstrip().lstrip(b","), "after")
         if self.source.damage and not self.warnings:

@@ -20,6 +20,7 @@ import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
+from thence.readers.kineto.annotations import annotations_of_piece
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds
 
@@ -64,6 +65,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     from_device: int = msgspec.field(default=MISSING, name="fromDevice")
     sequence: int = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
+    kernel_backend: Any = None
     label: str | int | None = msgspec.field(default=None, name="name")
     collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
     in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
@@ -91,7 +93,19 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     phase: Any = None
     lane: Any = None
     annotations: Any = None
+    # What tells that PyTorch or its tools annotated a graphed activity, beside name, module and collective.
+    annotated_stream: Any = None
+    autograd_phase: Any = None
+    module_fqn: Any = None
+    annotation: Any = None
+    annotation_text: Any = msgspec.field(default=None, name="str")
 
+
+_TELLING = attrgetter(
+    "label", "module", "collective", "annotated_stream", "autograd_phase", "module_fqn", "annotation",
+    "annotation_text",
+)  # fmt: skip
+_SILENT = (None,) * 8
 
 NO_ARGS = Args()
 
@@ -197,14 +211,17 @@ class _CategoryNumbers(dict[str, int]):
         return number
 
 
-def decode(piece: bytes | bytearray) -> Columns:
+def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
     """The columns of one piece.
 
     Args:
         piece: a JSON array of events.
+        annotated: whether the file says that graphed activities are annotated; otherwise their arguments
+            must tell.
 
     Returns:
-        ``names`` and ``lanes``: the distinct names, and (pid, tid) pairs, that other columns number.
+        ``names``, ``lanes`` and ``annotations``: the distinct names, (pid, tid) pairs, and annotations
+        of graphed activities, that other columns number.
         ``gpu.*``, ``host.*``, ``flow.*``: columns of the device, host and forward-backward flow rows.
         ``collective.*``: columns of what describes a collective, with the ``gpu`` or ``host`` row.
         ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
@@ -215,12 +232,25 @@ def decode(piece: bytes | bytearray) -> Columns:
     for decoder in (_strict, _lax):
         # An int beyond 64 bits is found only when the columns are made.
         with suppress(msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
-            return _columns(decoder.decode(piece), 0)
-    return _columns(*decode_leniently(bytes(piece), Event, Args))
+            return _columns(decoder.decode(piece), piece, 0, annotated=annotated)
+    return _columns(*decode_leniently(bytes(piece), Event, Args), annotated=annotated)
 
 
-def _columns(events: Sequence[Event], damaged: int) -> Columns:
-    """The columns of decoded events; ``damaged`` counts events that could not be decoded."""
+def _columns(
+    events: Sequence[Event],
+    texts: bytes | bytearray | list[bytes],
+    damaged: int,
+    *,
+    annotated: bool,
+) -> Columns:
+    """The columns of decoded events.
+
+    Args:
+        events: decoded.
+        texts: their JSON, as an array or one by one.
+        damaged: number of events that could not be decoded.
+        annotated: as `decode` takes it.
+    """
     categories = _CategoryNumbers()
     numbers = np.fromiter(
         map(categories.__getitem__, map(attrgetter("cat"), events)), np.uint8, len(events)
@@ -241,6 +271,12 @@ def _columns(events: Sequence[Event], damaged: int) -> Columns:
         "unpaired": gpu.unpaired + host.unpaired + sum(e.ph in _UNPAIRED for e in others),
     }
     columns |= _prefixed("gpu", _common(gpu, names, lanes) | _gpu(gpu))
+    columns["gpu.annotation"], columns["annotations"] = np.full(len(gpu.events), -1, np.int32), []
+    if annotated or _told(gpu.events, columns["gpu.node"]):
+        row = np.flatnonzero(gpu_mask)[gpu.row]
+        columns["gpu.annotation"], columns["annotations"] = annotations_of_piece(
+            texts, row, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
+        )
     columns |= _prefixed("host", _common(host, names, lanes) | _host(host))
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
@@ -252,12 +288,20 @@ def _columns(events: Sequence[Event], damaged: int) -> Columns:
     return columns
 
 
+def _told(events: Sequence[Event], node: np.ndarray[Any, Any]) -> bool:
+    """Whether the arguments of a graphed activity tell of an annotation."""
+    graphed = compress(events, node.astype(np.bool_).tolist())
+    args = (event.args for event in graphed)
+    return any(told != _SILENT for told in map(_TELLING, args))
+
+
 @dataclass(frozen=True, slots=True)
 class _Complete:
     """Complete events (phase X) with their times, and how many others there were among them.
 
     Attributes:
         events: the complete ones.
+        row: place of each among all events.
         number: of the category of each.
         start, duration: ns; the duration may be `NO_TIME_NS`.
         timeless: number of events without a start time.
@@ -265,6 +309,7 @@ class _Complete:
     """
 
     events: list[Event]
+    row: np.ndarray[Any, Any]
     number: np.ndarray[Any, Any]
     start: np.ndarray[Any, Any]
     duration: np.ndarray[Any, Any]
@@ -277,7 +322,7 @@ class _Complete:
         duration = nanoseconds(list(map(attrgetter("dur"), events)))
         wrong = (start == NO_TIME_NS) | (duration == NO_TIME_NS)
         if not wrong.any():
-            return cls(events, number, start, duration, 0, 0)
+            return cls(events, np.arange(len(events)), number, start, duration, 0, 0)
         # Only events without a duration can be of another phase; the rest need not be looked at.
         phases = {row: events[row].ph for row in np.flatnonzero(wrong).tolist()}
         kept = np.array([phases.get(row, "X") == "X" for row in range(len(events))], np.bool_)
@@ -285,7 +330,8 @@ class _Complete:
         kept &= start != NO_TIME_NS
         unpaired = sum(phase in _UNPAIRED for phase in phases.values())
         complete = list(compress(events, kept.tolist()))
-        return cls(complete, number[kept], start[kept], duration[kept], timeless, unpaired)
+        row = np.flatnonzero(kept)
+        return cls(complete, row, number[kept], start[kept], duration[kept], timeless, unpaired)
 
 
 def _prefixed(prefix: str, columns: Columns) -> Columns:
@@ -338,7 +384,11 @@ def _triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.nd
 def _host(rows: _Complete) -> Columns:
     args = list(map(attrgetter("args"), rows.events))
     numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
-    return numbers | {"category": rows.number - np.uint8(_FIRST_HOST)}
+    kernels = (arg.kernel_backend is not None for arg in args)  # Inductor's launch of a kernel
+    return numbers | {
+        "category": rows.number - np.uint8(_FIRST_HOST),
+        "is_kernel": np.fromiter(kernels, np.bool_, len(args)),
+    }
 
 
 def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:

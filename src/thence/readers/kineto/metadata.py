@@ -21,6 +21,8 @@ _FACTS = (
 _HIP_CALL = re.compile(r"hip[A-Z]\w*")
 _BY_CATEGORY = ("mtia", "xpu", "privateuse1", "cuda")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
+# As tensorboard_trace_handler names files for a worker that is called by its rank.
+_RANK_AS_WORKER = re.compile(r"(\d{1,9})\.[\w-]+\.pt\.trace\.json")
 
 
 def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +62,8 @@ def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:
     rank = _mapping(metadata.get("distributedInfo")).get("rank")
     if isinstance(rank, int) and 0 <= rank < 1 << 31:
         return rank
-    match = _RANK_IN_NAME.search(PurePath(file_name).name)
+    name = PurePath(file_name).name
+    match = _RANK_IN_NAME.search(name) or _RANK_AS_WORKER.match(name)
     return int(match[1]) if match and len(match[1]) < 10 else None
 
 

@@ -34,7 +34,7 @@ _AFTER_ITEM = re.compile(rb"\s*(?:\]|,\s*[\"\[{\d-])")
 
 def decode_leniently(
     piece: bytes, event_type: type[Any], args_type: type[Any]
-) -> tuple[list[Any], int]:
+) -> tuple[list[Any], list[bytes], int]:
     """The events of a piece, one by one.
 
     Args:
@@ -43,9 +43,9 @@ def decode_leniently(
         args_type: struct of the arguments, treated alike.
 
     Returns:
-        the events that could be read, and how many could not.
+        the events that could be read, the text of each, and how many could not.
     """
-    events, damaged = [], 0
+    events, texts, damaged = [], [], 0
     for text in split_events(piece):
         fields = _fields(text)
         if fields is None:
@@ -61,7 +61,8 @@ def decode_leniently(
             if isinstance(fields.get(name), int | float | str):
                 values[name] = msgspec.Raw(str(fields[name]).encode())
         events.append(event_type(**values))
-    return events, damaged
+        texts.append(text)
+    return events, texts, damaged
 
 
 def _fields(text: bytes) -> dict[str, Any] | None:

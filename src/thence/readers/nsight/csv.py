@@ -33,6 +33,7 @@ PATTERNS: tuple[str, ...] = ()
 _HEADER = re.compile(
     rb'^"?Start ?\([a-z]+\)"?,"?Duration ?\([a-z]+\)"?,"?CorrId"?,.*Name"?\r?$', re.MULTILINE
 )
+_SYNONYMS = {"Stream": "Strm"}  # as other reports of nsys, and people, head it
 _UNIT = re.compile(r"^(?P<name>.*?) ?\((?P<unit>[A-Za-z/]+)\)$")
 _NS = {
     "ns": 1, "nsec": 1, "us": 10**3, "usec": 10**3, "ms": 10**6, "msec": 10**6, "s": 10**9, "sec": 10**9,
@@ -140,6 +141,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
         raise DamagedInput(source.name, f"is no CSV table that can be read ({reason})") from error
     split = {column: _UNIT.match(column) for column in frame.columns}
     plain = {column: match["name"] if match else column for column, match in split.items()}
+    plain = {column: _SYNONYMS.get(name, name) for column, name in plain.items()}
     if len(set(plain.values())) < len(plain):
         raise DamagedInput(source.name, f"has columns twice: {', '.join(frame.columns)}")
     units = {match["name"]: match["unit"] for match in split.values() if match}

@@ -1,0 +1,72 @@
+"""What marks and annotations say beside names, as a table with a typed column for each field."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+if TYPE_CHECKING:
+    from thence.model.attributed import Attributed
+
+__all__ = ["annotation_table"]
+
+_ACTIVITY = ("rank", "device", "stream", "name", "start", "duration")
+_PLACES = ("label", "lane")
+
+
+def annotation_table(trace: Attributed) -> pl.DataFrame:
+    """The metadata of every activity that has any.
+
+    Args:
+        trace: attributed.
+
+    Returns:
+        gpu (row in `gpu`), rank, device, stream, name, start (ns), duration (ns), label, lane, and a
+        column for each field: Int64, Float64, Boolean or String, as all its values allow; lists and
+        fields of several types are JSON text. A field called like one of the columns before gets
+        ``annotated_`` in front. What describes a collective is in ``collectives``.
+    """
+    said = trace.places["metadata"].cast(pl.String)
+    rows = said.is_not_null().arg_true()
+    texts = said.gather(rows)
+    distinct = texts.unique(maintain_order=True)
+    fields: list[dict[str, Any]] = [
+        msgspec.json.decode(text, type=dict[str, Any]) for text in distinct.to_list()
+    ]
+    of_row = texts.replace_strict(
+        distinct, pl.int_range(len(distinct), dtype=pl.UInt32, eager=True), return_dtype=pl.UInt32
+    )
+    frame = pl.DataFrame({"gpu": rows.cast(pl.Int32)}).with_columns(
+        *(trace.gpu[name].gather(rows) for name in _ACTIVITY),
+        *(trace.places[name].gather(rows) for name in _PLACES),
+    )
+    keys = dict.fromkeys(key for said_once in fields for key in said_once)
+    taken = set(frame.columns)
+    columns = []
+    for key in keys:
+        column = key
+        while column in taken:
+            column = f"annotated_{column}"
+        taken.add(column)
+        columns.append(_typed(column, [one.get(key) for one in fields]).gather(of_row))
+    return frame.with_columns(columns)
+
+
+def _typed(name: str, values: list[Any]) -> pl.Series:
+    types = {type(value) for value in values if value is not None}
+    dtype: Any = {
+        frozenset((int,)): pl.Int64, frozenset((float,)): pl.Float64,
+        frozenset((int, float)): pl.Float64, frozenset((bool,)): pl.Boolean,
+    }.get(frozenset(types), pl.String)  # fmt: skip
+    if dtype == pl.Int64 and any(v is not None and abs(v) >= 1 << 63 for v in values):
+        dtype = pl.String
+    if dtype == pl.String:
+        values = [
+            value
+            if value is None or isinstance(value, str)
+            else msgspec.json.encode(value).decode()
+            for value in values
+        ]
+    return pl.Series(name, values, dtype)

@@ -1,0 +1,103 @@
+"""The pictures of a trace, as Plotly figures: `Trace` inherits them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from thence.writers.page import plots
+from thence.writers.page.timeline_figure import timeline_figure
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from thence.analysis.communication import Collectives
+    from thence.analysis.compilation import Compilation
+    from thence.analysis.flame import Flame
+    from thence.analysis.programs import Programs
+    from thence.analysis.streams import Streams
+    from thence.analysis.summary import Summary
+    from thence.analysis.timeline_overview import Overview
+
+__all__ = ["Pictures"]
+
+
+class Pictures(ABC):
+    """Draws what the analyses of a trace return; each picture has the options of its analysis."""
+
+    @abstractmethod
+    def overview(self) -> Overview:
+        """Every stream over time."""
+
+    @abstractmethod
+    def summary(self, by: str = "kernel") -> Summary:
+        """GPU time by one kind of place."""
+
+    @abstractmethod
+    def flame(self, by: str | None = None) -> Flame:
+        """GPU time as a flame graph."""
+
+    @abstractmethod
+    def streams(self) -> Streams:
+        """What ran on which stream."""
+
+    @abstractmethod
+    def collective_times(self, warm_up: str = "heuristic") -> Collectives:
+        """Sizes, bandwidths and waits of collectives."""
+
+    @abstractmethod
+    def program_times(self, warm_up: str = "heuristic") -> Programs:
+        """Executions of XLA programs."""
+
+    @abstractmethod
+    def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
+        """How much durations vary."""
+
+    @abstractmethod
+    def compile_times(self, autotuning: str = "block") -> Compilation:
+        """Compile time by phase."""
+
+    def plot_timeline(self) -> go.Figure:
+        """Every stream over time, as a Plotly figure like all that follow."""
+        return timeline_figure(self.overview())
+
+    def plot_by(self, by: str = "kernel", top: int = 15) -> go.Figure:
+        """The largest rows of ``summary(by)``."""
+        return plots.by_figure(self.summary(by), top)
+
+    def plot_flame(self, by: str | None = None) -> go.Figure:
+        """The flame graph; ``thence flame`` writes one that searches and filters."""
+        return plots.flame_figure(self.flame(by))
+
+    def plot_streams(self) -> go.Figure:
+        """Time of each stream by group of kernels."""
+        return plots.groups_figure(self.streams())
+
+    def plot_concurrency(self) -> go.Figure:
+        """How long one, two or more streams of each device were busy at once."""
+        return plots.concurrency_figure(self.streams())
+
+    def plot_bandwidth(self) -> go.Figure:
+        """Bus bandwidth of collectives against message size."""
+        return plots.bandwidth_figure(self.collective_times())
+
+    def plot_waits(self) -> go.Figure:
+        """How long collectives waited for the last device that they need."""
+        return plots.waits_figure(self.collective_times())
+
+    def plot_stragglers(self) -> go.Figure:
+        """Which device of which rank the others waited for."""
+        return plots.stragglers_figure(self.collective_times())
+
+    def plot_programs(self) -> go.Figure:
+        """Active and idle time of XLA programs."""
+        return plots.programs_figure(self.program_times())
+
+    def plot_spread(self) -> go.Figure:
+        """Spread of durations against their mean, for each computation."""
+        return plots.spread_figure(self.spread())
+
+    def plot_compile(self) -> go.Figure:
+        """Compile time by phase."""
+        return plots.compile_figure(self.compile_times())

@@ -1,0 +1,264 @@
+"""Annotations of CUDA graphs that PyTorch or its tools wrote into the arguments of graphed activities.
+
+Three writers put the fields of an annotation (see `thence.readers.torch_annotations`) among an event's own
+arguments:
+
+- torch 2.15, ``export_chrome_trace(cuda_graph_annotations=...)``: values are text; the lane is
+  ``annotated_stream``, or the event was moved there and ``original_stream`` is where it ran. The file says
+  ``cudaGraphInlineAnnotated``.
+- torch 2.12 to 2.14, ``torch.cuda._annotate_cuda_graph_trace``: values are text; every graphed event was
+  moved to its lane, or to the default one (7; what overlapped there to 8), and where it ran is lost.
+- torch.profiler's CUPTI exporter (Cuspy): values keep their type; a field ``stream`` replaces the argument
+  of that name, but the event stays in the row of its stream.
+
+An annotation belongs to a node of a graph, so it is decoded once for each node and piece of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from thence.model.collective_columns import described_structs
+from thence.model.collectives import KINETO_KEYS
+from thence.model.graph_labels import MODULE_KEYS
+from thence.model.tables import GRAPH_PLACES
+from thence.readers.torch_annotations import label_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thence.model.graph_labels import Label
+
+__all__ = ["Written", "annotated_places", "annotations_of_piece"]
+
+Array = np.ndarray[Any, Any]
+
+_LANE, _MOVED = "annotated_stream", "original_stream"
+_DEFAULT_LANES = (7, 8)
+_PHASE = "autograd_phase"
+_LOST = (
+    "PyTorch's tool for annotated CUDA graphs moved what ran in them to lanes, and some by up to 1 us: the "
+    "streams that it ran on are not in the file"
+)
+# What Kineto, its Python exporter and CUPTI's own exporter write themselves.
+_OF_KINETO = frozenset(
+    (
+        "External id", "queued", "device", "context", "stream", "correlation", "registers per thread",
+        "shared memory", "blocks per SM", "warps per SM", "grid", "block", "cluster",
+        "est. achieved occupancy %", "occupancy", "graph id", "graph node id", "priority", "channel",
+        "channel_type", "bytes", "memory bandwidth (GB/s)", "fromDevice", "inDevice", "toDevice",
+        "fromContext", "inContext", "toContext", "copy kind", "src kind", "dst kind", "memory kind",
+        "flags", "cuda event", "host fn", "host fn addr", "value", "Comms Id", "Rank",
+        "Input Tensors start", "Output Tensors start", "Global rank start", "Global rank stride",
+        "Is asynchronized op", _MOVED,
+    )
+)  # fmt: skip
+_NUMBERS = frozenset(("grid", "block", "bytes", "device", "context", "queued", "cluster"))
+"""Of these, what is never text: an annotation of the same name took the place of Kineto's own."""
+_TELLING = frozenset(
+    (*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, KINETO_KEYS["collective"])
+)
+_BY_THENCE = "label_rule"
+_INTEGER, _REAL = (
+    re.compile(r"-?(?:0|[1-9][0-9]{0,17})"),
+    re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?"),
+)
+_WORDS = {"True": True, "False": False, "None": None}
+_raw_events = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Annotated(msgspec.Struct, gc=False):
+    args: dict[str, Any] = {}
+
+
+_annotated = msgspec.json.Decoder(_Annotated)
+
+
+def annotations_of_piece(
+    piece: bytes | bytearray | list[bytes], row: Array, lane: Array, graph: Array, node: Array
+) -> tuple[Array, list[str]]:
+    """What was annotated to the device activities of a piece.
+
+    Args:
+        piece: the events, as an array or one by one.
+        row: place in the piece of the event of each activity.
+        lane: number of the row of the viewer of each activity.
+        graph: id of its graph.
+        node: id of its node, 0 outside of graphs.
+
+    Returns:
+        Of each activity the number of its annotation, -1 for none, and the different annotations: JSON
+        objects of all arguments that are not Kineto's own.
+    """
+    number = np.full(len(node), -1, np.int32)
+    graphed = np.flatnonzero(node)
+    if not len(graphed):
+        return number, []
+    key = pl.DataFrame({"lane": lane[graphed], "graph": graph[graphed], "node": node[graphed]})
+    of_key = key.select(pl.struct(pl.all()).rank("dense")).to_series().to_numpy() - 1
+    _, first = np.unique(of_key, return_index=True)
+    try:
+        events = piece if isinstance(piece, list) else _raw_events.decode(bytes(piece))
+    except (msgspec.MsgspecError, RecursionError):
+        return number, []
+    texts: dict[str, int] = {}
+    numbers = []
+    for event in row[graphed[first]].tolist():
+        said = _said(bytes(events[event]))
+        numbers.append(texts.setdefault(said, len(texts)) if said else -1)
+    number[graphed] = np.array(numbers, np.int32)[of_key]
+    return number, list(texts)
+
+
+def _said(event: bytes) -> str | None:
+    """The annotation in an event as JSON, None where there is none."""
+    try:
+        args = _annotated.decode(event).args
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if _BY_THENCE in args:
+        return None
+    fields = {
+        key: value
+        for key, value in args.items()
+        if key not in _OF_KINETO or (key in _NUMBERS and isinstance(value, str))
+    }
+    return msgspec.json.encode(fields).decode() if fields else None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the file says of the device activities, before they are sorted.
+
+    Attributes:
+        number: of the annotation of each activity, -1 for none.
+        texts: the different annotations, as `annotations_of_piece` gives them.
+        node: id of the graph node; 0 outside of graphs.
+        stream: argument of that name; `missing` where there is none.
+        original_stream: where it ran, if it was moved; `missing` otherwise.
+        row_stream: number of the viewer's row that it is in.
+        missing: value for what is not there.
+        inline: whether the file says that torch 2.15 annotated it.
+    """
+
+    number: Array
+    texts: Sequence[str]
+    node: Array
+    stream: Array
+    original_stream: Array
+    row_stream: Array
+    missing: int
+    inline: bool
+
+    @property
+    def recorded_stream(self) -> Array:
+        """The streams, where an annotation has not taken the place of the argument."""
+        replaced = (self.number >= 0) & (self.original_stream == self.missing)
+        return np.where(replaced, self.row_stream, self.stream)
+
+
+def annotated_places(
+    written: Written, row_after: Callable[[Array], pl.Series]
+) -> tuple[pl.DataFrame, list[str]]:
+    """The annotations as rows of `GRAPH_PLACES`, for all graphed activities if any of them is annotated.
+
+    Args:
+        written: what the file says.
+        row_after: gives the rows in the sorted table of rows of the file.
+
+    Returns:
+        the rows, and warnings.
+    """
+    fields = [_typed(text) for text in written.texts]
+    if not written.inline and not any(_TELLING & said.keys() for said in fields):
+        return GRAPH_PLACES.empty(), []  # a newer Kineto than this one knows may write more
+    graphed = np.flatnonzero(written.node)
+    lanes, lost = _lanes(written)
+    number, lane = written.number[graphed], lanes[graphed]
+    distinct, of_row = np.unique(np.stack([number, lane]), axis=1, return_inverse=True)
+    of_row = of_row.reshape(-1)
+    labels = [
+        label_of(_with_lane(fields[said] if said >= 0 else {}, to, written.missing))
+        for said, to in distinct.T.tolist()
+    ]
+    columns = _columns(labels)
+    rows = {name: values.gather(pl.Series(of_row)) for name, values in columns.items()}
+    frame = GRAPH_PLACES.frame({**rows, "gpu": row_after(graphed)}).sort("gpu")
+    return frame, [_LOST] if lost else []
+
+
+def _with_lane(fields: dict[str, Any], lane: int, missing: int) -> dict[str, Any]:
+    rest = {key: value for key, value in fields.items() if key != _LANE}
+    return rest if lane == missing else rest | {"stream": lane}
+
+
+def _lanes(written: Written) -> tuple[Array, bool]:
+    """The lane that each activity was annotated to, ``missing`` for none; whether that hides the streams."""
+    missing, stream = written.missing, written.stream
+    asked = np.array([_asked(text, missing) for text in written.texts], np.int64)
+    lane = np.where(written.number >= 0, np.append(asked, missing)[written.number], missing)
+    moved, replaced = written.original_stream != missing, stream != written.row_stream
+    plain = moved & (written.number < 0)
+    default = np.array([*_DEFAULT_LANES[:1], *np.unique(stream[plain]).tolist()])
+    replaced &= (stream != missing) & (written.number >= 0) & (written.node != 0)
+    to = moved | replaced
+    lane = np.where((lane == missing) & to & ~np.isin(stream, default), stream, lane)
+    if written.inline or moved.any() or replaced.any() or (asked != missing).any():
+        return lane, False
+    # torch 2.12 to 2.14 moved everything, and left no other trace of that.
+    by_tool = (written.number >= 0) & (written.node > np.uint64((1 << 32) - 1))
+    lane = np.where(by_tool & ~np.isin(stream, _DEFAULT_LANES), stream, missing)
+    return lane, bool((lane != missing).any())
+
+
+def _asked(text: str, missing: int) -> int:
+    value = _typed(text).get(_LANE)
+    return value if type(value) is int and abs(value) < 1 << 62 else missing
+
+
+def _typed(text: str) -> dict[str, Any]:
+    """An annotation whose values have a type again where PyTorch made them text."""
+    return {key: _value(value) for key, value in msgspec.json.decode(text).items()}
+
+
+def _value(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    result: object = _WORDS.get(value, value)
+    if _INTEGER.fullmatch(value):
+        result = int(value)
+    elif _REAL.fullmatch(value):
+        result = float(value)
+    elif value[:1] == "[" and value[-1:] == "]":
+        with suppress(msgspec.MsgspecError):
+            result = msgspec.json.decode(value, type=list[int])
+    return result
+
+
+def _columns(labels: Sequence[Label]) -> dict[str, pl.Series]:
+    """Columns of places, one row for each label."""
+
+    def texts(values: list[str | None]) -> pl.Series:
+        return pl.Series(values, dtype=pl.String).cast(pl.Categorical())
+
+    return {
+        "label": texts(["/".join(label.path) or None for label in labels]),
+        "module": texts([label.module for label in labels]),
+        "phase": texts([label.phase for label in labels]),
+        "lane": texts([label.lane for label in labels]),
+        "metadata": texts(
+            [
+                msgspec.json.encode(label.metadata).decode() if label.metadata else None
+                for label in labels
+            ]
+        ),
+        "collective": described_structs([label.collective for label in labels]),
+        "rule": pl.Series(["in_trace" if label.path else "graph_no_label" for label in labels]),
+    }

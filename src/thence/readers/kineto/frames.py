@@ -1,0 +1,187 @@
+"""Tables of a trace from the joined columns of a Kineto file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.model.collective_columns import described
+from thence.model.reasons import REASONS, RULES
+from thence.model.tables import (
+    COLLECTIVES,
+    GPU,
+    GRAPH_PLACES,
+    HOST,
+    HOST_CATEGORIES,
+    KINDS,
+    THREADS,
+)
+from thence.readers.categories import positions_of_functions, shown_name
+from thence.readers.kineto.annotations import Written, annotated_places
+from thence.readers.kineto.events import MISSING
+from thence.readers.kineto.forward_backward import forward_rows
+from thence.readers.nesting import host_parents, parent_column
+
+if TYPE_CHECKING:
+    from thence.readers.kineto.ranks import Lanes
+
+__all__ = ["collective_frame", "gpu_frame", "graph_places", "host_frame", "threads_frame"]
+
+_GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Any]
+
+
+def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
+    """Rows of `GPU` in the given order."""
+    sorted_gpu = {key: values[order] for key, values in gpu.items()}
+    # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
+    # of the node's id, and then the first node of a graph is 0 too.
+    graph = pl.Series(sorted_gpu["graph"])
+    node = pl.Series(sorted_gpu["node"])
+    node = node.set((node == 0) & (graph == 0), None)
+    columns = {
+        "rank": sorted_gpu["rank"],
+        "device": _integers(sorted_gpu["device"], 0, (1 << 31) - 1).fill_null(0),
+        "stream": sorted_gpu["stream"],
+        "kind": _chosen(KINDS, sorted_gpu["kind"]),
+        "name": names.cast(pl.Categorical()).gather(sorted_gpu["name"]),
+        "start": sorted_gpu["start"],
+        "duration": sorted_gpu["duration"],
+        "correlation": _integers(sorted_gpu["correlation"]),
+        "external": _integers(sorted_gpu["external"]),
+        "graph": graph.replace(0, None),
+        "node": node,
+        "grid": _triples(sorted_gpu["grid"]),
+        "block": _triples(sorted_gpu["block"]),
+        "registers": _integers(sorted_gpu["registers"], 0, (1 << 31) - 1),
+        "shared_memory": _integers(sorted_gpu["shared_memory"], 0),
+        "bytes": _integers(sorted_gpu["bytes"], 0),
+    }
+    return GPU.frame(columns)
+
+
+def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
+    """With null for what is missing or cannot be true."""
+    return pl.select(
+        pl.when(pl.lit(pl.Series((values >= low) & (values <= high)))).then(
+            pl.lit(pl.Series(values))
+        )
+    ).to_series()
+
+
+def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
+    return pl.Series(values, dtype=pl.Enum(values)).gather(numbers)
+
+
+def _triples(values: Array) -> pl.Series:
+    valid = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
+    array = pl.Series(np.where(valid, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
+    return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
+
+
+def host_frame(
+    host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
+) -> pl.DataFrame:
+    """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
+    for key in list(host):
+        host[key] = host[key][order]
+    lane = host["lane"]
+    rank = np.where(lanes.rank < 0, max(0, int(lanes.rank.min(initial=0))), lanes.rank).astype(
+        np.int32
+    )
+    track = np.cumsum(np.concatenate([[0], lane[1:] != lane[:-1]])) if len(lane) else lane
+    parent = host_parents(track, host["category"], host["start"], host["duration"])
+    ops, arrows = _numbered_ops(host, rank, track), _placed_flows(flows, rank, lane, track)
+    forward = forward_rows(ops, arrows, parent).astype(np.int32)
+    del host["forward_thread"], host["lane"]
+    shown = names.map_elements(shown_name, pl.String) if len(names) else names
+    columns = {
+        "rank": rank[lane],
+        "process": lanes.process[lane],
+        "thread": lanes.thread[lane],
+        "category": _chosen(HOST_CATEGORIES, host.pop("category")),
+        "name": shown.cast(pl.Categorical()).gather(host.pop("name")),
+        "start": host.pop("start"),
+        "duration": host.pop("duration"),
+        "correlation": _integers(host.pop("correlation")),
+        "external": _integers(host.pop("external")),
+        "sequence": _integers(host.pop("sequence"), 0),
+        "parent": parent_column(parent),
+        "forward": _integers(forward, 0),
+    }
+    return HOST.frame(columns | {"position": positions_of_functions(columns["category"])})
+
+
+def _numbered_ops(host: Arrays, rank: Array, track: Array) -> Arrays:
+    rows = np.flatnonzero(host["sequence"] >= 0)
+    columns = {key: host[key][rows] for key in ("start", "sequence", "forward_thread")}
+    return {"row": rows, "rank": rank[host["lane"][rows]], "track": track[rows], **columns}
+
+
+def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arrays:
+    """The arrows, with rank and track instead of lane."""
+    track_of = np.full(len(rank), -1, np.int64)
+    track_of[lane] = track
+    return {**flows, "rank": rank[flows["lane"]], "track": track_of[flows["lane"]]}
+
+
+def collective_frame(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
+    """Rows of `COLLECTIVES` from the arguments of kernels, or of the host ops that launched them."""
+    rows = {
+        "gpu": _row_after(moved["gpu"], gpu_order),
+        "host": _row_after(moved["host"], host_order),
+    }
+    frame = COLLECTIVES.frame({**described(moved).to_dict(), **rows})
+    return frame.sort("gpu", "host", nulls_last=True)
+
+
+def _row_after(file_rows: Array, order: Array) -> pl.Series:
+    """Where rows of the file stand in the sorted table."""
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    has_row = file_rows >= 0
+    return pl.Series(
+        np.where(has_row, position[np.where(has_row, file_rows, 0)] if len(order) else 0, MISSING)
+    ).replace(MISSING, None)
+
+
+def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
+    """The last name given to each host thread: Kineto gives the process name first, the thread's own later."""
+    lane = threads["lane"][on_host]
+    frame = THREADS.frame(
+        {
+            "rank": np.maximum(lanes.rank[lane], 0),
+            "process": lanes.process[lane],
+            "thread": lanes.thread[lane],
+            "name": pl.Series(threads["name"], dtype=pl.String).filter(pl.Series(on_host)),
+        }
+    )
+    return frame.unique(["rank", "process", "thread"], keep="last", maintain_order=True)
+
+
+def graph_places(
+    joined: Arrays, annotated: Written, gpu_order: Array
+) -> tuple[pl.DataFrame, list[str]]:
+    """Labels of graphed activities in the file, that thence wrote or else PyTorch, and warnings."""
+    if not len(joined["gpu"]):
+        return annotated_places(annotated, lambda rows: _row_after(rows, gpu_order))
+    columns = {
+        name: pl.Series(values, dtype=pl.String).replace("", None)
+        for name, values in joined.items()
+        if isinstance(values, list)
+    }
+    confidence = pl.Series(joined["confidence"]).fill_nan(None)
+    columns["lane"] = columns.pop("shown_in")
+    rows = _row_after(joined["gpu"], gpu_order)
+    labelled, rule = columns["label"].is_not_null(), columns["rule"]
+    # Rules that this version does not know, or that do not fit whether there is a label.
+    unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_GRAPH_REASONS))
+    in_trace = pl.Series(["in_trace"]).new_from_index(0, len(rule))
+    reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
+    columns["rule"] = in_trace.zip_with(labelled, reason).zip_with(unknown, rule)
+    columns["detail"] = rule.zip_with(unknown & ~labelled, columns["detail"])
+    frame = GRAPH_PLACES.frame({**columns, "gpu": rows, "confidence": confidence})
+    return frame.sort("gpu"), []

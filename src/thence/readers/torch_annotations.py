@@ -1,0 +1,164 @@
+"""PyTorch's annotations of CUDA graphs: what its annotation files and its annotated traces say of a node.
+
+An annotation file is a dict of node id (executable graph << 32 | number) to a list of dicts, pickled or as
+JSON, whose keys are then texts. PyTorch names neither process nor kernels in it; the rank is in its name,
+``kernel_annotations_rank0_fwd.pkl``, by which PyTorch's own tools find it. `mark_kernels` merges nested
+scopes into one dict, in which the keys ``name``, ``stream`` (the lane to show the node on) and
+``autograd_phase`` have a meaning; all others are the user's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from thence.errors import DamagedInput, UnknownFormat
+from thence.model.collectives import KINETO_KEYS, split
+from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Label, Process
+from thence.readers.plain_pickle import PickleRefused, load_plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["annotation_files", "is_annotation_name", "label_of", "read_annotations", "sniff"]
+
+_MOST_NODES = 20_000_000
+_LOW, _HIGH = (1 << 32) - 1, 32
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_JSON = re.compile(rb'\s*\{\s*"[0-9]{1,20}"\s*:')
+_NAME = re.compile(r"kernel_annotations_rank(\d{1,9})(?:[_.].*)?\.(?:pkl|json)")
+_NAMES = ("name", "str", "annotation")
+"""Keys under which PyTorch and its tools give the name: of 2.13 and newer, of 2.12, of annotations that
+are no dict."""
+_GROUP = (KINETO_KEYS["group_name"], KINETO_KEYS["group_description"])
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file that begins like this may be an annotation file."""
+    return _PICKLE.match(head) is not None or _JSON.match(head) is not None
+
+
+def is_annotation_name(path: str) -> bool:
+    """Whether a file is called what PyTorch's tools expect of an annotation file."""
+    return _NAME.fullmatch(Path(path).name) is not None
+
+
+def annotation_files(folder: Path, ranks: list[int]) -> list[Path]:
+    """The annotation files of some ranks in a folder and the one above it, by name."""
+    found = []
+    for place in (folder, folder.resolve().parent):
+        for path in sorted(place.glob("kernel_annotations_rank*")):
+            match = _NAME.fullmatch(path.name)
+            if match and int(match[1]) in ranks:
+                found.append(path)
+    return found
+
+
+def read_annotations(content: bytes, name: str) -> GraphLabels:
+    """The labels in an annotation file.
+
+    Every graph id becomes a graph of its own, since the file does not tell ids of captured graphs from
+    those of executable graphs.
+
+    Args:
+        content: the whole file.
+        name: of the file; the rank is told from it.
+
+    Raises:
+        DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
+        UnknownFormat: it holds something else.
+    """
+    annotations = _loaded(content, name)
+    if not isinstance(annotations, dict) or len(annotations) > _MOST_NODES:
+        raise UnknownFormat(name, "holds no annotations: expected a dict of node ids")
+    labels: list[Label] = []
+    by_text: dict[str, int] = {}
+    ids = np.zeros(len(annotations), np.uint64)
+    numbers = np.zeros(len(annotations), np.int32)
+    for i, (node, value) in enumerate(annotations.items()):
+        text = repr(value)
+        if text not in by_text:
+            by_text[text] = len(labels)
+            labels.append(_checked_label(value, name))
+        ids[i], numbers[i] = _node_id(node, name), by_text[text]
+    graphs = tuple(_graph(int(g), ids, numbers) for g in np.unique(ids >> np.uint64(_HIGH)))
+    match = _NAME.fullmatch(Path(name).name)
+    process = Process(rank=int(match[1]) if match else None)
+    return GraphLabels(name, process, tuple(labels), graphs=graphs)
+
+
+def _loaded(content: bytes, name: str) -> object:
+    if _PICKLE.match(content):
+        try:
+            return load_plain(content)
+        except PickleRefused as error:
+            raise DamagedInput(
+                name, f"{error}; expected a pickled annotation file of PyTorch"
+            ) from error
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedInput(name, f"is cut or no valid JSON ({error})") from error
+
+
+def _node_id(node: object, name: str) -> int:
+    """The id that a key stands for; JSON has texts for keys."""
+    number = int(node) if isinstance(node, str) and re.fullmatch("[0-9]{1,20}", node) else node
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 1 << 64:
+        raise DamagedInput(name, f"a key of the annotations is no node id: {node!r:.60}")
+    return number
+
+
+def _checked_label(annotations: object, name: str) -> Label:
+    """One label of the annotations of a node: dicts (key-wise, later ones win), or texts."""
+    merged: dict[str, Any] = {}
+    for annotation in annotations if isinstance(annotations, list | tuple) else [annotations]:
+        if isinstance(annotation, dict):
+            merged |= {str(key): value for key, value in annotation.items()}
+        elif isinstance(annotation, str):
+            merged["name"] = annotation
+        elif annotation is not None:
+            raise DamagedInput(name, f"an annotation is neither dict nor text: {annotation!r:.60}")
+    return label_of(merged)
+
+
+def label_of(annotation: dict[str, Any]) -> Label:
+    """The label that one dict of annotations stands for.
+
+    A collective's lane is its process group: name and description, as two groups may share either.
+    """
+    fields = dict(annotation)
+    key = next((key for key in _NAMES if fields.get(key) is not None), None)
+    path = () if key is None else (str(fields.pop(key)),)
+    phase, stream = fields.pop("autograd_phase", None), fields.pop("stream", None)
+    collective, rest = split(fields, path[-1] if path else None)
+    group, description = (None if fields.get(key) is None else str(fields[key]) for key in _GROUP)
+    lane = None if stream is None else str(stream)
+    if group is not None and description is not None and lane is not None:
+        lane = f"{group} ({description})"
+    elif (group or description) and lane is not None:
+        lane = group or description
+    return Label(path, None if phase is None else str(phase), lane, rest, collective)
+
+
+def _graph(graph: int, ids: NDArray[np.uint64], labels: NDArray[np.int32]) -> CapturedGraph:
+    rows = np.flatnonzero(ids >> np.uint64(_HIGH) == graph)
+    number = (ids[rows] & np.uint64(_LOW)).astype(np.int64)
+    order = np.argsort(number)
+    known: dict[str, Any] = {
+        "number": number[order],
+        "label": labels[rows][order],
+        "type": ["unknown"] * len(rows),
+    }
+    nodes = pl.DataFrame(
+        {
+            name: pl.Series(name, known.get(name, [None] * len(rows)), dtype)
+            for name, dtype in NODES.items()
+        }
+    )
+    return CapturedGraph(graph, (graph,), None, nodes, None)

@@ -1,0 +1,187 @@
+"""PyTorch's annotation files: whose they are, where they are found, and which forms they have."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import TORCH, recording, run_thence, unzipped
+from thence.readers.label_files import read_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+REPLAY = recording("torch-2.12_graph_replay_rank0")
+EXECUTABLE = 2  # graph id of the recording
+
+
+def annotations(prefix: str) -> dict[int, list[dict[str, Any]]]:
+    """What `mark_kernels` would have recorded: the labels of the recorded truth, different for each rank."""
+    nodes = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
+    return {
+        EXECUTABLE << 32 | node["id"] & 0xFFFFFFFF: [{"name": prefix + node["label"]}]
+        for node in nodes
+    }
+
+
+def pickled(path: Path, prefix: str) -> Path:
+    path.write_bytes(pickle.dumps(annotations(prefix)))
+    return path
+
+
+def as_json(path: Path, prefix: str) -> Path:
+    path.write_text(json.dumps(annotations(prefix)))
+    return path
+
+
+def trace_of(path: Path) -> Path:
+    """A trace of the rank that its name says: the recording names none."""
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_bytes(unzipped(REPLAY))
+    return path
+
+
+def labels(trace: thence.Trace) -> dict[int, Counter[str]]:
+    rows = trace.gpu.select("rank", label=trace.places["label"].cast(pl.String)).rows()
+    ranks = {rank for rank, _ in rows}
+    return {rank: Counter(label for of, label in rows if of == rank) for rank in ranks}
+
+
+def expected(prefix: str) -> Counter[str]:
+    named = Counter(value[0]["name"] for value in annotations(prefix).values())
+    return Counter({name: 5 * count for name, count in named.items()})
+
+
+@pytest.mark.parametrize("write", [pickled, as_json])
+def test_each_rank_gets_the_labels_of_its_own_file(
+    write: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    traces = [trace_of(tmp_path / f"trace_rank{rank}.json") for rank in range(3)]
+    ending = "pkl" if write is pickled else "json"
+    files = [
+        write(tmp_path / f"kernel_annotations_rank{rank}_fwd.{ending}", f"r{rank}_")
+        for rank in range(3)
+    ]
+    right = {rank: expected(f"r{rank}_") for rank in range(3)}
+    assert labels(thence.open(*traces)) == right  # found
+    assert labels(thence.open(tmp_path)) == right
+    (tmp_path / "away").mkdir()
+    moved = [file.rename(tmp_path / "away" / file.name) for file in files]
+    assert labels(thence.open(*traces).label(moved)) == right  # named
+    assert labels(thence.open(*traces).label(moved[1:2]))[0] == Counter({None: 240})
+
+
+def test_one_file_never_labels_several_ranks(tmp_path: Path) -> None:
+    traces = [trace_of(tmp_path / f"trace_rank{rank}.json") for rank in range(2)]
+    file = pickled(tmp_path / "annotations.pkl", "")
+    with pytest.raises(thence.InputError, match="does not say which rank captured these graphs"):
+        thence.open(*traces).label(file)
+    assert labels(thence.open(traces[0]).label(file)) == {
+        0: expected("")
+    }  # there is only one it can be of
+
+
+def test_a_file_of_another_rank_is_not_taken(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path / "trace_rank1.json")
+    file = pickled(tmp_path / "kernel_annotations_rank0_fwd.pkl", "")
+    assert labels(thence.open(trace)) == {1: Counter({None: 240})}
+    with pytest.raises(
+        thence.InputError, match="rank 0 captured these graphs, but the trace is of rank 1"
+    ):
+        thence.open(trace).label(file)
+
+
+def test_runs_opened_together_keep_their_own_files(tmp_path: Path) -> None:
+    """Both are rank 0, of which the second is shown as rank 1."""
+    for run in ("a", "b"):
+        trace_of(tmp_path / run / "trace.json")
+        pickled(tmp_path / run / "kernel_annotations_rank0_fwd.pkl", f"{run}_")
+    both = thence.open(tmp_path / "a", tmp_path / "b")
+    assert labels(both) == {0: expected("a_"), 1: expected("b_")}
+
+
+@pytest.mark.parametrize(
+    ("trace", "file"),
+    [
+        ("traces/trace.json", "traces/kernel_annotations_rank0_fwd_bwd.pkl"),
+        ("traces/step_14/trace.json", "traces/kernel_annotations_rank0_fwd_bwd.pkl"),
+        ("traces/step_14/000003.1764.pt.trace.json", "traces/kernel_annotations_rank3_fwd.pkl"),
+        ("traces/step_14/rank3_trace.json", "traces/kernel_annotations_rank3.pkl"),
+    ],
+)
+def test_files_are_found_where_pytorchs_tools_put_them(
+    trace: str, file: str, tmp_path: Path
+) -> None:
+    path = trace_of(tmp_path / trace)
+    pickled(tmp_path / file, "")
+    for verb in (["label", path], ["report", path, "--by", "label"]):
+        done = run_thence(*verb, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        shown = document["rows"] if verb[0] == "report" else document["lanes"]
+        name = "name" if verb[0] == "report" else "lane"
+        assert {row[name]: row["count"] for row in shown} == expected("")
+    done = run_thence("convert", path, "-o", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    assert Counter(e["args"]["label"] for e in written if "label" in e.get("args", {})) == expected(
+        ""
+    )
+
+
+def test_nodes_that_nobody_annotated_say_so(tmp_path: Path) -> None:
+    path = trace_of(tmp_path / "trace.json")
+    some = {node: said for node, said in annotations("").items() if said[0]["name"] == "mlp"}
+    (tmp_path / "kernel_annotations_rank0_x.pkl").write_bytes(pickle.dumps(some))
+    trace = thence.open(path)
+    rules = trace.places.group_by(pl.col("label_rule").cast(pl.String)).len()
+    assert dict(rules.rows()) == {"graph_node": 75, "graph_no_label": 165}
+
+
+def test_a_damaged_file_beside_costs_only_itself(tmp_path: Path) -> None:
+    path = trace_of(tmp_path / "trace.json")
+    pickled(tmp_path / "kernel_annotations_rank0_a.pkl", "")
+    (tmp_path / "kernel_annotations_rank0_b.pkl").write_bytes(b"\x80\x04cut")
+    trace = thence.open(path)
+    assert labels(trace) == {0: expected("")}
+    assert any("rank0_b.pkl" in text and "not joined" in text for text in trace.meta.warnings)
+
+
+def test_fields_keep_their_types_and_collectives_are_told_by_their_sizes(tmp_path: Path) -> None:
+    collective = {
+        "name": "all_reduce", "In msg nelems": 8, "Out msg nelems": 8, "Group size": 2, "dtype": "bfloat16",
+        "Process Group Name": "0", "Process Group Description": "tp", "Process Group Ranks": [0, 1], "stream": 60,
+    }  # fmt: skip
+    other = {"name": "mlp", "stream": 61, "layer": 3, "ratio": 0.5, "In msg nelems": 8}
+    path = tmp_path / "annotations.pkl"
+    path.write_bytes(pickle.dumps({1: [collective], 2: [other]}))
+    first, second = read_labels(path).labels
+    assert (first.lane, second.lane) == ("0 (tp)", "61")
+    assert first.collective is not None
+    assert (first.collective.collective, first.collective.in_elements) == ("all_reduce", 8)
+    assert (first.collective.group_size, first.collective.group_ranks) == (2, "[0, 1]")
+    assert second.collective is None
+    assert second.metadata == {"layer": 3, "ratio": 0.5, "In msg nelems": 8}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"12": ',
+        b'{"12": 3}',
+        b'{"12": [{"name": "a"}], "x": []}',
+        b'{"99999999999999999999": []}',
+    ],
+)
+def test_damaged_json_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "kernel_annotations_rank0_x.json"
+    path.write_bytes(content)
+    with pytest.raises(thence.DamagedInput, match="rank0_x"):
+        read_labels(path)
