@@ -13,7 +13,7 @@ import pytest
 import thence
 from helpers import DATA
 from protowire import every, first, packed
-from thence.attribution.xla.hlo_phases import phases_of
+from thence.attribution.xla.hlo_phases import instruction_phases, phases_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,3 +133,34 @@ def test_an_update_that_nothing_names_is_neither_forward_nor_backward() -> None:
         "other",
         "mixed",
     }  # mixed where gradients end in the same kernel
+
+
+FORWARD, BACKWARD, AGAIN, APART = (
+    "jit(f)/jvp(g)/mul", "jit(f)/transpose(jvp(g))/mul",
+    "jit(f)/transpose(jvp(g))/rematted_computation/mul", "jit(f)/sub",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        ((FORWARD, BACKWARD), "backward"),  # the forward instruction is evaluated again
+        ((FORWARD, AGAIN), "recompute"),
+        ((FORWARD, AGAIN, BACKWARD), "backward"),
+        ((FORWARD, APART), "mixed"),
+        ((BACKWARD, APART), "mixed"),
+        ((FORWARD, FORWARD), "forward"),
+        ((APART,), "other"),
+    ],
+)
+def test_a_kernel_with_backward_work_in_it_is_backward(
+    inside: tuple[str, ...], expected: str
+) -> None:
+    """The first instruction is a fusion without an op_name; the others are what it is made of."""
+    module = thence.open(SINGLE).attributed.hlo[0]
+    origin = pl.DataFrame({"op_name": [None, *inside], "frame": [None] * (len(inside) + 1)},
+                          schema={"op_name": pl.String, "frame": pl.Int64})  # fmt: skip
+    parts = pl.DataFrame(
+        {"instruction": [0] * len(inside), "constituent": range(1, len(inside) + 1)}
+    )
+    assert instruction_phases(module, origin, parts)["phase"].to_list()[0] == expected

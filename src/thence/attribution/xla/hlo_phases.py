@@ -9,9 +9,11 @@ optimizer  outside of all of them, where the source stack goes through a library
            others), or a scope is named like one
 other      outside of all of them: inference, metrics, and an update of the parameters that nothing names
 
-An instruction that does the work of several, such as a fusion, is of the phase of what is inside it; of
-several phases it is ``mixed``. So is one whose op_name XLA merged from several. Arguments of the program
-among them count for nothing.
+An instruction that does the work of several, such as a fusion, is of the phase of what is inside it; so is one
+whose op_name XLA merged from several. Arguments of the program among them count for nothing. Of several phases
+it is ``mixed``, but for one case: a kernel with a backward instruction in it cannot run before the backward pass
+has begun, so forward and recomputed instructions that XLA fused into it are evaluated (again) as part of the
+backward pass, and the kernel is backward. Forward instructions beside recomputed ones are likewise recomputed.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ __all__ = ["instruction_phases", "phases_of"]
 
 _REMATERIALIZED = "rematted_computation"
 _DIFFERENTIATING = ("jvp(", "linearize(")
+_LATENESS = {Phase.FORWARD.value: 1, Phase.RECOMPUTE.value: 2, Phase.BACKWARD.value: 3}
+_LATEST = 3
+"""Of phases of which a later one takes an earlier one over in the same kernel; the others stay apart."""
 _RULES = {
     Phase.BACKWARD: "transposed",
     Phase.RECOMPUTE: "rematerialized",
@@ -73,8 +78,13 @@ def instruction_phases(
     )
     alone = rows.with_columns(instruction="constituent").join(inside, on="instruction", how="anti")
     every = pl.concat([inside, alone.select(inside.columns)])
-    found = every.group_by("instruction").agg(
-        pl.col("phase").unique(), pl.col("phase_rule").sort().first()
+    found = (
+        every.with_columns(
+            later=pl.col("phase").replace_strict(_LATENESS, default=0).max().over("instruction")
+        )
+        .filter(pl.col("phase").replace_strict(_LATENESS, default=_LATEST) >= pl.col("later"))
+        .group_by("instruction")
+        .agg(pl.col("phase").unique(), pl.col("phase_rule").sort().first())
     )
     several = pl.col("phase").list.len() > 1
     found = found.select(
@@ -126,4 +136,4 @@ def _phase_of(path: str, in_optimizer: bool) -> tuple[Phase, str]:  # noqa: FBT0
 
 def _in_optimizer(module: HloModule, frame: pl.Series) -> pl.Series:
     inside = pl.Series(frames_in_optimizers(module), dtype=pl.Boolean)
-    return inside.gather(frame.cast(pl.UInt32))
+    return inside.gather(frame.cast(pl.UInt32)).fill_null(value=False)  # no stack: not in a library
