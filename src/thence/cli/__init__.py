@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 
 import click
@@ -22,6 +25,8 @@ from thence.cli import (
     streams,
 )
 from thence.cli import compile as compile_verb
+from thence.cli.messages import say, unexpected
+from thence.cli.standard_streams import ReaderGone, Unwritable, checked_streams
 from thence.errors import ThenceError
 from thence.version import __version__
 
@@ -68,23 +73,59 @@ for _command in COMMANDS:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits: 0 for success, 1 for a failed check, 2 for an error."""
     try:
-        code = _group.main(arguments, prog_name="thence", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
-    except click.exceptions.Abort:
-        _fail("interrupted", 130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except ThenceError as error:
-        _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the rest of it has nowhere to go.
-        sys.stderr.close()
-        sys.exit(0)
-    except MemoryError:
-        _fail("not enough memory for this input", 2)
-
-
-def _fail(message: str, code: int) -> None:
-    click.echo(f"thence: {message}", err=True)
+        with checked_streams():
+            code = _run(arguments)
+    except ReaderGone:
+        code = 0  # whoever read our output has seen enough
+    except Unwritable as error:
+        code = _told(str(error), error.exit_code)
     sys.exit(code)
+
+
+def _run(arguments: list[str] | None) -> int:
+    """Runs the command line and says what went wrong.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        Unwritable: the output does not take what is written.
+        ReaderGone: nobody reads the output.
+    """
+    try:
+        code = _group.main(arguments, prog_name="thence", standalone_mode=False)
+    except (Unwritable, ReaderGone):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told in a sentence
+        return _told(*_explained(error))
+    return code if isinstance(code, int) else 0
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """The sentence about an error, and the exit code."""
+    if isinstance(error, click.exceptions.Abort):
+        return "interrupted", 130
+    if isinstance(error, click.ClickException):
+        return _usage(error), 2
+    if isinstance(error, ThenceError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return "not enough memory for this input", 2
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return f"{where}{error.strerror or error}", 2
+    return unexpected(error), 2
+
+
+def _usage(error: click.ClickException) -> str:
+    """What click would print: how the verb is used, and what is wrong."""
+    shown = io.StringIO()
+    error.show(shown)
+    return shown.getvalue().rstrip("\n")
+
+
+def _told(message: str, code: int) -> int:
+    # Where standard error is the stream that takes nothing, the exit code alone tells.
+    with contextlib.suppress(Unwritable, ReaderGone, OSError):
+        say(message if message.startswith("Usage:") else f"thence: {message}")
+    return code

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.messages import say
 from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.errors import UsageError
 from thence.model.places import LANES
@@ -73,9 +74,9 @@ def command(
     with _progress() as progress:
         write_timeline(timeline, output, progress)
     for note in timeline.notes:
-        click.echo(note, err=True)
+        say(note)
     for warning in timeline.trace.meta.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}")
 
 
 def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str) -> None:
@@ -87,7 +88,7 @@ def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str)
     write_timeline_to(timeline, sys.stdout.buffer, ending)
     sys.stdout.flush()
     for note in timeline.notes:
-        click.echo(note, err=True)
+        say(note)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from thence.cli.messages import say
 from thence.cli.output import console, print_json, print_table
 
 __all__ = ["command"]
@@ -71,5 +72,5 @@ def command(ctx: click.Context, needed: tuple[str, ...], form: str) -> None:
             table.add_row(mark, capability.name, finding)
         print_table(console(), table)
     for name in failed:
-        click.echo(f"thence: {name} is needed, and does not work", err=True)
+        say(f"thence: {name} is needed, and does not work")
     ctx.exit(1 if failed else 0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.messages import put, say
 from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.errors import UsageError
 from thence.model.places import FLAMES
@@ -75,9 +76,9 @@ def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT00
     with _open_output(output) as stream:
         _write(flame, form, stream)
     for note in flame.notes:
-        click.echo(note, err=True)
+        say(note)
     if output != "-":
-        click.echo(f"{output}: {flame.nodes.height:,} frames by {flame.by}", err=True)
+        say(f"{output}: {flame.nodes.height:,} frames by {flame.by}")
 
 
 def _flame(inputs: Inputs, by: str | None, split: str, idle: str) -> Flame:
@@ -129,8 +130,9 @@ def _open_output(output: str) -> Iterator[TextIO]:
     if output == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale: names hold anything
-        yield sys.stdout
-        sys.stdout.flush()
+        whole = io.StringIO()
+        yield whole
+        put(whole.getvalue())
         return
     from thence.atomic_files import atomic_open_text
 

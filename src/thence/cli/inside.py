@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thence.cli.inputs import Inputs, check_inputs
+from thence.cli.messages import put, say
 from thence.cli.output import (
     check_output,
     console,
@@ -93,7 +94,7 @@ def command(
         }
         for note in timeline.notes:
             if note not in printed:
-                click.echo(note, err=True)
+                say(note)
 
 
 def _check_options(
@@ -171,10 +172,10 @@ def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
         )
         for name, summary in summaries
     ]
-    click.echo(pl.concat(frames).write_csv(), nl=False)
+    put(pl.concat(frames).write_csv())
     for _, summary in summaries:
         for text in (*summary.notes, *summary.warnings):
-            click.echo(text, err=True)
+            say(text)
 
 
 def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:

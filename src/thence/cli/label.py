@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from thence.cli.inputs import Inputs, check_inputs, trace_options
+from thence.cli.messages import say
 from thence.cli.output import (
     check_output,
     choice_option,
@@ -134,7 +135,7 @@ def _write(trace: Trace, inputs: tuple[str, ...], output: str) -> None:
         try:
             write_relabelled(trace.attributed, inputs[0], output)
         except Unmatched as error:
-            click.echo(f"{error}; written from what could be read", err=True)
+            say(f"{error}; written from what could be read")
         else:
             return
     trace.write(output, lanes=("lane", "label"))

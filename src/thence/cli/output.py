@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from thence.cli.messages import put, say
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ class Result:
     def text(self, text: str) -> None:
         """Writes a whole document."""
         if self.path is None:
-            click.echo(text, nl=False)
-            sys.stdout.flush()
+            put(text)
             return
         from thence.atomic_files import atomic_open_text
 
@@ -130,7 +130,7 @@ class Result:
         elif self.form == "csv":
             self.text(rows.write_csv())
             for note in notes:
-                click.echo(note, err=True)
+                say(note)
         else:
             self.table(rows, headings)
             for note in notes:
@@ -212,10 +212,12 @@ def console() -> Console:
 
     Rich minds NO_COLOR.
     """
-    from rich.console import Console
+    from thence.cli.safe_console import SafeConsole
 
     unbounded = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return Console(highlight=False, soft_wrap=False, width=_UNBOUNDED_WIDTH if unbounded else None)
+    return SafeConsole(
+        highlight=False, soft_wrap=False, width=_UNBOUNDED_WIDTH if unbounded else None
+    )
 
 
 def print_table(output: Console, table: RenderableType) -> None:
@@ -232,4 +234,4 @@ def json_text(value: Any) -> str:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    click.echo(json_text(value))
+    put(json_text(value) + "\n")

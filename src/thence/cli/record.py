@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from thence.cli.messages import say
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def command(
         recorded = content(directory)
     finally:
         _remove_if_empty(directory)
-    click.echo(f"thence: {_sentence(recorded, shown)}", err=True)
+    say(f"thence: {_sentence(recorded, shown)}")
     context.exit(outcome.code or (0 if recorded.rows else _NOTHING))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.messages import say
 from thence.cli.output import (
     Result,
     choice_option,
@@ -64,9 +65,9 @@ def _show(trace: Trace, by: str, result: Result, *, details: bool) -> None:
     elif result.form == "csv":
         result.text(summary.rows.write_csv())
         for line in summary.soundness.lines:
-            click.echo(line, err=True)
+            say(line)
         for warning in summary.meta.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}")
     else:
         from thence.writers.text.summary import details_table, summary_table
 

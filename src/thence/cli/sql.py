@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.messages import say
 from thence.cli.output import Result, json_text, result_options
 
 __all__ = ["command"]
@@ -39,4 +40,4 @@ def command(inputs: Inputs, query: str, result: Result) -> None:
     else:
         result.table(answer, {name: name for name in answer.columns}, _SQL_WIDTH)
     for line in trace.soundness.lines:
-        click.echo(line, err=True)
+        say(line)

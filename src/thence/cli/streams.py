@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
+from thence.cli.messages import put, say
 from thence.cli.output import Result, console, print_table, result_options
 from thence.errors import UsageError
 from thence.units import format_ns, format_share
@@ -146,7 +147,8 @@ def _lines(of: Concurrency) -> Iterator[str]:
 
 def _show_checks(checks: list[Check], form: str) -> None:
     """One line per expectation: below a table, else on standard error."""
-    from thence.writers.text.printable import printable
-
     for check in checks:
-        click.echo(printable(str(check)), err=form != "table")
+        if form == "table":
+            put(f"{check}\n")
+        else:
+            say(str(check))

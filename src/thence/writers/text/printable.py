@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["printable"]
+__all__ = ["printable", "printable_lines"]
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+_BUT_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
     """Replaces control characters, so that names in a trace cannot send escape codes to the terminal."""
     return _CONTROL.sub("\ufffd", text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, of text that has lines: line feeds stay, and tabs."""
+    return _BUT_LINES.sub("\ufffd", text)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import polars as pl
+
 from thence.atomic_files import atomic_open, temporary_path
 from thence.errors import ThenceError, UsageError
 from thence.writers.timelines.chrome import write_chrome
@@ -74,6 +76,8 @@ def write_timeline(
                 write_timeline_to(timeline, stream, ending, progress)
     except OSError as error:
         raise ThenceError(f"{target}: cannot be written: {error.strerror or error}") from error
+    except pl.exceptions.ComputeError as error:  # Polars' word for what the system refused
+        raise ThenceError(f"{target}: cannot be written: {error}") from error
 
 
 def write_timeline_to(

@@ -1,0 +1,58 @@
+"""Text on standard output and error, and the report of an error that nobody expected."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+
+__all__ = ["put", "say", "unexpected"]
+
+_MOST_CHARACTERS = 200
+"""Of an unexpected error's own message."""
+
+
+def say(text: str) -> None:
+    """Prints lines on standard error; other control characters are replaced.
+
+    Every message goes through here: names of files, members and GPUs may hold escape sequences.
+    """
+    from thence.writers.text.printable import printable_lines
+
+    sys.stderr.write(printable_lines(text) + "\n")
+
+
+def put(text: str) -> None:
+    """Prints a document on standard output.
+
+    A pipe or a file gets it as it is; for a terminal, control characters but line feeds and tabs are replaced.
+    """
+    if sys.stdout.isatty():
+        from thence.writers.text.printable import printable_lines
+
+        text = printable_lines(text)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def unexpected(error: Exception) -> str:
+    """The sentence about an exception that is a defect of thence.
+
+    Args:
+        error: its traceback is written to a file, which the sentence names.
+    """
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_CHARACTERS]
+    where = _kept("".join(traceback.format_exception(error)))
+    return f"an error that should not happen ({what}); please report it{where}"
+
+
+def _kept(text: str) -> str:
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="thence-error-", suffix=".txt", encoding="utf-8",
+            errors="backslashreplace", delete=False,
+        ) as file:  # fmt: skip
+            file.write(text)
+    except OSError:
+        return ""
+    return f" with the traceback in {file.name}"

@@ -1,0 +1,35 @@
+"""A console that sends no escape sequences but its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.segment import Segment
+
+from thence.writers.text.printable import printable_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import ConsoleOptions, RenderableType
+
+__all__ = ["SafeConsole"]
+
+
+class SafeConsole(Console):
+    """Replaces control characters in whatever is printed, just before colours are added.
+
+    Names in a trace may hold escape sequences, which could rewrite the screen or do worse. Rich itself removes only
+    a few control characters.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of something to print, without control characters but line feeds."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable_lines(segment.text), segment.style)

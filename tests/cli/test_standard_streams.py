@@ -1,0 +1,139 @@
+"""What does not reach standard output, standard error or a disk is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from helpers import STACK, kernel, launch, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROGRAM = (sys.executable, "-m", "thence")
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "LANG": "C.UTF-8",
+}
+
+
+def thence(
+    *arguments: Any, before: Callable[[], None] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    environment = ENVIRONMENT | options.pop("env", {})
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(
+        [*PROGRAM, *map(str, arguments)],
+        preexec_fn=before, env=environment, text=True, encoding="utf-8", timeout=120, check=False, **options,
+    )  # fmt: skip
+
+
+def limited_files(size: int) -> Callable[[], None]:
+    """Writes that make a file larger than this fail, as on a full disk: the first of them in part."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def one_sentence(text: str) -> str:
+    assert text.startswith("thence: "), text
+    assert text.count("\n") == 1, text
+    return text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", STACK),
+        ("report", STACK, "--format", "json"),
+        ("report", STACK, "--format", "csv"),
+        ("convert", STACK, "-o", "-", "--to", "json"),
+        ("convert", STACK, "-o", "-", "--to", "pftrace"),
+        ("flame", STACK, "-o", "-"),
+        ("streams", STACK),
+        ("check", STACK, "--format", "json"),
+        ("sql", STACK, "select count(*) from gpu"),
+        ("demo",),
+        ("--help",),
+    ],
+    ids=lambda arguments: " ".join(str(a) for a in arguments if a is not STACK),
+)
+def test_a_full_device_is_one_sentence(arguments: tuple[Any, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = thence(*arguments, stdout=full)
+    assert done.returncode == 2
+    assert "standard output cannot be written: No space left on device" in one_sentence(done.stderr)
+
+
+def test_closed_standard_output_is_one_sentence(tmp_path: Path) -> None:
+    done = thence("report", STACK, before=lambda: os.close(1))
+    assert done.returncode == 2
+    assert "standard output cannot be written: it is closed" in one_sentence(done.stderr)
+    to_file = thence("report", STACK, "-o", tmp_path / "r.json", before=lambda: os.close(1))
+    assert (to_file.returncode, to_file.stderr) == (0, "")
+
+
+def test_closed_standard_error_loses_messages_only() -> None:
+    closed = lambda: os.close(2)  # noqa: E731
+    assert thence("report", STACK, before=closed).returncode == 0
+    assert thence("report", "nothing-here.json", before=closed).returncode == 2
+
+
+def test_a_full_standard_error_is_exit_code_2() -> None:
+    with Path("/dev/full").open("wb") as full:
+        assert thence("report", "nothing-here.json", stderr=full).returncode == 2
+
+
+def test_a_character_that_the_encoding_lacks_is_one_sentence(tmp_path: Path) -> None:
+    trace = written(tmp_path / "t.json", [launch(1, 10), kernel(1, 20, name="größe")])
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+    done = thence("report", trace, "--format", "csv", env=ascii_only)
+    assert done.returncode == 2
+    assert r"ascii, lacks '\xf6'" in one_sentence(done.stderr)
+    # What a message lacks is shown by its number.
+    missing = thence("report", tmp_path / "größe", env=ascii_only)
+    assert r"gr\xf6\xdfe: no such file" in one_sentence(missing.stderr)
+
+
+@pytest.mark.parametrize(
+    ("form", "unbuffered"), [("json", ""), ("json", "1"), ("csv", "1"), ("table", "1")]
+)
+def test_output_that_a_disk_takes_in_part_is_an_error(
+    tmp_path: Path, unbuffered: str, form: str
+) -> None:
+    """The system writes what fits and says so; only the next write fails."""
+    whole = thence("report", STACK, "--by", "kernel", "--format", form, cwd=tmp_path)
+    assert len(whole.stdout.encode()) > 512
+    with (tmp_path / "out").open("wb") as file:
+        done = thence(
+            "report", STACK, "--by", "kernel", "--format", form, cwd=tmp_path,
+            stdout=file, before=limited_files(512), env={"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert (tmp_path / "out").stat().st_size == 512
+    assert done.returncode == 2
+    assert "standard output cannot be written: File too large" in one_sentence(done.stderr)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.json", "t.json.gz", "t.pftrace"])
+def test_a_timeline_on_a_full_disk_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    done = thence("convert", STACK, "-o", tmp_path / name, before=limited_files(512))
+    assert done.returncode == 2
+    assert f"{name}: cannot be written" in one_sentence(done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_a_reader_that_has_seen_enough_is_no_error(form: str) -> None:
+    # The pipe is closed before anything is written.
+    read, write = os.pipe()
+    os.close(read)
+    done = thence("report", STACK, "--format", form, stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
