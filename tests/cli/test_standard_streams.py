@@ -6,12 +6,15 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from helpers import STACK, kernel, launch, written
+from thence import opening
+from thence.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,3 +140,29 @@ def test_a_reader_that_has_seen_enough_is_no_error(form: str) -> None:
     done = thence("report", STACK, "--format", form, stdout=write)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class _Panic(BaseException):
+    """As Polars' panics, which are no `Exception`."""
+
+
+@pytest.mark.parametrize("kind", [KeyError, _Panic, RecursionError])
+def test_an_error_that_nobody_expected_is_one_sentence_and_a_file(
+    kind: type[BaseException],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*_arguments: object, **_options: object) -> None:
+        raise kind("first line\nsecond line")
+
+    monkeypatch.setattr(opening, "open_trace", broken)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(STACK)])
+    assert stopped.value.code == 2
+    said = one_sentence(capsys.readouterr().err)
+    (kept,) = tmp_path.iterdir()
+    assert "please report it" in said
+    assert said.endswith(f"{kept}\n")
+    assert "in broken" in kept.read_text()

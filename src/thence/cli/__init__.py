@@ -94,16 +94,16 @@ def _run(arguments: list[str] | None) -> int:
     """
     try:
         code = _group.main(arguments, prog_name="thence", standalone_mode=False)
-    except (Unwritable, ReaderGone):
+    except (Unwritable, ReaderGone, SystemExit):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told in a sentence
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told; Polars' panics are no Exception
         return _told(*_explained(error))
     return code if isinstance(code, int) else 0
 
 
-def _explained(error: Exception) -> tuple[str, int]:
+def _explained(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
-    if isinstance(error, click.exceptions.Abort):
+    if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
         return "interrupted", 130
     if isinstance(error, click.ClickException):
         return _usage(error), 2

@@ -7,7 +7,7 @@ from importlib import resources
 import click
 
 from thence.cli.inputs import Inputs
-from thence.cli.output import console, print_table
+from thence.cli.output import console, print_table, top_rows
 
 __all__ = ["RECORDING", "command"]
 
@@ -18,7 +18,7 @@ RECORDING = "torch_eager_stack_rank0.json.gz"
 @click.command("demo")
 @click.option(
     "--top",
-    type=click.IntRange(min=1),
+    type=top_rows,
     default=8,
     show_default=True,
     help="Rows of each table to show.",

@@ -35,7 +35,7 @@ def put(text: str) -> None:
     sys.stdout.flush()
 
 
-def unexpected(error: Exception) -> str:
+def unexpected(error: BaseException) -> str:
     """The sentence about an exception that is a defect of thence.
 
     Args:

@@ -32,6 +32,7 @@ __all__ = [
     "print_json",
     "print_table",
     "result_options",
+    "top_rows",
 ]
 
 _Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
@@ -66,6 +67,8 @@ def output_option(meaning: str, **more: Any) -> Callable[[_Command], _Command]:
 
 
 force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
+top_rows = click.IntRange(min=1, max=1 << 40)
+"""Type of ``--top``: Polars takes 64 bits."""
 format_option = choice_option(
     "--format",
     "form",
@@ -184,7 +187,7 @@ def result_options(
         options = (
             click.option(
                 "--top",
-                type=click.IntRange(min=1),
+                type=top_rows,
                 default=top,
                 show_default=top is not None,
                 help="Rows of the table to show." + ("" if top else " Without it, all."),

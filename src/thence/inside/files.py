@@ -7,7 +7,10 @@ name.npy           the buffer alone, with its description in name.json beside it
 from __future__ import annotations
 
 import os
+import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ from thence.atomic_files import atomic_open
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.inside.columns import as_words
 from thence.inside.description import Description
-from thence.readers.source import expand
+from thence.readers.source import check_regular, expand
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +34,12 @@ _PATTERNS = ("*.npz", "*.npy")
 _MOST_DESCRIPTION_BYTES = 16 << 20
 _MOST_BUFFER_BYTES = 16 << 30
 _ARRAY_HEADER_BYTES = 1 << 16
+
+_DAMAGE = (
+    ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError,
+    # What zipfile and NumPy raise of a member without a name, fields cut short and an unclosed header.
+    IndexError, struct.error, OverflowError, SyntaxError, tokenize.TokenError, RecursionError, TypeError,
+)  # fmt: skip
 
 
 def save(path: str | os.PathLike[str], buffer: Any, description: Description) -> None:
@@ -92,6 +101,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
     if not file.exists():
         raise InputError(name, "there is no such file")
     try:
+        check_regular(name)
         with file.open("rb") as stream:
             magic = stream.read(6)
         if magic[:4] == b"PK\x03\x04":
@@ -100,7 +110,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Words, Description]:
             return _from_npy(file)
     except OSError as error:
         raise InputError(name, f"cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+    except _DAMAGE as error:
         raise DamagedInput(name, f"is cut or damaged: {error}") from error
     raise UnknownFormat(
         name,

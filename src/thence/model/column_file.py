@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import io
 import json
+import struct
+import tokenize
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -163,10 +165,14 @@ class _Index(NamedTuple):
     first: dict[str, int]
 
 
+_ODD_ZIP = (IndexError, struct.error, OverflowError)
+"""What zipfile raises besides its own error: of a member without a name, and of fields cut short."""
+
+
 def _opened(content: bytes) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(io.BytesIO(content))
-    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError, *_ODD_ZIP) as error:
         raise DamagedPart(str(error)) from error
 
 
@@ -191,7 +197,7 @@ def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
         with archive.open(name) as file:
             content = file.read(most_bytes + 1)
     except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, OSError,
-            NotImplementedError, RuntimeError) as error:  # fmt: skip
+            NotImplementedError, RuntimeError, *_ODD_ZIP) as error:  # fmt: skip
         raise DamagedPart(f"{name} cannot be read ({error})") from error
     if len(content) != size:
         raise DamagedPart(f"{name} has {len(content):,} bytes instead of {size:,}")
@@ -207,7 +213,7 @@ def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Integers:
         if version != (1, 0):
             raise DamagedPart(f"{name} is of version {version} of NumPy's format")
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+    except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise DamagedPart(f"{name} is no array ({error})") from error
     values = content[file.tell() :]
     if dtype.kind not in "iu" or len(shape) != 1 or shape[0] * dtype.itemsize != len(values):

@@ -1,4 +1,4 @@
-"""Reads Parquet data in a child process first, because damaged data can abort the process that reads it.
+"""Reads Parquet and Arrow data in a child process first, because damaged data can abort the process that reads it.
 
 Polars' reader trusts lengths inside pages: some damage makes it ask for more memory than there is,
 which ends the process without an exception. The child below reads everything first; only when it
@@ -20,11 +20,13 @@ from thence.errors import DamagedInput
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MAX_ROWS", "probing"]
+__all__ = ["ARROW_ENDING", "MAX_ROWS", "probing"]
 
 MAX_ROWS = 50_000_000
 """Most rows of one table: a few bytes of Parquet can claim billions of equal rows."""
 
+ARROW_ENDING = ".arrow"
+"""Of paths that are read as Arrow, as a file or a stream; all others are Parquet."""
 _EXPECTED = (0, 3, 4)  # all read; polars cannot be imported there; an error that will show here too
 _PATIENCE_S = 300
 _CHILD = f"""
@@ -36,19 +38,24 @@ except ImportError:
 while kind := sys.stdin.buffer.read(1):
     data = sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "little"))
     try:
+        if kind == b"A":
+            path = os.fsdecode(data)
+            is_file = open(path, "rb").read(6) == b"ARROW1"
+            polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
+            continue
         if kind == b"P":
             data = open(os.fsdecode(data), "rb").read()
         if polars.scan_parquet(io.BytesIO(data)).select(polars.len()).collect().item() > {MAX_ROWS}:
             sys.exit(4)
         polars.read_parquet(io.BytesIO(data))
-    except BaseException:
-        sys.exit(4)
+    except BaseException as error:
+        sys.exit(5 if type(error).__name__ == "PanicException" else 4)
 """
 
 
 @contextlib.contextmanager
 def probing(tables: Iterable[bytes | Path], path: str) -> Iterator[_Probe]:
-    """Begins to try Parquet files; call `passed` on the result before reading any of them.
+    """Begins to try Parquet and Arrow files; call `passed` on the result before reading any of them.
 
     Args:
         tables: content of the files, or where they are.
@@ -57,7 +64,7 @@ def probing(tables: Iterable[bytes | Path], path: str) -> Iterator[_Probe]:
     with tempfile.TemporaryFile() as stream:
         for data in tables:
             content = os.fsencode(data.absolute()) if isinstance(data, Path) else data
-            stream.write(b"P" if isinstance(data, Path) else b"D")
+            stream.write(_kind(data))
             stream.write(len(content).to_bytes(8, "little"))
             stream.write(content)
         stream.seek(0)
@@ -68,6 +75,13 @@ def probing(tables: Iterable[bytes | Path], path: str) -> Iterator[_Probe]:
             if child is not None:
                 child.kill()  # does nothing where it has ended
                 child.wait()
+
+
+def _kind(data: bytes | Path) -> bytes:
+    """How the child is to read: an Arrow file, a Parquet file, or Parquet data."""
+    if isinstance(data, Path):
+        return b"A" if data.suffix == ARROW_ENDING else b"P"
+    return b"D"
 
 
 def _started(stream: IO[bytes]) -> subprocess.Popen[bytes] | None:
@@ -102,8 +116,6 @@ class _Probe:
         try:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired as error:
-            raise DamagedInput(
-                self._path, "has Parquet tables that cannot be read in time"
-            ) from error
+            raise DamagedInput(self._path, "has tables that cannot be read in time") from error
         if code not in _EXPECTED:
-            raise DamagedInput(self._path, "has a damaged Parquet table, one that ends its reader")
+            raise DamagedInput(self._path, "has a damaged table, one that ends its reader")

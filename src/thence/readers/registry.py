@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.model.tables import Tables, concat
 from thence.readers import label_files as graph_labels
+from thence.readers.plausible import plausible
 from thence.readers.runs import Read, in_newest_run, in_run, one_job
-from thence.readers.source import STANDARD_INPUT, Source, expand
+from thence.readers.source import STANDARD_INPUT, Source, check_regular, expand
 from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable
 
 __all__ = ["ArchiveReader", "FileReader", "read"]
@@ -97,13 +98,15 @@ def read(
         UnknownFormat: its content is nothing that thence reads.
         DamagedInput: nothing of its content could be read.
     """
-    names = [str(name) for name in inputs]
+    names = [_text_name(str(name)) for name in inputs]
     parts: list[Read] = []
     skipped, damaged = [], []
     files, notes = _chosen(names, run, add=add)
     for name, origin in files.items():
         try:
-            tables = graph_labels.with_annotations_beside(_read_one(name, progress))
+            _text_name(name)
+            tables = plausible(_read_one(name, progress), name)
+            tables = graph_labels.with_annotations_beside(tables)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:
@@ -123,6 +126,22 @@ def read(
     )
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
     return graph_labels.with_labels_beside(tables.with_warnings(warnings))
+
+
+def _text_name(name: str) -> str:
+    """The name of a file, which tables and documents hold as text.
+
+    Raises:
+        InputError: it is no text.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            os.fsencode(name).decode("utf-8", "backslashreplace"),
+            "its name is not UTF-8; rename it, or give it as standard input (-)",
+        ) from error
+    return name
 
 
 def _holds_labels(name: str) -> bool:
@@ -178,6 +197,8 @@ def _recorded_twice(files: list[str]) -> set[str]:
 
 
 def _read_one(name: str, progress: Callable[[str, int, int], None]) -> Tables:
+    if Path(name).exists():
+        check_regular(name)
     is_report = name.endswith((".nsys-rep", ".qdrep")) and Path(name).is_file()
     if Path(name).is_dir() or is_report:
         return _read_archive(name, progress)

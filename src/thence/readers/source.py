@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import io
+import os
+import stat
 import sys
 import zlib
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from thence.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["STANDARD_INPUT", "Source", "expand"]
+__all__ = ["STANDARD_INPUT", "Source", "check_regular", "expand", "matching"]
 
 STANDARD_INPUT = "-"
 _HEAD_BYTES = 1 << 16
@@ -27,6 +29,12 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
 _DAMAGE = (EOFError, _ISAL_ERROR, zlib.error)
 _STEP_BYTES = 1 << 15
+_SPECIAL = {
+    "FIFO": stat.S_ISFIFO,
+    "device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+    "socket": stat.S_ISSOCK,
+}
+"""Files that are no data at rest, and how each is told."""
 
 
 class _Unzipped:
@@ -96,13 +104,14 @@ class Source:
         """The input, gunzipped where its first bytes say so.
 
         Raises:
-            InputError: it does not exist, is a directory, or may not be read.
+            InputError: it does not exist, is a directory or a special file, or may not be read.
         """
         if name == STANDARD_INPUT:
             raw: io.BufferedReader = io.BufferedReader(sys.stdin.buffer, _HEAD_BYTES)  # type: ignore[arg-type]
             size = 0
         else:
             try:
+                check_regular(name)
                 raw = Path(name).open("rb")  # noqa: SIM115 - closed below
                 size = Path(name).stat().st_size
             except OSError as error:
@@ -169,6 +178,21 @@ class Source:
         return b""
 
 
+def check_regular(path: str) -> None:
+    """Refuses what is neither a file nor a directory: opening a FIFO may wait for ever, a device never ends.
+
+    Raises:
+        InputError: it is a special file.
+        OSError: there is nothing, or links that lead in a circle.
+    """
+    mode = os.stat(path).st_mode  # noqa: PTH116 - pathlib would refuse the same names in other ways
+    kind = next((word for word, of_kind in _SPECIAL.items() if of_kind(mode)), None)
+    if kind is not None:
+        raise InputError(
+            path, f"is a {kind}, no file; its content can be given as standard input (-)"
+        )
+
+
 def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
     """Files behind the inputs: themselves, what a glob matches, what a directory holds.
 
@@ -194,11 +218,30 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
                 )
             files.extend(files_found)
         elif glob.has_magic(name):
-            matches = glob.glob(name, recursive=True)  # noqa: PTH207 - pathlib takes no absolute pattern
-            files_found = sorted(p for p in matches if Path(p).is_file())
+            files_found = sorted(p for p in matching(name) if Path(p).is_file())
             if not files_found:
                 raise InputError(name, "no file matches this pattern")
             files.extend(files_found)
         else:
             files.append(name)  # opening it will say what is wrong with it
     return list(dict.fromkeys(files))
+
+
+def matching(pattern: str) -> list[str]:
+    """What a glob matches; ``**`` follows no links, which may lead in a circle."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        return glob.glob(pattern)  # noqa: PTH207 - pathlib takes no absolute pattern
+    at = parts.index("**")
+    inner = Path(*parts[at:], *(["*"] if parts[-1] == "**" else []))
+    roots = [str(Path(*parts[:at]))] if at else ["."]
+    if glob.has_magic(roots[0]):
+        roots = glob.glob(roots[0])  # noqa: PTH207 - as above
+    found = [path for root in roots for path in Path(root).glob(str(inner))]
+    # As a shell does: names that begin with a dot are matched only where the pattern has one, too.
+    hidden = any(part.startswith(".") for part in parts[at:])
+    return [
+        str(path)
+        for path in found
+        if hidden or not any(part.startswith(".") for part in path.parts[at:])
+    ]

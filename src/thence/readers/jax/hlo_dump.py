@@ -11,6 +11,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.readers.jax.hlo import decode_hlo
+from thence.readers.source import check_regular, matching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,7 @@ def hlo_dump_modules(path: str) -> tuple[HloModule, ...]:
     modules = []
     for file in _files(path):
         try:
+            check_regular(str(file))
             data = file.read_bytes()
         except (OSError, ValueError) as error:
             raise InputError(str(file), f"cannot be opened ({error})") from error
@@ -55,8 +57,7 @@ def _files(path: str) -> list[Path]:
     elif place.exists() or not glob.has_magic(path):
         return [place]
     else:
-        matches = glob.glob(path, recursive=True)  # noqa: PTH207 - the pattern may be absolute
-        files = sorted(file for file in map(Path, matches) if file.is_file())
+        files = sorted(file for file in map(Path, matching(path)) if file.is_file())
     if not files:
         raise InputError(path, f"holds no HLO module (looked for {', '.join(PATTERNS)})")
     optimized = [f for f in files if "before_optimizations" not in f.name]

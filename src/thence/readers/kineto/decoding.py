@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -178,6 +179,9 @@ def _unpacked(value: Any) -> Any:
 
 def _serve() -> None:
     """The life of a decoding process."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the process that asked is told, and ends this one
     gc.disable()  # what is decoded here holds no cycles
     answers = sys.stdout.buffer
     while True:

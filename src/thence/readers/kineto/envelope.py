@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _BETWEEN_EVENTS = re.compile(rb"(\s*)\}(\s*),(\s*)\{(\s*)(\"\w+\")")
-_EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|pid|id|bp)\"\s*:)")
+_EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|dur|pid|tid|id|bp)\"\s*:)")
 # Of the C++ and of the Python exporter: tried where the first event is not valid JSON.
 _EXPORTERS_SEPARATORS = (b"\n  },\n  {", b"},\n{")
 INLINE_ANNOTATED = "cudaGraphInlineAnnotated"
@@ -202,6 +202,10 @@ class Envelope:
             yield Piece(self._offset, len(events), events, self._annotated)
         if tail.strip():
             self._add_metadata(b"{" + tail.lstrip().lstrip(b","), "after")
+            if self.metadata.pop("traceEvents", None) is not None:
+                self.warnings.append(
+                    f"{self.source.name}: holds a second list of events, which is left out"
+                )
         if self.source.damage and not self.warnings:
             self._warn_cut(self.source.damage, len(rest))
 

@@ -194,6 +194,9 @@ _strict = msgspec.json.Decoder(list[Event])
 _lax = msgspec.json.Decoder(list[Event], strict=False)
 """Also accepts numbers written as text; about one sixth slower than `_strict`."""
 
+_NO_COLUMNS = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
+"""What events raise that cannot be columns; an int beyond 64 bits is found only when the columns are made."""
+
 
 class _Codes(dict[Any, int]):
     """Numbers values in the order of their first appearance."""
@@ -230,10 +233,30 @@ def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
         them could not be read, had no start, or were begin/end events, all of which are left out.
     """
     for decoder in (_strict, _lax):
-        # An int beyond 64 bits is found only when the columns are made.
-        with suppress(msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
+        with suppress(*_NO_COLUMNS):
             return _columns(decoder.decode(piece), piece, 0, annotated=annotated)
-    return _columns(*decode_leniently(bytes(piece), Event, Args), annotated=annotated)
+    return _readable(*decode_leniently(bytes(piece), Event, Args), annotated=annotated)
+
+
+def _readable(events: list[Event], texts: list[bytes], damaged: int, *, annotated: bool) -> Columns:
+    """The columns of the events that can be columns: the others are found by halving, and count as damaged."""
+    waiting = [(0, len(events))]
+    kept: list[int] = []
+    while waiting:
+        begin, end = waiting.pop()
+        try:
+            columns = _columns(events[begin:end], texts[begin:end], 0, annotated=annotated)
+        except _NO_COLUMNS:
+            middle = (begin + end) // 2
+            waiting += [(middle, end), (begin, middle)] if end - begin > 1 else []
+            continue
+        if end - begin == len(events):
+            return columns | {"events": len(events) + damaged, "damaged": damaged}
+        kept += range(begin, end)
+    lost = damaged + len(events) - len(kept)
+    return _columns(
+        [events[row] for row in kept], [texts[row] for row in kept], lost, annotated=annotated
+    )
 
 
 def _columns(

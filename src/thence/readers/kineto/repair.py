@@ -47,32 +47,44 @@ def decode_leniently(
     """
     events, texts, damaged = [], [], 0
     for text in split_events(piece):
-        fields = _fields(text)
-        if fields is None:
+        read = _fields(text)
+        if read is None:
             damaged += 1
             continue
+        fields, times = read
         args = fields.get("args")
         values = _fitting(fields, event_type) | {
             "args": args_type(**_fitting(args, args_type))
             if isinstance(args, dict)
             else args_type()
         }
-        for name in ("ts", "dur"):
-            if isinstance(fields.get(name), int | float | str):
-                values[name] = msgspec.Raw(str(fields[name]).encode())
+        values |= times
         events.append(event_type(**values))
         texts.append(text)
     return events, texts, damaged
 
 
-def _fields(text: bytes) -> dict[str, Any] | None:
+class _Times(msgspec.Struct):
+    """Times stay text, as in the strict decoding: see times.py."""
+
+    ts: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    dur: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_times = msgspec.json.Decoder(_Times)
+
+
+def _fields(text: bytes) -> tuple[dict[str, Any], dict[str, msgspec.Raw]] | None:
+    """The fields of an event, and its times as they stand there."""
     for candidate in _candidates(text):
         try:
-            # Times must not pass through a float: see times.py.
-            decoded = msgspec.json.Decoder(float_hook=str).decode(candidate)
+            decoded = msgspec.json.decode(candidate)
+            if not isinstance(decoded, dict):
+                return None
+            times = msgspec.structs.asdict(_times.decode(candidate))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        return decoded if isinstance(decoded, dict) else None
+        return decoded, {name: raw for name, raw in times.items() if raw is not msgspec.UNSET}
     return None
 
 
@@ -124,6 +136,7 @@ def _fitting(values: dict[str, Any], struct: type[Any]) -> dict[str, Any]:
         except (msgspec.ValidationError, RecursionError):
             continue
         allowed = _UINT64 if info.name in _UNSIGNED else _INT64
-        if not isinstance(fitted, int) or fitted in allowed:
+        numbers = fitted if isinstance(fitted, tuple | list) else (fitted,)
+        if all(not isinstance(number, int) or number in allowed for number in numbers):
             result[info.name] = fitted
     return result

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.model.times import LATEST_NS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,6 +24,13 @@ NO_TIME_NS = int(np.iinfo(np.int64).min)
 
 
 def nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """As `_nanoseconds`, with `NO_TIME_NS` for what no clock shows: see `LATEST_NS`."""
+    values = _nanoseconds(texts)
+    impossible = (values > LATEST_NS) | (values < -LATEST_NS)
+    return np.where(impossible, NO_TIME_NS, values) if impossible.any() else values
+
+
+def _nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
     """Microseconds in decimal notation, such as ``4338138103542.675``, in whole nanoseconds.
 
     No float is involved: at 4e12 us a double could still hold the nanosecond, but at the 1.7e15 us

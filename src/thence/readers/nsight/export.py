@@ -62,8 +62,9 @@ def cache_file(name: str) -> Path:
     try:
         path = Path(name).resolve(strict=True)
         state = path.stat()
-    except OSError as error:
-        raise InputError(name, f"cannot be opened ({error.strerror or error})") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(name, f"cannot be opened ({reason})") from error
     identity = f"{path}\0{state.st_size}\0{state.st_mtime_ns}"
     digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -82,8 +83,15 @@ def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:
             f"`{' '.join(command)} {suggested} {name}` and give the result to thence"
         )
     # An export holds the environment variables of the program: only the user may read the folder.
-    exported.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=exported.parent, prefix="export-") as folder:
+    try:
+        exported.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(dir=exported.parent, prefix="export-")
+    except OSError as error:
+        raise MissingRequirement(
+            f"{name}: its export is kept in {exported.parent}, which cannot be made or written "
+            f"({error.strerror or error}); XDG_CACHE_HOME names another folder for caches"
+        ) from error
+    with made as folder:
         output_path = Path(folder) / "export.sqlite"
         _run(
             [nsys, *command[1:], str(output_path), str(Path(name).resolve())],

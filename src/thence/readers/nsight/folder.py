@@ -12,7 +12,7 @@ from thence.errors import DamagedInput
 from thence.readers.nsight.read import NAME as EXPORT
 from thence.readers.nsight.read import tables_of
 from thence.readers.nsight.store import PAYLOADS, READABLE, Part
-from thence.readers.parquet_probe import MAX_ROWS, probing
+from thence.readers.parquet_probe import ARROW_ENDING, MAX_ROWS, probing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ NAME = f"{EXPORT} (parquetdir, arrowdir)"
 PATTERNS: tuple[str, ...] = ()
 """Empty: an export is a directory, not a file in one."""
 
-_SUFFIXES = (".parquet", ".arrow")
+_SUFFIXES = (".parquet", ARROW_ENDING)
 _MARKS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS")
 _ARROW_FILE = b"ARROW1"
 
@@ -49,7 +49,7 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
     """
     paths = {f.stem: f for f in sorted(Path(name).iterdir())
              if f.suffix in _SUFFIXES and f.stem in READABLE and f.is_file()}  # fmt: skip
-    with probing([path for path in paths.values() if path.suffix == ".parquet"], name) as probe:
+    with probing(list(paths.values()), name) as probe:
         probe.passed()
     tables = tables_of(Folder(name, paths))
     progress(sum(path.stat().st_size for path in paths.values()))
@@ -129,7 +129,7 @@ class Folder:
             return {}
         try:
             return dict(self._lazy(table).collect_schema())
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
             raise self._damage(table, error) from error
 
     def _lazy(self, table: str) -> pl.LazyFrame:
@@ -158,9 +158,9 @@ class Folder:
     def _collected(self, table: str, *columns: pl.Expr) -> pl.DataFrame:
         try:
             return self._lazy(table).select(columns).collect()
-        except (pl.exceptions.PolarsError, OSError) as error:
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
             raise self._damage(table, error) from error
 
-    def _damage(self, table: str, error: Exception) -> DamagedInput:
+    def _damage(self, table: str, error: BaseException) -> DamagedInput:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return DamagedInput(self.name, f"{self._paths[table].name} cannot be read ({reason})")

@@ -141,7 +141,7 @@ def opened(path: str, name: str) -> Iterator[Database]:
             connection.text_factory = lambda data: data.decode("utf-8", "replace")
             _limit_steps(connection, size)
             yield Database(name, connection, pages, _layouts(connection, name))
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise DamagedInput(name, f"the database cannot be read ({error})") from error
 
 

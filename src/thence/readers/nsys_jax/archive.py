@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ _MAX_MEMBERS = 1_000_000
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others unpack without a bound
 _ENCRYPTED = 1
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, RuntimeError,
+           IndexError, struct.error, OverflowError)  # fmt: skip
 
 
 def sniff_archive(path: str) -> bool:

@@ -1,0 +1,63 @@
+"""What every reader's tables must be like, whatever the input held."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.model.losses import Loss
+from thence.model.times import LATEST_NS, LONGEST_NS
+
+if TYPE_CHECKING:
+    from thence.model.tables import Tables
+
+__all__ = ["plausible"]
+
+_GIVEN = ("rank", "device", "stream", "kind", "name", "start", "duration")
+"""Columns of gpu that every row has."""
+_MOST_TOTAL_NS = 1 << 62
+
+
+def plausible(tables: Tables, name: str) -> Tables:
+    """The tables, with impossible durations counted as 0 and a loss for them.
+
+    Args:
+        tables: of one input.
+        name: the input as the user named it.
+
+    Raises:
+        DamagedInput: rows lack what every row has, or their times are none that a clock shows.
+    """
+    gpu = tables.gpu
+    missing = [column for column in _GIVEN if gpu[column].null_count()]
+    if missing:
+        raise DamagedInput(name, f"has device activities without {', '.join(missing)}")
+    for frame, what in ((gpu, "device activities"), (tables.host, "host ranges")):
+        late = frame.filter(~pl.col("start").is_between(-LATEST_NS, LATEST_NS)).height
+        if late:
+            raise DamagedInput(name, f"has {late:,} {what} at times that no clock shows")
+    gpu, repaired = _with_possible_durations(gpu)
+    host, on_host = _with_possible_durations(tables.host)
+    if float(gpu["duration"].cast(pl.Float64).sum()) > _MOST_TOTAL_NS:
+        raise DamagedInput(name, "has durations that add up to more than a century")
+    if not repaired + on_host:
+        return tables
+    text = (
+        f"{name}: {repaired:,} device activities and {on_host:,} host ranges last less than nothing or longer than "
+        f"{LONGEST_NS // (86_400 * 10**9)} days; counted as 0"
+    )
+    losses = (*tables.meta.losses, *([Loss("repaired", name, repaired, text)] if repaired else []))
+    meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text), losses=losses)
+    return dataclasses.replace(tables, gpu=gpu, host=host, meta=meta)
+
+
+def _with_possible_durations(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    possible = pl.col("duration").is_between(0, LONGEST_NS) | pl.col("duration").is_null()
+    count = frame.filter(~possible).height
+    if not count:
+        return frame, 0
+    kept = pl.when(possible).then("duration").otherwise(pl.lit(0, pl.Int64))
+    return frame.with_columns(kept.alias("duration")), count
