@@ -22,7 +22,7 @@ from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.annotations import annotations_of_piece
 from thence.readers.kineto.repair import decode_leniently
-from thence.readers.kineto.times import NO_TIME_NS, nanoseconds
+from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -341,8 +341,8 @@ class _Complete:
 
     @classmethod
     def of(cls, events: list[Event], number: np.ndarray[Any, Any]) -> _Complete:
-        start = nanoseconds(list(map(attrgetter("ts"), events)))
-        duration = nanoseconds(list(map(attrgetter("dur"), events)))
+        start = possible(nanoseconds(list(map(attrgetter("ts"), events))))
+        duration = possible(nanoseconds(list(map(attrgetter("dur"), events))))
         wrong = (start == NO_TIME_NS) | (duration == NO_TIME_NS)
         if not wrong.any():
             return cls(events, np.arange(len(events)), number, start, duration, 0, 0)

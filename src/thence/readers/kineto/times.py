@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["NO_TIME_NS", "nanoseconds"]
+__all__ = ["NO_TIME_NS", "nanoseconds", "possible"]
 
 _WIDEST = 19
 """Characters of a number with a point that fits int64 whatever its digits are."""
@@ -24,13 +24,6 @@ NO_TIME_NS = int(np.iinfo(np.int64).min)
 
 
 def nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """As `_nanoseconds`, with `NO_TIME_NS` for what no clock shows: see `LATEST_NS`."""
-    values = _nanoseconds(texts)
-    impossible = (values > LATEST_NS) | (values < -LATEST_NS)
-    return np.where(impossible, NO_TIME_NS, values) if impossible.any() else values
-
-
-def _nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
     """Microseconds in decimal notation, such as ``4338138103542.675``, in whole nanoseconds.
 
     No float is involved: at 4e12 us a double could still hold the nanosecond, but at the 1.7e15 us
@@ -86,3 +79,9 @@ def _exact(text: bytes) -> int:
         return NO_TIME_NS
     rounded = int((value * 1000).to_integral_value())
     return rounded if abs(rounded) < 1 << 63 else NO_TIME_NS
+
+
+def possible(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The times, with `NO_TIME_NS` for what no clock shows: see `LATEST_NS`."""
+    impossible = (values > LATEST_NS) | (values < -LATEST_NS)
+    return np.where(impossible, NO_TIME_NS, values) if impossible.any() else values
