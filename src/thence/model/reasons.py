@@ -28,6 +28,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "autograd_sequence": "autograd sequence number",
         # HLO.
         "hlo_recorded": "recorded by the profiler",
+        "hlo_creation": "XLA's range around the command when the CUDA graph was created",
+        "hlo_thunk_number": "number of the CUDA graph's first thunk, and node numbers from there",
         "hlo_node_order": "order of the CUDA graph's nodes against the HLO schedule",
         "hlo_library_order": "order of the library calls in the CUDA graph against the HLO schedule",
         "hlo_instruction": "HLO instruction",
@@ -96,6 +98,12 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "command_buffer_too_early": f"{_COMMAND_BUFFER}, and by the HLO schedule it would have started before"
         " what it reads",
         "command_buffer_library": f"{_COMMAND_BUFFER}, and the graph's library kernels cannot be told apart",
+        "command_buffer_foreign": f"{_COMMAND_BUFFER}, and its kernel is not named after the HLO instruction at"
+        " its place",
+        "command_buffer_contradicted": f"{_COMMAND_BUFFER}, and what ran is not what the HLO schedule has at its"
+        " place",
+        "command_buffer_branch": f"{_COMMAND_BUFFER}, and by the HLO schedule branches would have run in part,"
+        " or two of one conditional",
         "no_collective": "no collective",
         # Of the whole trace, not of an activity.
         "no_gpu": "the trace holds no device activity",
