@@ -36,6 +36,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "hlo_inside": "instruction inside",
         "hlo_moved": "what it moves",
         "hlo_user": "what uses the result",
+        "hlo_around": "inherited from the conditional, while or fusion around it",
         "hlo_fusion": "line of the fusion: the instruction inside has none",
         "named_scope": "named scopes in op_name",
         "common_scope": "scopes that merged operations share",
@@ -98,6 +99,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "command_buffer_too_early": f"{_COMMAND_BUFFER}, and by the HLO schedule it would have started before"
         " what it reads",
         "command_buffer_library": f"{_COMMAND_BUFFER}, and the graph's library kernels cannot be told apart",
+        "command_buffer_reordered": f"{_COMMAND_BUFFER}, and by XLA_FLAGS its nodes are not in the order of the HLO"
+        " schedule",
         "command_buffer_foreign": f"{_COMMAND_BUFFER}, and its kernel is not named after the HLO instruction at"
         " its place",
         "command_buffer_contradicted": f"{_COMMAND_BUFFER}, and what ran is not what the HLO schedule has at its"

@@ -9,12 +9,15 @@ holds is found, for each graph of each device, by the first of these that succee
    begins (`thunk_numbers`); every length that fits its nodes must give the same.
 3. ``hlo_node_order``: the names of its kernels, and the order of a program's graphs (`graph_order`).
 
+Where XLA_FLAGS say that commands are recorded in another order than that of the schedule, only the first holds.
+
 Kernels and sizes must fit (`node_matching`), and launches must not contradict it (`launch_checks`). What does
 not fit costs its node alone, or its branch; the rule or the reason stands with every activity.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["derived_instructions"]
 
 _GRAPH = ["rank", "device", "graph"]
+_REORDERS = re.compile(r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true", re.IGNORECASE)
+"""XLA_FLAGS with which the order of a graph's nodes is not that of the schedule (xla/debug_options_flags.cc)."""
 
 
 def derived_instructions(tables: Tables) -> pl.DataFrame:
@@ -101,10 +106,12 @@ class _Origins:
         launches: one row a graph: rank, device, graph, thunk and module (host rows around its first launch,
             null where unknown), and first, the number of its first thunk.
         created: by the host row of a thunk or of a program's execution, the graphs created in it.
+        in_order: whether commands are recorded in the order of the schedule.
     """
 
     launches: pl.DataFrame
     created: dict[int, Creation]
+    in_order: bool
 
     @classmethod
     def of(cls, tables: Tables, inside: pl.DataFrame) -> _Origins:
@@ -126,7 +133,9 @@ class _Origins:
             module=pl.Series(module, dtype=pl.Int64).replace(NO_ROW, None)
         )
         around = pl.concat([found["thunk"], found["module"]]).drop_nulls().unique().to_numpy()
-        return cls(found, creations(tables, launch, around))
+        flags = [str(facts.get("xla_flags") or "") for facts in tables.meta.facts]
+        in_order = not any(map(_REORDERS.search, flags))
+        return cls(found, creations(tables, launch, around), in_order)
 
 
 @dataclass(frozen=True)
@@ -150,16 +159,17 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     """Columns row, derived, rule and detail of the activities of one program's graphs on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     launches = inside.select(_GRAPH).unique().join(origin.launches, on=_GRAPH, how="left")
+    graphs = rest = nodes_of(inside)
     found: dict[int, _Found] = {}
     # A damaged module has no plan that could be compared.
     with suppress(TooManyNodes):
-        graphs = nodes_of(inside)
         found = _by_creation(graphs, launches, origin, schedule)
-        alone = _alone(rows, schedule)
         rest = [nodes for nodes in graphs if nodes.graph not in found]
-        found |= _by_thunk(rest, launches, alone, schedule)
+        if origin.in_order:
+            found |= _by_thunk(rest, launches, _alone(rows, schedule), schedule)
     settled = pl.col("graph").is_in(list(found)).fill_null(value=False)
-    nodes = [*map(_nodes, found.values()), placed_by_order(rows.filter(~settled), schedule)]
+    placed = placed_by_order(rows.filter(~settled), schedule) if origin.in_order else _reordered(rest)
+    nodes = [*map(_nodes, found.values()), placed]
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
     keyed = (
         inside.join(pl.concat(nodes), on=["graph", "number"], how="left", maintain_order="left")
@@ -266,6 +276,16 @@ def _nodes(found: _Found) -> pl.DataFrame:
         )
         .cast(NODES)  # type: ignore[arg-type]
     )
+
+
+def _reordered(graphs: Sequence[Nodes]) -> pl.DataFrame:
+    """The nodes of graphs whose order is not known, in the columns of `NODES`."""
+    rows = [
+        (nodes.graph, number, None, None, False, "command_buffer_reordered", None)
+        for nodes in graphs
+        for number in np.unique(nodes.number).tolist()
+    ]
+    return pl.DataFrame(rows, NODES, orient="row")
 
 
 def _levels(found: Sequence[_Found]) -> pl.DataFrame:

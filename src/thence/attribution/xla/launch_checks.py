@@ -26,8 +26,8 @@ LEVELS = {
 """One row for each level of each graph, as `thence.attribution.xla.node_numbers.Level` describes it."""
 
 _TOLERATED = 0.02
-"""Share of the launches of a level that may lack some of its nodes: a recording is cut somewhere, and may lose
-records. A wrong numbering of the nodes shows in most launches."""
+"""Share of the launches of a level, or else one of them, that may contradict the rules: a recording is cut
+somewhere, and may lose records. A wrong numbering of the nodes shows in most launches."""
 _LAUNCH = ["program", "graph", "correlation"]
 _LEVEL = ["graph", "level"]
 
@@ -83,8 +83,8 @@ def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
     return (
         facts.with_columns(wrong=wrong.fill_null(value=False))
         .group_by(_LEVEL)
-        .agg(pl.col("wrong").mean())
-        .filter(pl.col("wrong") > _TOLERATED)
+        .agg(pl.col("wrong").sum(), launches=pl.len())
+        .filter(pl.col("wrong") > pl.max_horizontal(1, pl.col("launches") * _TOLERATED))
         .select(_LEVEL)
     )
 
