@@ -4,8 +4,8 @@
 
 RECORDING is the directory of one process, PROGRAM such as ``jit__fori_collect_loop``. What is kept: activities
 that end at most MILLISECONDS after the program's first graph launch, their launches, the NVTX ranges that were
-open or begun from the start of the execution until then, the program's first HLO module without its
-buffer assignment, and the names in use.
+open or begun from the start of the execution until then, the program's first HLO module as far as
+thence reads it, and the names in use.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import tarfile
 from pathlib import Path
 
 import polars as pl
+
+from thence.readers.jax.protos.hlo_pb2 import HloModuleProto
 
 _BEGINS = 2  # CUPTI_ACTIVITY_FLAG_MARKER_START
 _OF_NAMES = ("name", "domain", "function", "metadata", "lane", "demangled")
@@ -80,26 +82,10 @@ def _write(recording: Path, program: str, tables: dict[str, pl.DataFrame], out: 
 
 
 def _module(proto: bytes) -> bytes:
-    """An HloProto without its buffer assignment: field 1, the module, alone."""
-    at = 0
-    while at < len(proto):
-        begins = at
-        key, at = _varint(proto, at)
-        length, at = _varint(proto, at)
-        at += length
-        if key == 1 << 3 | 2:
-            return proto[begins:at]
-    raise SystemExit("the file holds no HLO module")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        shift += 7
-        at += 1
-        if data[at - 1] < 128:
-            return value, at
+    """An HloModuleProto without the fields that thence does not read."""
+    module = HloModuleProto.FromString(proto)
+    module.DiscardUnknownFields()
+    return module.SerializeToString()
 
 
 if __name__ == "__main__":

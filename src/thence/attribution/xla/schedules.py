@@ -46,7 +46,7 @@ class Schedule:
         called: ids of the computations that each calls.
         by_flag: whether it is a conditional with a predicate, whose branches are true and false.
         sorts: whether it sorts, which takes several kernels and copies.
-        custom: whether it is a fusion that XLA has a library or a copy do.
+        custom: whether it is a fusion that XLA has a library or a copy do, for a slice that it computes.
         entry: id of the entry computation.
         bodies: id of a computation to its commands, in the order of its schedule.
         number_of: place of each name among the commands.
@@ -116,7 +116,10 @@ def schedule_of(module: HloModule) -> Schedule:
         sorts=fused.select(
             sorts=(pl.col("opcode") == "sort") | pl.col("sorts").fill_null(value=False)
         )["sorts"].to_numpy(),
-        custom=(commands["fusion_kind"] == "kCustom").fill_null(value=False).to_numpy(),
+        custom=fused.select(
+            custom=((pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls")))
+            .fill_null(value=False)
+        )["custom"].to_numpy(),
         entry=module.entry,
         bodies=dict(bodies.iter_rows()),
         number_of=dict(commands.unique("name", keep="first").select("name", "command").iter_rows()),
@@ -169,12 +172,14 @@ def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
 
 
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
-    """For each computation: ``work``, equal for equal ones, whether it only moves data, and whether it sorts."""
+    """For each computation: ``work``, equal for equal ones, whether it only moves data, whether it sorts, and
+    whether it calls a library."""
     features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")
     return table.group_by("computation").agg(
         work=features.hash().sort().implode().hash().first(),
         moves=pl.col("opcode").is_in(_MOVING).all(),
         sorts=(pl.col("opcode") == "sort").any(),
+        calls=(pl.col("opcode") == "custom-call").any(),
     )
 
 
