@@ -4,7 +4,8 @@ For graphs whose creation was not recorded and whose thunk has no number, or ano
 straight: node n is command n of a contiguous part of the schedule. A library call is one node with a child
 graph, whose nodes are numbered after all other nodes, call by call.
 
-The first command of a graph is found by kernel names, all of which must match. If several positions match,
+The first command of a graph is found by kernel names, all of which must match; one in eleven may be a name that
+no command has, and costs its node alone. If several positions match,
 only the order of a program's graphs can decide, and only if one choice remains. The last command is
 unambiguous unless the last nodes are copies, which could belong to a library call: they count as commands
 if otherwise nothing would have run these commands.
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from thence.attribution.xla.schedules import Schedule
 
 __all__ = ["NODES", "placed_by_order"]
+
+_NAMED_FOR_EACH = 10
+"""Kernels that fit by their name and outweigh one that no command of the program is named after."""
 
 NODES = {
     "graph": pl.UInt64,
@@ -188,20 +192,34 @@ def _fit_of_length(graph: _Graph, schedule: Schedule, length: int) -> _Fit:
     """Where the first ``length`` numbers of a graph are commands of the schedule one by one."""
     count = len(schedule.names) - length + 1
     commands = [int(number) for number in graph.numbers if number < length]
+    foreign = _foreign(graph, schedule)
+    own = [i for i in range(len(commands)) if i not in foreign]
+    if len(foreign.intersection(range(len(commands)))) * _NAMED_FOR_EACH > len(own):
+        foreign, own = set(), list(range(len(commands)))
     if count <= 0:
         return _Fit(np.empty(0, np.int64), length, 0, len(commands))
     runs = {name: schedule.run_by(name) for name in set(graph.names) & set(schedule.classes)}
     nothing = np.zeros(len(schedule.names), np.bool_)
     hits = np.zeros(count, np.int64)
-    for i, number in enumerate(commands):
+    for i in own:
+        number = commands[i]
         fits = runs.get(graph.names[i], schedule.copies if graph.is_copy(i) else nothing)
         hits += fits[number : number + count]
     # A node without an activity of its own number: a library call, or a copy that was not recorded.
     unseen = schedule.copies | np.array([bool(target) for target in schedule.targets])
-    good = hits == len(commands)
+    good = hits == len(own)
     for number in set(range(length)) - set(commands):
         good &= unseen[number : number + count]
     return _Fit(np.flatnonzero(good), length, int(hits.max()), len(commands))
+
+
+def _foreign(graph: _Graph, schedule: Schedule) -> set[int]:
+    """Nodes whose kernel no command is named after, and no library that XLA calls."""
+    return {
+        i
+        for i, name in enumerate(graph.names)
+        if name not in schedule.classes and not graph.is_copy(i) and not graph.is_library(i)
+    }
 
 
 def _library_calls(
@@ -319,10 +337,17 @@ def _instructions(graph: _Graph, schedule: Schedule, place: int, length: int) ->
     rest = len(graph.numbers) - len(commands)
     calls = [None] * rest if inside is None else inside.tolist()
     rule = "command_buffer_library" if inside is None else "hlo_library_order"
+    own = [int(command) for command in commands + place]
+    foreign = {
+        i for i in _foreign(graph, schedule) if i < len(own) and not schedule.targets[own[i]]
+    }
     return _nodes(
         graph,
-        [*(commands + place).tolist(), *calls],
-        ["hlo_node_order"] * len(commands) + [rule] * rest,
+        [*(None if i in foreign else command for i, command in enumerate(own)), *calls],
+        [
+            *("command_buffer_foreign" if i in foreign else "hlo_node_order" for i in range(len(own))),
+            *[rule] * rest,
+        ],
     )
 
 

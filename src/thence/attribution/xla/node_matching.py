@@ -137,6 +137,7 @@ def _alignment(
     np.minimum.at(cells, nodes.number, says)
     fits = cells != Verdict.CONTRADICTS
     many = np.isin(slots.role, MANY)
+    _tolerate(slots, nodes, cells, fits)
     before = _reached(fits, many, unseen)
     after = _reached(fits[::-1, ::-1], many[::-1], unseen[::-1], backwards=True)[::-1, ::-1]
     if not before[-1, count]:
@@ -146,6 +147,23 @@ def _alignment(
     beyond = np.where(many[:, None], after[:-1, 1:], after[1:, 1:])
     possible = (here & beyond).T & fits
     return _certain(slots, possible, cells, nodes)
+
+
+def _tolerate(
+    slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]
+) -> None:
+    """Lets activities that contradict their slot stand, up to the first slot of unknown length, if they are few."""
+    many = np.isin(slots.role, MANY)
+    fixed = np.arange(min(int(many.argmax()), len(fits)))
+    seen = np.isin(fixed, nodes.number)
+    verdict = cells[fixed, fixed].astype(np.int64)
+    proofs = int(np.sum(seen & (verdict >= Verdict.SIZED)))
+    wrong = verdict == Verdict.CONTRADICTS
+    until_there = Match(
+        slots.command[fixed], slots.level[fixed], verdict, seen, proofs, int(wrong.sum())
+    )
+    if not (wrong & ~seen).any() and _outweighed(until_there, seen):
+        fits[fixed[wrong], fixed[wrong]] = True
 
 
 def _certain(
@@ -163,7 +181,7 @@ def _certain(
         np.where(seen, verdict, np.int64(Verdict.POSSIBLE)),
         ~(possible & many).any(axis=1),
         int(np.sum(seen & (command != _NONE) & (verdict >= Verdict.SIZED))),
-        0,
+        int(np.sum(seen & (verdict == Verdict.CONTRADICTS))),
     )
 
 
