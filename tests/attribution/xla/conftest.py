@@ -10,7 +10,7 @@ import pytest
 
 from helpers import DATA
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
-from thence.readers.recording import read as recording
+from thence.readers.recording.read import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     folder = tmp_path_factory.mktemp("loops")
     with tarfile.open(DATA / "jax" / "loops_recording.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    return recording.read(str(folder), lambda _done: None)
+    return read(str(folder), lambda _done: None)
 
 
 

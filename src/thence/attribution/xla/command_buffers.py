@@ -220,13 +220,16 @@ def _by_creation(
 def _paired(
     graphs: Sequence[Nodes], blocks: Sequence[Slots], schedule: Schedule
 ) -> Iterator[tuple[Nodes, Slots, Match]]:
-    """Each graph with the only block that is its own, in order if there are as many."""
+    """Each graph with the only block that can be its own, in order if there are as many."""
+    free = list(range(len(blocks)))
     for place, nodes in enumerate(graphs):
-        possible = blocks[place : place + 1] if len(blocks) == len(graphs) else blocks
-        matches = [(slots, match(schedule, slots, nodes)) for slots in possible]
-        fitting = [(slots, matched) for slots, matched in matches if matched is not None]
+        possible = [place] if len(blocks) == len(graphs) else free
+        matches = [(block, match(schedule, blocks[block], nodes)) for block in possible]
+        fitting = [(block, matched) for block, matched in matches if matched is not None]
         if len(fitting) == 1:
-            yield nodes, *fitting[0]
+            block, matched = fitting[0]
+            free.remove(block)
+            yield nodes, blocks[block], matched
 
 
 def _by_thunk(
