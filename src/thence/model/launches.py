@@ -91,6 +91,6 @@ def launch_correlations(gpu: pl.DataFrame) -> pl.Series:
         strategy="backward",
         check_sortedness=False,
     )
-    return columns.join(of_body.select("row", "launch"), on="row", how="left", maintain_order="left").select(
-        pl.coalesce("launch", "correlation").alias("correlation")
-    )["correlation"]
+    return columns.join(
+        of_body.select("row", "launch"), on="row", how="left", maintain_order="left"
+    ).select(pl.coalesce("launch", "correlation").alias("correlation"))["correlation"]

@@ -25,6 +25,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "library_range": "range named by a library",
         "library_frame": "frame of an installed library",
         "launch_time": "time of the launch",
+        "loop_rounds": "thunks of the loop around the launch come again in every iteration",
         "autograd_sequence": "autograd sequence number",
         # HLO.
         "hlo_recorded": "recorded by the profiler",
@@ -66,6 +67,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "no_python_frames": "no Python frames recorded",
         "no_autograd": "no autograd ops recorded",
         "no_steps": "no profiler steps recorded",
+        "no_loops": "no range of an XLA loop recorded",
+        "outside_loops": "launched outside every loop of an XLA program",
         "outside_ranges": "launched outside every named range",
         "outside_modules": "launched outside every nn.Module call",
         "outside_operators": "launched outside every operator",
@@ -154,6 +157,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "thence recording": {
+        "no_loops": "loops inside a fusion or a CUDA graph have none; NVTX records the others",
         "no_ranges": "thence.mark, NVTX",
         "no_modules": _CALLS,
         "no_operators": "torch.profiler records them",

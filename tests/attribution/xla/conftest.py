@@ -27,7 +27,6 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return read(str(folder), lambda _done: None)
 
 
-
 @pytest.fixture(scope="session")
 def hlo() -> Callable[[Mapping[int, Sequence[Mapping[str, object]]]], HloModule]:
     """Makes a module from the instructions of each computation, in the order of the schedule; 0 is the entry.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
+
 from helpers import DATA
 from protowire import every, first
 from thence.attribution.attribute import attribute
@@ -267,9 +268,7 @@ def renamed(tables: Tables, name: str, other: str) -> Tables:
 
 
 @pytest.mark.parametrize("recording", ["jax_single", "cupti"])
-def test_a_kernel_with_a_foreign_name_costs_its_node_alone(
-    recording: str, single: Tables
-) -> None:
+def test_a_kernel_with_a_foreign_name_costs_its_node_alone(recording: str, single: Tables) -> None:
     tables = single if recording == "jax_single" else cupti()[0]
     name = tables.gpu["name"].cast(pl.String)[20]
     before = derived_instructions(tables)

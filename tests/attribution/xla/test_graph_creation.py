@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.attribution.xla.graph_creation import creations
@@ -15,6 +14,8 @@ from thence.model.tables import GPU, HOST, PROGRAMS, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import polars as pl
 
     from thence.model.hlo import HloModule
 
@@ -36,7 +37,11 @@ def host(*ranges: Any) -> pl.DataFrame:
 
     add(ranges, None)
     columns = dict(
-        zip(("name", "parent", "start", "duration", "correlation"), zip(*rows, strict=True), strict=True)
+        zip(
+            ("name", "parent", "start", "duration", "correlation"),
+            zip(*rows, strict=True),
+            strict=True,
+        )
     )
     category = ["driver" if name.startswith("cu") else "framework" for name in columns["name"]]
     return HOST.frame({"rank": [0] * len(rows), "category": category, **columns})

@@ -46,7 +46,14 @@ def schedule(hlo: Callable[..., HloModule]) -> Schedule:
     """Commands 0 and 1, 1 reading the result of 0, and six more."""
     operands: dict[int, list[int]] = {1: [0]}
     return schedule_of(
-        hlo({0: [{"name": f"a{n}", "opcode": "add", "operands": operands.get(n, [])} for n in range(8)]})
+        hlo(
+            {
+                0: [
+                    {"name": f"a{n}", "opcode": "add", "operands": operands.get(n, [])}
+                    for n in range(8)
+                ]
+            }
+        )
     )
 
 
@@ -103,7 +110,7 @@ CREATED = {
 # --- the power of the checks: wrong rules for the numbers must fail them ------------------------------
 
 
-def numbered(schedule: Schedule, plan: Sequence[Command], rule: str, *, reverse: bool) -> Slots:
+def numbered(plan: Sequence[Command], rule: str, *, reverse: bool) -> Slots:
     """The slots of a graph by some rule: depth first, breadth first, or bodies in line."""
     rows: list[tuple[int, int, int]] = []
     levels = [Level(-1, -1)]
@@ -153,10 +160,10 @@ def against(loops: Tables, rule: str, *, reverse: bool) -> tuple[int, int]:
         body = schedule.bodies[schedule.body_of[number]]
         place = schedule.place_of[number]
         plan = planned(schedule, body[place : place + count])
-        assert numbered(schedule, plan, "depth first", reverse=True).command.tolist() == (
+        assert numbered(plan, "depth first", reverse=True).command.tolist() == (
             slots_of(schedule, plan).command.tolist()
         )
-        slots = numbered(schedule, plan, rule, reverse=reverse)
+        slots = numbered(plan, rule, reverse=reverse)
         table, of_entry = verdicts(schedule, slots, nodes)
         verdict = table[of_entry, nodes.number]
         nodes_wrong += int(np.sum(verdict == Verdict.CONTRADICTS))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GEMM = "__cublas$lt$matmul"
 
 
-def nodes(seen: dict[int, str], begun: bool = True) -> Nodes:  # noqa: FBT001, FBT002 - of every node
+def nodes(seen: dict[int, str], begun: bool = True) -> Nodes:
     """The nodes of a graph: kernel names by number, copies as ``copy:BYTES``."""
     numbers = sorted(seen)
     copies = [seen[number].startswith("copy:") for number in numbers]
@@ -35,7 +35,9 @@ def nodes(seen: dict[int, str], begun: bool = True) -> Nodes:  # noqa: FBT001, F
         np.array(numbers, np.int64),
         ["Memcpy DtoD" if copy else seen[n] for n, copy in zip(numbers, copies, strict=True)],
         ["memcpy" if copy else "kernel" for copy in copies],
-        np.array([int(seen[n][5:]) if copy else -1 for n, copy in zip(numbers, copies, strict=True)]),
+        np.array(
+            [int(seen[n][5:]) if copy else -1 for n, copy in zip(numbers, copies, strict=True)]
+        ),
         np.full(len(numbers), begun),
     )
 
@@ -83,7 +85,7 @@ def test_what_contradicts_the_commands_does_not_fit(
 @pytest.mark.parametrize("call", [False, True])
 def test_one_contradiction_among_many_proofs_costs_its_node(
     hlo: Callable[..., HloModule],
-    call: bool,  # noqa: FBT001 - a library call of unknown length follows
+    call: bool,
 ) -> None:
     gemm = {"name": "gemm", "opcode": "custom-call", "custom_call_target": GEMM}
     schedule, slots = plan(hlo, *leaves(12), *[gemm] * call)
@@ -111,7 +113,14 @@ def test_calls_of_unknown_length_are_certain_where_only_one_way_fits(
     ]
     schedule, slots = plan(hlo, gemms[0], *leaves(1), gemms[1])
     # Nodes 0 and 2 hold calls. A set begins a call, a reduction of parts ends one.
-    seen = {1: "add_0", 3: "copy:4", 4: "nvjet_x", 5: "cublasLt::splitKreduce_kernel", 6: "copy:4", 7: "nvjet_y"}
+    seen = {
+        1: "add_0",
+        3: "copy:4",
+        4: "nvjet_x",
+        5: "cublasLt::splitKreduce_kernel",
+        6: "copy:4",
+        7: "nvjet_y",
+    }
     found = match(schedule, slots, nodes(seen))
     assert commands(schedule, found)[1:] == [
         *("add.0", "gemm.1", "gemm.0", "gemm.0", "gemm.0", "gemm.1", "gemm.1"),
@@ -182,7 +191,15 @@ def _module(computations: dict[int, list[dict[str, Any]]]) -> HloModule:
     from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 
     rows = [
-        {"computation": 0, "id": n, "step": n, "called": [], "operands": [], "result_bytes": 4, "operand_bytes": 4}
+        {
+            "computation": 0,
+            "id": n,
+            "step": n,
+            "called": [],
+            "operands": [],
+            "result_bytes": 4,
+            "operand_bytes": 4,
+        }
         | row
         for n, row in enumerate(computations[0])
     ]

@@ -120,7 +120,11 @@ def test_calls_sorts_and_asynchronous_commands(hlo: Callable[..., HloModule]) ->
     module = hlo(
         {
             0: [
-                {"name": "gemm", "opcode": "custom-call", "custom_call_target": "__cublas$lt$matmul"},
+                {
+                    "name": "gemm",
+                    "opcode": "custom-call",
+                    "custom_call_target": "__cublas$lt$matmul",
+                },
                 {"name": "mine", "opcode": "custom-call", "custom_call_target": "my_ffi"},
                 {"name": "sort", "opcode": "sort"},
                 {"name": "sorts", "opcode": "fusion", "called": [1], "fusion_kind": "kInput"},

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 def kernels(*names: str) -> Nodes:
     count = len(names)
     return Nodes(
-        7, np.arange(count), list(names), ["kernel"] * count, np.full(count, -1), np.full(count, True)
+        7,
+        np.arange(count),
+        list(names),
+        ["kernel"] * count,
+        np.full(count, -1),
+        np.full(count, True),
     )
 
 

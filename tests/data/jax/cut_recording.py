@@ -38,9 +38,11 @@ def main(recording: Path, program: str, milliseconds: float, out: Path) -> None:
     begun = ranges.filter((pl.col("flags") & _BEGINS) != 0)
     begins = begun.filter(pl.col("name").is_in(wanted.implode()))["time"].min()
     launch = names.filter(text.str.contains("GraphLaunch", literal=True))["number"]
-    launched = tables["calls"].filter(
-        pl.col("function").is_in(launch.implode()), pl.col("start") > begins
-    )["start"].min()
+    launched = (
+        tables["calls"]
+        .filter(pl.col("function").is_in(launch.implode()), pl.col("start") > begins)["start"]
+        .min()
+    )
     until = launched + int(milliseconds * 1e6)
     of = begun.filter(pl.col("time").is_between(begins, until))["id"]
     tables["ranges"] = ranges.filter(pl.col("id").is_in(of.implode()))
@@ -74,7 +76,10 @@ def _write(recording: Path, program: str, tables: dict[str, pl.DataFrame], out: 
         content = io.BytesIO()
         table.write_ipc(content)
         files[f"{kind}-000001.arrow"] = content.getvalue()
-    with lzma.open(out, "wb", preset=9) as stream, tarfile.open(fileobj=stream, mode="w") as archive:
+    with (
+        lzma.open(out, "wb", preset=9) as stream,
+        tarfile.open(fileobj=stream, mode="w") as archive,
+    ):
         for name, data in files.items():
             entry = tarfile.TarInfo(f"{recording.name}/{name}")
             entry.size = len(data)

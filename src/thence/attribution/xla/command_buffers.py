@@ -50,7 +50,10 @@ if TYPE_CHECKING:
 __all__ = ["derived_instructions"]
 
 _GRAPH = ["rank", "device", "graph"]
-_REORDERS = re.compile(r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true", re.IGNORECASE)
+_REORDERS = re.compile(
+    r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true",
+    re.IGNORECASE,
+)
 """XLA_FLAGS with which the order of a graph's nodes is not that of the schedule (xla/debug_options_flags.cc)."""
 
 
@@ -168,7 +171,9 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
         if origin.in_order:
             found |= _by_thunk(rest, launches, _alone(rows, schedule), schedule)
     settled = pl.col("graph").is_in(list(found)).fill_null(value=False)
-    placed = placed_by_order(rows.filter(~settled), schedule) if origin.in_order else _reordered(rest)
+    placed = (
+        placed_by_order(rows.filter(~settled), schedule) if origin.in_order else _reordered(rest)
+    )
     nodes = [*map(_nodes, found.values()), placed]
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
     keyed = (
@@ -177,7 +182,7 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
         .with_columns(pl.col("rule").fill_null("command_buffer"), correlation="launched")
     )
     known = keyed.filter(pl.col("command").is_not_null())
-    against = contradicted(known, _levels(found.values()), schedule)
+    against = contradicted(known, _levels(list(found.values())), schedule)
     return keyed.join(
         against, on=["graph", "level", "command"], how="left", maintain_order="left"
     ).select(
@@ -207,7 +212,7 @@ def _by_creation(
     for place in ("thunk", "module"):
         waiting = launches.filter(~pl.col("graph").is_in(list(found))).drop_nulls(place)
         for (row,), part in waiting.sort("graph").group_by(place, maintain_order=True):
-            creation = origin.created.get(row)  # type: ignore[call-overload]
+            creation = origin.created.get(row)
             if creation is None:
                 continue
             blocks = [slots_of(schedule, block) for block in creation.blocks(schedule)]
@@ -243,7 +248,9 @@ def _by_thunk(
             continue
         possible = possible_slots(schedule, first_of[nodes.graph], alone, nodes)
         matches = [(slots, match(schedule, slots, nodes)) for slots in possible]
-        fitting = [(matched, slots) for slots, matched in matches if matched is not None and matched.proofs]
+        fitting = [
+            (matched, slots) for slots, matched in matches if matched is not None and matched.proofs
+        ]
         if fitting:
             agreed = fitting[0][0].agreeing([matched for matched, _ in fitting[1:]])
             levels = fitting[0][1].levels
@@ -265,7 +272,13 @@ def _nodes(found: _Found) -> pl.DataFrame:
     rule = pl.when("counted").then(pl.lit(found.rule)).otherwise(pl.lit("hlo_library_order"))
     return (
         pl.DataFrame(
-            {"number": numbers, "command": command, "level": level, "counted": counted, "verdict": verdict}
+            {
+                "number": numbers,
+                "command": command,
+                "level": level,
+                "counted": counted,
+                "verdict": verdict,
+            }
         )
         .with_columns(reason=reason)
         .select(

@@ -66,7 +66,11 @@ class Creation:
                 blocks.append([])
             recorded = self._recorded(row, schedule)
             before = blocks[-1][-1].number if blocks[-1] else None
-            if recorded and before is not None and not _neighbours(schedule, before, recorded[0].number):
+            if (
+                recorded
+                and before is not None
+                and not _neighbours(schedule, before, recorded[0].number)
+            ):
                 blocks.append([])
             blocks[-1] += recorded
         return [tuple(block) for block in blocks if block]
@@ -108,7 +112,9 @@ def _neighbours(schedule: Schedule, previous: int, number: int) -> bool:
     )
 
 
-def creations(tables: Tables, launches: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> dict[int, Creation]:
+def creations(
+    tables: Tables, launches: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
+) -> dict[int, Creation]:
     """The ranges in which graphs were created, by the host row of the program or thunk around them.
 
     Args:
@@ -148,10 +154,15 @@ def _names(names: pl.Series) -> pl.DataFrame:
     """Columns op, captured and instantiates of each host row; each distinct name is looked at once."""
     text = pl.col("name").cast(pl.String)
     op = text.str.extract(_THUNK)
-    told = names.unique().drop_nulls().to_frame("name").with_columns(
-        op=pl.when(~op.str.contains(_GRAPH_THUNK)).then(op),
-        captured=text.str.contains(_CAPTURED) & ~text.str.contains("HostFunc"),
-        instantiates=text.str.contains(_INSTANTIATE, literal=True),
+    told = (
+        names.unique()
+        .drop_nulls()
+        .to_frame("name")
+        .with_columns(
+            op=pl.when(~op.str.contains(_GRAPH_THUNK)).then(op),
+            captured=text.str.contains(_CAPTURED) & ~text.str.contains("HostFunc"),
+            instantiates=text.str.contains(_INSTANTIATE, literal=True),
+        )
     )
     return (
         names.to_frame("name")

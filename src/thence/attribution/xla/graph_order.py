@@ -245,9 +245,7 @@ def _library_calls(
         return None
     fits = all(
         0 <= number < len(calls)
-        and (
-            not graph.is_library(i) or library_of(schedule.targets[calls[number]], graph.names[i])
-        )
+        and (not graph.is_library(i) or library_of(schedule.targets[calls[number]], graph.names[i]))
         and (graph.is_library(i) or graph.is_copy(i))
         for i, number in zip(inside, call.tolist(), strict=True)
     )
@@ -345,7 +343,10 @@ def _instructions(graph: _Graph, schedule: Schedule, place: int, length: int) ->
         graph,
         [*(None if i in foreign else command for i, command in enumerate(own)), *calls],
         [
-            *("command_buffer_foreign" if i in foreign else "hlo_node_order" for i in range(len(own))),
+            *(
+                "command_buffer_foreign" if i in foreign else "hlo_node_order"
+                for i in range(len(own))
+            ),
             *[rule] * rest,
         ],
     )

@@ -50,7 +50,9 @@ def contradicted(rows: pl.DataFrame, levels: pl.DataFrame, schedule: Schedule) -
     early = _too_early(rows, schedule)
     uncounted = early.join(nodes.filter(~pl.col("counted")), on=["graph", "command"], how="semi")
     of_libraries = nodes.filter(~pl.col("counted")).join(uncounted, on="graph", how="semi")
-    late = pl.concat([early.join(nodes, on=["graph", "command"]).select(of_libraries.columns), of_libraries])
+    late = pl.concat(
+        [early.join(nodes, on=["graph", "command"]).select(of_libraries.columns), of_libraries]
+    )
     reasons = [
         part.select(*_LEVEL, "command", reason=pl.lit(reason))
         for part, reason in (
@@ -64,9 +66,7 @@ def contradicted(rows: pl.DataFrame, levels: pl.DataFrame, schedule: Schedule) -
 def _wrong_levels(rows: pl.DataFrame, levels: pl.DataFrame) -> pl.DataFrame:
     """Levels, as graph and level, of which too many launches contradict the rules for branches."""
     seen = rows.group_by(_LEVEL).agg(nodes=pl.col("number").n_unique())
-    ran = rows.group_by(*_LAUNCH, "level").agg(
-        ran=pl.col("number").n_unique(), activities=pl.len()
-    )
+    ran = rows.group_by(*_LAUNCH, "level").agg(ran=pl.col("number").n_unique(), activities=pl.len())
     facts = ran.join(seen, on=_LEVEL).join(levels.unique(_LEVEL), on=_LEVEL, how="left")
     around = ran.select(
         *_LAUNCH, pl.col("level").alias("parent"), again=pl.col("activities") > pl.col("ran")

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from thence.attribution.xla.node_numbers import Slots
     from thence.attribution.xla.schedules import Schedule
 
-__all__ = ["AFTERWARDS", "LOW", "Nodes", "Verdict", "is_copy", "is_library", "library_of", "nodes_of", "verdicts"]
+__all__ = [
+    "AFTERWARDS",
+    "LOW",
+    "Nodes",
+    "Verdict",
+    "is_copy",
+    "is_library",
+    "library_of",
+    "nodes_of",
+    "verdicts",
+]
 
 LOW = 0xFFFF_FFFF
 """Of a node's id: its number; above it the graph's (CUPTI, graphNodeId)."""
@@ -193,7 +203,9 @@ class _SlotFacts:
         main = self.is_(Role.MAIN)
         if not afterwards:
             targets = self.schedule.targets
-            of_library = [main[i] and library_of(targets[c], name) for i, c in enumerate(self.slots.command)]
+            of_library = [
+                main[i] and library_of(targets[c], name) for i, c in enumerate(self.slots.command)
+            ]
             verdict[main] = Verdict.FOREIGN
             verdict[of_library] = Verdict.POSSIBLE
         elif is_library(name):

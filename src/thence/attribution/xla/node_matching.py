@@ -90,7 +90,8 @@ def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
     """Slots that need not have an activity."""
     held = np.isin(slots.role, (Role.HOLDER, Role.CALL, Role.LAUNCHED, *MANY))
     copies = schedule.copies[slots.command] & (slots.role == Role.LEAF)
-    return held | copies | (slots.level > 0)
+    result: NDArray[np.bool_] = held | copies | (slots.level > 0)
+    return result
 
 
 def _slot_by_slot(
@@ -149,9 +150,7 @@ def _alignment(
     return _certain(slots, possible, cells, nodes)
 
 
-def _tolerate(
-    slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]
-) -> None:
+def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]) -> None:
     """Lets activities that contradict their slot stand, up to the first slot of unknown length, if they are few."""
     many = np.isin(slots.role, MANY)
     fixed = np.arange(min(int(many.argmax()), len(fits)))
@@ -179,7 +178,7 @@ def _certain(
         command,
         np.where(command == _NONE, _NONE, level),
         np.where(seen, verdict, np.int64(Verdict.POSSIBLE)),
-        ~(possible & many).any(axis=1),
+        np.logical_not((possible & many).any(axis=1)),
         int(np.sum(seen & (command != _NONE) & (verdict >= Verdict.SIZED))),
         int(np.sum(seen & (verdict == Verdict.CONTRADICTS))),
     )

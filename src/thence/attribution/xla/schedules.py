@@ -117,14 +117,17 @@ def schedule_of(module: HloModule) -> Schedule:
             sorts=(pl.col("opcode") == "sort") | pl.col("sorts").fill_null(value=False)
         )["sorts"].to_numpy(),
         custom=fused.select(
-            custom=((pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls")))
-            .fill_null(value=False)
+            custom=(
+                (pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls"))
+            ).fill_null(value=False)
         )["custom"].to_numpy(),
         entry=module.entry,
         bodies=dict(bodies.iter_rows()),
         number_of=dict(commands.unique("name", keep="first").select("name", "command").iter_rows()),
         body_of=commands["computation"].to_list(),
-        place_of=commands.select(place=pl.int_range(pl.len()).over("computation"))["place"].to_list(),
+        place_of=commands.select(place=pl.int_range(pl.len()).over("computation"))[
+            "place"
+        ].to_list(),
         targets=commands["custom_call_target"].fill_null("").to_list(),
         copies=fused.select(moving.fill_null(value=False)).to_series().to_numpy(),
         inputs=_inputs(table, order),
@@ -167,13 +170,14 @@ def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
     of = commands.select("opcode", chosen=pl.col("operands").list.first()).join(
         sizes, on="chosen", how="left", maintain_order="left"
     )
-    flag = (pl.col("opcode") == "conditional") & (pl.col("chosen_bytes") == 1).fill_null(value=False)
+    flag = (pl.col("opcode") == "conditional") & (pl.col("chosen_bytes") == 1).fill_null(
+        value=False
+    )
     return of.select(flag=flag).to_series().to_numpy()
 
 
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
-    """For each computation: ``work``, equal for equal ones, whether it only moves data, whether it sorts, and
-    whether it calls a library."""
+    """For each computation: ``work``, equal for equal ones; whether it only moves data, sorts, or calls."""
     features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")
     return table.group_by("computation").agg(
         work=features.hash().sort().implode().hash().first(),

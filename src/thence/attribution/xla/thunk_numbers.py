@@ -20,7 +20,8 @@ from thence.attribution.xla.node_numbers import Level, Role, Slots, TooManyNodes
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from thence.attribution.xla.node_kernels import Nodes
     from thence.attribution.xla.schedules import Schedule
@@ -46,8 +47,13 @@ def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:
         trace does not say.
     """
     names = tables.host["name"]
-    told = names.unique().drop_nulls().to_frame("name").with_columns(
-        first=pl.col("name").cast(pl.String).str.extract(COMMAND_BUFFER).cast(pl.Int64)
+    told = (
+        names.unique()
+        .drop_nulls()
+        .to_frame("name")
+        .with_columns(
+            first=pl.col("name").cast(pl.String).str.extract(COMMAND_BUFFER).cast(pl.Int64)
+        )
     )
     first = names.to_frame("name").join(told, on="name", how="left", maintain_order="left")["first"]
     thunk = chain_to(
@@ -60,7 +66,7 @@ def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:
 
 
 def possible_slots(
-    schedule: Schedule, first: int, alone: Set[int], nodes: Nodes
+    schedule: Schedule, first: int, alone: AbstractSet[int], nodes: Nodes
 ) -> Iterator[Slots]:
     """The slots of every graph that begins with the thunk of this number and may have these nodes.
 
@@ -97,7 +103,7 @@ class _Search:
         self._activity = dict(zip(nodes.number.tolist(), of_entry.tolist(), strict=True))
         self._parts: dict[int, _Part] = {}
 
-    def lengths(self, following: Sequence[int], alone: Set[int]) -> Iterator[int]:
+    def lengths(self, following: Sequence[int], alone: AbstractSet[int]) -> Iterator[int]:
         """How many of these commands the graph can hold, the fewest first.
 
         All that is sure to run must have been seen; two plain commands in a row that the kernels at their
