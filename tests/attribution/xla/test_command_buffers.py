@@ -425,3 +425,20 @@ def test_graphs_created_again_are_found(loops: Tables) -> None:
     before, found = inside(loops), inside(again)
     assert found["derived"].equals(before["derived"])
     assert set(found["rule"]) == {"hlo_creation", "hlo_thunk_number"}
+
+
+def test_instructions_that_the_producer_recorded_of_some_nodes_must_agree(loops: Tables) -> None:
+    before = inside(loops)
+    one = (pl.col("graph") == 5) & (pl.col("node") & 0xFFFFFFFF == 0)
+
+    def recorded(name: str) -> pl.DataFrame:
+        told = pl.when(one).then(pl.lit(name)).otherwise(pl.col("hlo").cast(pl.String))
+        gpu = loops.gpu.with_columns(hlo=told.cast(pl.Categorical()))
+        return inside(dataclasses.replace(loops, gpu=gpu))
+
+    others = before.select((pl.col("graph") == 5) & (pl.col("number") > 0)).to_series()
+    assert recorded("copy.813").filter(others)["derived"].equals(before.filter(others)["derived"])
+    doubtful = recorded("copy.804")
+    assert set(doubtful.filter(others)["rule"]) == {"command_buffer_no_fit"}
+    rest = doubtful["graph"] != 5
+    assert doubtful.filter(rest)["derived"].equals(before.filter(rest)["derived"])

@@ -135,6 +135,14 @@ def test_calls_of_unknown_length_are_certain_where_only_one_way_fits(
     assert commands(schedule, found) == ["ffi.0", "ffi.1", None, None, None]
 
 
+def test_a_call_whose_own_node_has_a_kernel_holds_nothing(hlo: Callable[..., HloModule]) -> None:
+    calls = [{"name": f"x.{n}", "opcode": "custom-call", "custom_call_target": "x"} for n in (0, 1)]
+    schedule, slots = plan(hlo, *calls)
+    found = match(schedule, slots, nodes({0: "my_pallas_kernel", 2: "k1", 3: "k2"}))
+    assert commands(schedule, found) == ["x.0", "x.1", "x.1", "x.1"]
+    assert commands(schedule, match(schedule, slots, nodes({2: "k1", 3: "k2"})))[2:] == [None] * 2
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.sampled_from(["leaf", "call", "sort"]), min_size=1, max_size=4),
@@ -157,12 +165,22 @@ def test_a_node_is_certain_if_all_ways_agree(
     schedule, slots = plan(_module, *instructions)
     several = slots.role == Role.SEVERAL
     extent = [lengths[i % 4] if several[i] else 1 for i in range(len(several))]
-    names = []
+    names: list[str | None] = []
+    unseen: dict[int, bool] = {}
+    for slot in np.flatnonzero(slots.role == Role.CALL).tolist():
+        unseen[int(slots.command[slot])] = data.draw(st.booleans())
+    # A node with a kernel of its own holds no others.
+    extent = [
+        0
+        if slots.role[i] == Role.SEVERAL and unseen.get(int(slots.command[i])) is False
+        else length
+        for i, length in enumerate(extent)
+    ]
     for slot, length in enumerate(extent):
         command = schedule.names[slots.command[slot]]
         kernel = command.replace(".", "_") if command.startswith("leaf") else "k"
-        unseen = slots.role[slot] == Role.CALL and data.draw(st.booleans())
-        names += [None if unseen else kernel] * length
+        holder = slots.role[slot] == Role.CALL and unseen[int(slots.command[slot])]
+        names += [None if holder else kernel] * length
     seen = {n: name for n, name in enumerate(names) if name is not None}
     if not seen:
         return
@@ -215,6 +233,13 @@ def _possible(
     """Whether nothing contradicts one way: several nodes for each slot that may have several."""
     every = iter(ends)
     number = 0
+    fixed = int(np.isin(slots.role, [Role.SEVERAL]).argmax())
+    plain = {
+        int(slots.command[i]) for i in range(fixed) if slots.role[i] == Role.CALL and i in seen
+    }
+    holding = zip(slots.command[slots.role == Role.SEVERAL].tolist(), ends, strict=True)
+    if any(length and command in plain for command, length in holding):
+        return False
     for role, command in zip(slots.role.tolist(), slots.command.tolist(), strict=True):
         for _ in range(next(every) if role == Role.SEVERAL else 1):
             kernel = seen.get(number)

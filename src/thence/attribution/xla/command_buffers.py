@@ -162,7 +162,9 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     """Columns row, derived, rule and detail of the activities of one program's graphs on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
     launches = inside.select(_GRAPH).unique().join(origin.launches, on=_GRAPH, how="left")
-    graphs = rest = nodes_of(inside)
+    # Of some nodes the producer recorded the instruction, which helps to place the others.
+    whole = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
+    graphs = rest = nodes_of(whole)
     found: dict[int, _Found] = {}
     # A damaged module has no plan that could be compared.
     with suppress(TooManyNodes):
@@ -170,6 +172,7 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
         rest = [nodes for nodes in graphs if nodes.graph not in found]
         if origin.in_order:
             found |= _by_thunk(rest, launches, _alone(rows, schedule), schedule)
+        found = _as_recorded(found, whole, schedule)
     settled = pl.col("graph").is_in(list(found)).fill_null(value=False)
     placed = (
         placed_by_order(rows.filter(~settled), schedule) if origin.in_order else _reordered(rest)
@@ -191,6 +194,20 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
         rule=pl.coalesce("reason", "rule"),
         detail="detail",
     )
+
+
+def _as_recorded(
+    found: dict[int, _Found], whole: pl.DataFrame, schedule: Schedule
+) -> dict[int, _Found]:
+    """The graphs none of whose nodes got another instruction than the one that the producer recorded."""
+    recorded = whole.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
+    other = {
+        graph
+        for graph, number, name in recorded.iter_rows()
+        if graph in found
+        and found[graph].match.command[number] not in (-1, schedule.number_of.get(name))
+    }
+    return {graph: one for graph, one in found.items() if graph not in other}
 
 
 def _alone(rows: pl.DataFrame, schedule: Schedule) -> set[int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.attribution.xla.node_kernels import Verdict, verdicts
-from thence.attribution.xla.node_numbers import MANY, Role
+from thence.attribution.xla.node_numbers import MANY, Role, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thence.attribution.xla.node_kernels import Nodes
-    from thence.attribution.xla.node_numbers import Slots
     from thence.attribution.xla.schedules import Schedule
 
 __all__ = ["Match", "match"]
@@ -74,6 +73,7 @@ def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
     Every slot of the graph itself must have been seen, apart from those that only hold others and copies,
     which a trace can lack; of the branches, those that never ran have no activity.
     """
+    slots = _without_insides(slots, nodes)
     table, of_entry = verdicts(schedule, slots, nodes)
     count = nodes.last + 1
     says = table[of_entry]
@@ -84,6 +84,17 @@ def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
     if count * len(slots.command) > _MOST_CELLS:
         return None
     return _alignment(slots, nodes, says, _unseen(schedule, slots))
+
+
+def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
+    """The slots without the insides of calls whose own node has an activity: such a node holds no others."""
+    many = np.isin(slots.role, MANY)
+    fixed = int(many.argmax()) if many.any() else 0
+    at = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
+    plain = set(zip(slots.command[at].tolist(), slots.level[at].tolist(), strict=True))
+    pairs = zip(slots.command.tolist(), slots.level.tolist(), strict=True)
+    kept = ~(many & np.array([pair in plain for pair in pairs], np.bool_))
+    return Slots(slots.command[kept], slots.role[kept], slots.level[kept], slots.levels)
 
 
 def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
