@@ -38,7 +38,7 @@ from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from thence.attribution.xla.graph_creation import Creation
     from thence.attribution.xla.node_kernels import Nodes
@@ -172,12 +172,16 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
         rest = [nodes for nodes in graphs if nodes.graph not in found]
         if origin.in_order:
             found |= _by_thunk(rest, launches, _alone(rows, schedule), schedule)
-        found = _as_recorded(found, whole, schedule)
-    settled = pl.col("graph").is_in(list(found)).fill_null(value=False)
-    placed = (
-        placed_by_order(rows.filter(~settled), schedule) if origin.in_order else _reordered(rest)
-    )
-    nodes = [*map(_nodes, found.values()), placed]
+    other = _recorded_otherwise(found, whole, schedule)
+    agreeing = [one for graph, one in found.items() if graph not in other]
+    refused = [_refused(found[graph].nodes, "command_buffer_contradicted") for graph in other]
+    if origin.in_order:
+        settled = pl.col("graph").is_in(list(found)).fill_null(value=False)
+        placed = [placed_by_order(rows.filter(~settled), schedule)]
+    else:
+        placed = [_refused(graph, "command_buffer_reordered") for graph in rest]
+    empty = pl.DataFrame(schema=NODES)
+    nodes = [empty, *map(_nodes, agreeing), *refused, *placed]
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
     keyed = (
         inside.join(pl.concat(nodes), on=["graph", "number"], how="left", maintain_order="left")
@@ -185,7 +189,7 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
         .with_columns(pl.col("rule").fill_null("command_buffer"), correlation="launched")
     )
     known = keyed.filter(pl.col("command").is_not_null())
-    against = contradicted(known, _levels(list(found.values())), schedule)
+    against = contradicted(known, _levels(agreeing), schedule)
     return keyed.join(
         against, on=["graph", "level", "command"], how="left", maintain_order="left"
     ).select(
@@ -196,10 +200,10 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
     )
 
 
-def _as_recorded(
-    found: dict[int, _Found], whole: pl.DataFrame, schedule: Schedule
-) -> dict[int, _Found]:
-    """The graphs none of whose nodes got another instruction than the one that the producer recorded."""
+def _recorded_otherwise(
+    found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule
+) -> list[int]:
+    """Graphs of which a node got another instruction than the one that the producer recorded."""
     recorded = whole.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
     other = {
         graph
@@ -207,7 +211,7 @@ def _as_recorded(
         if graph in found
         and found[graph].match.command[number] not in (-1, schedule.number_of.get(name))
     }
-    return {graph: one for graph, one in found.items() if graph not in other}
+    return sorted(other)
 
 
 def _alone(rows: pl.DataFrame, schedule: Schedule) -> set[int]:
@@ -311,11 +315,10 @@ def _nodes(found: _Found) -> pl.DataFrame:
     )
 
 
-def _reordered(graphs: Sequence[Nodes]) -> pl.DataFrame:
-    """The nodes of graphs whose order is not known, in the columns of `NODES`."""
+def _refused(nodes: Nodes, reason: str) -> pl.DataFrame:
+    """The nodes of a graph that have no instruction, in the columns of `NODES`."""
     rows = [
-        (nodes.graph, number, None, None, False, "command_buffer_reordered", None)
-        for nodes in graphs
+        (nodes.graph, number, None, None, False, reason, None)
         for number in np.unique(nodes.number).tolist()
     ]
     return pl.DataFrame(rows, NODES, orient="row")
