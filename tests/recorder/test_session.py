@@ -9,6 +9,7 @@ import pytest
 
 import thence
 from recorder_programs import description, only_folder, program, rows
+from thence.recorder.identity import process_facts
 from thence.recorder.options import RecordOptions
 
 if TYPE_CHECKING:
@@ -136,6 +137,13 @@ def test_only_launches_are_recorded_of_all_api_calls(tmp_path: Path) -> None:
         ("driver", "cuMemcpyHtoDAsync"),
         ("runtime", "cudaLaunchKernel"),
     ]
+
+
+def test_xla_flags_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    assert process_facts(None)["xla_flags"] == "--xla_gpu_enable_command_buffer="
+    monkeypatch.delenv("XLA_FLAGS")
+    assert process_facts(None)["xla_flags"] is None
 
 
 def test_calls_that_build_graphs_are_recorded_with_those_that_launch() -> None:
