@@ -156,8 +156,12 @@ class Trace(Pictures):
 
     @cached_property
     def activities(self) -> pl.DataFrame:
-        """`gpu` and `places` joined by row: one frame for custom queries."""
+        """`gpu` and `places` joined by row: one frame for custom queries.
+
+        ``iteration`` is that of `places`; that of `gpu`, which counts runs of an instruction, is ``repetition``.
+        """
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
+        recorded = recorded.rename({"iteration": "repetition"})
         return pl.concat([recorded, self.places], how="horizontal")
 
     @cached_property

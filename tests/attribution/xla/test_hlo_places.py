@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import lzma
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
@@ -22,6 +22,11 @@ from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers.jax import xplane
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.model.hlo import HloModule
 
 JAX = DATA / "jax"
 SINGLE = "jax_single_nocb.xplane.pb.gz"
@@ -219,6 +224,39 @@ def test_what_moves_data_belongs_to_what_it_moves() -> None:
     claims = shares_of(tables)
     assert claims["weight"].to_list() == [1.0] * 5
     assert claims["place"].null_count() == 2
+
+
+def test_what_has_no_place_inherits_that_of_the_instruction_around_it(
+    hlo: Callable[..., HloModule],
+) -> None:
+    given = {
+        "op_name": "jit(f)/while/body/cond",
+        "frame": 2,
+        "source_file": "model.py",
+        "source_line": 7,
+    }
+    module = hlo(
+        {
+            0: [{"name": "outer", "opcode": "while", "called": [1], "op_name": "jit(f)/while"}],
+            1: [
+                {"name": "cond", "opcode": "conditional", "called": [2], **given},
+                {"name": "bare", "opcode": "conditional", "called": [3]},
+            ],
+            2: [{"name": "copy.1", "opcode": "copy"}, {"name": "add.1", "opcode": "add"}],
+            3: [{"name": "copy.2", "opcode": "copy"}],
+        }
+    )
+    found = origins(module).with_columns(module.instructions["name"])
+    rows = found.select("name", "op_name", "op_name_rule", "source", "source_rule").rows()
+    inner, outer = "jit(f)/while/body/cond", "jit(f)/while"
+    assert rows == [
+        ("outer", outer, "hlo_instruction", None, "no_source"),
+        ("cond", inner, "hlo_instruction", "model.py:7", "hlo_instruction"),
+        ("bare", outer, "hlo_around", None, "no_source"),
+        ("copy.1", inner, "hlo_around", "model.py:7", "hlo_around"),
+        ("add.1", inner, "hlo_around", "model.py:7", "hlo_around"),
+        ("copy.2", outer, "hlo_around", None, "no_source"),
+    ]
 
 
 def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
