@@ -14,7 +14,13 @@ from helpers import DATA
 from protowire import every, first, message, pack
 from thence.attribution.own_code import OwnCode
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
-from thence.attribution.xla.hlo_places import PLACES, hlo_places, instructions, source_shares
+from thence.attribution.xla.hlo_places import (
+    PLACES,
+    hlo_places,
+    hlo_rows,
+    instructions,
+    source_shares,
+)
 from thence.attribution.xla.op_names import labels, parts_of
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import SHARES
@@ -52,11 +58,12 @@ def resolved(tables: Tables) -> tuple[Tables, pl.Series]:
 
 
 def places_of(tables: Tables) -> pl.DataFrame:
-    return hlo_places(*resolved(tables), OwnCode())
+    return hlo_places(hlo_rows(*resolved(tables), OwnCode()))
 
 
 def shares_of(tables: Tables, *weighting: Any) -> pl.DataFrame:
-    return source_shares(*resolved(tables), OwnCode(), *weighting)
+    rows = hlo_rows(*resolved(tables), OwnCode())
+    return source_shares(rows, *((lambda facts, how=how: how(facts.module)) for how in weighting))
 
 
 def proto_of(name: str, program: str) -> bytes:
@@ -246,7 +253,7 @@ def test_what_has_no_place_inherits_that_of_the_instruction_around_it(
             3: [{"name": "copy.2", "opcode": "copy"}],
         }
     )
-    found = origins(module).with_columns(module.instructions["name"])
+    found = origins(module, OwnCode()).with_columns(module.instructions["name"])
     rows = found.select("name", "op_name", "op_name_rule", "source", "source_rule").rows()
     inner, outer = "jit(f)/while/body/cond", "jit(f)/while"
     assert rows == [
