@@ -104,7 +104,7 @@ def test_frames_that_hold_lines_are_worded_as_lines(tmp_path: Path) -> None:
 
 
 def test_traces_of_both_kinds_of_producer_say_both() -> None:
-    trace = thence.open(STACK, SINGLE)
+    trace = thence.open(STACK, SINGLE, add=True)
     trace.self_check()
     assert trace.attributed.places["position"].drop_nulls().unique().sort().to_list() == [
         "function",

@@ -24,6 +24,7 @@ from thence.attribution.xla.hlo_places import (
 from thence.attribution.xla.op_names import labels, parts_of
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import SHARES
+from thence.model.hlo import FRAMES
 from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers.jax import xplane
 from thence.readers.jax.hlo import decode_hlo
@@ -253,6 +254,11 @@ def test_what_has_no_place_inherits_that_of_the_instruction_around_it(
             3: [{"name": "copy.2", "opcode": "copy"}],
         }
     )
+    frames = pl.DataFrame(
+        {"frame": [1, 2], "parent": [0, 0], "file": ["train.py", "model.py"], "line": [3, 7], "column": 0,
+         "function": "f", "stack": [1, 2]}, schema=FRAMES,
+    )  # fmt: skip
+    module = dataclasses.replace(module, frames=frames)
     found = origins(module, OwnCode()).with_columns(module.instructions["name"])
     rows = found.select("name", "op_name", "op_name_rule", "source", "source_rule").rows()
     inner, outer = "jit(f)/while/body/cond", "jit(f)/while"

@@ -65,7 +65,8 @@ def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
     op_name = table["op_name"].gather(pl.Series(name_from))
     frame = table["frame"].gather(pl.Series(frame_from))
     written = source_frames(module, own)
-    row = (frame - 1).replace(-1, None).cast(pl.UInt32)
+    known = frame.is_between(1, written.height)  # 0 is none
+    row = (frame - 1).set(~known.fill_null(value=False), None).cast(pl.UInt32)
     source = written["source"].gather(row)
     source_rule = _rules(frame_rule, source, "no_source")
     of_library = (~written["own"].gather(row) & source.is_not_null()).fill_null(value=False)
