@@ -20,7 +20,7 @@ LAYERS = (
     {"attribution", "frameworks", "inside"},
     {"analysis"},
     {"writers"},
-    {"profile", "trace"},
+    {"pictures", "profile", "trace"},
     {"opening"},
     {"timing"},
     {"doctor", "recording"},
