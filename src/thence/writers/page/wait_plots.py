@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.wait_histogram import wait_histogram
-from thence.units import format_bytes, format_count, format_ns
+from thence.units import format_bytes, format_count
 from thence.writers.page.figures import PALETTE, new_figure, shown
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ __all__ = ["wait_histogram_figure", "wait_sizes_figure"]
 
 _MOST_POINTS = 1500
 _US = 1e3
+_UNITS = (("s", 10**9), ("ms", 10**6), ("us", 10**3))
 
 
 def wait_histogram_figure(collectives: Collectives) -> go.Figure:
@@ -45,7 +46,7 @@ def wait_sizes_figure(collectives: Collectives) -> go.Figure:
     means = collectives.by_size.filter(pl.col("bytes") > 0, pl.col("wait_ns_mean") > 0)
     figure = new_figure(height=380)
     keys = ("collective", "group_size")
-    for number, (key, rows) in enumerate(means.sort("bytes").group_by(keys, maintain_order=True)):
+    for number, (key, rows) in enumerate(means.sort(*keys, "bytes").group_by(keys, maintain_order=True)):
         colour = PALETTE[number % len(PALETTE)]
         name = shown(f"{key[0]} of {key[1]}" if key[1] else str(key[0]))
         same = (pl.col(k).eq_missing(pl.lit(v)) for k, v in zip(keys, key, strict=True))
@@ -70,7 +71,12 @@ def wait_sizes_figure(collectives: Collectives) -> go.Figure:
 
 
 def _range(first: int, end: int | None) -> str:
-    """A range of waits as text."""
+    """A range of waits as text, both ends round."""
     if end is None:
-        return f"from {format_ns(first)}"
-    return f"{format_ns(first)} to {format_ns(end)}" if first else f"below {format_ns(end)}"
+        return f"from {_round(first)}"
+    return f"{_round(first)} to {_round(end)}" if first else f"below {_round(end)}"
+
+
+def _round(ns: int) -> str:
+    unit, size = next(each for each in _UNITS if ns >= each[1])
+    return f"{ns // size} {unit}"
