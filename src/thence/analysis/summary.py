@@ -19,7 +19,7 @@ from thence.analysis.idle import idle_inside_programs
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
-from thence.model.kernel_names import short_names
+from thence.model.kernel_names import clip, short_names
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import STATED, STATED_XLA
 from thence.model.reasons import APART, REASONS, Reason, advice, text_of
@@ -39,6 +39,7 @@ __all__ = ["IDLE_INSIDE", "Summary", "summarize"]
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` beside a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
+_NOTEBOOK_NAME = 90
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """What rows by HLO instruction say beside its name."""
 
@@ -175,7 +176,7 @@ class Summary:
                 format_ns(row["total_ns"]),
                 format_ns(row["mean_ns"]),
                 format_share(row["total_ns"], self.sum_ns),
-                *(row[name] or "-" for name in self._beside),
+                *(clip(row[name] or "-", _NOTEBOOK_NAME) for name in self._beside),
             )
             yield row["name"], cells
         if self.idle_inside_ns is not None:

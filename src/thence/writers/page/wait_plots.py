@@ -53,13 +53,13 @@ def wait_sizes_figure(collectives: Collectives) -> go.Figure:
         chosen = points.filter(*same)
         if points.height <= _MOST_POINTS:
             figure.add_scatter(
-                x=chosen["bytes"].to_list(), y=(chosen["wait_ns"] / _US).to_list(), mode="markers",
+                x=chosen["bytes"].to_list(), y=(chosen["wait_ns"] / _US).round(3).to_list(), mode="markers",
                 name=name, legendgroup=name, showlegend=False, hovertext=[format_bytes(b) for b in chosen["bytes"]],
                 hovertemplate="%{hovertext}<br>%{y:.4~g} us<extra></extra>",
                 marker={"color": colour, "size": 5, "opacity": 0.4},
             )  # fmt: skip
         figure.add_scatter(
-            x=rows["bytes"].to_list(), y=(rows["wait_ns_mean"] / _US).to_list(), mode="lines+markers",
+            x=rows["bytes"].to_list(), y=(rows["wait_ns_mean"] / _US).round(3).to_list(), mode="lines+markers",
             name=name, legendgroup=name, line={"color": colour, "width": 2}, marker={"color": colour, "size": 8},
             hovertext=[f"{format_bytes(b)}, {format_count(n)} collectives" for b, n in rows.select("bytes", "instances").rows()],
             hovertemplate="%{hovertext}<br>%{y:.4~g} us, mean<extra></extra>",
