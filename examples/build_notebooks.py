@@ -103,7 +103,7 @@ JAX: Cells = (
     ),
     'recorded = thence.open("../tests/data/jax/recording")\nrecorded.plot_compile()',
     (
-        "compilation = recorded.compile_times()\nprint(f\"{compilation.wall_ns / 1e6:.1f} ms in all\")\n"
+        'compilation = recorded.compile_times()\nprint(f"{compilation.wall_ns / 1e6:.1f} ms in all")\n'
         "compilation.phases.head(compilation.covering(0.99))"
     ),
     (

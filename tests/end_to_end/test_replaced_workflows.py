@@ -121,16 +121,16 @@ def test_tables_of_the_nsys_jax_notebook_in_one_command_each() -> None:
     kept: dict[str, int] = {}
     busy: list[tuple[int, int, int]] = []
     # Kernels of command buffers have their instruction from the HLO's schedule.
-    for name, device, start, duration in trace.gpu.select("hlo", "device", "start", "duration").rows():
+    for name, device, start, duration in trace.gpu.select(
+        "hlo", "device", "start", "duration"
+    ).rows():
         if any(d == device and at <= start < at + span for span, d, at in steady):
             kept[name] = kept.get(name, 0) + duration
             busy.append((device, start, start + duration))
     document, rows = rows_of("report", FSDP, "--by", "hlo")
     found = {row["name"]: row for row in rows if row["attributed"]}
     assert {name: row["total_ns"] for name, row in found.items()} == kept
-    known = {
-        name: op_name for name, op_name in tables.hlo[0].instructions.select("name", "op_name").rows()
-    }
+    known = dict(tables.hlo[0].instructions.select("name", "op_name").rows())
     said = {name: row["op_name"] for name, row in found.items() if known[name]}
     assert said == {name: known[name] for name in said}
     assert len(said) > 100
@@ -148,14 +148,17 @@ def test_tables_of_the_nsys_jax_notebook_in_one_command_each() -> None:
     assert document["idle_inside_programs_ns"] == idle > 0
     assert sum(row["total_ns"] for row in rows) == document["sum_ns"]
     assert sum(row["total_ns"] for row in rows if row["attributed"]) == sum(kept.values())
-    assert "GPU idle inside programs (not in the sum)" in run_thence("report", FSDP, "--by", "opcode").stdout.decode()  # fmt: skip
+    table = run_thence("report", FSDP, "--by", "opcode").stdout.decode()
+    assert "GPU idle inside programs (not in the sum)" in table
 
     _, phases = rows_of("compile", COMPILED)
     assert {"XlaCompileBackend", "XlaCompileGpuAsm"} <= {row["name"] for row in phases}
     assert "compilation took" in run_thence("compile", COMPILED).stdout.decode()
 
 
-@pytest.mark.parametrize(("by", "frame"), [("source", "jax_gpt.py:17 attention"), ("op_name", "attention")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("by", "frame"), [("source", "jax_gpt.py:17 attention"), ("op_name", "attention")]
+)
 def test_flame_graphs_of_the_nsys_jax_notebook(by: str, frame: str, tmp_path: Path) -> None:
     """Original: write lines of stacks to a file, run flamegraph.pl on it, show the SVG in a frame."""
     target = tmp_path / "flame.svg"
@@ -174,7 +177,8 @@ def test_pictures_of_the_nsys_jax_notebook() -> None:
     histogram = trace.plot_wait_histogram()
     assert sum(sum(bar.y) for bar in histogram.data) == instances["wait_ns"].count()
     sizes = trace.plot_wait_sizes()
-    points = [at for part in sizes.data if part.mode == "markers" for at in zip(part.x, part.y)]
+    clouds = [part for part in sizes.data if part.mode == "markers"]
+    points = [at for part in clouds for at in zip(part.x, part.y, strict=True)]
     drawn = instances.filter(instances["wait_ns"] > 0)
     expected = [(size, ns / 1e3) for size, ns in drawn.select("bytes", "wait_ns").rows()]
     assert sorted(points) == sorted(expected)

@@ -217,10 +217,11 @@ def _left_out(gaps: pl.DataFrame) -> tuple[str, ...]:
     early = int(gaps["duration"].filter(gaps["early"]).sum())
     if not early:
         return ()
-    return (
+    note = (
         f"{format_ns(early)} of GPU idle inside and before the first executions of programs, which are "
-        "compiled then, is not in the graph; --idle include shows it.",
+        "compiled then, is not in the graph; --idle include shows it."
     )
+    return (note,)
 
 
 def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:

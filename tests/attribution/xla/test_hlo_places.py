@@ -101,9 +101,7 @@ def lines_of(module: bytes) -> list[str]:
     functions = [name.decode() for name in every(index, 2)]
     places = [first(place) for place in every(index, 3)]
     locations = [places[first(frame)[1] - 1] for frame in every(index, 4)]
-    return [
-        f"{files[place[1] - 1]}:{place[3]} {functions[place[2] - 1]}" for place in locations
-    ]
+    return [f"{files[place[1] - 1]}:{place[3]} {functions[place[2] - 1]}" for place in locations]
 
 
 @pytest.mark.parametrize(

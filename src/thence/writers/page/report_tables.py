@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.summary import IDLE_INSIDE
+from thence.model.kernel_names import clip
 from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
@@ -34,6 +35,7 @@ MOST_ROWS = 500
 """Rows of one table; smaller ones are counted."""
 MOST_NAME = 400
 """Characters of one text."""
+_OP_NAME = 120
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,11 @@ def summary_data(summary: Summary) -> dict[str, Any]:
     )
     if summary.idle_inside_ns is not None:
         notes.append(f"{IDLE_INSIDE}: {format_ns(summary.idle_inside_ns)}")
-    data = frame_data(summary.rows, fields, "; ".join(notes))
+    rows = summary.rows
+    if "op_name" in rows.columns:  # of what XLA merged it lists every part
+        names = [name and clip(name, _OP_NAME) for name in rows["op_name"]]
+        rows = rows.with_columns(op_name=pl.Series(names, dtype=pl.String))
+    data = frame_data(rows, fields, "; ".join(notes))
     full = summary.rows.head(MOST_ROWS)
     if summary.by == "kernel":
         data["full"] = _values(full["name"], "text")

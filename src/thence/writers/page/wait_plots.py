@@ -46,7 +46,9 @@ def wait_sizes_figure(collectives: Collectives) -> go.Figure:
     means = collectives.by_size.filter(pl.col("bytes") > 0, pl.col("wait_ns_mean") > 0)
     figure = new_figure(height=380)
     keys = ("collective", "group_size")
-    for number, (key, rows) in enumerate(means.sort(*keys, "bytes").group_by(keys, maintain_order=True)):
+    for number, (key, rows) in enumerate(
+        means.sort(*keys, "bytes").group_by(keys, maintain_order=True)
+    ):
         colour = PALETTE[number % len(PALETTE)]
         name = shown(f"{key[0]} of {key[1]}" if key[1] else str(key[0]))
         same = (pl.col(k).eq_missing(pl.lit(v)) for k, v in zip(keys, key, strict=True))
@@ -58,10 +60,12 @@ def wait_sizes_figure(collectives: Collectives) -> go.Figure:
                 hovertemplate="%{hovertext}<br>%{y:.4~g} us<extra></extra>",
                 marker={"color": colour, "size": 5, "opacity": 0.4},
             )  # fmt: skip
+        counts = rows.select("bytes", "instances").rows()
+        texts = [f"{format_bytes(size)}, {format_count(n)} collectives" for size, n in counts]
         figure.add_scatter(
             x=rows["bytes"].to_list(), y=(rows["wait_ns_mean"] / _US).round(3).to_list(), mode="lines+markers",
             name=name, legendgroup=name, line={"color": colour, "width": 2}, marker={"color": colour, "size": 8},
-            hovertext=[f"{format_bytes(b)}, {format_count(n)} collectives" for b, n in rows.select("bytes", "instances").rows()],
+            hovertext=texts,
             hovertemplate="%{hovertext}<br>%{y:.4~g} us, mean<extra></extra>",
         )  # fmt: skip
     left_out = f" ({format_count(without)} without any are in the means alone)" if without else ""
