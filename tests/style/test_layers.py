@@ -20,7 +20,7 @@ LAYERS = (
     {"attribution", "frameworks", "inside"},
     {"analysis"},
     {"writers"},
-    {"pictures", "profile", "trace"},
+    {"profile", "trace"},
     {"opening"},
     {"timing"},
     {"doctor", "recording"},
