@@ -155,7 +155,12 @@ def test_idle_inside_programs_is_that_of_the_programs_table(rule: str) -> None:
     for name in ("recording", "jax_single_nocb.xplane.pb.gz", "jax_fsdp2.xplane.pb.gz"):
         opened = thence.open(DATA / "jax" / name)
         expected = int(opened.program_times(rule).programs["idle_inside_ns"].sum())
-        assert opened.select(warm_up=rule).summary("opcode").idle_inside_ns == expected > 0
+        part = opened.select(warm_up=rule)
+        assert part.summary("opcode").idle_inside_ns == expected > 0
+        nodes = part.flame("op_name").nodes
+        # Frames of idle time inside the executions that count, on each device.
+        inside = nodes.filter(pl.col("idle") & (pl.col("name") == "inside programs"))
+        assert inside["total_ns"].sum() == expected
 
 
 def test_the_command_line_says_it_in_a_line_and_in_json() -> None:

@@ -65,7 +65,8 @@ class Idle(enum.Enum):
     """Which idle time is shown as frames."""
 
     STEADY = "steady"
-    """All but that inside and before the first executions of XLA programs, in which they are compiled."""
+    """All but that before the first executions of XLA programs, which are compiled then, and inside those
+    that do not count (warm-up)."""
     INCLUDE = "include"
     """All."""
     EXCLUDE = "exclude"
@@ -357,16 +358,20 @@ def _kinds(trace: Attributed) -> pl.Series:
 
 
 def _gaps(trace: Attributed) -> pl.DataFrame:
-    """Idle gaps, and whether each is ``early``: inside or before a first execution, or one that is kept apart."""
+    """Idle gaps, and whether each is ``early``: before a first execution, or inside one that does not count."""
     gaps = idle_gaps(trace)
     chosen = trace.selection.warm_up
     if trace.programs.is_empty() or chosen == WarmUp.KEEP.value:
         return gaps.with_columns(early=pl.lit(value=False))
     rule = WarmUp.HEURISTIC if chosen == APART else WarmUp(chosen)
-    first = phases(trace, rule).first.gather(gaps["execution"]).fill_null(value=False)
+    phase = phases(trace, rule)
+    marked = pl.DataFrame({"first": phase.first, "warm": phase.first & ~phase.counted})
+    marked = marked.select(pl.all().gather(gaps["execution"])).fill_null(value=False)
     apart = trace.gpu["program"].filter(trace.places["apart"].is_not_null()).drop_nulls().unique()
     of_apart = pl.col("execution").is_in(apart.cast(pl.UInt32).implode()).fill_null(value=False)
-    return gaps.with_columns(early=of_apart | pl.lit(first))
+    inside = pl.col("where") == "inside"
+    early = of_apart | pl.when(inside).then("warm").otherwise("first")
+    return gaps.hstack(marked).with_columns(early=early).drop("first", "warm")
 
 
 def _idle(trace: Attributed, gaps: pl.DataFrame) -> Groups:
