@@ -21,7 +21,7 @@ RULE = pl.Enum(CODES)
 
 SHARES: Mapping[str, pl.DataType] = {
     "gpu": pl.Int32(),  # row in gpu
-    "place": pl.Categorical(),  # file.py:12; null: this part of the time has no source line
+    "place": pl.Categorical(),  # file.py:12 function; null: this part of the time has no source line
     "weight": pl.Float64(),  # share of the activity's time, from 0 to 1
     "rule": RULE,  # how it was found, or why it was not
 }

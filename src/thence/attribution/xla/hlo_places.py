@@ -2,7 +2,8 @@
 
     op_name  what the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
     opcode   of the instruction, such as fusion
-    source   ``file.py:12``, the innermost line of the user's own code in the instruction's stack
+    source   ``file.py:12 Block.forward``, the innermost line of the user's own code in the instruction's
+             stack, and its function
     stack    all frames of it, ``file.py(12): function``, outermost first, between ``;``
     label    path of named scopes in op_name: ``layer1/mlp``
     phase    forward, backward ... by the transformations in op_name (`hlo_phases`)

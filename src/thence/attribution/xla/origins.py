@@ -53,7 +53,7 @@ def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
 
     Returns:
         columns op_name, op_name_rule, frame (number in ``module.frames`` of the innermost one, 0: none),
-        source (``file.py:12``) and source_rule; a rule is the reason where there is no place.
+        source (``file.py:12 function``) and source_rule; a rule is the reason where there is no place.
     """
     table = module.instructions
     links = _Links(module)
