@@ -131,7 +131,7 @@ def collectives(
     exposed = exposure(trace)
     every = _rows(trace, phase, first, matched, exposed)
     rows = every.filter("counted").drop("counted")
-    places = participants(rows.filter("described"), alignment)
+    places = participants(rows.filter("described"), alignment, matched.peers)
     seen = instance_times(places)
     aligned = alignment is not None and alignment.matched > 0
     return Collectives(
