@@ -35,10 +35,10 @@ def raw_batches(path: Path) -> list[Batch]:
     launches = [e for e in events if e.get("args", {}).get("correlation") in kernels]
     launches = [e for e in launches if e["cat"] != "kernel"]
     found, since = [], 0.0
-    for batch in sorted((e for e in events if e["name"] == RANGE), key=lambda e: e["ts"]):
-        (launch,) = [e for e in launches if 0 <= e["ts"] - batch["ts"] < batch["dur"]]
-        parts = [e["args"] for e in ops if since < e["ts"] < batch["ts"]]
-        since = batch["ts"]
+    for around in sorted((e for e in events if e["name"] == RANGE), key=lambda e: e["ts"]):
+        (launch,) = [e for e in launches if 0 <= e["ts"] - around["ts"] < around["dur"]]
+        parts = [e["args"] for e in ops if since < e["ts"] < around["ts"]]
+        since = around["ts"]
         kernel = kernels[launch["args"]["correlation"]]
         moved = [
             (p["Collective name"], p.get("Dst Rank", p.get("Src Rank")), 4 * p["In msg nelems"])

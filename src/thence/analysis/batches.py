@@ -32,7 +32,8 @@ def pieces(collectives: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
     """Descriptions of kernels, those of batches by the descriptions of their parts.
 
     Args:
-        collectives, parts: `Attributed.collectives` and `Attributed.collective_parts`.
+        collectives: `Attributed.collectives`.
+        parts: `Attributed.collective_parts`.
 
     Returns:
         The columns of ``collectives`` with row (in it), piece (number) and batched, by row and host.

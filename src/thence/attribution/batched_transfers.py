@@ -4,8 +4,8 @@
 group of NCCL: each writes its op ``record_param_comms``, and after them the range ``nccl:coalesced`` launches
 one kernel for all. Kineto describes the ops and leaves the kernel without a description. An op is a part of the
 kernel that the next such range of its thread launches, if the op launched nothing itself and no other
-described op, such as a wait, lies between the two, or if it lies inside that range. A range that launched several kernels that send and receive
-does not say which part is whose, and is left out.
+described op, such as a wait, lies between the two; or of the one around it. A range that launched several kernels
+that send and receive does not say which part is whose, and is left out.
 """
 
 from __future__ import annotations
