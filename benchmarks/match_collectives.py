@@ -2,8 +2,8 @@
 
     python benchmarks/match_collectives.py [--ranks 8] [--calls 50000]
 
-Makes the tables of a job in memory: every rank runs the same calls, in steps of unequal length whose calls repeat; clocks
-differ by up to a second, the profile of every second rank begins some calls later, and some calls are lost.
+Makes the tables of a job in memory: every rank runs the same calls, in equal steps; clocks differ by up to a
+second, the profile of every second rank begins some calls later, and some calls are lost.
 """
 
 from __future__ import annotations

@@ -98,11 +98,11 @@ def collective_instances(trace: Attributed) -> Instances:
         )
         .with_columns(instance=pl.struct(*key, "own").rank("dense").cast(pl.Int64) - 1)
     )
-    place = pl.struct("rank", "device")
-    counted = numbered.with_columns(
-        members=place.n_unique().over("group", pl.when("of_xla").then("program_name")),
-        matched=place.n_unique().over("instance"),
+    program = pl.when("of_xla").then("program_name")
+    counted = numbered.with_columns(program_name=program).with_columns(
+        members=pl.struct("rank", "device").n_unique().over("group", "program_name")
     )
+    counted = counted.with_columns(matched=_devices(counted, "instance"))
     mixed = (pl.col("matched") > pl.col("group_size")).fill_null(value=False)
     missing = (
         (pl.col("matched") == 1) & (pl.col("members") > 1) & pl.col("group_size").ne_missing(1)
@@ -125,6 +125,12 @@ def collective_instances(trace: Attributed) -> Instances:
     return Instances(*whole_kernels(found, trace.collectives))
 
 
+def _devices(rows: pl.DataFrame, key: str) -> pl.Series:
+    """How many devices have rows with the same key, for each row."""
+    found = rows.select(key, "rank", "device").unique().group_by(key).len("devices")
+    return rows.join(found, on=key, how="left", maintain_order="left")["devices"]
+
+
 def _rows(trace: Attributed) -> pl.DataFrame:
     """Described kernels, and the parts of those of batches, with what tells them apart.
 
@@ -140,7 +146,7 @@ def _rows(trace: Attributed) -> pl.DataFrame:
         *("row", "piece", "batched", "gpu", "bytes", "group_size", "sequence"),
         *(_in_job(name) for name in ("source_rank", "destination_rank")),
         *(pl.col(name).to_physical() for name in ("element_type", *_GROUP)),
-        collective=kind_of(pl.col("collective")),
+        collective=_kinds(described["collective"]),
         replayed=pl.col("gpu").is_in(trace.graph_places["gpu"].implode()),
     ).hstack(kernels[described["gpu"].to_numpy()])
     host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
@@ -153,6 +159,15 @@ def _rows(trace: Attributed) -> pl.DataFrame:
         frame.hstack([launch])
         .with_columns(pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration"))
         .join(names, on="program", how="left", maintain_order="left")
+    )
+
+
+def _kinds(names: pl.Series) -> pl.Series:
+    """The kind of each collective; the rules for names look at each name once."""
+    distinct = names.cast(pl.String).drop_nulls().unique()
+    kinds = distinct.to_frame("name").select(kind_of(pl.col("name"))).to_series()
+    return names.cast(pl.String).replace_strict(
+        distinct, kinds, default=None, return_dtype=pl.String
     )
 
 
@@ -258,9 +273,11 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
         )
     )
     # Kernels on several streams begin in any order, so where all launches are known these count.
-    known = pl.col("launch").is_not_null().all().over("group", "rank", "device")
-    return calls.with_columns(order=pl.when(known).then("launch")).sort(
-        "group", "rank", "device", "order", "start", "call"
+    known = calls.group_by("group", "rank", "device").agg(known=pl.col("launch").null_count() == 0)
+    return (
+        calls.join(known, on=["group", "rank", "device"], maintain_order="left")
+        .with_columns(order=pl.when("known").then("launch"))
+        .sort("group", "rank", "device", "order", "start", "call")
     )
 
 

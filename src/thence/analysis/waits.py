@@ -80,34 +80,52 @@ def participants(
         known=(pl.len() > 1).over("instance") & pl.col("matched").all().over("instance"),
         number=pl.int_range(pl.len()),
     )
-    helpers = ("matched", "all_shown", "source_rank", "root", "number", "arrival")
+    helpers = ("matched", "all_shown", "source_rank", "root", "number")
     return _waits(_roots(places)).drop(helpers)
 
 
 def _roots(places: pl.DataFrame) -> pl.DataFrame:
     """Adds which participant is the root, as the module says."""
-    kind, number = pl.col("collective"), pl.col("number")
+    kind, number, end = pl.col("collective"), pl.col("number"), pl.col("end")
     named = (pl.col("rank") == pl.col("source_rank")).fill_null(value=False)
-    first_end = number.sort_by("end", "number").first().over("instance") == number
-    last_end = number.sort_by("end", "number").last().over("instance") == number
+    ends = _over_instance(places, named=named, first=end, last=end)
+    first = pl.when(end == pl.col("least_first")).then(number)
+    last = pl.when(end == pl.col("most_last")).then(number)
+    ends = _over_instance(ends, first_number=first, last_number=last)
     root = (
         pl.when(~kind.is_in((*FROM_ROOT, *TO_ROOT)))
         .then(pl.lit(value=False))
-        .when(named.any().over("instance"))
-        .then(named)
+        .when("most_named")
+        .then("named")
         .when(kind.is_in(FROM_ROOT))
-        .then(first_end)
-        .otherwise(last_end)
+        .then(number == pl.col("least_first_number"))
+        .otherwise(number == pl.col("most_last_number"))
     )
-    return places.with_columns(root=root)
+    return ends.select(*places.columns, root=root)
+
+
+def _over_instance(places: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
+    """Adds the columns, and of each its least and its most within the instance: ``least_<name>``, ``most_<name>``.
+
+    The least of truth values is whether all are true, the most whether any is. Window functions of anything
+    but a plain column take long where there are hundreds of thousands of instances.
+    """
+    return places.with_columns(**columns).with_columns(
+        window
+        for name in columns
+        for window in (
+            pl.col(name).min().over("instance").alias(f"least_{name}"),
+            pl.col(name).max().over("instance").alias(f"most_{name}"),
+        )
+    )
 
 
 def _waits(places: pl.DataFrame) -> pl.DataFrame:
     """Adds the wait of each participant, and who was awaited."""
     kind, number, start = pl.col("collective"), pl.col("number"), pl.col("start")
-    # The one that the others need and that came last. A batch that ended before its peer began did not need it.
-    own_end = pl.col("end").filter("own").max().over("instance")
-    there = pl.col("own") | (start <= own_end)
+    # A batch that ended before its peer began did not need it.
+    ends = _over_instance(places, own_end=pl.when("own").then("end"))
+    there = pl.col("own") | (start <= pl.col("most_own_end"))
     needed = (
         pl.when(kind.is_in(FROM_ROOT))
         .then("root")
@@ -115,28 +133,33 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
         .then(~pl.col("root"))
         .otherwise(there)
     )
-    last = number.filter(needed).sort_by(start.filter(needed)).last().over("instance")
-    arrival = start.filter(needed).max().over("instance")
+    # The one that the others need and that came last; numbers follow the arrivals of each instance.
+    arrivals = _over_instance(
+        ends,
+        last=pl.when(needed).then(number),
+        arrival=pl.when(needed).then(start),
+        complete=there & pl.col("all_shown"),
+    )
+    last, arrival = number == pl.col("most_last"), pl.col("most_arrival")
     waits = (
         pl.when(kind.is_in(FROM_ROOT))
         .then(~pl.col("root"))
         .when(kind.is_in(TO_ROOT))
         .then("root")
-        .otherwise(number != last)
+        .otherwise(~last)
     )
-    buffered = ~kind.is_in(JOINT) & (pl.col("end") < pl.col("arrival"))
-    wait = (pl.col("arrival") - start).clip(lower_bound=0)
     takes = (
         pl.when(kind.is_in((*FROM_ROOT, *TO_ROOT)))
         .then(waits)
-        .otherwise(pl.col("own") & (there & pl.col("all_shown")).all().over("instance"))
+        .otherwise(pl.col("own") & pl.col("least_complete"))
     )
-    waits &= pl.col("own")
-    return places.with_columns(
-        arrival=arrival, awaited=pl.col("known") & (number == last)
-    ).with_columns(
-        wait_ns=pl.when("known").then(pl.when(waits & ~buffered).then(wait).otherwise(pl.lit(0))),
-        moving_ns=pl.when(takes).then(pl.col("end") - pl.max_horizontal("arrival", "start")),
+    buffered = ~kind.is_in(JOINT) & (pl.col("end") < arrival)
+    wait = pl.when(waits & pl.col("own") & ~buffered).then((arrival - start).clip(lower_bound=0))
+    return arrivals.select(
+        *places.columns,
+        awaited=pl.col("known") & last,
+        wait_ns=pl.when("known").then(wait.otherwise(pl.lit(0))),
+        moving_ns=pl.when(takes).then(pl.col("end") - pl.max_horizontal(arrival, "start")),
     )
 
 
