@@ -68,6 +68,7 @@ def whole_kernels(
     mixed = matched["instance"].filter(matched["batched"]).unique()
     of_batch = matched["instance"].is_in(mixed.implode())
     messages, whole = matched.filter(of_batch), matched.filter(~of_batch).drop("batched")
+    taken = 1 + matched.select(pl.col("instance").max()).item()
     described = collectives.select(
         pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"),
         "bytes",
@@ -81,7 +82,7 @@ def whole_kernels(
             pl.col("unmatched").drop_nulls().first(),
         )
         .join(described, on="row", how="left", maintain_order="left")
-        .with_columns(instance=matched["instance"].max() + 1 + pl.int_range(pl.len()))
+        .with_columns(instance=pl.int_range(pl.len()) + taken)
     )
     place = ("rank", "device")
     shown = (pl.col("matched") > 1).all().over("gpu")
