@@ -84,6 +84,19 @@ def whole_kernels(
         .join(described, on="row", how="left", maintain_order="left")
         .with_columns(instance=pl.int_range(pl.len()) + taken)
     )
+    peers = _peers(messages, kernels)
+    kernels = kernels.with_columns(
+        matched=1
+        + kernels["instance"]
+        .replace_strict(*_counts(peers), default=0, return_dtype=pl.UInt32)
+        .cast(pl.UInt32)
+    )
+    rows = pl.concat([whole, kernels.select(whole.columns)]).sort("row")
+    return rows, peers.select(list(NO_PEERS.schema))
+
+
+def _peers(messages: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+    """The kernels of other devices at the other ends of the messages of each kernel, as `whole_kernels` says."""
     place = ("rank", "device")
     shown = (pl.col("matched") > 1).all().over("gpu")
     ends = (
@@ -94,7 +107,7 @@ def whole_kernels(
     own = ends.select("gpu", *place, "all_shown", message="instance").join(
         kernels.select("gpu", own="instance"), on="gpu"
     )
-    peers = (
+    return (
         own.join(
             ends.drop("all_shown").rename({"instance": "message"}), on="message", suffix="_of_peer"
         )
@@ -108,14 +121,6 @@ def whole_kernels(
         .sort("instance", "rank", "device", "start")
         .unique(["instance", "rank", "device"], keep="last", maintain_order=True)
     )
-    kernels = kernels.with_columns(
-        matched=1
-        + kernels["instance"]
-        .replace_strict(*_counts(peers), default=0, return_dtype=pl.UInt32)
-        .cast(pl.UInt32)
-    )
-    rows = pl.concat([whole, kernels.select(whole.columns)]).sort("row")
-    return rows, peers.select(list(NO_PEERS.schema))
 
 
 def _counts(peers: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
