@@ -435,6 +435,9 @@ class Trace(Pictures):
             assert self.host[column].drop_nulls().is_between(0, ranges - 1).all()
         assert self.places["launch"].drop_nulls().is_between(0, ranges - 1).all()
         assert self.collectives["gpu"].is_between(0, rows - 1).all()
+        parts = self.attributed.collective_parts
+        assert parts["gpu"].is_in(self.collectives["gpu"].implode()).all()
+        assert parts["host"].is_between(0, ranges - 1).all()
         assert self.attributed.graph_places["gpu"].is_between(0, rows - 1).all()
         assert self.attributed.graph_places["gpu"].is_unique().all()
         if not rows:

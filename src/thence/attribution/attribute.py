@@ -68,9 +68,11 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
             ),
         )
         shares = source_shares(rows) if tables.hlo else None
+    collectives, parts = complete_collectives(tables, of_launch["launch"])
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
-        "collectives": complete_collectives(tables, of_launch["launch"]),
+        "collectives": collectives,
+        "collective_parts": parts,
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
     }
