@@ -1,10 +1,11 @@
 """Jobs of several ranks whose waits are known, because this program delays a rank by a known time.
 
     python benchmarks/gpu_waits.py record DIR        on a machine with 4 GPUs: runs every job below
-    python benchmarks/gpu_waits.py check DIR         anywhere: what thence says against what was planted
+    python benchmarks/gpu_waits.py check DIR         anywhere: what thence says against the raw events of each job
 
 Every job writes one torch.profiler trace per rank. Delays are made on the GPU by a kernel that waits for
-a number of clock cycles, so that the kernel's own duration in the trace is the delay.
+a number of clock cycles, so that the kernel's own duration in the trace is the delay. ``check`` prints waits,
+transfers and late ranks, by hand and by thence, and exits with 1 where they differ by more than 1 us.
 
     late        all-reduces of two message sizes; one rank is delayed before some of them, and the profiler
                 of another rank begins one all-reduce later
@@ -240,6 +241,11 @@ def main() -> None:
         record(given.folder)
     elif given.what == "worker":
         worker(given.job, given.folder)
+    else:
+        from waits_by_hand import check
+
+        if not check(given.folder, JOBS):
+            sys.exit(1)
 
 
 if __name__ == "__main__":

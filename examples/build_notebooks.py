@@ -78,26 +78,40 @@ JAX: Cells = (
     (
         "# Where the GPU time of a JAX run went\n\n"
         "A recording of `jax.profiler`: training steps of a transformer sharded over two H200s of one process. "
-        "Neither JAX nor TensorFlow is needed to read it."
+        "Neither JAX nor TensorFlow is needed to read it. The steps are those of the notebook of nsys-jax, a call "
+        "for each; its archives open the same way.\n\n"
+        "Warm-up and what XLA's autotuner ran have rows of their own."
     ),
     (
         'import polars as pl\n\nimport thence\n\ntrace = thence.open("../tests/data/jax/jax_fsdp2.xplane.pb.gz")\n'
-        "trace.self_check()  # attributed and unattributed time add up\ntrace"
+        "trace.self_check()  # attributed and unattributed time add up"
     ),
-    "## Programs\n\nHow often each XLA program ran, for how long, and when the GPU was idle.",
+    "## Programs\n\nHow often each XLA program ran, for how long, and when the GPU was idle: `thence programs`.",
     (
         "programs = trace.program_times()\nprint(programs.phases.counted_statement)\n"
-        'programs.programs.select("name", "executions", "^(span|busy)_ns_.*$", "^idle_.*$", "^launch.*mean$")'
+        'programs.programs.select("name", "share", "executions", "^span_ns_.*$", "^thunks_.*$", "^idle_.*$")'
     ),
     "trace.plot_programs()",
     "trace.plot_timeline()",
-    "## Compile time\n\nOnly recordings of nsys-jax hold XLA's compile phases; what is missing is said, not guessed.",
-    "try:\n    trace.plot_compile().show()\nexcept thence.MissingData as missing:\n    print(missing)",
+    "## The longest instructions, with their op_name\n\n`thence report profile_dir/ --by hlo`.",
+    'trace.summary(by="hlo")',
+    "## GPU time by opcode\n\nThe GPU's idle time during the programs is beside the bars that add up.",
+    'trace.plot_by("opcode")',
+    (
+        "## Compile time\n\nArchives of nsys-jax and recordings of `thence record` hold XLA's compile phases; this "
+        "is one of the latter. `thence compile` says the total, and each rank's where there are several."
+    ),
+    'recorded = thence.open("../tests/data/jax/recording")\nrecorded.plot_compile()',
+    (
+        'compilation = recorded.compile_times()\nprint(f"{compilation.wall_ns / 1e6:.1f} ms in all")\n'
+        "compilation.phases.head(compilation.covering(0.99))"
+    ),
     (
         "## Flame graphs by op and by source\n\n"
         "A run on one GPU with command buffers switched off, so that every kernel leads to its HLO "
         "op. A fusion's time is "
-        "shared among the source lines inside it by what its instructions cost."
+        "shared among the source lines inside it by what its instructions cost. "
+        "`thence flame profile_dir/ --by source -o flame.svg` writes an image, `.html` a page."
     ),
     'single = thence.open("../tests/data/jax/jax_single_nocb.xplane.pb.gz")\nsingle.plot_flame("op_name")',
     'single.plot_flame("source")',
@@ -109,6 +123,8 @@ JAX: Cells = (
         'sizes.select("collective", "bytes", "count", "^transfer_bus.*$", "exposed_ns", "hidden_ns", "^wait.*$")'
     ),
     "## Waits\n\nHow long each collective waited for the last device that it needs to start.",
+    "trace.plot_wait_histogram()",
+    "trace.plot_wait_sizes()",
     "trace.plot_waits()",
     (
         "## Spread\n\n"

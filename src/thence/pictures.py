@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from thence.writers.page import plots
+from thence.writers.page import plots, wait_plots
 from thence.writers.page.timeline_figure import timeline_figure
 
 if TYPE_CHECKING:
@@ -85,6 +85,14 @@ class Pictures(ABC):
     def plot_waits(self) -> go.Figure:
         """How long collectives waited for the last device that they need."""
         return plots.waits_figure(self.collective_times())
+
+    def plot_wait_histogram(self) -> go.Figure:
+        """How many collectives waited for how long."""
+        return wait_plots.wait_histogram_figure(self.collective_times())
+
+    def plot_wait_sizes(self) -> go.Figure:
+        """How long collectives waited, against message size."""
+        return wait_plots.wait_sizes_figure(self.collective_times())
 
     def plot_stragglers(self) -> go.Figure:
         """Which device of which rank the others waited for."""

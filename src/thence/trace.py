@@ -15,7 +15,7 @@ from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
-from thence.analysis.flame import Flame, default_kind, flame
+from thence.analysis.flame import Flame, Idle, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
@@ -156,8 +156,12 @@ class Trace(Pictures):
 
     @cached_property
     def activities(self) -> pl.DataFrame:
-        """`gpu` and `places` joined by row: one frame for custom queries."""
+        """`gpu` and `places` joined by row: one frame for custom queries.
+
+        ``iteration`` is that of `places`; that of `gpu`, which counts runs of an instruction, is ``repetition``.
+        """
         recorded = self.gpu.drop("program", "hlo")  # places has them by name
+        recorded = recorded.rename({"iteration": "repetition"})
         return pl.concat([recorded, self.places], how="horizontal")
 
     @cached_property
@@ -225,17 +229,20 @@ class Trace(Pictures):
         """
         return replace(summarize(self.attributed, by), soundness=self.soundness)
 
-    def flame(self, by: str | None = None) -> Flame:
+    def flame(self, by: str | None = None, idle: str = "steady") -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
         Args:
             by: one of `thence.model.places.FLAMES`; None chooses what says most.
+            idle: which idle time has frames: steady (all but that inside and before the first executions of
+                XLA programs), include or exclude.
 
         Raises:
-            UsageError: ``by`` is none of them.
+            UsageError: ``by`` or ``idle`` is none of them.
             MissingData: the trace holds no device activity.
         """
-        found = flame(self.attributed, by or default_kind(self.attributed))
+        kind = by or default_kind(self.attributed)
+        found = flame(self.attributed, kind, idle=_choice(Idle, idle))
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 
     @cached_property
@@ -428,6 +435,9 @@ class Trace(Pictures):
             assert self.host[column].drop_nulls().is_between(0, ranges - 1).all()
         assert self.places["launch"].drop_nulls().is_between(0, ranges - 1).all()
         assert self.collectives["gpu"].is_between(0, rows - 1).all()
+        parts = self.attributed.collective_parts
+        assert parts["gpu"].is_in(self.collectives["gpu"].implode()).all()
+        assert parts["host"].is_between(0, ranges - 1).all()
         assert self.attributed.graph_places["gpu"].is_between(0, rows - 1).all()
         assert self.attributed.graph_places["gpu"].is_unique().all()
         if not rows:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thence.analysis import call_alignment
 from thence.analysis.call_alignment import Calls, Pairs, pair_calls
 
 STEP = ["gather", "gather", "scatter", "reduce"]
@@ -156,3 +157,27 @@ def test_no_pair_is_wrong(
     assert all(a[i] == b[j] for i, j in zip(found.first, found.second, strict=True))
     if not found.ambiguous:
         assert len(found.first) >= len(ours & theirs) // 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3000), st.integers(1, 60), st.integers(1, 4))
+def test_offsets_are_left_out_only_where_no_long_run_is(
+    seed: int, count: int, period: int, kinds: int
+) -> None:
+    """Both shortcuts against the definition: every run at every offset."""
+    rng = np.random.default_rng(seed)
+    tokens = np.tile(rng.integers(0, kinds, period), count // period + 1)[:count]
+    ends = np.cumsum(rng.integers(1, 2_000_000, count)) + rng.integers(0, 3_000_000, count)
+    kept = [rng.random(count) > share for share in (0.002, 0.01)]
+    a, b = (
+        Calls(tokens[k], ends[k] + n * 777, rng.random(k.sum()) > 0.3) for n, k in enumerate(kept)
+    )
+    every = list(call_alignment._runs(a.token, b.token))
+    longest = max((run.length for run in every), default=0)
+    assert call_alignment._longest_runs(a.token, b.token) == [
+        run for run in every if 2 * run.length > longest
+    ]
+    rated = [call_alignment._rated(a, b, run, one_clock=False) for run in every]
+    near = [run.second - run.first for run in rated if abs(run.shift - 777) <= 50_000]
+    least, most = call_alignment._offsets_at(a.end, b.end, 777, 50_000)
+    assert all(least <= -offset <= most for offset in near)

@@ -34,7 +34,9 @@ def test_time_and_idle_of_every_program() -> None:
         "idle_between_ns": 30 + 20,
         "launch_latency_ns_mean": 5.0,
         "launch_latency_ns_max": 10,
+        "share": 120 / 130,
     }
+    assert (init["share"], result.large) == (10 / 130, 2)
     assert (init["span_ns_total"], init["idle_between_ns"]) == (10, 10)
     assert result.devices.rows(named=True) == [
         {
@@ -48,6 +50,26 @@ def test_time_and_idle_of_every_program() -> None:
             "wall_ns": 190,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("spans", "large"), [([990, 10], 2), ([991, 9], 1), ([500, 3, 497], 2), ([1] * 200, 1)]
+)
+def test_programs_of_one_percent_have_a_row_of_their_own(spans: list[int], large: int) -> None:
+    count = len(spans)
+    table = PROGRAMS.frame(
+        {
+            "rank": [0] * count,
+            "device": [0] * count,
+            "name": [f"p{number}" for number in range(count)],
+            "program": [f"p{number}.{number}" for number in range(count)],
+            "start": [1000 * number for number in range(count)],
+            "duration": spans,
+        }
+    )
+    found = programs(Tables(programs=table), WarmUp.KEEP)
+    assert found.large == large
+    assert found.programs["share"].sum() == pytest.approx(1)
 
 
 def test_json_has_the_agreed_keys() -> None:

@@ -105,23 +105,62 @@ def test_flame_frames_hold_what_is_apart(split: Split) -> None:
 
 
 def test_idle_inside_and_between_programs_and_around_warm_up() -> None:
-    graph = by_hand().flame("op_name")
+    graph = by_hand().flame("op_name", idle="include")
     names = dict(graph.nodes.select("node", "name").iter_rows())
     found = {}
     for node, parent, name, total in (
-        graph.nodes.filter(pl.col("idle") & pl.col("name").str.contains("programs|warm-up"))
+        graph.nodes.filter(pl.col("idle") & pl.col("name").str.contains("programs|executions"))
         .select("node", "parent", "name", "total_ns")
         .iter_rows()
     ):
         assert node in names
         found[names[parent], name] = total
-    warm = "inside and before warm-up executions"
+    warm = "inside and before first executions"
     assert found == {
-        (IDLE, warm): 10 + 30 + 10,  # in the first step, before and in the second
+        (IDLE, warm): 10 + 10 + 30 + 10,  # in the first step, before init, before and in the second
         (warm, "inside programs"): 10 + 10,
-        (warm, "between programs"): 30,
-        (IDLE, "between programs"): 10 + 20 + 110,  # before init and the last step, after it
+        (warm, "between programs"): 10 + 30,
+        (IDLE, "between programs"): 20 + 110,  # before the last step and after it
     }
+
+
+def test_flame_graphs_leave_idle_around_first_executions_out_and_say_so() -> None:
+    graph = by_hand().flame("op_name")
+    idle = dict(graph.nodes.filter("idle").select("name", "total_ns").iter_rows())
+    assert idle == {
+        IDLE: 130, "between programs": 130, "before step": 20, "after the last program": 110,
+    }  # fmt: skip
+    assert graph.total_ns == 140 + 130
+    (note,) = [note for note in graph.notes if "--idle include" in note]
+    assert note.startswith("60 ns of GPU idle inside and before the first executions")
+    kept = by_hand().select(warm_up="keep").flame("op_name")
+    assert kept.total_ns == 140 + 60 + 130
+    assert not any("--idle include" in note for note in kept.notes)
+
+
+def test_idle_inside_the_executions_that_count_is_stated_beside_the_sum() -> None:
+    opened = by_hand()
+    for by, idle in {"opcode": 0, "hlo": 0, "program": 0, "kernel": None, "rank": None}.items():
+        summary = opened.summary(by)
+        assert summary.idle_inside_ns == summary.to_json()["idle_inside_programs_ns"] == idle
+    kept = opened.select(warm_up="keep")
+    assert kept.summary("opcode").idle_inside_ns == 10 + 10  # in the first step and in the second
+    assert kept.summary("opcode").rows["total_ns"].sum() == kept.summary("opcode").sum_ns == 140
+    # What a search leaves out may have run in the gaps.
+    assert kept.select(only="x").summary("opcode").idle_inside_ns is None
+
+
+@pytest.mark.parametrize("rule", ["heuristic", "first-compiled", "keep"])
+def test_idle_inside_programs_is_that_of_the_programs_table(rule: str) -> None:
+    for name in ("recording", "jax_single_nocb.xplane.pb.gz", "jax_fsdp2.xplane.pb.gz"):
+        opened = thence.open(DATA / "jax" / name)
+        expected = int(opened.program_times(rule).programs["idle_inside_ns"].sum())
+        part = opened.select(warm_up=rule)
+        assert part.summary("opcode").idle_inside_ns == expected > 0
+        nodes = part.flame("op_name").nodes
+        # Frames of idle time inside the executions that count, on each device.
+        inside = nodes.filter(pl.col("idle") & (pl.col("name") == "inside programs"))
+        assert inside["total_ns"].sum() == expected
 
 
 def test_the_command_line_says_it_in_a_line_and_in_json() -> None:

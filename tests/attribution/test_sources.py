@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -82,7 +83,17 @@ def test_the_hlo_holds_lines() -> None:
     summary = thence.open(SINGLE).summary("source")
     assert summary.heading == "source line"
     assert set(summary.rows["position"]) == {"line"}
-    assert summary.rows["name"].str.contains(r"^[^ ]+\.py:\d+$").all()
+    # Read in the program's text: the first and the last line of its functions.
+    functions = {"norm": (14, 14), "attention": (15, 19), "mlp": (20, 20), "loss": (21, 28)}
+    functions |= {"train_step": (30, 32), "train_step.<locals>.<lambda>": (32, 32)}
+    seen = set()
+    for name in summary.rows["name"]:
+        match = re.fullmatch(r".*/jax_gpt\.py:(\d+) (\S+)", name)
+        assert match, name
+        first, last = functions[match[2]]
+        assert first <= int(match[1]) <= last
+        seen.add(match[2])
+    assert seen >= {"norm", "attention", "mlp", "loss"}
 
 
 def test_other_tables_have_no_position() -> None:
@@ -94,17 +105,18 @@ def test_frames_that_hold_lines_are_worded_as_lines(tmp_path: Path) -> None:
     tables = opened(tmp_path, events).tables
     position = pl.lit("line", HOST.schema["position"])
     at_line = dataclasses.replace(tables, host=tables.host.with_columns(position=position))
-    assert summarize(attribute(at_line), "source").rows["name"].to_list() == ["train.py:12"]
+    rows = summarize(attribute(at_line), "source").rows
+    assert rows.select("name", "position").rows() == [("train.py:12 step", "line")]
     both = summarize(attribute(concat([tables, at_line])), "source")
     assert both.heading == "function or source line"
-    assert dict(both.rows.select("name", "position").iter_rows()) == {
-        "train.py:12": "line",
-        "train.py:12 step": "function",
+    assert set(both.rows.select("name", "position").iter_rows()) == {
+        ("train.py:12 step", "line"),
+        ("train.py:12 step", "function"),
     }
 
 
 def test_traces_of_both_kinds_of_producer_say_both() -> None:
-    trace = thence.open(STACK, SINGLE)
+    trace = thence.open(STACK, SINGLE, add=True)
     trace.self_check()
     assert trace.attributed.places["position"].drop_nulls().unique().sort().to_list() == [
         "function",
@@ -117,12 +129,12 @@ def test_one_rule_of_own_code_for_hlo_too() -> None:
     """optax was below site-packages when this was recorded: its frames lead to the user's line, unless asked for."""
     remat = DATA / "jax" / "remat.xplane.pb.gz"
     usual = thence.open(remat).activities.select(pl.col("source", "op_name").cast(pl.String))
-    assert usual["source"].drop_nulls().str.contains(r"/jtrain\.py:\d+$").all()
+    assert usual["source"].drop_nulls().str.contains(r"/jtrain\.py:\d+ [\w.<>]+$").all()
     counted = thence.open(remat, own=["optax"]).activities
     update = counted.select(pl.col("source", "op_name").cast(pl.String)).filter(
         pl.col("op_name").str.contains("tree_bias_correction")
     )
-    assert update["source"].str.contains(r"/site-packages/optax/.*\.py:\d+$").all()
+    assert update["source"].str.contains(r"/site-packages/optax/.*\.py:\d+ [\w.<>]+$").all()
     assert update.height > 0
     nobody = thence.open(remat, own=["!jtrain.py"]).activities
     assert set(nobody["source_rule"].filter(nobody["source"].is_not_null())) == {"library_frame"}

@@ -162,7 +162,7 @@ def test_python_stacks_of_one_gpu(page: Page, tmp_path: Path) -> None:
     drawn_everywhere(page)
     tabs = page.js("[...document.querySelectorAll('.tabs button')].map((x) => x.textContent)")
     assert tabs[:2] == ["Kernel", "Label"]
-    assert {"Module", "Source line"} <= set(tabs)
+    assert {"Module", "Function"} <= set(tabs)
     page.js("document.querySelector('[data-tab=by-module]').click()")
     assert page.js("document.querySelector('[data-panel=by-module]').hidden") is False
     assert page.js("document.querySelector('[data-panel=by-kernel]').hidden") is True

@@ -117,7 +117,7 @@ def test_a_pipe_gets_no_escape_codes_and_every_column() -> None:
     assert done.stderr == b""
     assert "no room for" not in done.stdout.decode()
     jax = DATA / "jax" / "jax_fsdp2.xplane.pb.gz"
-    for verb, path, last in (("collectives", FSDP[0], "hidden"), ("programs", jax, "std")):
+    for verb, path, last in (("collectives", FSDP[0], "hidden"), ("programs", jax, "launch")):
         headings = next(
             line
             for line in run_thence(verb, path).stdout.decode().splitlines()

@@ -143,7 +143,7 @@ def test_marks_that_were_never_closed(tmp_path: Path) -> None:
         ("label", "user_annotation", "r{}"),
         ("module", "python_function", "nn.Module: r{}"),
         ("stack", "python_function", "model.py({}): forward"),
-        ("ops", "cpu_op", "r{}"),
+        ("ops", "cpu_op", "aten::r{}"),
     ],
 )
 def test_every_kind_of_path(tmp_path: Path, by: str, category: str, name: str) -> None:

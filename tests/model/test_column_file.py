@@ -51,14 +51,14 @@ def test_columns_of_any_integer_type(dtype: Any) -> None:
 
 
 def test_counters_and_constants_take_little_space() -> None:
-    """100,000 rows of 32 bytes: times take a byte a row each here, the others hardly anything."""
+    """100,000 rows of 32 bytes: times and ids take a byte a row each here, a constant nothing."""
     rows = 100_000
     start = 1_700_000_000_000_000_000 + np.arange(rows) * 100
     columns = {
         "start": start, "end": start + 42, "device": np.zeros(rows, np.int64),
         "correlation": np.arange(5, rows + 5),
     }  # fmt: skip
-    assert len(encode(columns)) < 2.1 * rows
+    assert len(encode(columns)) < 3.1 * rows
 
 
 def test_a_part_is_a_zip_file_of_numpy_arrays() -> None:
@@ -66,7 +66,8 @@ def test_a_part_is_a_zip_file_of_numpy_arrays() -> None:
     loaded = np.load(io.BytesIO(content), allow_pickle=False)
     first = json.loads(loaded["columns.json"])["first"]["id"]
     assert (first + np.cumsum(loaded["id"].astype(np.int64))).tolist() == list(range(1000, 1300))
-    assert loaded["stream"].tolist() == [7]
+    assert json.loads(loaded["columns.json"])["first"]["stream"] == 7
+    assert "stream" not in loaded
 
 
 def test_equal_rows_are_equal_bytes() -> None:
@@ -133,7 +134,8 @@ HOSTILE = {
     "floats": forged(index(1, a="plain"), a=npy(np.array([1.5]))),
     "two dimensions": forged(index(4, a="plain"), a=npy(np.zeros((2, 2), int))),
     "a huge shape": forged(index(1, a="plain"), a=HUGE),
-    "too many rows": forged(index(1 << 40, a="same"), a=npy(np.zeros(1, int))),
+    "too many rows": forged({**index(1 << 40, a="same"), "first": {"a": 0}}),
+    "the same of nothing": forged(index(3, a="same")),
     "fewer values than rows": forged(index(3, a="plain"), a=npy(np.zeros(2, int))),
     "negative rows": forged(index(-1)),
     "rows that are no number": forged(index("3")),

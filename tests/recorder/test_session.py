@@ -9,6 +9,8 @@ import pytest
 
 import thence
 from recorder_programs import description, only_folder, program, rows
+from thence.recorder.identity import process_facts
+from thence.recorder.options import RecordOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,6 +137,23 @@ def test_only_launches_are_recorded_of_all_api_calls(tmp_path: Path) -> None:
         ("driver", "cuMemcpyHtoDAsync"),
         ("runtime", "cudaLaunchKernel"),
     ]
+
+
+def test_xla_flags_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=")
+    assert process_facts(None)["xla_flags"] == "--xla_gpu_enable_command_buffer="
+    monkeypatch.delenv("XLA_FLAGS")
+    assert process_facts(None)["xla_flags"] is None
+
+
+def test_calls_that_build_graphs_are_recorded_with_those_that_launch() -> None:
+    options = RecordOptions()
+    building = ("cuGraphAddKernelNode_v2", "cuGraphAddNode_v2", "cuGraphInstantiateWithFlags")
+    building += ("cudaGraphInstantiate_v10000", "cuGraphConditionalHandleCreate")
+    building += ("cuStreamBeginCaptureToGraph", "cuStreamEndCapture")
+    assert all(map(options.wants_call, building))
+    assert not options.wants_call("cuGraphGetNodes")
+    assert not any(map(RecordOptions(launches=False).wants_call, building))
 
 
 def test_calls_that_wait_and_overhead_are_recorded_on_request(tmp_path: Path) -> None:

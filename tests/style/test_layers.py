@@ -20,6 +20,7 @@ LAYERS = (
     {"attribution", "frameworks", "inside"},
     {"analysis"},
     {"writers"},
+    {"pictures"},
     {"profile", "trace"},
     {"opening"},
     {"timing"},

@@ -210,7 +210,7 @@ def test_the_suffix_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixtur
     total = thence.open(STACK).flame().total_ns
     assert sum(parsed((tmp_path / "a.folded").read_text()).values()) == total
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
-    assert "must end in one of" in run(capsys, STACK, "-o", tmp_path / "a.svg", code=2)
+    assert "must end in one of" in run(capsys, STACK, "-o", tmp_path / "a.png", code=2)
 
 
 def test_a_file_is_overwritten_only_when_told(

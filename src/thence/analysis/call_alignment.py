@@ -52,6 +52,8 @@ _OF_SPACING = 0.25
 _ALL_OFFSETS = 1024
 """With up to so many calls, all offsets are tried; beyond, those at which windows of calls agree."""
 _WINDOW, _PROBES, _MOST_OFFSETS = 16, 256, 1024
+_CHECKED = 64
+"""So many calls are compared before all are."""
 _MOST_BLOCKS = 10_000
 _SAMPLE = 400
 """About so many pairs of a run are rated."""
@@ -113,9 +115,8 @@ def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
         b: calls of the second.
         one_clock: whether both times are of the same clock.
     """
-    runs = list(_runs(a.token, b.token))
-    longest = max((run.length for run in runs), default=0)
-    rated = [_rated(a, b, run, one_clock=one_clock) for run in runs if 2 * run.length > longest]
+    runs = _longest_runs(a.token, b.token)
+    rated = [_rated(a, b, run, one_clock=one_clock) for run in runs]
     if not rated:
         return Pairs(_NO_ROWS, _NO_ROWS)
     if a.joint.any() and b.joint.any():
@@ -187,7 +188,8 @@ def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
 
 def _with_shift(a: Calls, b: Calls, shift: float, allowed: float) -> _Run:
     """The longest run whose ends are apart by the shift; of equal ones the one that fits best."""
-    rated = (_rated(a, b, run, one_clock=False) for run in _runs(a.token, b.token))
+    offsets = _offsets_at(a.end, b.end, shift, allowed)
+    rated = (_rated(a, b, run, one_clock=False) for run in _runs(a.token, b.token, offsets))
     fitting = [run for run in rated if abs(run.shift - shift) <= allowed]
     return max(
         fitting, key=lambda run: (run.length, -abs(run.shift - shift)), default=_Run(0, 0, 0)
@@ -235,23 +237,84 @@ def _rated(a: Calls, b: Calls, run: _Run, *, one_clock: bool) -> _Run:
     return _Run(run.first, run.second, run.length, shift, residual, apart)
 
 
-def _runs(a: Int64, b: Int64) -> Iterator[_Run]:
-    """The longest run of equal tokens at each offset where there is one."""
+def _offsets_at(a: Int64, b: Int64, shift: float, allowed: float) -> tuple[int, int]:
+    """The least and the largest offset at which the median deviation of a run can be so near to the shift.
+
+    Some deviation of such a run is at most ``shift + allowed``, and some is at least ``shift - allowed``. So one
+    of its calls of b is paired with a call of a that ends late enough, and one with a call that ends early enough.
+    """
+    if not len(a) or not len(b):
+        return 0, -1
+    number = np.arange(len(b))
+    latest_before = np.maximum.accumulate(a)
+    earliest_after = np.minimum.accumulate(a[::-1])[::-1]
+    least = np.searchsorted(latest_before, b - shift - allowed, side="left") - number
+    most = np.searchsorted(earliest_after, b - shift + allowed, side="right") - 1 - number
+    return int(least.min()), int(most.max())
+
+
+def _runs(
+    a: Int64, b: Int64, between: tuple[float, float] = (-math.inf, math.inf)
+) -> Iterator[_Run]:
+    """The longest run of equal tokens at each offset within bounds where there is one."""
+    least, most = between
     for offset in _offsets(a, b):
-        low, high = max(0, -offset), min(len(b), len(a) - offset)
-        begin, end = _longest(a[low + offset : high + offset] == b[low:high])
-        if end > begin:
-            yield _Run(low + begin + offset, low + begin, end - begin)
+        if least <= offset <= most and (run := _run_at(a, b, offset)).length:
+            yield run
+
+
+def _run_at(a: Int64, b: Int64, offset: int) -> _Run:
+    """The longest run of equal tokens at an offset, of length 0 where there is none."""
+    low, high = max(0, -offset), min(len(b), len(a) - offset)
+    begin, end = _longest(a[low + offset : high + offset] == b[low:high])
+    return _Run(low + begin + offset, low + begin, end - begin)
+
+
+def _longest_runs(a: Int64, b: Int64) -> list[_Run]:
+    """Of the runs that `_runs` gives, in its order, those longer than half of the longest.
+
+    Offsets at which a sample of calls agrees come first, so that most others can be left out soon.
+    """
+    found, longest = [], 0
+    for offset in sorted(_offsets(a, b), key=lambda offset: -_agreeing(a, b, offset)):
+        if not _may_be_long(a, b, offset, longest):
+            continue
+        run = _run_at(a, b, offset)
+        longest = max(longest, run.length)
+        found.append(run)
+    kept = [run for run in found if 2 * run.length > longest]
+    return sorted(kept, key=lambda run: run.first - run.second)
+
+
+def _agreeing(a: Int64, b: Int64, offset: int) -> int:
+    """How many of a sample of calls agree at an offset."""
+    low, high = max(0, -offset), min(len(b), len(a) - offset)
+    sampled = slice(low, high, max(1, len(b) // _CHECKED))
+    return int(np.count_nonzero(a[low + offset : high + offset : sampled.step] == b[sampled]))
+
+
+def _may_be_long(a: Int64, b: Int64, offset: int, longest: int) -> bool:
+    """Whether a run at an offset can be longer than half of the longest that is known.
+
+    Such a run covers one of consecutive blocks of a quarter of that length, so all of a sample of that block agree.
+    """
+    block = longest // 4
+    if block < 4 * _CHECKED:
+        return True
+    low, high = max(0, -offset), min(len(b), len(a) - offset)
+    begins = np.arange(low, high - block + 1, block)
+    sampled = begins[:, None] + np.arange(0, block, block // _CHECKED)
+    return bool((a[sampled + offset] == b[sampled]).all(axis=1).any())
 
 
 def _longest(equal: Mask) -> tuple[int, int]:
     """First and last of the longest stretch of True; (0, 0) where there is none."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], equal, [False]])))
-    begins, ends = edges[::2], edges[1::2]
-    if not len(begins):
-        return 0, 0
-    longest = int(np.argmax(ends - begins))
-    return int(begins[longest]), int(ends[longest])
+    bounds = np.concatenate([[-1], np.flatnonzero(~equal), [len(equal)]])
+    gaps = np.diff(bounds)
+    longest = int(np.argmax(gaps))
+    begin = int(bounds[longest]) + 1
+    length = int(gaps[longest]) - 1
+    return (begin, begin + length) if length else (0, 0)
 
 
 def _offsets(a: Int64, b: Int64) -> list[int]:

@@ -1,7 +1,8 @@
 """Finds the kernels of different ranks and devices that are one collective ("instance").
 
     collectives with a sequence number   same process group, kind and number
-    sends and receives                   same process group, source and destination, aligned by order
+    sends and receives                   same process group, source and destination, aligned by order; kernels
+                                         of batches by each of their messages (`batches`)
     collectives of XLA programs          same instruction in executions that are aligned by program name
     all others, and replays of graphs    same process group, aligned by what they move
 
@@ -12,12 +13,13 @@ tokens there. What cannot be matched is an instance of its own, with the reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from thence.analysis.batches import NO_PEERS, pieces, whole_kernels
 from thence.analysis.call_alignment import Calls, pair_calls
 from thence.analysis.collective_kinds import JOINT, PEERS, kind_of
 
@@ -53,10 +55,13 @@ class Instances:
             receives also by peers), of_xla, replayed, instance (number), members (devices of the trace that
             have calls of its group, or run its XLA program), matched (devices that show the instance),
             unmatched (a key of `UNMATCHED`; null where it is matched, or where there is nobody else to match
-            it with). In order of row.
+            it with). In order of row. A kernel of a batch is an instance of its own.
+        peers: instance, rank, device, start, end (ns): the kernels of other devices that a kernel of a batch
+            exchanges messages with, which have instances of their own.
     """
 
     rows: pl.DataFrame
+    peers: pl.DataFrame = field(default_factory=NO_PEERS.clone)
 
 
 def unmatched_reasons(rows: pl.DataFrame) -> list[str]:
@@ -89,15 +94,15 @@ def collective_instances(trace: Attributed) -> Instances:
             alone=pl.coalesce(pl.when("by_order").then("reason"), "reason_of_row"),
         )
         .with_columns(
-            own=pl.when(pl.col("alone").is_not_null() | (pl.col("group_size") == 1)).then("row")
+            own=pl.when(pl.col("alone").is_not_null() | (pl.col("group_size") == 1)).then("piece")
         )
         .with_columns(instance=pl.struct(*key, "own").rank("dense").cast(pl.Int64) - 1)
     )
-    place = pl.struct("rank", "device")
-    counted = numbered.with_columns(
-        members=place.n_unique().over("group", pl.when("of_xla").then("program_name")),
-        matched=place.n_unique().over("instance"),
+    program = pl.when("of_xla").then("program_name")
+    counted = numbered.with_columns(program_name=program).with_columns(
+        members=pl.struct("rank", "device").n_unique().over("group", "program_name")
     )
+    counted = counted.with_columns(matched=_devices(counted, "instance"))
     mixed = (pl.col("matched") > pl.col("group_size")).fill_null(value=False)
     missing = (
         (pl.col("matched") == 1) & (pl.col("members") > 1) & pl.col("group_size").ne_missing(1)
@@ -114,26 +119,34 @@ def collective_instances(trace: Attributed) -> Instances:
         *("row", "gpu", "rank", "device", "collective", "bytes", "group_size", "source_rank"),
         *("sequence", "start", "end", "launch", "group", "of_xla", "replayed", "instance"),
     )
-    return Instances(
-        counted.sort("row").select(*columns, "members", "matched", unmatched=unmatched)
+    found = counted.sort("piece").select(
+        *columns, "members", "matched", "batched", unmatched=unmatched
     )
+    return Instances(*whole_kernels(found, trace.collectives))
+
+
+def _devices(rows: pl.DataFrame, key: str) -> pl.Series:
+    """How many devices have rows with the same key, for each row."""
+    found = rows.select(key, "rank", "device").unique().group_by(key).len("devices")
+    return rows.join(found, on=key, how="left", maintain_order="left")["devices"]
 
 
 def _rows(trace: Attributed) -> pl.DataFrame:
-    """Described kernels with what tells them apart.
+    """Described kernels, and the parts of those of batches, with what tells them apart.
 
     group: of calls that are matched among each other. what: the kind, or the instruction of XLA. number: the
     sequence number, or how often the instruction ran before in its execution. call: number of the call
     that is aligned. token: what is compared there. by_order: whether it is aligned at all.
     """
-    described = trace.collectives.with_row_index("row").filter(pl.col("gpu").is_not_null())
+    described = pieces(trace.collectives, trace.collective_parts)
     kernels = trace.gpu.select(
         "rank", "device", "start", "duration", "program", "hlo", "correlation"
     )
     frame = described.select(
-        *("row", "gpu", "bytes", "group_size", "sequence", "source_rank", "destination_rank"),
+        *("row", "piece", "batched", "gpu", "bytes", "group_size", "sequence"),
+        *(_in_job(name) for name in ("source_rank", "destination_rank")),
         *(pl.col(name).to_physical() for name in ("element_type", *_GROUP)),
-        collective=kind_of(pl.col("collective")),
+        collective=_kinds(described["collective"]),
         replayed=pl.col("gpu").is_in(trace.graph_places["gpu"].implode()),
     ).hstack(kernels[described["gpu"].to_numpy()])
     host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
@@ -149,6 +162,29 @@ def _rows(trace: Attributed) -> pl.DataFrame:
     )
 
 
+def _kinds(names: pl.Series) -> pl.Series:
+    """The kind of each collective; the rules for names look at each name once."""
+    distinct = names.cast(pl.String).drop_nulls().unique()
+    kinds = distinct.to_frame("name").select(kind_of(pl.col("name"))).to_series()
+    return names.cast(pl.String).replace_strict(
+        distinct, kinds, default=None, return_dtype=pl.String
+    )
+
+
+def _in_job(name: str) -> pl.Expr:
+    """A peer's rank in the job.
+
+    torch.profiler names the peer only, and by its place in the process group; who names both ends means ranks
+    of the job. A list of ranks that was cut off says nothing.
+    """
+    one = pl.col("source_rank").is_null() != pl.col("destination_rank").is_null()
+    listed = pl.when(one).then(pl.col("group_ranks").cast(pl.String))
+    whole = listed.str.contains(r"^\[\d+(, ?\d+)*\]$")
+    members = pl.when(whole).then(listed).str.extract_all(r"\d+").cast(pl.List(pl.Int32))
+    place = members.list.get(pl.col(name), null_on_oob=True)
+    return pl.when(members.is_null()).then(name).otherwise(place).alias(name)
+
+
 def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
     """Adds the columns that `_rows` describes."""
     frame = _grouped(frame)
@@ -159,7 +195,7 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
     call = pl.struct(
         *("rank", "device", "group"),
         pl.when("of_xla").then("program").alias("execution"),
-        pl.when(~of_xla & part.is_null()).then("row").alias("alone"),
+        pl.when(~of_xla & part.is_null()).then("piece").alias("alone"),
         part.alias("part"),
         repeated.alias("repeated"),
     )
@@ -237,9 +273,11 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
         )
     )
     # Kernels on several streams begin in any order, so where all launches are known these count.
-    known = pl.col("launch").is_not_null().all().over("group", "rank", "device")
-    return calls.with_columns(order=pl.when(known).then("launch")).sort(
-        "group", "rank", "device", "order", "start", "call"
+    known = calls.group_by("group", "rank", "device").agg(known=pl.col("launch").null_count() == 0)
+    return (
+        calls.join(known, on=["group", "rank", "device"], maintain_order="left")
+        .with_columns(order=pl.when("known").then("launch"))
+        .sort("group", "rank", "device", "order", "start", "call")
     )
 
 

@@ -61,7 +61,7 @@ class Collectives:
             name says it), bytes, group_size, source_rank, described, start, duration_ns, exposed_ns, hidden_ns,
             overlapped_ns, algorithm_gbps, bus_gbps, instance, unmatched (why it has no partner).
         instances: one row per instance, as `thence.analysis.waits.instance_times` returns them.
-            An instance is all devices that ran it together.
+            An instance is all devices that ran it together, and of batched sends and receives each kernel.
         stragglers: by rank and device, as `thence.analysis.waits.late_devices` returns them.
         notes: what must be known to read the numbers, one sentence each.
     """
@@ -131,7 +131,7 @@ def collectives(
     exposed = exposure(trace)
     every = _rows(trace, phase, first, matched, exposed)
     rows = every.filter("counted").drop("counted")
-    places = participants(rows.filter("described"), alignment)
+    places = participants(rows.filter("described"), alignment, matched.peers)
     seen = instance_times(places)
     aligned = alignment is not None and alignment.matched > 0
     return Collectives(

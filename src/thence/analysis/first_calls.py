@@ -9,8 +9,9 @@ call, so one is left out only with evidence:
 - it is the first of its group and rank in the trace, and its host op (``c10d::...``), in which the communicator is
   made, took more than `_MAKING_NS` and `_TIMES` times the median of that group's other ops.
 
-All kernels of an instance are left out together. Collectives of XLA programs are warm-up with the execution
-that they are part of (`thence.analysis.warmup`), and replays of CUDA graphs come after their capture.
+All kernels of an instance are left out together, but those of batches, each of which is an instance of its own.
+Collectives of XLA programs are warm-up with the execution that they are part of (`thence.analysis.warmup`), and
+replays of CUDA graphs come after their capture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Flame graphs: GPU time as a prefix tree of the frames that launched it.
 
 total of a frame = self + totals of its child frames
-total of the root = sum of durations, plus idle time if that is included
-                  = span where no activities overlap; parallel streams make it larger, by sum - busy
+total of the root = sum of durations, plus the idle time that is included
+                  = span where that is all and no activities overlap; parallel streams add sum - busy
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from thence.analysis.group_by import heading_of, split_by_weight
 from thence.analysis.idle import idle_gaps
 from thence.analysis.kernel_groups import communicates
 from thence.analysis.summary import summarize
+from thence.analysis.warmup import WarmUp, phases
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
@@ -29,6 +30,8 @@ from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
 from thence.model.places import FLAMES
 from thence.model.reasons import REASONS
+from thence.model.selection import APART
+from thence.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,10 +62,15 @@ class Split(enum.Enum):
 
 
 class Idle(enum.Enum):
-    """Whether idle time is shown as frames."""
+    """Which idle time is shown as frames."""
 
+    STEADY = "steady"
+    """All but that before the first executions of XLA programs, which are compiled then, and inside those
+    that do not count (warm-up)."""
     INCLUDE = "include"
+    """All."""
     EXCLUDE = "exclude"
+    """None."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,7 @@ def flame(
     trace: Attributed,
     by: str,
     split: Split = Split.NONE,
-    idle: Idle = Idle.INCLUDE,
+    idle: Idle = Idle.STEADY,
 ) -> Flame:
     """The flame graph of a trace.
 
@@ -166,7 +174,7 @@ def flame(
         trace: attributed.
         by: one of `thence.model.places.FLAMES`.
         split: whether phases stand apart.
-        idle: whether idle time has frames of its own.
+        idle: which idle time has frames of its own.
 
     Raises:
         UsageError: ``by`` is none of them.
@@ -179,8 +187,12 @@ def flame(
     stacks = stacks_of(trace, by)
     groups = _groups(trace, stacks, split)
     notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
-    if idle is Idle.INCLUDE:
-        groups = groups.with_more(_idle(trace))
+    if idle is not Idle.EXCLUDE:
+        gaps = _gaps(trace)
+        if idle is Idle.STEADY:
+            notes += _left_out(gaps)
+            gaps = gaps.filter(~pl.col("early"))
+        groups = groups.with_more(_idle(trace, gaps))
     return Flame(
         meta=trace.meta,
         by=by,
@@ -202,11 +214,22 @@ def _root_name(trace: Attributed, ranks: Sequence[int]) -> str:
     return f"GPU time of rank {ranks[0]}" if trace.selection.ranks else "GPU time"
 
 
+def _left_out(gaps: pl.DataFrame) -> tuple[str, ...]:
+    early = int(gaps["duration"].filter(gaps["early"]).sum())
+    if not early:
+        return ()
+    note = (
+        f"{format_ns(early)} of GPU idle inside and before the first executions of programs, which are "
+        "compiled then, is not in the graph; --idle include shows it."
+    )
+    return (note,)
+
+
 def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:
     notes = []
-    if overlap and idle is Idle.INCLUDE:
+    if overlap and idle is not Idle.EXCLUDE:
         notes.append(
-            "The total is larger than the span of the GPUs: activities on parallel streams overlap, "
+            "The total is the idle time and the sum of durations: activities on parallel streams overlap, "
             "and each counts in full."
         )
     elif overlap:
@@ -334,20 +357,33 @@ def _kinds(trace: Attributed) -> pl.Series:
     ).to_series()
 
 
-def _idle(trace: Attributed) -> Groups:
+def _gaps(trace: Attributed) -> pl.DataFrame:
+    """Idle gaps, and whether each is ``early``: before a first execution, or inside one that does not count."""
+    gaps = idle_gaps(trace)
+    chosen = trace.selection.warm_up
+    if trace.programs.is_empty() or chosen == WarmUp.KEEP.value:
+        return gaps.with_columns(early=pl.lit(value=False))
+    rule = WarmUp.HEURISTIC if chosen == APART else WarmUp(chosen)
+    phase = phases(trace, rule)
+    marked = pl.DataFrame({"first": phase.first, "warm": phase.first & ~phase.counted})
+    marked = marked.select(pl.all().gather(gaps["execution"])).fill_null(value=False)
+    apart = trace.gpu["program"].filter(trace.places["apart"].is_not_null()).drop_nulls().unique()
+    of_apart = pl.col("execution").is_in(apart.cast(pl.UInt32).implode()).fill_null(value=False)
+    inside = pl.col("where") == "inside"
+    early = of_apart | pl.when(inside).then("warm").otherwise("first")
+    return gaps.hstack(marked).with_columns(early=early).drop("first", "warm")
+
+
+def _idle(trace: Attributed, gaps: pl.DataFrame) -> Groups:
     """Idle time: inside and between programs where there are XLA programs, else by device."""
-    early = trace.gpu["program"].filter(trace.places["apart"].is_not_null()).unique()
     keys = ["rank", "device", "where", "program", "early"]
-    gaps = (
-        idle_gaps(trace)
-        .with_columns(early=pl.col("execution").is_in(early.drop_nulls().implode()))
-        .group_by(keys, maintain_order=True)
-        .agg(self_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
+    gaps = gaps.group_by(keys, maintain_order=True).agg(
+        self_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
     )
     several = trace.gpu.select("rank", "device").n_unique() > 1
     frames = []
     for rank, device, where, program, warm in gaps.select(keys).iter_rows():
-        outer = ("inside and before warm-up executions",) if warm else ()
+        outer = ("inside and before first executions",) if warm else ()
         inner: tuple[str, ...] = (f"rank {rank} device {device}",) if several else ()
         if where is not None:
             inner = (*outer, *_idle_frames(where, program))

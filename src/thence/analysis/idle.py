@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.model.attributed import Attributed
+    from thence.units import Ns
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["idle_gaps"]
+__all__ = ["idle_gaps", "idle_inside_programs"]
 
 _SCHEMA = {
     "rank": pl.Int32,
@@ -65,6 +66,20 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
             )
         )
     return pl.concat(parts)
+
+
+def idle_inside_programs(trace: Attributed) -> Ns | None:
+    """Idle time inside the executions of XLA programs that the trace holds, those kept apart left out.
+
+    None where no program ran, and where the activities were searched (``only``): what is not among them may
+    have run in a gap between them.
+    """
+    if trace.programs.is_empty() or trace.selection.only is not None:
+        return None
+    counted = trace.gpu["program"].filter(trace.places["apart"].is_null()).drop_nulls().unique()
+    chosen = pl.col("execution").is_in(counted.cast(pl.UInt32).implode())
+    inside = idle_gaps(trace).filter(pl.col("where") == "inside", chosen)
+    return int(inside["duration"].sum())
 
 
 def _programs_at(

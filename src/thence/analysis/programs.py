@@ -23,7 +23,10 @@ from thence.model.intervals import NEVER, covered_lengths, reached_before, union
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["By", "Programs", "programs"]
+__all__ = ["SHOWN_SHARE", "By", "Programs", "programs"]
+
+SHOWN_SHARE = 0.01
+"""Share of the time of all programs from which on one has a row of its own, unless asked for more."""
 
 
 class By(enum.Enum):
@@ -46,7 +49,8 @@ class Programs:
         programs: by program, longest first: program, name, executions, span_ns_total (Int64), span_ns_mean,
             span_ns_std, busy_ns_total, thunks_mean, thunks_std, thunk_ns (sum over thunks), idle_inside_ns
             (span less busy), idle_between_ns (before its executions), launch_latency_ns_mean and _max (from
-            the host's launch to the first thunk; null where the trace has no host times).
+            the host's launch to the first thunk; null where the trace has no host times), share (of the
+            spans of all programs, from 0 to 1).
         devices: by rank and device: executions, span_ns, busy_ns, idle_inside_ns, idle_between_ns, wall_ns
             (first start to last end). wall = span + idle_between + other work and what is left out between,
             unless programs overlap.
@@ -60,6 +64,11 @@ class Programs:
     devices: pl.DataFrame
     executions: pl.DataFrame
 
+    @property
+    def large(self) -> int:
+        """How many of the first programs tables and pictures show: those with `SHOWN_SHARE`, at least one."""
+        return max(1, int((self.programs["share"] >= SHOWN_SHARE).sum()))
+
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values: each time in milliseconds and in nanoseconds, units in the keys.
 
@@ -69,6 +78,7 @@ class Programs:
             pl.col("name").alias("program"),
             pl.col("program").alias("identity"),
             "executions",
+            "share",
             *_milliseconds("gpu", "span", "total", "mean", "std"),
             *_milliseconds("span", "span", "total", "mean", "std"),
             *_milliseconds("busy", "busy", "total"),
@@ -202,7 +212,12 @@ def _by_program(executions: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         launch_latency_ns_max=pl.col("launch_latency_ns").max(),
     )
     ordered = ["program", "name", *(c for c in grouped.columns if c not in ("program", "name"))]
-    return grouped.select(ordered).sort("span_ns_total", descending=True, maintain_order=True)
+    share = pl.col("span_ns_total") / pl.col("span_ns_total").sum().clip(lower_bound=1)
+    return (
+        grouped.select(ordered)
+        .with_columns(share=share)
+        .sort("span_ns_total", descending=True, maintain_order=True)
+    )
 
 
 def _by_device(executions: pl.DataFrame) -> pl.DataFrame:

@@ -160,6 +160,7 @@ def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed
         gpu=trace.gpu.filter(mask),
         places=trace.places.filter(mask),
         collectives=of_gpu(trace.collectives),
+        collective_parts=of_gpu(trace.collective_parts),
         graph_places=of_gpu(trace.graph_places),
         shares=None if trace.shares is None else of_gpu(trace.shares),
         selection=selection,
@@ -194,6 +195,7 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
         gpu=moved(trace.gpu, program_at, "program"),
         places=moved(trace.places, host_at, "launch"),
         collectives=moved(trace.collectives, host_at, "host"),
+        collective_parts=moved(trace.collective_parts, host_at, "host"),
         host_collectives=moved(
             trace.host_collectives.filter(host.gather(trace.host_collectives["host"])),
             host_at,

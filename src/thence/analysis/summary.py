@@ -15,10 +15,12 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
+from thence.analysis.idle import idle_inside_programs
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
-from thence.model.kernel_names import short_names
+from thence.model.kernel_names import clip, short_names
+from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import STATED, STATED_XLA
 from thence.model.reasons import APART, REASONS, Reason, advice, text_of
 from thence.model.tables import KINDS
@@ -26,13 +28,20 @@ from thence.notebook import MOST_ROWS, table_html
 from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["Summary", "summarize"]
+__all__ = ["IDLE_INSIDE", "Summary", "summarize"]
+
+IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
+"""Name of the row that shows `Summary.idle_inside_ns` beside a table."""
+_OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
+_NOTEBOOK_NAME = 90
+_OF_INSTRUCTIONS = ("program", "op_name", "source")
+"""What rows by HLO instruction say beside its name."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +68,12 @@ class Summary:
         rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
             no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
             ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns whose phase is backward),
-            and by source ``position`` (function or line: what the line number is), ordered by total_ns,
-            largest first.
+            by source ``position`` (function or line: what the line number is), and by hlo ``program``,
+            ``op_name`` and ``source`` of the instruction (null where several instructions of that name
+            differ in it), ordered by total_ns, largest first.
+        idle_inside_ns: of rows by what XLA programs consist of (program, hlo, opcode, op_name): how long the
+            GPU was idle inside the executions that the rows count, in no row and not in sum_ns; else, and
+            where `idle_inside_programs` cannot tell, None.
         soundness: of the whole trace; `summarize` sees a part of it and leaves it empty, `Trace.summary`
             fills it in.
     """
@@ -82,6 +95,7 @@ class Summary:
     heading: str
     apart: pl.DataFrame
     rows: pl.DataFrame
+    idle_inside_ns: Ns | None = None
     soundness: Soundness = field(default_factory=Soundness)
 
     @property
@@ -139,20 +153,8 @@ class Summary:
                 ", ".join(self.meta.inputs),
                 ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
             ),
-            (f"GPU time by {self.heading}", "count", "total", "mean", "share"),
-            (
-                (
-                    row["name"],
-                    (
-                        row["short_name"],
-                        format_count(row["count"]),
-                        format_ns(row["total_ns"]),
-                        format_ns(row["mean_ns"]),
-                        format_share(row["total_ns"], self.sum_ns),
-                    ),
-                )
-                for row in self.rows.head(MOST_ROWS).iter_rows(named=True)
-            ),
+            (f"GPU time by {self.heading}", "count", "total", "mean", "share", *self._beside),
+            self._html_rows(),
             self.rows.height - MOST_ROWS,
             (
                 *self.soundness.lines,
@@ -160,6 +162,26 @@ class Summary:
                 *(f"warning: {text}" for text in self.meta.warnings),
             ),
         )
+
+    @property
+    def _beside(self) -> tuple[str, ...]:
+        return ("op_name",) if "op_name" in self.rows.columns else ()
+
+    def _html_rows(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Full name and cells of each row that notebooks show."""
+        for row in self.rows.head(MOST_ROWS).iter_rows(named=True):
+            cells = (
+                row["short_name"],
+                format_count(row["count"]),
+                format_ns(row["total_ns"]),
+                format_ns(row["mean_ns"]),
+                format_share(row["total_ns"], self.sum_ns),
+                *(clip(row[name] or "-", _NOTEBOOK_NAME) for name in self._beside),
+            )
+            yield row["name"], cells
+        if self.idle_inside_ns is not None:
+            cells = (IDLE_INSIDE, "-", format_ns(self.idle_inside_ns), "-", "-")
+            yield IDLE_INSIDE, (*cells, *("-" for _ in self._beside))
 
     def to_json(self) -> dict[str, Any]:
         """The summary as the command line prints it with ``--format json``."""
@@ -187,6 +209,7 @@ class Summary:
             "by": self.by,
             "apart": self.apart.to_dicts(),
             "rows": self.rows.to_dicts(),
+            "idle_inside_programs_ns": self.idle_inside_ns,
             "notes": list(self.notes),
             "warnings": list(self.meta.warnings),
             "soundness": self.soundness.findings_json(),
@@ -234,7 +257,8 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         by=by,
         heading=heading_of(trace, by),
         apart=_apart(trace, parts),
-        rows=_rows(parts, total, by),
+        rows=_rows(trace, parts, total, by),
+        idle_inside_ns=idle_inside_programs(trace) if by in _OF_HLO else None,
     )
 
 
@@ -324,7 +348,7 @@ def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
+def _rows(trace: Attributed, parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
     reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
     keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
     grouped = (
@@ -357,4 +381,22 @@ def _rows(parts: pl.DataFrame, total: Ns, by: str) -> pl.DataFrame:
         "backward_ns",
         *keys[2:],
     )
+    if by == "hlo":
+        of_instruction = _of_instructions(trace, parts)
+        grouped = grouped.join(of_instruction, on="place", how="left", maintain_order="left")
+        columns = (*columns, *_OF_INSTRUCTIONS)
     return grouped.select(*columns, short_name=names)
+
+
+def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
+    """For each place by hlo what all activities there have in common of `_OF_INSTRUCTIONS`."""
+    said = parts.select("place").hstack(
+        trace.places.select(_OF_INSTRUCTIONS).select(pl.all().gather(parts["gpu"].cast(pl.UInt32)))
+    )
+    values = (pl.col(name).drop_nulls() for name in _OF_INSTRUCTIONS)
+    return (
+        said.filter(pl.col("place").is_not_null())
+        .group_by("place")
+        .agg(pl.when(value.n_unique() == 1).then(value.first()) for value in values)
+        .with_columns(pl.col(_OF_INSTRUCTIONS).cast(pl.String))
+    )

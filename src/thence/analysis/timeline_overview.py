@@ -127,11 +127,10 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     lanes = lanes.join(busy, on="lane", how="left", maintain_order="left").with_columns(
         pl.col("busy_ns").fill_null(0)
     )
-    if alignment is not None:
-        notes.append(
-            "clocks of the ranks are aligned at the ends of the collectives they share: all times of "
-            f"{_offsets(alignment)}"
-        )
+    if alignment is not None and alignment.applied:
+        notes.append(f"{alignment.statement}; all times of {_offsets(alignment)}")
+    elif alignment is not None:
+        notes.append(alignment.statement)
     elif len(trace.ranks) > 1:
         notes.append("the ranks share no collectives, so their clocks are shown as recorded")
     return Overview(start, span, width, count, lanes, bins, slices, names, tuple(notes))

@@ -76,6 +76,11 @@ class Phases:
         return self.phase == "steady"
 
     @property
+    def first(self) -> pl.Series:
+        """Whether the rule calls a row warm-up, also where the program has no other."""
+        return self.phase.is_in(["init", "only"])
+
+    @property
     def counted(self) -> pl.Series:
         """Whether a row counts: steady state, and all there is of programs that never reached it."""
         return self.phase.is_in(["steady", "only"])

@@ -17,7 +17,12 @@ from thence.attribution.own_code import OwnCode, packages_shown
 from thence.attribution.sources import file_of_frame
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.hlo_places import PLACES as OF_INSTRUCTION
-from thence.attribution.xla.hlo_places import hlo_places, instructions, source_shares
+from thence.attribution.xla.hlo_places import (
+    hlo_places,
+    hlo_rows,
+    instructions,
+    source_shares,
+)
 from thence.model.attributed import RULE, Attributed
 from thence.model.phases import Position
 from thence.model.places import HLO, LAUNCH
@@ -50,7 +55,8 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         tables = dataclasses.replace(
             tables, gpu=tables.gpu.with_columns(instruction_columns["hlo"])
         )
-        of_hlo = hlo_places(tables, instruction_columns["hlo_rule"], own_code).with_columns(
+        rows = hlo_rows(tables, instruction_columns["hlo_rule"], own_code)
+        of_hlo = hlo_places(rows).with_columns(
             *_programs(tables), instruction_columns["hlo"], instruction_columns["hlo_rule"]
         )
         places = of_launch.with_columns(
@@ -61,11 +67,12 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
                 instruction_columns["detail"].is_null(), instruction_columns["detail"]
             ),
         )
-        hlo_rule = instruction_columns["hlo_rule"]
-        shares = source_shares(tables, hlo_rule, own_code) if tables.hlo else None
+        shares = source_shares(rows) if tables.hlo else None
+    collectives, parts = complete_collectives(tables, of_launch["launch"])
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
-        "collectives": complete_collectives(tables, of_launch["launch"]),
+        "collectives": collectives,
+        "collective_parts": parts,
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),
     }

@@ -2,7 +2,8 @@
 
 A description comes with the kernel itself (Kineto), with the label of a CUDA graph node, with the HLO
 instruction that the kernel runs, or with the host op around the launch (``record_param_comms`` of older
-torch, recordings, NCCL's NVTX ranges). If a kernel has several, the first in this order is used.
+torch, recordings, NCCL's NVTX ranges), or with the host ops of its parts (batches of sends and receives,
+`thence.attribution.batched_transfers`). If a kernel has several, the first in this order is used.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.batched_transfers import batched_kernels, batched_parts
 from thence.attribution.xla.hlo_collectives import collective_instructions
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import COLLECTIVES
@@ -22,21 +24,27 @@ if TYPE_CHECKING:
 __all__ = ["complete_collectives"]
 
 
-def complete_collectives(tables: Tables, launch: pl.Series) -> pl.DataFrame:
-    """The `collectives` table with a device activity in every row.
+def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The `collectives` table with a device activity in every row, and the parts of batched transfers.
 
     Descriptions without a kernel are dropped: nothing ran for them on a device.
 
     Args:
         tables: of the trace, with the HLO instruction of each activity.
         launch: host row that launched each device activity, null where unknown.
+
+    Returns:
+        `collectives`, at most one row per kernel but where its producer wrote several; and
+        `thence.model.attributed.Attributed.collective_parts`.
     """
     collectives = tables.collectives.filter(pl.col("gpu").is_not_null())
     for source in (_collectives_of_graph_labels, _collectives_of_hlo_instructions):
         collectives = pl.concat([collectives, source(tables, collectives["gpu"])])
-    return pl.concat(
+    collectives = pl.concat(
         [collectives, _collectives_of_host_ops(tables, collectives["gpu"], launch)]
-    ).sort("gpu")
+    )
+    parts = batched_parts(tables, collectives["gpu"], launch)
+    return pl.concat([collectives, batched_kernels(parts)]).sort("gpu"), parts
 
 
 def _collectives_of_host_ops(

@@ -68,11 +68,9 @@ class HostRows:
     @cached_property
     def in_graph(self) -> Mask:
         """Which activities were launched by cudaGraphLaunch, cuGraphLaunch or hipGraphLaunch."""
-        calls = self.names.filter(pl.Series(self.of("runtime", "driver"))).unique()
+        calls = self.used_names("runtime", "driver")
         launches = calls.filter(calls.cast(pl.String).str.contains("GraphLaunch", literal=True))
-        of_graph: Mask = np.isin(
-            self.names.to_physical().to_numpy(), launches.to_physical().to_numpy()
-        )
+        of_graph = self.with_names(launches)
         return values_at(of_graph, self.launch, missing=False)
 
     @cached_property
@@ -103,9 +101,14 @@ class HostRows:
         """The nearest wanted host row among each row and its ancestors."""
         return chain_to(self.parent, rows, wanted)
 
+    def used_names(self, *categories: str) -> pl.Series:
+        """The different names of host rows of these categories."""
+        chosen = pl.col("category").is_in(categories)
+        return self._used.filter(chosen)["name"].unique().drop_nulls()
+
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name in which the pattern finds something."""
-        used = self.names.filter(pl.Series(self.of(*categories))).unique().drop_nulls()
+        used = self.used_names(*categories)
         found = used.filter(used.cast(pl.String).str.contains(pattern))
         return self.of(*categories) & self.with_names(found)
 
@@ -113,10 +116,20 @@ class HostRows:
         """Which host rows have one of these names, Categorical."""
         if names.is_empty():
             return np.zeros(len(self.parent), np.bool_)
-        found: Mask = self.names.is_not_null().to_numpy() & np.isin(
-            self.names.to_physical().fill_null(0).to_numpy(), names.to_physical().to_numpy()
-        )
-        return found
+        codes = self._codes
+        wanted = np.zeros(int(codes.max(initial=0)) + 1, np.bool_)
+        numbers = names.to_physical().to_numpy().astype(np.int64) + 1
+        wanted[numbers[numbers < len(wanted)]] = True
+        return wanted[codes]
+
+    @cached_property
+    def _used(self) -> pl.DataFrame:
+        return self.tables.host.select("category", "name").unique()
+
+    @cached_property
+    def _codes(self) -> npt.NDArray[np.int64]:
+        """Number of the name of each host row, 0 for none."""
+        return self.names.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
 
 
 def host_rows(tables: Tables, launch: Rows, own: OwnCode) -> HostRows:

@@ -86,7 +86,7 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
 def launch_serving(host: HostRows) -> pl.Series:
     """What the innermost range around each launch that says prefill or decode says; null without one."""
     categories = ("range", "framework", "step")
-    used = host.names.filter(pl.Series(host.of(*categories))).unique().drop_nulls()
+    used = host.used_names(*categories)
     said = [serving_of(name) for name in used.cast(pl.String).to_list()]
     telling = used.filter(pl.Series([s is not None for s in said], dtype=pl.Boolean))
     wanted = host.of(*categories) & host.with_names(telling)
@@ -134,7 +134,7 @@ def _forward_ops(host: HostRows, backward: Mask) -> Mask:
 
 def _optimizer_frames(host: HostRows) -> Mask:
     """Python frames of a library's optimizers."""
-    used = host.names.filter(pl.Series(host.of("python"))).unique().drop_nulls()
+    used = host.used_names("python")
     found = [is_optimizer_file(file_of_frame(name)) for name in used.cast(pl.String).to_list()]
     return host.of("python") & host.with_names(used.filter(pl.Series(found, dtype=pl.Boolean)))
 

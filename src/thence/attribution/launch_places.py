@@ -28,6 +28,7 @@ from thence.attribution.launch_phases import launch_phases, launch_serving
 from thence.attribution.launches import launch_rows
 from thence.attribution.metadata import merge_metadata, merged_metadata
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
+from thence.attribution.xla.iterations import iterations
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW
 from thence.model.phases import Position
@@ -272,5 +273,24 @@ def _step(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     return _column(host, kind, host.step, _number("launch_time"))
 
 
-_SPECIAL = {"label": _label, "source": _source, "phase": _phase, "serving": _serving, "step": _step}
+def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
+    """The iteration of the outermost loop of the XLA program around the launch."""
+    place = iterations(host.tables, host.launch)
+    if place is None:
+        nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
+        reason = _coded(_number(kind.missing), len(nothing))
+        return {kind.name: nothing, f"{kind.name}_rule": reason}
+    found = place.is_not_null().to_numpy()
+    rules = np.where(found, _number("loop_rounds"), _number(kind.outside))
+    return {kind.name: place, f"{kind.name}_rule": _coded(rules, len(place))}
+
+
+_SPECIAL = {
+    "label": _label,
+    "source": _source,
+    "phase": _phase,
+    "serving": _serving,
+    "step": _step,
+    "iteration": _iteration,
+}
 """Kinds that need more than the ranges around the launch."""

@@ -1,8 +1,8 @@
 """Parses names of Python frames into places of the kind ``source``, and finds those of the user's own code.
 
-A frame is written ``file.py(12): function``. What its line number is depends on the producer (column
-``position`` of host): profilers that trace calls write where the function begins, and the place then names
-the function, ``file.py:12 Block.forward``; where it is the line at hand the place is ``file.py:12``.
+A frame is written ``file.py(12): function``, a place ``file.py:12 Block.forward``. What its line number is
+depends on the producer (column ``position`` of host): profilers that trace calls write where the function
+begins, others the line at hand.
 
 Such profilers write the bare name of a function. The class of a ``forward`` is that of the module whose call is
 directly around it, with nothing between but PyTorch's own ``nn.Module.__call__``. A ``forward`` that modules
@@ -19,7 +19,6 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to
-from thence.model.phases import Position
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,8 +41,7 @@ class Frames:
     """The host rows that are Python frames.
 
     Attributes:
-        place: Categorical ``file.py:12 function`` or ``file.py:12``, null where the row is no frame with a
-            file.
+        place: Categorical ``file.py:12 function``, null where the row is no frame with a file.
         own: rows that are frames of the user's code.
         installed: rows that are frames of the standard library or of installed packages.
     """
@@ -63,7 +61,7 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
     """Parses the place of each host row that is a Python frame.
 
     Args:
-        host: columns name, category, position and parent of `thence.model.tables.HOST`.
+        host: columns name, category and parent of `thence.model.tables.HOST`.
         own: which files are the user's own code.
     """
     python = (host["category"] == "python").fill_null(value=False).to_numpy()
@@ -76,16 +74,9 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
     is_frame = python & np.isin(code, list(frames)) & names.is_not_null().to_numpy()
     of_user = is_frame & np.isin(code, [c for c, match in frames.items() if own(match["file"])])
     classes = _classes(host, code, is_frame, frames)
-    # Two texts for each name: as a function and as a line.
-    texts = [
-        text
-        for c, match in frames.items()
-        for text in (_function(match, classes.get(c)), f"{match['file']}:{match['line']}")
-    ]
-    at_line = (host["position"] == Position.LINE.value).fill_null(value=False).to_numpy()
+    texts = [_function(match, classes.get(c)) for c, match in frames.items()]
     number = np.full(len(code), NO_ROW, np.int64)
-    number[is_frame] = 2 * np.searchsorted(np.array(list(frames), np.int64), code[is_frame])
-    number[is_frame] += at_line[is_frame]
+    number[is_frame] = np.searchsorted(np.array(list(frames), np.int64), code[is_frame])
     rows = pl.Series(number).replace(NO_ROW, None).cast(pl.UInt32)
     place = pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(rows)
     return Frames(place, of_user, is_frame & ~of_user)

@@ -1,8 +1,8 @@
 """The stack of frames of each device activity, outermost first: the input of flame graphs.
 
-source   functions of the user's own code that were open, ``file.py:12 Block.forward``; of XLA work its lines,
-         ``file.py:12``, in the stack that the HLO keeps, a fusion's time divided among the stacks of its
-         constituent instructions
+source   functions of the user's own code that were open, ``file.py:12 Block.forward``; of XLA work its lines
+         and the functions that hold them, in the stack that the HLO keeps, a fusion's time divided among the
+         stacks of its constituent instructions
 op_name  parts of the HLO instruction's op_name
 module   nn.Module calls
 label    ranges that the user named
@@ -168,7 +168,7 @@ def _lines(stack: Sequence[Frame], own: OwnCode) -> tuple[str, ...]:
     """The lines of the user's own code in a stack; without any, the innermost line."""
     users = [frame for frame in stack if own(frame.file)]
     named = [frame for frame in stack if frame.file]
-    return tuple(f"{frame.file}:{frame.line}" for frame in users or named[-1:])
+    return tuple(frame.place for frame in users or named[-1:])
 
 
 def _weighted_source_stacks(trace: Attributed) -> Stacks:

@@ -29,7 +29,9 @@ Examples:
 First, the devices that the others waited for. A wait lasts from a device's own start until the
 last one that it needs has started; the transfer lasts from there to the end. Bandwidths are
 decimal GB/s, of the bus as in nccl-tests: best, median and standard deviation of the
-transfers, and the mean of whole kernels, which contain the wait.
+transfers, and the mean of whole kernels, which contain the wait. Of send-recv, the batches of
+sends and receives of PyTorch, each kernel counts by itself: what it sends and receives, added up,
+and its wait for the last of the ranks at the other ends.
 Exposed is the time in which a device communicates and computes nothing; hidden, in which it
 computes too; overlapped, in which an earlier collective counts as exposed. With --warm-up keep,
 first calls of communicators and warm-up executions of XLA programs count, too.

@@ -63,8 +63,9 @@ Examples:
 )
 @choice_option(
     "--idle",
-    choices=("include", "exclude"),
-    meaning="Whether idle GPU time has frames of its own.",
+    choices=("steady", "include", "exclude"),
+    meaning="Which idle GPU time has frames: all but that around the first executions of XLA programs "
+    "(compilation), all, or none.",
 )
 @force_option
 def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT001 - a click flag

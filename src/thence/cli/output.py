@@ -157,8 +157,14 @@ class Result:
         shown = rows if self.top is None else rows.head(self.top)
         print_table(output, frame_table(shown, headings, max(output.width, least_width)))
         if shown.height < rows.height:
-            hidden = rows.height - shown.height
-            print_table(output, Text(f"... {hidden:,} more; --top {rows.height} shows all", "dim"))
+            left = rows.slice(shown.height)
+            share = ""
+            if "share" in left.columns:
+                from thence.units import format_share
+
+                share = f", {format_share(float(left['share'].sum()), 1)} together"
+            more = f"... {left.height:,} more{share}; --top {rows.height} shows all"
+            print_table(output, Text(more, "dim"))
 
 
 def result_options(

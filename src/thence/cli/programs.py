@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
@@ -13,21 +15,23 @@ _EXAMPLES = """\b
 Examples:
   thence programs profile_dir/
   thence programs rank0.zip rank1.zip --warm-up keep
+  thence programs profile_dir/ --top 40            those below 1 % of the time, too
   thence programs host.xplane.pb --format csv > programs.csv
 """
 
 _HEADINGS = {
     "name": "program",
+    "share": "share",
     "executions": "runs",
     "span_ns_total": "span",
-    "busy_ns_total": "busy",
-    "span_ns_mean": "mean span",
-    "idle_inside_ns": "idle inside",
-    "idle_between_ns": "between",
-    "launch_latency_ns_mean": "launch",
+    "span_ns_mean": "mean",
+    "span_ns_std": "+-",
     "thunks_mean": "thunks",
     "thunks_std": "+-",
-    "span_ns_std": "std",
+    "idle_inside_ns": "idle inside",
+    "idle_between_ns": "between",
+    "busy_ns_total": "busy",
+    "launch_latency_ns_mean": "launch",
 }
 
 
@@ -38,8 +42,10 @@ _HEADINGS = {
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """XLA programs: executions, span and busy time, idle time inside and between, launch latency.
 
-    The span of an execution holds the idle time inside it. Between are the gaps since the execution before
-    on the same device, less what else the device did in them.
+    Shares are of the spans of all programs; those below 1 % are put together, unless --top says how many
+    to show. After +- are standard deviations over the executions. The span of an execution holds the idle
+    time inside it. Between are the gaps since the execution before on the same device, less what else the
+    device did in them.
     """
     trace = inputs.open()
     times = trace.program_times(warm_up)
@@ -50,4 +56,6 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
         *trace.meta.warnings,
     )
     document = times.to_json() | {"soundness": trace.soundness.findings_json()}
+    if result.top is None:
+        result = dataclasses.replace(result, top=times.large)
     result.emit(document, times.programs, _HEADINGS, notes)

@@ -21,7 +21,7 @@ RULE = pl.Enum(CODES)
 
 SHARES: Mapping[str, pl.DataType] = {
     "gpu": pl.Int32(),  # row in gpu
-    "place": pl.Categorical(),  # file.py:12; null: this part of the time has no source line
+    "place": pl.Categorical(),  # file.py:12 function; null: this part of the time has no source line
     "weight": pl.Float64(),  # share of the activity's time, from 0 to 1
     "rule": RULE,  # how it was found, or why it was not
 }
@@ -44,6 +44,8 @@ class Attributed(Tables):
             ``detail``, a sentence about a CUDA graph that could not be matched, null almost everywhere;
             ``apart`` (`RULE`), why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning,
             or null for what counts, and everywhere unless the selection's warm_up is "apart".
+        collective_parts: the single sends and receives of kernels that do several (batches), in the columns of
+            ``collectives``; each such kernel has one row there, with the sum of their bytes.
         host_collectives: what host ops describe of collectives, in the columns of ``collectives`` with a null
             ``gpu``, whether or not a kernel describes the same.
         shares: how the time of each activity divides among source lines, in the columns of `SHARES`, sorted
@@ -55,6 +57,7 @@ class Attributed(Tables):
     """
 
     places: pl.DataFrame = field(default_factory=pl.DataFrame)
+    collective_parts: pl.DataFrame = field(default_factory=COLLECTIVES.empty)
     host_collectives: pl.DataFrame = field(default_factory=COLLECTIVES.empty)
     shares: pl.DataFrame | None = None
     own: tuple[str, ...] = ()

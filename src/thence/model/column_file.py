@@ -5,14 +5,16 @@ number of rows and how each column is stored; the arrays are ``.npy`` members, s
 ``numpy.load`` open a part:
 
     plain        one value a row, in the narrowest integer type that holds them all
-    same         the one value of every row
+    same         no array: the index holds the one value of every row
     difference   each value less the one before it, 0 for the first, which the index holds: times, ids that count up
     since start  the value less that of the column ``start`` in its row
     text         UTF-8 of all rows together, and the bytes of each row, -1 for none
 
-Arithmetic is modulo 2^64, so every 64-bit integer comes back exactly. The zip file holds a checksum (CRC-32)
-of every member. This module imports the standard library and NumPy only, because recorded processes use it:
-anything larger would be imported, with its threads, into the user's program.
+Arithmetic is modulo 2^64, so every 64-bit integer comes back exactly. Integers so narrow, some 10 bytes a
+kernel, are not compressed: zlib would take several times as long as all the rest, beside the user's program.
+Text is. The zip file holds a checksum (CRC-32) of every member. This module imports the standard library and
+NumPy only, because recorded processes use it: anything larger would be imported, with its threads, into the
+user's program.
 """
 
 from __future__ import annotations
@@ -46,9 +48,6 @@ _FORMAT = "thence.columns"
 _MOST_INDEX_BYTES = 1 << 16
 _MOST_TEXT_BYTES = 1 << 28
 _FASTEST = 1  # of zlib's levels
-_TIMES = frozenset(("start", "end", "time"))
-"""Columns that are stored uncompressed: they hardly repeat, and cost zlib five times as long as all others
-of a kernel together. Narrow differences have 4 bytes a row each."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of a member says nothing, and equal parts are equal bytes
 
 
@@ -69,10 +68,11 @@ def encode(columns: Mapping[str, Column]) -> bytes:
     for name, values in columns.items():
         rows = len(values)
         if isinstance(values, np.ndarray):
-            start = columns.get("start") if name == "end" else None
-            stored[name], arrays[name] = _packed(values, start)
-            if stored[name] == "difference":
+            stored[name], array = _packed(values, columns.get("start") if name == "end" else None)
+            if stored[name] in ("same", "difference"):
                 first[name] = int(values[0])
+            if array is not None:
+                arrays[name] = array
         else:
             stored[name] = "text"
             arrays[name], arrays[f"{name}.lengths"] = _packed_text(values)
@@ -80,22 +80,22 @@ def encode(columns: Mapping[str, Column]) -> bytes:
         raise ValueError(f"{rows} rows; a part holds at most {MOST_ROWS}")
     index = {"format": _FORMAT, "rows": rows, "columns": stored, "first": first}
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=_FASTEST) as archive:
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(_INDEX, _EPOCH), json.dumps(index))
         for name, array in arrays.items():
+            method = zipfile.ZIP_DEFLATED if stored.get(name) == "text" else zipfile.ZIP_STORED
             member = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
-            method = zipfile.ZIP_STORED if name in _TIMES else zipfile.ZIP_DEFLATED
             archive.writestr(member, _npy(array), method, _FASTEST)
     return content.getvalue()
 
 
-def _packed(values: Integers, start: Column | None) -> tuple[str, Integers]:
+def _packed(values: Integers, start: Column | None) -> tuple[str, Integers | None]:
     """How integers are stored, and the array that is."""
+    if len(values) and bool((values == values[0]).all()):
+        return "same", None
     whole = values.astype(np.int64, copy=False)  # uint64 keeps its bits
     if len(whole) == 0:
         return "plain", whole
-    if (whole == whole[0]).all():
-        return "same", _narrow(whole[:1])
     if isinstance(start, np.ndarray):
         return "since start", _narrow(whole - start.astype(np.int64, copy=False))
     plain = _narrow(whole)
@@ -223,15 +223,17 @@ def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Integers:
 
 def _integers(archive: zipfile.ZipFile, name: str, index: _Index, start: object) -> Integers:
     rows, how = index.rows, index.columns[name]
+    first = np.array([index.first.get(name, 0) & _ALL_BITS], np.uint64).view(np.int64)
+    if how in ("same", "difference") and name not in index.first:
+        raise DamagedPart(f"the first value of {name} is missing")
+    if how == "same":
+        return np.broadcast_to(first, rows)
     values = _array(archive, name, rows).astype(np.int64)
-    if len(values) != (min(rows, 1) if how == "same" else rows):
+    if len(values) != rows:
         raise DamagedPart(f"{name} has {len(values):,} values for {rows:,} rows")
     if how == "plain":
         return values
-    if how == "same":
-        return np.broadcast_to(values, rows) if rows else values
-    if how == "difference" and name in index.first:
-        first = np.array([index.first[name] & _ALL_BITS], np.uint64).view(np.int64)
+    if how == "difference":
         return np.cumsum(values) + first
     if how == "since start" and isinstance(start, np.ndarray):
         return values + start

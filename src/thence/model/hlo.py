@@ -83,9 +83,11 @@ class Frame:
     column: int
     function: str
 
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}[{self.function}]" if self.function else place
+    @property
+    def place(self) -> str:
+        """The frame as a place of the kind ``source``: ``file.py:12 Block.forward``, or as much as is known."""
+        line = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{line} {self.function}" if self.function else line
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["CALLS", "IDENTIFIED", "matched_rows"]
+__all__ = ["CALLS", "IDENTIFIED", "launch_correlations", "matched_rows"]
 
 CALLS = pl.col("category").is_in(API_CALLS)
 """Host rows that are API calls."""
 IDENTIFIED = pl.col("correlation") != 0
 """Host rows with a correlation id: CUPTI and Nsight Systems write 0 where there is none."""
+
+_GRAPH = ["rank", "device", "graph"]
 
 
 def matched_rows(
@@ -31,12 +33,15 @@ def matched_rows(
     Args:
         gpu: table of activities.
         host: table of host ranges.
-        key: column of both: correlation or external.
+        key: column of both: correlation or external. The body of a conditional node of a CUDA graph has
+            the correlation id of the launch of its graph (`launch_correlations`).
         among: which host rows count.
 
     Returns:
         Row numbers in ``host``, one for each row of ``gpu``; `NO_ROW` where there is none.
     """
+    if key == "correlation":
+        gpu = gpu.with_columns(launch_correlations(gpu))
     used = gpu.select("rank", key).filter(pl.col(key).is_not_null()).unique().lazy()
     once = (
         host.with_row_index("launch")
@@ -57,3 +62,35 @@ def matched_rows(
         .to_series()
         .to_numpy()
     )
+
+
+def launch_correlations(gpu: pl.DataFrame) -> pl.Series:
+    """The correlation id of the API call that each activity came from.
+
+    The driver starts the body of a conditional node of a CUDA graph on the device, and CUPTI then records
+    the correlation id 0. Such an activity came from the launch of its graph: that of the latest activity
+    of the same graph with an id of its own that started no later. Launches of one executable graph do
+    not overlap.
+
+    Args:
+        gpu: columns rank, device, graph, start and correlation, as in `GPU`, in any order.
+
+    Returns:
+        Column correlation, in the order of ``gpu``; 0 only where no such activity precedes.
+    """
+    started_on_device = (pl.col("correlation") == 0) & pl.col("graph").is_not_null()
+    if not gpu.select(started_on_device.any()).item():
+        return gpu["correlation"]
+    columns = gpu.select(*_GRAPH, "start", "correlation").with_row_index("row")
+    bodies = columns.filter(started_on_device)
+    launched = columns.filter(pl.col("correlation") != 0, pl.col("graph").is_not_null())
+    of_body = bodies.sort("start").join_asof(
+        launched.sort("start").select(*_GRAPH, "start", pl.col("correlation").alias("launch")),
+        on="start",
+        by=_GRAPH,
+        strategy="backward",
+        check_sortedness=False,
+    )
+    return columns.join(
+        of_body.select("row", "launch"), on="row", how="left", maintain_order="left"
+    ).select(pl.coalesce("launch", "correlation").alias("correlation"))["correlation"]

@@ -125,6 +125,10 @@ KINDS: tuple[Kind, ...] = (
         "step", "profiler step", "launch", categories=("step",),
         missing="no_steps", outside="outside_steps", verbs=_verbs("stated", "stated-xla", "page"),
     ),
+    Kind(
+        "iteration", "iteration of an XLA program's outermost loop", "launch",
+        missing="no_loops", outside="outside_loops",
+    ),
     Kind("collective", "collective that the kernel is part of", "collectives", missing="no_collective"),
     Kind("kind", "kernel, memcpy or memset", "gpu", column="kind"),
     Kind("rank", "rank of the process", "gpu", column="rank", verbs=_verbs("page", "page-xla")),

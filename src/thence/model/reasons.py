@@ -35,6 +35,7 @@ RULES: Mapping[str, str] = MappingProxyType(
         "library_range": "range named by a library",
         "library_frame": "frame of an installed library",
         "launch_time": "time of the launch",
+        "loop_rounds": "thunks of the loop around the launch come again in every iteration",
         "autograd_sequence": "autograd sequence number",
         "differentiated_module": "nn.Module call with operators that autograd differentiates",
         "library_phase": "range by which a library names the pass",
@@ -46,12 +47,15 @@ RULES: Mapping[str, str] = MappingProxyType(
         "outside_autograd": "autograd has no part in it",
         # HLO.
         "hlo_recorded": "recorded by the profiler",
+        "hlo_creation": "XLA's range around the command when the CUDA graph was created",
+        "hlo_thunk_number": "number of the CUDA graph's first thunk, and node numbers from there",
         "hlo_node_order": "order of the CUDA graph's nodes against the HLO schedule",
         "hlo_library_order": "order of the library calls in the CUDA graph against the HLO schedule",
         "hlo_instruction": "HLO instruction",
         "hlo_inside": "instruction inside",
         "hlo_moved": "what it moves",
         "hlo_user": "what uses the result",
+        "hlo_around": "inherited from the conditional, while or fusion around it",
         "hlo_fusion": "line of the fusion: the instruction inside has none",
         "named_scope": "named scopes in op_name",
         "common_scope": "scopes that merged operations share",
@@ -87,6 +91,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "no_python_frames": "no Python frames recorded",
         "no_autograd": "no autograd ops recorded",
         "no_steps": "no profiler steps recorded",
+        "no_loops": "no range of an XLA loop recorded",
+        "outside_loops": "launched outside every loop of an XLA program",
         "outside_ranges": "launched outside every named range",
         "outside_modules": "launched outside every nn.Module call",
         "outside_operators": "launched outside every operator",
@@ -123,6 +129,14 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "command_buffer_too_early": f"{_COMMAND_BUFFER}, and by the HLO schedule it would have started before"
         " what it reads",
         "command_buffer_library": f"{_COMMAND_BUFFER}, and the graph's library kernels cannot be told apart",
+        "command_buffer_reordered": f"{_COMMAND_BUFFER}, and by XLA_FLAGS its nodes are not in the order of the HLO"
+        " schedule",
+        "command_buffer_foreign": f"{_COMMAND_BUFFER}, and its kernel is not named after the HLO instruction at"
+        " its place",
+        "command_buffer_contradicted": f"{_COMMAND_BUFFER}, and what ran is not what the HLO schedule has at its"
+        " place",
+        "command_buffer_branch": f"{_COMMAND_BUFFER}, and by the HLO schedule branches would have run in part,"
+        " or two of one conditional",
         "no_collective": "no collective",
         # Of the whole trace, not of an activity.
         "no_gpu": "the trace holds no device activity",
@@ -173,6 +187,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "thence recording": {
+        "no_loops": "loops inside a fusion or a CUDA graph have none; NVTX records the others",
         "no_ranges": "thence.mark, NVTX",
         "no_modules": _CALLS,
         "no_operators": "torch.profiler records them",

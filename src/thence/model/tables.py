@@ -232,7 +232,7 @@ GRAPH_PLACES = Table(
         Column("module", _NAME, "path of nn.Module calls"),
         Column("op", _NAME, "innermost framework operator"),
         Column("ops", _NAME, "path of operators"),
-        Column("source", _NAME, "``file.py:12 function``, or ``file.py:12``"),
+        Column("source", _NAME, "``file.py:12 function``"),
         Column("position", pl.Enum(POSITIONS), "what its line number is, as `Position`"),
         Column("stack", _NAME, "path of Python frames"),
         Column("phase", _NAME, "as `Phase`; labels taken at capture say forward or backward"),

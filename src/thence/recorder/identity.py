@@ -65,6 +65,7 @@ def process_facts(rank: int | None) -> dict[str, Any]:
         "program": Path(sys.argv[0]).name if getattr(sys, "argv", None) else None,
         "python": platform.python_version(),
         "versions": {name: version for name, version in versions.items() if version},
+        "xla_flags": os.environ.get("XLA_FLAGS") or None,
         "driver_cuda": driver_version(),
         "devices": devices(),
         "threads": _threads(),

@@ -13,6 +13,8 @@ __all__ = ["RecordOptions", "Schedule"]
 _LAUNCHES = re.compile(
     r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)"
 )
+_GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
+"""Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
 _WAITS = re.compile(r"Synchronize|StreamWaitEvent")
 
 
@@ -21,8 +23,9 @@ class RecordOptions:
     """What a recording holds, beside kernels, copies and sets, which are always in it.
 
     Attributes:
-        launches: the API calls that launch work, so that eager work finds its label, and those that
-            begin and end a capture, in which nothing is launched.
+        launches: the API calls that launch work, so that eager work finds its label, those that begin and
+            end a capture, in which nothing is launched, and those that build CUDA graphs, so that XLA's
+            graphs can be told apart.
         nvtx: NVTX ranges of the program and of its libraries.
         collectives: what each collective of torch.distributed moves, and in which process group; see
             `thence.torch.label_collectives`, which need not be called then.
@@ -44,7 +47,7 @@ class RecordOptions:
     def wants_call(self, function: str) -> bool:
         """Whether calls of an API function, named as in CUDA's headers, are recorded."""
         return bool(
-            (self.launches and _LAUNCHES.match(function))
+            (self.launches and (_LAUNCHES.match(function) or _GRAPHS.match(function)))
             or (self.synchronization and _WAITS.search(function))
         )
 

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from helpers import DATA
 from protowire import every, first
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.command_buffers import derived_instructions
-from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
+from thence.model.launches import launch_correlations
 from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers.jax import xplane
 from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.source import Source
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
+    from thence.model.hlo import HloModule
 
 JAX = DATA / "jax"
 
@@ -121,6 +118,8 @@ def test_nodes_are_numbered_as_thunks(recording: str, single: Tables) -> None:
     metadata = "jax_single" if recording == "jax_single" else "command_buffer"
     steps = thunks(f"{metadata}.thunk_metadata.pb")
     calls = iter([name for name, kind in steps if kind == "kCublasLtMatmul"])
+    # jax.profiler names the thunk that launches the graph, CUPTI alone does not.
+    by = "hlo_thunk_number" if recording == "jax_single" else "hlo_node_order"
     nodes = tables.gpu.with_columns(
         derived_instructions(tables), number=pl.col("node") & 0xFFFFFFFF
     ).filter(pl.col("program") == 0)
@@ -128,7 +127,7 @@ def test_nodes_are_numbered_as_thunks(recording: str, single: Tables) -> None:
         nodes.sort("number").select("number", "kind", "hlo", "rule").iter_rows()
     ):
         if number < len(steps):
-            assert (name, rule) == (steps[number][0], "hlo_node_order")
+            assert (name, rule) == (steps[number][0], by)
         elif kind == "kernel":
             assert (name, rule) == (next(calls), "hlo_library_order")
     assert next(calls, None) is None
@@ -188,7 +187,7 @@ def test_all_of_the_time_has_an_instruction(name: str, request: pytest.FixtureRe
     assert found.places["hlo"].null_count() == 0
     assert tables.gpu["hlo"].equals(recorded, null_equal=True)
     rules = set(found.places["hlo_rule"].unique().cast(pl.String))
-    assert {"hlo_node_order", "hlo_library_order"} <= rules
+    assert {"hlo_thunk_number", "hlo_library_order"} <= rules
     assert found.shares is not None
     placed = found.shares.filter(pl.col("place").is_not_null()).join(
         tables.gpu.with_row_index("gpu").cast({"gpu": pl.Int32}), on="gpu"
@@ -259,155 +258,188 @@ def test_an_hlo_without_a_schedule_is_refused(single: Tables) -> None:
     assert reason == ("command_buffer_no_schedule", None)
 
 
-def test_one_kernel_that_does_not_fit_refuses_its_graph(single: Tables) -> None:
+def renamed(tables: Tables, name: str, other: str) -> Tables:
+    """The tables with another name for one kernel."""
     names = pl.col("name").cast(pl.String)
-    other = pl.when(names == "loop_add_fusion_3").then(pl.lit("loop_add_fusion_4")).otherwise(names)
-    gpu = single.gpu.with_columns(name=other.cast(pl.Categorical()))
-    ((reason, detail),) = refusals(dataclasses.replace(single, gpu=gpu))
-    assert reason == "command_buffer_no_fit"
-    assert "at most 164 of the graph's 165 own kernels" in (detail or "")
+    changed = pl.when(names == name).then(pl.lit(other)).otherwise(names)
+    return dataclasses.replace(
+        tables, gpu=tables.gpu.with_columns(name=changed.cast(pl.Categorical()))
+    )
 
 
-def test_library_calls_in_another_order_are_refused(single: Tables) -> None:
+@pytest.mark.parametrize("recording", ["jax_single", "cupti"])
+def test_a_kernel_with_a_foreign_name_costs_its_node_alone(recording: str, single: Tables) -> None:
+    tables = single if recording == "jax_single" else cupti()[0]
+    name = tables.gpu["name"].cast(pl.String)[20]
+    before = derived_instructions(tables)
+    found = derived_instructions(renamed(tables, name, "my_triton_kernel"))
+    of_it = tables.gpu["name"].cast(pl.String) == name
+    assert 0 < of_it.sum() < 60
+    assert set(found.filter(of_it)["rule"]) == {"command_buffer_foreign"}
+    assert found.filter(of_it)["hlo"].null_count() == of_it.sum()
+    assert found.filter(~of_it).equals(before.filter(~of_it))
+
+
+def test_a_kernel_of_another_command_costs_its_node_alone(single: Tables) -> None:
+    before = derived_instructions(single)
+    found = derived_instructions(renamed(single, "loop_add_fusion_3", "loop_add_fusion_4"))
+    of_it = single.gpu["name"].cast(pl.String) == "loop_add_fusion_3"
+    assert of_it.any()
+    assert set(found.filter(of_it)["rule"]) == {"command_buffer_contradicted"}
+    assert found.filter(~of_it).equals(before.filter(~of_it))
+
+
+def test_without_the_thunk_one_kernel_of_another_command_refuses_its_graph() -> None:
+    tables, _ = cupti()
+    (reason,) = refusals(renamed(tables, "loop_add_fusion_3", "loop_add_fusion_4"))
+    assert reason[0] == "command_buffer_no_fit"
+
+
+def test_library_calls_in_another_order_are_unknown(single: Tables) -> None:
     """Any two neighbours changed over would have one start before what it reads."""
     first_child = 193
     number = pl.col("node") & 0xFFFFFFFF
+    before = derived_instructions(single)
     children = single.gpu.filter(number >= first_child, kind="kernel")
     numbers = sorted(set(children.select(number)["node"].to_list()))
     assert len(numbers) == 28
-    for one, other in pairwise(numbers):
+    inside = single.gpu.select(number >= first_child).to_series()
+    for one, other in list(pairwise(numbers))[::4]:
         high = pl.col("node") - number
         node = (
             pl.when(number == one).then(high + other).when(number == other).then(high + one)
             .otherwise("node")
         )  # fmt: skip
-        (reason,) = refusals(dataclasses.replace(single, gpu=single.gpu.with_columns(node=node)))
-        assert reason == ("command_buffer_too_early", None)
+        found = derived_instructions(
+            dataclasses.replace(single, gpu=single.gpu.with_columns(node=node))
+        )
+        calls = found.filter(inside)
+        assert set(calls.filter(pl.col("hlo").is_null())["rule"]) == {"command_buffer_too_early"}
+        wrong = (found["hlo"] != before["hlo"]).fill_null(value=False)
+        assert not wrong.any()
 
 
-# --- repeated identical fusions ----------------------------------------------------------------------
+# --- loops and branches -------------------------------------------------------------------------------
 
 
-def program_of(classes: Sequence[int]) -> HloModule:
-    """Command i of class c: below 5 a fusion that all of its class share, 5 a library call, 6 a barrier."""
-    rows: list[dict[str, Any]] = []
-    opcodes = {5: "custom-call", 6: "all-gather-done"}
-    for i, kind in enumerate(classes):
-        row = {
-            "computation": 0,
-            "id": i,
-            "step": i,
-            "name": f"op.{i}",
-            "called": [],
-            "operands": [],
-        }
-        row |= {"opcode": opcodes.get(kind, "fusion"), "result_bytes": 4, "operand_bytes": 4}
-        if kind == 5:
-            row["custom_call_target"] = "__cublas$lt$matmul"
-        if kind < 5:
-            row |= {"called": [100 + i], "fusion_kind": "kLoop", "name": f"fusion.{i}"}
-            inner = {"computation": 100 + i, "id": 1000 + i, "name": f"add.{i}", "opcode": "add"}
-            rows.append(inner | {"called": [], "operands": [], "result_bytes": kind})
-        rows.append(row)
-    return HloModule(
-        "jit_f", 1, None, 0, None, None,
-        instructions=pl.DataFrame(rows, schema=INSTRUCTIONS, orient="row"),
-        computations=pl.DataFrame(schema=COMPUTATIONS),
-        loops=pl.DataFrame(schema=LOOPS),
-        frames=pl.DataFrame(schema=FRAMES),
-    )  # fmt: skip
+def inside(tables: Tables) -> pl.DataFrame:
+    """Activities of graphs with what was found for them."""
+    return tables.gpu.with_columns(
+        *derived_instructions(tables).rename({"hlo": "derived"}).get_columns(),
+        pl.col("name").cast(pl.String),
+        number=pl.col("node") & 0xFFFFFFFF,
+    ).filter(pl.col("graph").is_not_null())
 
 
-def ran(classes: Sequence[int], cuts: Sequence[int]) -> tuple[Tables, list[str]]:
-    """One execution of it, in one graph between every two cuts and barriers; and the truth."""
-    rows: list[tuple[str, int | None, int | None, str | None]] = []
-    truth: list[str] = []
-    shared = {kind: f"fusion_{classes.index(kind)}" for kind in classes}
-    runs: list[list[int]] = [[]]
-    for i, kind in enumerate(classes):
-        if (i in cuts or kind == 6) and runs[-1]:
-            runs.append([])
-        if kind != 6:
-            runs[-1].append(i)
-    for graph, run in enumerate(filter(None, runs)):
-        child = len(run)
-        for number, i in enumerate(run):
-            library = classes[i] == 5
-            node = child if library else number
-            child += library
-            rows.append(("nvjet_x" if library else shared[classes[i]], graph + 1, node, None))
-            truth.append(f"op.{i}" if library else f"fusion.{i}")
-    count = len(rows)
-    gpu = GPU.frame(
-        {
-            "rank": [0] * count,
-            "device": [0] * count,
-            "kind": ["kernel"] * count,
-            "name": [row[0] for row in rows],
-            "graph": [row[1] for row in rows],
-            "node": [row[2] for row in rows],
-            "start": range(count),
-            "duration": [1] * count,
-            "program": [0] * count,
-        }
+def without_creation(tables: Tables) -> Tables:
+    """The tables as if recording had begun after the graphs were created."""
+    name = pl.col("name").cast(pl.String)
+    thunk = name.str.starts_with("Thunk:#") & ~name.str.contains("hlo_op=(?:command_buffer|while)")
+    later = tables.host.with_columns(
+        name=pl.when(thunk).then(pl.lit("Thunk")).otherwise(name).cast(pl.Categorical())
     )
-    programs = PROGRAMS.frame({"rank": [0], "device": [0], "name": ["jit_f"], "hlo": [0]})
-    return Tables(gpu=gpu, programs=programs, hlo=(program_of(classes),)), truth
+    return dataclasses.replace(tables, host=later)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.sampled_from([0, 0, 1, 1, 2, 3, 5, 5, 6]), min_size=1, max_size=16),
-    st.sets(st.integers(0, 15), max_size=4),
-    st.randoms(use_true_random=False),
-)
-def test_never_a_wrong_instruction(
-    classes: list[int], cuts: set[int], chance: random.Random
-) -> None:
-    tables, truth = ran(classes, sorted(cuts))
-    if not truth:
-        return
-    # A trace may lack whole graphs: what is left must not move.
-    kept = [graph for graph in tables.gpu["graph"].unique().sort() if chance.random() < 0.8]
-    some = tables.gpu["graph"].is_in(kept)
-    tables = dataclasses.replace(tables, gpu=tables.gpu.filter(some))
-    found = derived_instructions(tables)
-    wanted = pl.Series(truth).filter(some)
-    right = found["hlo"].is_null() | (found["hlo"] == wanted)
-    assert right.all(), (found, wanted)
-    assert found["rule"].null_count() == 0
+def test_all_nodes_of_a_program_with_loops_and_branches_are_found(loops: Tables) -> None:
+    found = inside(loops)
+    assert found["derived"].null_count() == 0
+    assert set(found["rule"]) == {"hlo_creation"}
+    assert found.select("graph", "number").n_unique() == 346
+    assert found["program"].null_count() == 0
 
 
-def test_repeated_fusions_are_told_apart_by_the_order_of_the_graphs() -> None:
-    layer = [0, 1, 5]
-    tables, truth = ran([*layer, 6, *layer, 6, *layer], [])
-    assert derived_instructions(tables)["hlo"].to_list() == truth
-    # Two of three equal graphs: each may be one of two.
-    found = derived_instructions(
-        dataclasses.replace(tables, gpu=tables.gpu.filter(pl.col("graph") != 2))
+def test_creation_and_thunk_numbers_agree_on_every_node(loops: Tables) -> None:
+    by_creation, by_thunk = inside(loops), inside(without_creation(loops))
+    assert set(by_thunk["rule"]) == {"hlo_thunk_number"}
+    assert by_thunk["derived"].to_list() == by_creation["derived"].to_list()
+
+
+def test_names_and_sizes_are_those_of_the_instructions(loops: Tables) -> None:
+    table = loops.hlo[0].instructions.select(
+        *("name", "opcode", "result_bytes", "operand_bytes", "called"),
     )
-    assert found["hlo"].null_count() == len(found)
-    assert set(found.select("rule", "detail").iter_rows()) == {
-        ("command_buffer_several", "the graph's kernels fit the HLO schedule at 3 places")
-    }
+    nodes = (
+        inside(loops)
+        .unique(["graph", "number"])
+        .join(table, left_on="derived", right_on="name", how="left", maintain_order="left")
+    )
+    copies = nodes.filter(pl.col("bytes").is_not_null())
+    assert copies.height > 80
+    assert (copies["bytes"] == copies["result_bytes"]).all()
+    choosing = nodes.filter(pl.col("name") == "set_case_condition")
+    assert set(choosing["opcode"]) == {"conditional"}
+    assert nodes.filter(pl.col("opcode") == "conditional").height == choosing.height > 0
+    own = nodes.filter((pl.col("opcode") == "fusion") & ~pl.col("name").str.contains("(?i)^mem"))
+    named = own.filter(pl.col("derived").str.replace_all(r"\W", "_") == pl.col("name"))
+    # The others run the kernel of a fusion of the same kind: input_reduce_fusion.6 that of .7.
+    kind = r"(?:[._]\d+)+$"
+    assert own.select(
+        (pl.col("derived").str.replace(kind, "") == pl.col("name").str.replace(kind, "")).all()
+    ).item()
+    assert named.height > 0.7 * own.height > 30
 
 
-def test_kernels_of_an_unknown_library_stay_unknown() -> None:
-    tables, truth = ran([0, 5, 1, 5, 2], [])
-    names = pl.col("name").cast(pl.String)
-    other = pl.when(names == "nvjet_x").then(pl.lit("mine")).otherwise(names)
-    gpu = tables.gpu.with_columns(name=other.cast(pl.Categorical()))
-    found = derived_instructions(dataclasses.replace(tables, gpu=gpu))
-    wanted = [None if name.startswith("op") else name for name in truth]
-    assert found["hlo"].to_list() == wanted
-    assert set(found.filter(pl.col("hlo").is_null())["rule"]) == {"command_buffer_library"}
+def test_branches_of_one_conditional_never_run_in_one_launch(loops: Tables) -> None:
+    table = loops.hlo[0].instructions
+    body_of = dict(table.select("name", "computation").iter_rows())
+    branches = table.filter(pl.col("opcode") == "conditional")["called"].to_list()
+    ran: dict[tuple[int, int], set[int]] = {}
+    launch = launch_correlations(loops.gpu).filter(loops.gpu["graph"].is_not_null())
+    found = inside(loops).with_columns(launch)
+    for graph, correlation, name in found.select("graph", "correlation", "derived").iter_rows():
+        ran.setdefault((graph, correlation), set()).add(body_of[name])
+    assert len(ran) > 400
+    assert not any(len(bodies & set(called)) > 1 for bodies in ran.values() for called in branches)
 
 
-def test_a_lost_kernel_moves_no_other() -> None:
-    """The records of one node are missing in every execution."""
-    tables, truth = ran([0, 5, 1, 5, 0, 2, 5, 3], [])
-    for lost in range(tables.gpu.height):
-        kept = pl.int_range(pl.len()) != lost
-        found = derived_instructions(dataclasses.replace(tables, gpu=tables.gpu.filter(kept)))
-        wanted = pl.Series(truth).filter(pl.Series(range(len(truth))) != lost)
-        assert (found["hlo"].is_null() | (found["hlo"] == wanted)).all()
+def test_one_foreign_kernel_in_a_branch_costs_its_node_alone(loops: Tables) -> None:
+    before = inside(loops)
+    name = "loop_select_fusion_2"
+    assert name in set(before["name"])
+    # Its creation says what the node is, whatever the kernel is called.
+    assert inside(renamed(loops, name, "mine"))["derived"].equals(before["derived"])
+    found = inside(without_creation(renamed(loops, name, "mine")))
+    of_it = before["name"] == name
+    assert set(found.filter(of_it)["rule"]) == {"command_buffer_foreign"}
+    assert found.filter(~of_it)["derived"].equals(before.filter(~of_it)["derived"])
+
+
+def test_flags_that_reorder_commands_leave_creation_alone(loops: Tables) -> None:
+    flags = {"xla_flags": "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT_REGIONS"}
+
+    def with_flags(tables: Tables) -> Tables:
+        return dataclasses.replace(tables, meta=dataclasses.replace(tables.meta, facts=(flags,)))
+
+    assert set(inside(with_flags(loops))["rule"]) == {"hlo_creation"}
+    found = inside(with_flags(without_creation(loops)))
+    assert set(found["rule"]) == {"command_buffer_reordered"}
+    assert found["derived"].null_count() == len(found)
+
+
+def test_graphs_created_again_are_found(loops: Tables) -> None:
+    """As if every graph of the second half were a new one, whose creation was not recorded."""
+    middle = loops.gpu["start"].median()
+    graph = pl.when(pl.col("start") > middle).then(pl.col("graph") + 1000).otherwise("graph")
+    again = dataclasses.replace(loops, gpu=loops.gpu.with_columns(graph=graph))
+    before, found = inside(loops), inside(again)
+    assert found["derived"].equals(before["derived"])
+    assert set(found["rule"]) == {"hlo_creation", "hlo_thunk_number"}
+
+
+def test_instructions_that_the_producer_recorded_of_some_nodes_must_agree(loops: Tables) -> None:
+    before = inside(loops)
+    one = (pl.col("graph") == 5) & (pl.col("node") & 0xFFFFFFFF == 0)
+
+    def recorded(name: str) -> pl.DataFrame:
+        told = pl.when(one).then(pl.lit(name)).otherwise(pl.col("hlo").cast(pl.String))
+        gpu = loops.gpu.with_columns(hlo=told.cast(pl.Categorical()))
+        return inside(dataclasses.replace(loops, gpu=gpu))
+
+    others = before.select((pl.col("graph") == 5) & (pl.col("number") > 0)).to_series()
+    assert recorded("copy.813").filter(others)["derived"].equals(before.filter(others)["derived"])
+    doubtful = recorded("copy.804")
+    assert set(doubtful.filter(others)["rule"]) == {"command_buffer_contradicted"}
+    assert doubtful.filter(others)["derived"].drop_nulls().is_empty()
+    rest = doubtful["graph"] != 5
+    assert doubtful.filter(rest)["derived"].equals(before.filter(rest)["derived"])

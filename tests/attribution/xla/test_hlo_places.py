@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import lzma
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
@@ -14,14 +14,26 @@ from helpers import DATA
 from protowire import every, first, message, pack
 from thence.attribution.own_code import OwnCode
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
-from thence.attribution.xla.hlo_places import PLACES, hlo_places, instructions, source_shares
+from thence.attribution.xla.hlo_places import (
+    PLACES,
+    hlo_places,
+    hlo_rows,
+    instructions,
+    source_shares,
+)
 from thence.attribution.xla.op_names import labels, parts_of
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import SHARES
+from thence.model.hlo import FRAMES
 from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers.jax import xplane
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.model.hlo import HloModule
 
 JAX = DATA / "jax"
 SINGLE = "jax_single_nocb.xplane.pb.gz"
@@ -47,11 +59,12 @@ def resolved(tables: Tables) -> tuple[Tables, pl.Series]:
 
 
 def places_of(tables: Tables) -> pl.DataFrame:
-    return hlo_places(*resolved(tables), OwnCode())
+    return hlo_places(hlo_rows(*resolved(tables), OwnCode()))
 
 
 def shares_of(tables: Tables, *weighting: Any) -> pl.DataFrame:
-    return source_shares(*resolved(tables), OwnCode(), *weighting)
+    rows = hlo_rows(*resolved(tables), OwnCode())
+    return source_shares(rows, *((lambda facts, how=how: how(facts.module)) for how in weighting))
 
 
 def proto_of(name: str, program: str) -> bytes:
@@ -95,12 +108,13 @@ def test_claims_account_for_all_of_every_activity(tables: Tables, weighting: Any
 
 
 def lines_of(module: bytes) -> list[str]:
-    """``file:line`` of every stack frame: StackFrameIndexProto is field 17 of the module."""
+    """``file:line function`` of every stack frame: StackFrameIndexProto is field 17 of the module."""
     index = first(module)[17]
     files = [name.decode() for name in every(index, 1)]
+    functions = [name.decode() for name in every(index, 2)]
     places = [first(place) for place in every(index, 3)]
     locations = [places[first(frame)[1] - 1] for frame in every(index, 4)]
-    return [f"{files[place[1] - 1]}:{place[3]}" for place in locations]
+    return [f"{files[place[1] - 1]}:{place[3]} {functions[place[2] - 1]}" for place in locations]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +134,9 @@ def test_places_are_those_of_the_proto(name: str, program: str, least: int) -> N
         if 2 in metadata and 15 in metadata:
             assert row["op_name"] == metadata[2].decode()
             assert row["source"] == lines[metadata[15] - 1]
-            file, line = row["source"].rsplit(":", 1)
-            assert f"{file}({line}): " in row["stack"].split(";")[-1]
+            file, _, rest = row["source"].rpartition(":")
+            line, _, function = rest.partition(" ")
+            assert f"{file}({line}): {function}" in row["stack"].split(";")[-1]
             assert row["op_name_rule"] == row["source_rule"] == "hlo_instruction"
             checked += 1
     assert checked >= least
@@ -143,7 +158,7 @@ def test_the_moved_layer_is_on_its_own_stream_and_line() -> None:
     moved = rows.filter(pl.col("stream") != 14)
     assert set(main["hlo"]) == {"gemm_fusion_dot_general.3", "wrapped_add"}
     assert set(moved["hlo"]) == {"gemm_fusion_dot_general.2"}
-    assert moved["source"].str.ends_with("jax_streams.py:8").all()
+    assert moved["source"].str.contains(r"/jax_streams\.py:8 [\w.<>]+$").all()
 
 
 # --- instructions built by hand -----------------------------------------------------------------
@@ -219,6 +234,44 @@ def test_what_moves_data_belongs_to_what_it_moves() -> None:
     claims = shares_of(tables)
     assert claims["weight"].to_list() == [1.0] * 5
     assert claims["place"].null_count() == 2
+
+
+def test_what_has_no_place_inherits_that_of_the_instruction_around_it(
+    hlo: Callable[..., HloModule],
+) -> None:
+    given = {
+        "op_name": "jit(f)/while/body/cond",
+        "frame": 2,
+        "source_file": "model.py",
+        "source_line": 7,
+    }
+    module = hlo(
+        {
+            0: [{"name": "outer", "opcode": "while", "called": [1], "op_name": "jit(f)/while"}],
+            1: [
+                {"name": "cond", "opcode": "conditional", "called": [2], **given},
+                {"name": "bare", "opcode": "conditional", "called": [3]},
+            ],
+            2: [{"name": "copy.1", "opcode": "copy"}, {"name": "add.1", "opcode": "add"}],
+            3: [{"name": "copy.2", "opcode": "copy"}],
+        }
+    )
+    frames = pl.DataFrame(
+        {"frame": [1, 2], "parent": [0, 0], "file": ["train.py", "model.py"], "line": [3, 7], "column": 0,
+         "function": "f", "stack": [1, 2]}, schema=FRAMES,
+    )  # fmt: skip
+    module = dataclasses.replace(module, frames=frames)
+    found = origins(module, OwnCode()).with_columns(module.instructions["name"])
+    rows = found.select("name", "op_name", "op_name_rule", "source", "source_rule").rows()
+    inner, outer = "jit(f)/while/body/cond", "jit(f)/while"
+    assert rows == [
+        ("outer", outer, "hlo_instruction", None, "no_source"),
+        ("cond", inner, "hlo_instruction", "model.py:7", "hlo_instruction"),
+        ("bare", outer, "hlo_around", None, "no_source"),
+        ("copy.1", inner, "hlo_around", "model.py:7", "hlo_around"),
+        ("add.1", inner, "hlo_around", "model.py:7", "hlo_around"),
+        ("copy.2", outer, "hlo_around", None, "no_source"),
+    ]
 
 
 def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:

@@ -401,7 +401,7 @@ def test_copies_move_what_their_instruction_holds(chain: thence.Trace) -> None:
 def test_all_of_the_program_has_hlo_and_source(chain: thence.Trace) -> None:
     activities = of_chain(chain)
     assert activities.select("hlo", "source", "op_name").null_count().row(0) == (0, 0, 0)
-    assert set(activities["hlo_rule"]) == {"hlo_node_order", "hlo_library_order"}
+    assert set(activities["hlo_rule"]) == {"hlo_creation"}
     assert chain.meta.warnings == ()
     chain.self_check()
 
@@ -458,7 +458,10 @@ def test_copies_at_the_end_are_no_commands_if_these_ran_elsewhere(chain: thence.
             for number in program.drop_nulls()
         ]
     )
-    changed = dataclasses.replace(tables, gpu=pl.concat([tables.gpu, alone]))
+    # Without the ranges of XLA, which would say what was recorded into the graph.
+    changed = dataclasses.replace(
+        tables, gpu=pl.concat([tables.gpu, alone]), host=tables.host.clear()
+    )
     found = derived_instructions(changed)
     inside = changed.gpu["graph"].is_not_null() & changed.gpu["program"].is_not_null()
     assert found.filter(inside)["hlo"].drop_nulls().is_empty()

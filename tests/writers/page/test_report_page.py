@@ -128,7 +128,8 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plot_timeline", "plot_by", "plot_flame", "plot_streams", "plot_concurrency",
-                                  "plot_bandwidth", "plot_waits", "plot_stragglers", "plot_spread"])  # fmt: skip
+                                  "plot_bandwidth", "plot_waits", "plot_wait_histogram",
+                                  "plot_wait_sizes", "plot_stragglers", "plot_spread"])  # fmt: skip
 def test_figures_for_notebooks(name: str) -> None:
     figure = getattr(thence.open(*FSDP), f"{name}")()
     assert figure.data

@@ -1,59 +1,60 @@
 """Finds the HLO instruction of each activity of an XLA command buffer, if it can be proved.
 
-XLA runs parts of a program as CUDA graphs (command buffers), and its profiler then records no HLO op.
-But XLA adds one node per command, in the order of the schedule
-(xla/backends/gpu/runtime/command_buffer_cmd.cc), and CUPTI numbers nodes in creation order, in the low half
-of their id: node n of a graph is command n of a contiguous part of the schedule. A library call is one node
-with a child graph; instantiation numbers the nodes of all child graphs after all other nodes, call by call.
+XLA runs parts of a program as CUDA graphs (command buffers), and profilers then record no HLO op. A graph's
+nodes are numbered by a rule (`node_numbers`), so its commands tell what each node is. Which commands a graph
+holds is found, for each graph of each device, by the first of these that succeeds:
 
-The first command of a graph is found by kernel names, all of which must match. If several positions match,
-only the order of a program's graphs can decide, and only if one choice remains. The last command is
-unambiguous unless the last nodes are copies, which could belong to a library call: they count as commands
-if otherwise nothing would have run these commands. Finally, no activity may have started before one whose
-result it reads.
+1. ``hlo_creation``: XLA's NVTX ranges around the commands while it created the graph (`graph_creation`).
+2. ``hlo_thunk_number``: the number of the thunk that launches it, which says where in the schedule the graph
+   begins (`thunk_numbers`); every length that fits its nodes must give the same.
+3. ``hlo_node_order``: the names of its kernels, and the order of a program's graphs (`graph_order`).
+
+Where XLA_FLAGS say that commands are recorded in another order than that of the schedule, only the first holds.
+
+Kernels and sizes must fit (`node_matching`), and launches must not contradict it (`launch_checks`). What does
+not fit costs its node alone, or its branch; the rule or the reason stands with every activity.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from thence.attribution.launches import launch_rows
+from thence.attribution.xla.graph_creation import MODULE, creations
+from thence.attribution.xla.graph_order import NODES, placed_by_order
+from thence.attribution.xla.launch_checks import LEVELS, contradicted
+from thence.attribution.xla.node_kernels import LOW, Verdict, nodes_of
+from thence.attribution.xla.node_matching import match
+from thence.attribution.xla.node_numbers import TooManyNodes, slots_of
 from thence.attribution.xla.schedules import schedule_of
+from thence.attribution.xla.thunk_numbers import possible_slots, thunk_numbers
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.launches import launch_correlations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from thence.attribution.xla.graph_creation import Creation
+    from thence.attribution.xla.node_kernels import Nodes
+    from thence.attribution.xla.node_matching import Match
+    from thence.attribution.xla.node_numbers import Level, Slots
     from thence.attribution.xla.schedules import Schedule
     from thence.model.tables import Tables
 
 __all__ = ["derived_instructions"]
 
-_LOW = 0xFFFF_FFFF  # of a node's id: its number; above it the graph's (CUPTI, graphNodeId)
-_COPY = re.compile(r"(?i)^mem(?:cpy|set)")  # also as kernels of the driver: memcpy128
-_GEMM = r"nvjet|xmma|cutlass|gemm|gemv|cublas|splitk"
-_NOT_OF_XLA = r"(?i)^(?!\w*fusion\w*$).*"  # which has its own gemm_fusion_dot
-_LIBRARIES = (
-    ("__cublas", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM})")),
-    ("__cudnn", re.compile(rf"{_NOT_OF_XLA}(?:{_GEMM}|cudnn|fmha|fprop|dgrad|wgrad)")),
-    ("__cub$", re.compile(r"\bcub::|DeviceRadixSort|DeviceScan")),
+_GRAPH = ["rank", "device", "graph"]
+_REORDERS = re.compile(
+    r"command_buffer_scheduling_mode=CONCURRENT_REGIONS|graph_enable_concurrent_region=true",
+    re.IGNORECASE,
 )
-"""Custom call targets (xla/service/gpu/cublas_cudnn.cc) and the kernels of the library behind each."""
-_AFTERWARDS = re.compile(r"(?i)splitk_?reduce|reduce_?splitk")  # second kernel of a split product
-
-_DERIVED = {
-    "graph": pl.UInt64,
-    "number": pl.UInt64,
-    "command": pl.Int64,
-    "rule": pl.String,
-    "detail": pl.String,
-}
+"""XLA_FLAGS with which the order of a graph's nodes is not that of the schedule (xla/debug_options_flags.cc)."""
 
 
 def derived_instructions(tables: Tables) -> pl.DataFrame:
@@ -69,11 +70,12 @@ def derived_instructions(tables: Tables) -> pl.DataFrame:
     texts = ("derived", "rule", "detail")
     none = pl.DataFrame(schema={"row": pl.UInt32, **dict.fromkeys(texts, pl.String)})
     parts = [none]
+    origin = _Origins.of(tables, inside) if inside.height else None
     for module in inside["module"].drop_nulls().unique().sort():
         schedule = schedule_of(tables.hlo[module])
         of_module = rows.filter(pl.col("module") == module)
         devices = of_module.partition_by("rank", "device", maintain_order=True)
-        parts += [_of_device(part, schedule) for part in devices]
+        parts += [_of_device(part, schedule, origin) for part in devices if origin]
     return (
         tables.gpu.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
         .join(pl.concat(parts), on="row", how="left", maintain_order="left")
@@ -85,362 +87,247 @@ def _activities(tables: Tables) -> pl.DataFrame:
     modules = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
-    columns = ("rank", "device", "program", "graph", "correlation", "start", "module")
     return (
-        tables.gpu.with_row_index("row")
+        tables.gpu.with_columns(launched=launch_correlations(tables.gpu))
+        .with_row_index("row")
         .filter(pl.col("program").is_not_null())
         .join(modules, on="program", how="left", maintain_order="left")
         .select(
-            "row",
-            *columns,
+            *("row", "rank", "device", "program", "graph", "correlation", "launched", "start"),
+            *("bytes", "module"),
             pl.col("name", "kind", "hlo").cast(pl.String),
-            number=pl.col("node") & _LOW,
+            number=pl.col("node") & LOW,
         )
     )
 
 
-def _of_device(rows: pl.DataFrame, schedule: Schedule) -> pl.DataFrame:
+@dataclass(frozen=True)
+class _Origins:
+    """What the host ranges say of the graphs.
+
+    Attributes:
+        launches: one row a graph: rank, device, graph, thunk and module (host rows around its first launch,
+            null where unknown), and first, the number of its first thunk.
+        created: by the host row of a thunk or of a program's execution, the graphs created in it.
+        in_order: whether commands are recorded in the order of the schedule.
+    """
+
+    launches: pl.DataFrame
+    created: dict[int, Creation]
+    in_order: bool
+
+    @classmethod
+    def of(cls, tables: Tables, inside: pl.DataFrame) -> _Origins:
+        launch = launch_rows(tables)
+        firsts = (
+            inside.select(*_GRAPH, "start", launch=pl.Series(launch).gather(inside["row"]))
+            .filter(pl.col("launch") != NO_ROW)
+            .sort("start")
+            .unique(_GRAPH, keep="first", maintain_order=True)
+        )
+        names = tables.host["name"]
+        used = names.unique().drop_nulls()
+        is_module = names.is_in(used.filter(used.cast(pl.String).str.contains(MODULE)).implode())
+        parent = tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+        module = chain_to(
+            parent, firsts["launch"].to_numpy(), is_module.fill_null(value=False).to_numpy()
+        )
+        found = thunk_numbers(tables, firsts).with_columns(
+            module=pl.Series(module, dtype=pl.Int64).replace(NO_ROW, None)
+        )
+        around = pl.concat([found["thunk"], found["module"]]).drop_nulls().unique().to_numpy()
+        flags = [str(facts.get("xla_flags") or "") for facts in tables.meta.facts]
+        in_order = not any(map(_REORDERS.search, flags))
+        return cls(found, creations(tables, launch, around), in_order)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The nodes of one graph, and how they were found.
+
+    Attributes:
+        nodes: of the graph.
+        rule: code.
+        match: of its nodes to its commands.
+        levels: of its commands.
+    """
+
+    nodes: Nodes
+    rule: str
+    match: Match
+    levels: tuple[Level, ...]
+
+
+def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.DataFrame:
     """Columns row, derived, rule and detail of the activities of one program's graphs on one device."""
     inside = rows.filter(pl.col("graph").is_not_null() & pl.col("hlo").is_null())
-    graphs = {graph.id: graph for graph in _graphs(inside)}
-    executions = _executions(rows)
-    fits = _ended({n: _fits(graph, schedule) for n, graph in graphs.items()}, executions, schedule)
-    places = _places(executions, fits, schedule)
-    nodes = [pl.DataFrame(schema=_DERIVED)]
-    for number, graph in graphs.items():
-        place = places.get(number)
-        if not schedule.names:
-            nodes.append(_refused(graph, "command_buffer_no_schedule"))
-        elif place is None:
-            nodes.append(_refused(graph, *_reason(fits[number])))
-        else:
-            nodes.append(_instructions(graph, schedule, place, fits[number].length))
+    launches = inside.select(_GRAPH).unique().join(origin.launches, on=_GRAPH, how="left")
+    # Of some nodes the producer recorded the instruction, which helps to place the others.
+    whole = rows.filter(pl.col("graph").is_in(inside["graph"].unique().implode()))
+    graphs = rest = nodes_of(whole)
+    found: dict[int, _Found] = {}
+    # A damaged module has no plan that could be compared.
+    with suppress(TooManyNodes):
+        found = _by_creation(graphs, launches, origin, schedule)
+        rest = [nodes for nodes in graphs if nodes.graph not in found]
+        if origin.in_order:
+            found |= _by_thunk(rest, launches, _alone(rows, schedule), schedule)
+    other = _recorded_otherwise(found, whole, schedule)
+    agreeing = [one for graph, one in found.items() if graph not in other]
+    refused = [_refused(found[graph].nodes, "command_buffer_contradicted") for graph in other]
+    if origin.in_order:
+        settled = pl.col("graph").is_in(list(found)).fill_null(value=False)
+        placed = [placed_by_order(rows.filter(~settled), schedule)]
+    else:
+        placed = [_refused(graph, "command_buffer_reordered") for graph in rest]
+    empty = pl.DataFrame(schema=NODES)
+    nodes = [empty, *map(_nodes, agreeing), *refused, *placed]
     names = pl.DataFrame({"command": np.arange(len(schedule.names)), "derived": schedule.names})
     keyed = (
         inside.join(pl.concat(nodes), on=["graph", "number"], how="left", maintain_order="left")
         .join(names.cast({"derived": pl.String}), on="command", how="left", maintain_order="left")
-        .with_columns(pl.col("rule").fill_null("command_buffer"))
+        .with_columns(pl.col("rule").fill_null("command_buffer"), correlation="launched")
     )
-    early = _too_early(keyed, schedule)
-    untrue = pl.col("graph").is_in(early.implode()) & pl.col("command").is_not_null()
-    return keyed.select(
+    known = keyed.filter(pl.col("command").is_not_null())
+    against = contradicted(known, _levels(agreeing), schedule)
+    return keyed.join(
+        against, on=["graph", "level", "command"], how="left", maintain_order="left"
+    ).select(
         "row",
-        derived=pl.when(~untrue).then("derived"),
-        rule=pl.when(untrue).then(pl.lit("command_buffer_too_early")).otherwise("rule"),
+        derived=pl.when(pl.col("reason").is_null()).then("derived"),
+        rule=pl.coalesce("reason", "rule"),
         detail="detail",
     )
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """The nodes of one executable graph that have recorded activities, ascending by number."""
-
-    id: int
-    numbers: NDArray[np.int64]
-    names: tuple[str, ...]
-    kinds: tuple[str, ...]
-
-    def is_copy(self, i: int) -> bool:
-        return self.kinds[i] != "kernel" or _COPY.match(self.names[i]) is not None
-
-    def is_library(self, i: int) -> bool:
-        return not self.is_copy(i) and any(p.search(self.names[i]) for _, p in _LIBRARIES)
-
-
-def _graphs(inside: pl.DataFrame) -> Iterator[_Graph]:
-    nodes = inside.drop_nulls("number").unique(["graph", "number", "name", "kind"])
-    for frame in nodes.sort("graph", "number", "name").partition_by("graph", maintain_order=True):
-        columns = frame.select("number", "name", "kind").to_dict()
-        yield _Graph(
-            int(frame["graph"][0]),
-            columns["number"].cast(pl.Int64).to_numpy(),
-            tuple(columns["name"]),
-            tuple(columns["kind"]),
-        )
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Possible positions of a graph in the schedule.
-
-    Attributes:
-        places: commands that its node 0 may be.
-        length: commands that it holds, unless it does not fit.
-        fitted: kernels that fit at the best place, even where others do not.
-        own: kernels that had to fit.
-    """
-
-    places: NDArray[np.int64]
-    length: int
-    fitted: int
-    own: int
-
-
-def _fits(graph: _Graph, schedule: Schedule) -> list[_Fit]:
-    """Where a graph fits, for every number at which the insides of its library calls may begin.
-
-    One that does not fit at all is the only one if none does.
-    """
-    named = [name in schedule.classes for name in graph.names]
-    library = [not n and graph.is_library(i) for i, n in enumerate(named)]
-    others = [not n and not graph.is_copy(i) for i, n in enumerate(named)]
-    # Not XLA's own and behind all that is: inside a call, of whatever library.
-    behind = others if not any(named[_first(others) :]) else library
-    first = _first(behind)
-    last = int(graph.numbers[-1]) + 1 if first == len(named) else int(graph.numbers[first])
-    distinct = len(np.unique(graph.numbers)) == len(named)
-    if not any(named) or any(named[first:]) or not distinct:
-        return [_Fit(np.empty(0, np.int64), last, 0, library.count(False))]
-    lengths = [last]
-    # A copy just before the first library kernel can be part of that call.
-    while first < len(named) and first > 0 and graph.is_copy(first - 1) and not named[first - 1]:
-        first -= 1
-        lengths.append(int(graph.numbers[first]))
-    fits = [_fit_of_length(graph, schedule, length) for length in lengths]
-    placed = [fit for fit in fits if fit.places.size]
-    told_apart = [
-        fit
-        for fit in placed
-        if any(_library_calls(graph, schedule, p, fit.length) is not None for p in fit.places)
-    ]
-    return told_apart or placed or [max(fits, key=lambda fit: fit.fitted)]
-
-
-def _ended(
-    fits: Mapping[int, Sequence[_Fit]], executions: Sequence[_Execution], schedule: Schedule
-) -> dict[int, _Fit]:
-    """The longest fit of each graph; no positions if its end is ambiguous.
-
-    Every execution runs every command. So a shorter fit is ruled out if, in some execution, the
-    commands that it would leave over ran neither without a graph nor at the start of another graph.
-    """
-    begins = {
-        g: {int(p) for fit in graph_fits for p in fit.places} for g, graph_fits in fits.items()
+def _recorded_otherwise(
+    found: Mapping[int, _Found], whole: pl.DataFrame, schedule: Schedule
+) -> list[int]:
+    """Graphs of which a node got another instruction than the one that the producer recorded."""
+    recorded = whole.drop_nulls(["hlo", "number"]).select("graph", "number", "hlo").unique()
+    other = {
+        graph
+        for graph, number, name in recorded.iter_rows()
+        if graph in found
+        and found[graph].match.command[number] not in (-1, schedule.number_of.get(name))
     }
-
-    def leaves_some(graph: int, left: range) -> bool:
-        names = {schedule.names[command] for command in left}
-        return any(
-            graph in execution.graphs
-            and names.isdisjoint(execution.alone)
-            and all(begins.get(g, set()).isdisjoint(left) for g in execution.graphs if g != graph)
-            for execution in executions
-        )
-
-    chosen = {}
-    for graph, graph_fits in fits.items():
-        longest = max(graph_fits, key=lambda fit: fit.length)
-        shorter = [fit for fit in graph_fits if fit is not longest]
-        certain = all(
-            place in longest.places
-            and leaves_some(graph, range(place + fit.length, place + longest.length))
-            for fit in shorter
-            for place in fit.places.tolist()
-        )
-        nowhere = np.empty(0, np.int64)
-        chosen[graph] = longest if certain else dataclasses.replace(longest, places=nowhere)
-    return chosen
+    return sorted(other)
 
 
-def _first(flags: Sequence[bool]) -> int:
-    return flags.index(True) if any(flags) else len(flags)
+def _alone(rows: pl.DataFrame, schedule: Schedule) -> set[int]:
+    """Commands that ran outside of graphs."""
+    names = rows.filter(pl.col("graph").is_null())["hlo"].drop_nulls().unique()
+    return {schedule.number_of[name] for name in names if name in schedule.number_of}
 
 
-def _fit_of_length(graph: _Graph, schedule: Schedule, length: int) -> _Fit:
-    """Where the first ``length`` numbers of a graph are commands of the schedule one by one."""
-    count = len(schedule.names) - length + 1
-    commands = [int(number) for number in graph.numbers if number < length]
-    if count <= 0:
-        return _Fit(np.empty(0, np.int64), length, 0, len(commands))
-    runs = {name: schedule.run_by(name) for name in set(graph.names) & set(schedule.classes)}
-    nothing = np.zeros(len(schedule.names), np.bool_)
-    hits = np.zeros(count, np.int64)
-    for i, number in enumerate(commands):
-        fits = runs.get(graph.names[i], schedule.copies if graph.is_copy(i) else nothing)
-        hits += fits[number : number + count]
-    # A node without an activity of its own number: a library call, or a copy that was not recorded.
-    unseen = schedule.copies | np.array([bool(target) for target in schedule.targets])
-    good = hits == len(commands)
-    for number in set(range(length)) - set(commands):
-        good &= unseen[number : number + count]
-    return _Fit(np.flatnonzero(good), length, int(hits.max()), len(commands))
+def _by_creation(
+    graphs: Sequence[Nodes], launches: pl.DataFrame, origin: _Origins, schedule: Schedule
+) -> dict[int, _Found]:
+    """The graphs whose creation was recorded, by number.
 
-
-def _library_calls(
-    graph: _Graph, schedule: Schedule, place: int, length: int
-) -> NDArray[np.int64] | None:
-    """The command of each node inside a library call, or None if the assignment is ambiguous.
-
-    Every call has one main kernel; it may set memory before and reduce parts afterwards.
+    A graph is created inside the thunk that launches it first, or else with the program's other graphs, and
+    then numbered in the order of their creation.
     """
-    seen = {int(number) for number in graph.numbers if number < length}
-    calls = [place + n for n in range(length) if n not in seen and schedule.targets[place + n]]
-    inside = range(len(seen), len(graph.names))
-    main = [graph.is_library(i) and not _AFTERWARDS.search(graph.names[i]) for i in inside]
-    if not inside:
-        return np.empty(0, np.int64)
-    if len(calls) == 1:
-        call = np.zeros(len(inside), np.int64)
-    elif sum(main) == len(calls) > 0:
-        before = np.cumsum(main) - main  # main kernels before each node
-        later = np.array([graph.is_library(i) and not m for i, m in zip(inside, main, strict=True)])
-        call = before - later
-    else:
-        return None
-    fits = all(
-        0 <= number < len(calls)
-        and (
-            not graph.is_library(i) or _of_library(schedule.targets[calls[number]], graph.names[i])
-        )
-        and (graph.is_library(i) or graph.is_copy(i))
-        for i, number in zip(inside, call.tolist(), strict=True)
-    )
-    return np.take(calls, call).astype(np.int64) if fits else None
+    found: dict[int, _Found] = {}
+    of_graph = {nodes.graph: nodes for nodes in graphs}
+    for place in ("thunk", "module"):
+        waiting = launches.filter(~pl.col("graph").is_in(list(found))).drop_nulls(place)
+        for (row,), part in waiting.sort("graph").group_by(place, maintain_order=True):
+            creation = origin.created.get(row)
+            if creation is None:
+                continue
+            blocks = [slots_of(schedule, block) for block in creation.blocks(schedule)]
+            created = [of_graph[graph] for graph in part["graph"] if graph in of_graph]
+            for nodes, slots, matched in _paired(created, blocks, schedule):
+                found[nodes.graph] = _Found(nodes, "hlo_creation", matched, slots.levels)
+    return found
 
 
-def _of_library(target: str, kernel: str) -> bool:
-    return any(target.startswith(prefix) and p.search(kernel) for prefix, p in _LIBRARIES)
+def _paired(
+    graphs: Sequence[Nodes], blocks: Sequence[Slots], schedule: Schedule
+) -> Iterator[tuple[Nodes, Slots, Match]]:
+    """Each graph with the only block that can be its own, in order if there are as many."""
+    free = list(range(len(blocks)))
+    for place, nodes in enumerate(graphs):
+        possible = [place] if len(blocks) == len(graphs) else free
+        matches = [(block, match(schedule, blocks[block], nodes)) for block in possible]
+        fitting = [(block, matched) for block, matched in matches if matched is not None]
+        if len(fitting) == 1:
+            block, matched = fitting[0]
+            free.remove(block)
+            yield nodes, blocks[block], matched
 
 
-@dataclass(frozen=True)
-class _Execution:
-    """A kind of execution: its graphs in order, and the instructions that ran outside of graphs."""
+def _by_thunk(
+    graphs: Sequence[Nodes], launches: pl.DataFrame, alone: set[int], schedule: Schedule
+) -> dict[int, _Found]:
+    """The graphs that fit the schedule from the first thunk that their launch names, by number."""
+    found = {}
+    first_of = dict(launches.drop_nulls("first").select("graph", "first").iter_rows())
+    for nodes in graphs:
+        if nodes.graph not in first_of:
+            continue
+        possible = possible_slots(schedule, first_of[nodes.graph], alone, nodes)
+        matches = [(slots, match(schedule, slots, nodes)) for slots in possible]
+        fitting = [
+            (matched, slots) for slots, matched in matches if matched is not None and matched.proofs
+        ]
+        if fitting:
+            agreed = fitting[0][0].agreeing([matched for matched, _ in fitting[1:]])
+            levels = fitting[0][1].levels
+            found[nodes.graph] = _Found(nodes, "hlo_thunk_number", agreed, levels)
+    return found
 
-    graphs: tuple[int, ...]
-    alone: frozenset[str]
 
-
-def _executions(rows: pl.DataFrame) -> list[_Execution]:
-    """The distinct kinds of execution."""
-    alone = pl.col("graph").is_null() & pl.col("hlo").is_not_null()
-    executions = (
-        rows.sort("start")
-        .group_by("program", maintain_order=True)
-        .agg(
-            graphs=pl.col("graph").filter(pl.col("hlo").is_null()).drop_nulls()
-            .unique(maintain_order=True),
-            alone=pl.col("hlo").filter(alone).unique().sort(),
-        )
-        .select("graphs", "alone")
-        .unique(maintain_order=True)
+def _nodes(found: _Found) -> pl.DataFrame:
+    """The nodes of a graph in the columns of `NODES`."""
+    matched, numbers = found.match, np.unique(found.nodes.number)
+    columns = (matched.command, matched.level, matched.counted, matched.verdict)
+    command, level, counted, verdict = (pl.Series(column[numbers]) for column in columns)
+    reason = (
+        pl.when(pl.col("command") < 0).then(pl.lit("command_buffer_library"))
+        .when(pl.col("verdict") == Verdict.CONTRADICTS).then(pl.lit("command_buffer_contradicted"))
+        .when((pl.col("verdict") == Verdict.FOREIGN) & (found.rule != "hlo_creation"))
+        .then(pl.lit("command_buffer_foreign"))
     )  # fmt: skip
-    return [_Execution(tuple(graphs), frozenset(names)) for graphs, names in executions.iter_rows()]
-
-
-def _places(
-    executions: Sequence[_Execution], fits: Mapping[int, _Fit], schedule: Schedule
-) -> dict[int, int]:
-    """The first command of each graph for which only one position is possible.
-
-    Within one execution the graphs ran in the order of the schedule, apart from each other and from
-    what was launched without a graph.
-    """
-    commands: dict[int, set[int]] = {}
-    for execution in executions:
-        outside = np.cumsum([0, *(name in execution.alone for name in schedule.names)])
-        order = [g for g in execution.graphs if g in fits and fits[g].places.size]
-        choices = [_without_separate_launches(fits[g], outside) for g in order]
-        lengths = [fits[g].length for g in order]
-        first, last = _earliest(choices, lengths), _latest(choices, lengths)
-        for graph, lowest, highest in zip(order, first, last, strict=False):
-            if lowest == highest:
-                commands.setdefault(graph, set()).add(lowest)
-    return {graph: places.pop() for graph, places in commands.items() if len(places) == 1}
-
-
-def _without_separate_launches(fit: _Fit, outside: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Positions at which no command of the graph was also launched outside of graphs."""
-    apart: NDArray[np.bool_] = outside[fit.places + fit.length] == outside[fit.places]
-    return fit.places[apart]
-
-
-def _earliest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
-    """The earliest position of each graph if all follow in order; empty if that is impossible."""
-    places, free = [], 0
-    for choice, length in zip(choices, lengths, strict=True):
-        i = int(np.searchsorted(choice, free))
-        if i == len(choice):
-            return []
-        places.append(int(choice[i]))
-        free = places[-1] + length
-    return places
-
-
-def _latest(choices: Sequence[NDArray[np.int64]], lengths: Sequence[int]) -> list[int]:
-    """The latest position of each graph if all follow in order; empty if that is impossible."""
-    places: list[int] = []
-    free = None
-    for choice, length in zip(reversed(choices), reversed(lengths), strict=True):
-        i = len(choice) if free is None else int(np.searchsorted(choice, free - length, "right"))
-        if i == 0:
-            return []
-        free = int(choice[i - 1])
-        places.append(free)
-    return places[::-1]
-
-
-def _instructions(graph: _Graph, schedule: Schedule, place: int, length: int) -> pl.DataFrame:
-    commands = graph.numbers[graph.numbers < length]
-    inside = _library_calls(graph, schedule, place, length)
-    rest = len(graph.numbers) - len(commands)
-    calls = [None] * rest if inside is None else inside.tolist()
-    rule = "command_buffer_library" if inside is None else "hlo_library_order"
-    return _nodes(
-        graph,
-        [*(commands + place).tolist(), *calls],
-        ["hlo_node_order"] * len(commands) + [rule] * rest,
-    )
-
-
-def _refused(graph: _Graph, reason: str, detail: str | None = None) -> pl.DataFrame:
-    return _nodes(graph, [None] * len(graph.names), [reason] * len(graph.names), detail)
-
-
-def _nodes(
-    graph: _Graph, commands: Sequence[int | None], rules: Sequence[str], detail: str | None = None
-) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "graph": [graph.id] * len(rules),
-            "number": graph.numbers,
-            "command": commands,
-            "rule": rules,
-            "detail": [detail] * len(rules),
-        },
-        schema_overrides=_DERIVED,
-    ).unique("number", keep="first")
-
-
-def _reason(fit: _Fit) -> tuple[str, str | None]:
-    """Why a graph has no unique position in the schedule: the code, and a sentence about this graph."""
-    if fit.places.size == 0 and fit.fitted == fit.own > 0:
-        return "command_buffer_no_end", None
-    if fit.places.size == 0:
-        return (
-            "command_buffer_no_fit",
-            f"at most {fit.fitted} of the graph's {fit.own} own kernels fit the HLO schedule",
+    rule = pl.when("counted").then(pl.lit(found.rule)).otherwise(pl.lit("hlo_library_order"))
+    return (
+        pl.DataFrame(
+            {
+                "number": numbers,
+                "command": command,
+                "level": level,
+                "counted": counted,
+                "verdict": verdict,
+            }
         )
-    if fit.places.size > 1:
-        return (
-            "command_buffer_several",
-            f"the graph's kernels fit the HLO schedule at {fit.places.size} places",
+        .with_columns(reason=reason)
+        .select(
+            graph=pl.lit(found.nodes.graph),
+            number="number",
+            command=pl.when(pl.col("reason").is_null()).then("command"),
+            level="level",
+            counted="counted",
+            rule=pl.coalesce("reason", rule),
+            detail=pl.lit(None),
         )
-    return "command_buffer_order", None
+        .cast(NODES)  # type: ignore[arg-type]
+    )
 
 
-def _too_early(keyed: pl.DataFrame, schedule: Schedule) -> pl.Series:
-    """Graphs in which an activity started before another one whose result it reads."""
-    run = ["program", "graph", "correlation", "command"]
-    starts = (
-        keyed.drop_nulls("command")
-        .with_columns(pl.col("correlation").fill_null(-1))
-        .group_by(run)
-        .agg(pl.col("start").min())
-    )
-    read = starts.rename({"command": "input", "start": "written"})
-    early = (
-        starts.join(schedule.inputs, on="command")
-        .join(read, on=["program", "graph", "correlation", "input"])
-        .filter(pl.col("start") < pl.col("written"))
-    )
-    return early["graph"].unique()
+def _refused(nodes: Nodes, reason: str) -> pl.DataFrame:
+    """The nodes of a graph that have no instruction, in the columns of `NODES`."""
+    rows = [
+        (nodes.graph, number, None, None, False, reason, None)
+        for number in np.unique(nodes.number).tolist()
+    ]
+    return pl.DataFrame(rows, NODES, orient="row")
+
+
+def _levels(found: Sequence[_Found]) -> pl.DataFrame:
+    rows = [
+        (graph.nodes.graph, number, level.parent, level.conditional, level.loops)
+        for graph in found
+        for number, level in enumerate(graph.levels)
+    ]
+    return pl.DataFrame(rows, LEVELS, orient="row")

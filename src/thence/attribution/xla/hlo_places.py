@@ -2,7 +2,8 @@
 
     op_name  what the framework wrote on the instruction: ``jit(step)/jvp(layer1)/mlp/dot_general``
     opcode   of the instruction, such as fusion
-    source   ``file.py:12``, the innermost line of the user's own code in the instruction's stack
+    source   ``file.py:12 Block.forward``, the innermost line of the user's own code in the instruction's
+             stack, and its function
     stack    all frames of it, ``file.py(12): function``, outermost first, between ``;``
     label    path of named scopes in op_name: ``layer1/mlp``
     phase    forward, backward ... by the transformations in op_name (`hlo_phases`)
@@ -14,6 +15,8 @@ A fusion does the work of many source lines; `source_shares` divides its time am
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -37,8 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLACES",
+    "HloRows",
+    "ModuleFacts",
     "frame_names",
     "hlo_places",
+    "hlo_rows",
     "instructions",
     "source_shares",
     "stack_shares",
@@ -80,20 +86,69 @@ def instructions(tables: Tables) -> pl.DataFrame:
     )
 
 
-def hlo_places(tables: Tables, hlo_rule: pl.Series, own: OwnCode) -> pl.DataFrame:
-    """The places of every row of ``tables.gpu``, in its order.
+@dataclass(frozen=True)
+class ModuleFacts:
+    """What attribution derives from one HLO module; each part is computed when it is first used.
+
+    Attributes:
+        module: the module.
+        own: which files are the user's own code.
+        names: HLO instructions of it that ran, as text.
+    """
+
+    module: HloModule
+    own: OwnCode
+    names: pl.Series
+
+    @cached_property
+    def origins(self) -> pl.DataFrame:
+        """op_name, source and frame of every instruction: see `thence.attribution.xla.origins`."""
+        return origins(self.module, self.own)
+
+    @cached_property
+    def parts(self) -> pl.DataFrame:
+        """What every instruction is made of, by cost: see `constituents_by_cost`."""
+        return constituents_by_cost(self.module)
+
+
+@dataclass(frozen=True)
+class HloRows:
+    """The HLO instruction of every row of ``gpu``, and the modules that they are of.
+
+    Attributes:
+        keys: module (row in ``hlo`` of the tables, null where unknown), hlo (text), and reason: the code of
+            why there is no instruction, null where there is one.
+        modules: those that activities refer to, by their row.
+    """
+
+    keys: pl.DataFrame
+    modules: dict[int, ModuleFacts]
+
+
+def hlo_rows(tables: Tables, hlo_rule: pl.Series, own: OwnCode) -> HloRows:
+    """The instructions of a trace with their modules.
 
     Args:
         tables: of the trace, with the instructions that `instructions` found in ``gpu``.
         hlo_rule: how it found them.
         own: which files are the user's own code.
+    """
+    keys = _keys(tables, hlo_rule)
+    ran = keys.select("module", "hlo").drop_nulls("module").unique(maintain_order=True)
+    modules = {
+        int(number): ModuleFacts(tables.hlo[int(number)], own, rows["hlo"].drop_nulls())
+        for (number,), rows in sorted(ran.group_by("module"), key=lambda group: group[0])
+    }
+    return HloRows(keys, modules)
+
+
+def hlo_places(rows: HloRows) -> pl.DataFrame:
+    """The places of every row of ``gpu``, in its order.
 
     Returns:
         For each kind of `PLACES` the place (Categorical) and its rule (`RULE`).
     """
-    keys = _keys(tables, hlo_rule)
-    module_places = _module_places(tables, keys, own)
-    rows = keys.join(module_places, on=_KEY, how="left", maintain_order="left")
+    placed = rows.keys.join(_module_places(rows), on=_KEY, how="left", maintain_order="left")
     columns = []
     for kind in PLACES:
         rule = pl.coalesce("reason", f"{kind}_rule", pl.lit("no_instruction"))
@@ -101,30 +156,24 @@ def hlo_places(tables: Tables, hlo_rule: pl.Series, own: OwnCode) -> pl.DataFram
             pl.col(kind).cast(pl.Categorical()),
             rule.cast(RULE).alias(f"{kind}_rule"),
         ]
-    return rows.select(columns)
+    return placed.select(columns)
 
 
 def source_shares(
-    tables: Tables,
-    hlo_rule: pl.Series,
-    own: OwnCode,
-    weighting: Callable[[HloModule], pl.DataFrame] = constituents_by_cost,
+    rows: HloRows, weighting: Callable[[ModuleFacts], pl.DataFrame] = lambda facts: facts.parts
 ) -> pl.DataFrame:
-    """The time of every row of ``tables.gpu``, divided among the source lines that it came from.
+    """The time of every row of ``gpu``, divided among the source lines that it came from.
 
     Args:
-        tables: as `hlo_places` takes them.
-        hlo_rule: the same.
-        own: the same.
-        weighting: how to divide an instruction among those it is made of: `constituents_by_cost`, or
+        rows: with the instructions.
+        weighting: how to divide an instruction among those it is made of: by cost, or
             `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
     Returns:
         Claims in the columns of `SHARES`, sorted by gpu. The weights of one activity sum to 1; what
         has no source line is a claim of the null place, whose rule is the reason.
     """
-    keys = _keys(tables, hlo_rule)
-    parts = [_shares(module, weighting(module), i, keys, own) for i, module in _used(tables, keys)]
+    parts = [_shares(facts, weighting(facts), number) for number, facts in rows.modules.items()]
     empty = pl.DataFrame(
         schema={
             "module": pl.Int32,
@@ -134,7 +183,7 @@ def source_shares(
             "rule": pl.String,
         }
     )
-    claims = keys.with_row_index("gpu").join(
+    claims = rows.keys.with_row_index("gpu").join(
         pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left"
     )
     rule = pl.coalesce("reason", "rule", pl.lit("no_instruction"))
@@ -150,22 +199,21 @@ def stack_shares(trace: Attributed) -> pl.DataFrame:
         columns gpu, module (row in ``trace.hlo``), frame (number in its frames, null where there
         is no stack), weight and rule; weights as in `source_shares`.
     """
-    keys = _keys(trace, trace.places["hlo_rule"])
+    rows = hlo_rows(trace, trace.places["hlo_rule"], OwnCode.of(trace.own, trace.installed))
     columns = ["module", "hlo", "frame", "weight", "rule"]
-    own = OwnCode.of(trace.own, trace.installed)
     parts = [
-        _constituents(module, constituents_by_cost(module), keys, i, own)
-        .with_columns(pl.lit(i, pl.Int32).alias("module"))
+        _constituents(facts, facts.parts)
+        .with_columns(pl.lit(number, pl.Int32).alias("module"))
         .group_by("module", "hlo", "frame", "rule", maintain_order=True)
         .agg(pl.col("weight").sum())
         .select(columns)
-        for i, module in _used(trace, keys)
+        for number, facts in rows.modules.items()
     ]
     types = (pl.Int32, pl.String, pl.Int32, pl.Float64, pl.String)
     empty = pl.DataFrame(schema=dict(zip(columns, types, strict=True)))
     rule = pl.coalesce("reason", "rule", pl.lit("no_instruction"))
     return (
-        keys.with_row_index("gpu")
+        rows.keys.with_row_index("gpu")
         .join(pl.concat([empty, *parts]), on=_KEY, how="left", maintain_order="left")
         .select("gpu", "module", "frame", pl.col("weight").fill_null(1.0), rule.alias("rule"))
     )
@@ -195,35 +243,26 @@ def _keys(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _used(tables: Tables, keys: pl.DataFrame) -> list[tuple[int, HloModule]]:
-    """Modules that activities refer to, with their position."""
-    return [(i, tables.hlo[i]) for i in sorted(keys["module"].drop_nulls().unique())]
-
-
-def _module_places(tables: Tables, keys: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
+def _module_places(rows: HloRows) -> pl.DataFrame:
     """The places of every instruction that ran: one row per module and name."""
     schema = dict.fromkeys(("hlo", *(f"{k}{s}" for k in PLACES for s in ("", "_rule"))), pl.String)
     parts = [pl.DataFrame(schema={"module": pl.Int32, **schema})]
-    for number, module in _used(tables, keys):
-        names = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
+    for number, facts in rows.modules.items():
         instructions = (
-            module.instructions.with_row_index("row")
-            .join(names.select(pl.col("hlo").alias("name")).unique(), on="name", how="semi")
+            facts.module.instructions.with_row_index("row")
+            .filter(pl.col("name").is_in(facts.names.implode()))
             .unique("name", keep="first", maintain_order=True)
         )
-        parts.append(
-            _places(module, instructions, own).select(
-                pl.lit(number, pl.Int32).alias("module"), *schema
-            )
-        )
+        places = _places(facts, instructions)
+        parts.append(places.select(pl.lit(number, pl.Int32).alias("module"), *schema))
     return pl.concat(parts)
 
 
-def _places(module: HloModule, instructions: pl.DataFrame, own: OwnCode) -> pl.DataFrame:
+def _places(facts: ModuleFacts, instructions: pl.DataFrame) -> pl.DataFrame:
     """The places of the instructions that ran; columns hlo, and each of `PLACES` with its rule."""
-    every = origins(module, own)
-    phase = instruction_phases(module, every, constituents_by_cost(module))[instructions["row"]]
-    origin = every[instructions["row"]]
+    module = facts.module
+    phases = instruction_phases(module, facts.origins, facts.parts)
+    phase, origin = phases[instructions["row"]], facts.origins[instructions["row"]]
     names = labels([name for name in origin["op_name"].to_list() if name is not None])
     frames = origin["frame"].to_list()
     stacks = {frame: ";".join(frame_names(module, frame)) for frame in set(frames)}
@@ -247,12 +286,10 @@ def _places(module: HloModule, instructions: pl.DataFrame, own: OwnCode) -> pl.D
     )
 
 
-def _shares(
-    module: HloModule, parts: pl.DataFrame, number: int, keys: pl.DataFrame, own: OwnCode
-) -> pl.DataFrame:
+def _shares(facts: ModuleFacts, parts: pl.DataFrame, number: int) -> pl.DataFrame:
     """Shares of the source lines in every instruction that ran: module, hlo, place, weight, rule."""
     return (
-        _constituents(module, parts, keys, number, own)
+        _constituents(facts, parts)
         .group_by("hlo", "place", "rule", maintain_order=True)
         .agg(pl.col("weight").sum())
         .sort("hlo", "weight", descending=[False, True], maintain_order=True)
@@ -260,17 +297,16 @@ def _shares(
     )
 
 
-def _constituents(
-    module: HloModule, parts: pl.DataFrame, keys: pl.DataFrame, number: int, own: OwnCode
-) -> pl.DataFrame:
+def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
     """Constituents of every executed instruction: hlo, weight, place, frame (null: none), rule."""
-    activities = keys.filter((pl.col("module") == number) & pl.col("hlo").is_not_null())
-    rows = module.instructions.select(pl.col("name").alias("hlo")).with_row_index("instruction")
-    chosen = rows.join(activities.select("hlo").unique(), on="hlo", how="semi").unique(
-        "hlo", keep="first"
+    rows = facts.module.instructions.select(pl.col("name").alias("hlo"))
+    chosen = (
+        rows.with_row_index("instruction")
+        .filter(pl.col("hlo").is_in(facts.names.implode()))
+        .unique("hlo", keep="first")
     )
     columns = ("source", "source_rule", "frame")
-    origin = origins(module, own).select(columns).with_row_index("constituent")
+    origin = facts.origins.select(columns).with_row_index("constituent")
     unsplit = origin.rename(
         {
             "constituent": "instruction",

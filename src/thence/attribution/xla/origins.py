@@ -2,8 +2,9 @@
 
 An instruction that only moves data, such as a collective or a copy, was often inserted by the compiler and
 has no op_name or source line. It inherits them from the nearest producer along its operands that has
-them; if there is none, as for parameters, from the nearest user of its result. Instructions that compute
-inherit nothing.
+them; if there is none, as for parameters, from the nearest user of its result. What then has none, whether
+it moves or computes, has that of the innermost instruction around it that has one: the conditional, while or
+fusion whose computation it is part of.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ dynamic-update-slice get-tuple-element opt-barrier pad parameter reshape slice t
 """
 _MOVING = (*_COLLECTIVES.split(), *_MOVERS.split())
 _WRAPPERS = ("async-start", "call", "fusion")
+_AROUND = (*_WRAPPERS, "conditional", "while")
 _ROUNDS = 64  # operands followed upwards or users downwards, one step each round
 _NESTED = 4  # wrappers in wrappers; XLA makes two
 
-_RULES = ("hlo_instruction", "hlo_inside", "hlo_moved", "hlo_user")
-_INSIDE, _MOVED, _USER = range(1, 4)
+_RULES = ("hlo_instruction", "hlo_inside", "hlo_moved", "hlo_user", "hlo_around")
+_INSIDE, _MOVED, _USER, _ENCLOSING = range(1, 5)
 
 
 def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
@@ -51,7 +53,7 @@ def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
 
     Returns:
         columns op_name, op_name_rule, frame (number in ``module.frames`` of the innermost one, 0: none),
-        source (``file.py:12``) and source_rule; a rule is the reason where there is no place.
+        source (``file.py:12 function``) and source_rule; a rule is the reason where there is no place.
     """
     table = module.instructions
     links = _Links(module)
@@ -63,7 +65,8 @@ def origins(module: HloModule, own: OwnCode) -> pl.DataFrame:
     op_name = table["op_name"].gather(pl.Series(name_from))
     frame = table["frame"].gather(pl.Series(frame_from))
     written = source_frames(module, own)
-    row = (frame - 1).replace(-1, None).cast(pl.UInt32)
+    known = frame.is_between(1, written.height)  # 0 is none
+    row = (frame - 1).set(~known.fill_null(value=False), None).cast(pl.UInt32)
     source = written["source"].gather(row)
     source_rule = _rules(frame_rule, source, "no_source")
     of_library = (~written["own"].gather(row) & source.is_not_null()).fill_null(value=False)
@@ -92,12 +95,13 @@ class _Links:
         self.count = table.height
         self.moving = table["opcode"].is_in(_MOVING).to_numpy()
         row_of = table.select("id", pl.col("row").alias("other")).unique("id", keep="first")
-        self.inner = self._inner(table)
+        self.inner = self._inner(table, _WRAPPERS)
         self.edges = self._edges(table, row_of)
         self.held = table.join(self.inner, on="computation").select(
             "caller", "row", "is_root", "opcode"
         )
         self.moving |= self._only_moves()
+        self.around = self._around(table)
 
     def _edges(self, table: pl.DataFrame, row_of: pl.DataFrame) -> pl.DataFrame:
         """Edges (row, other): operands, and for a parameter the argument of the caller."""
@@ -117,14 +121,22 @@ class _Links:
         )
         return pl.concat([operands.select("row", "other"), given])
 
-    def _inner(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Pairs (caller row, computation) for computations that run as part of one instruction."""
-        wraps = table.filter(pl.col("opcode").is_in(_WRAPPERS) & (pl.col("called").list.len() > 0))
+    def _inner(self, table: pl.DataFrame, opcodes: tuple[str, ...]) -> pl.DataFrame:
+        """Pairs (caller row, computation) for computations that run as part of an instruction of these opcodes."""
+        wraps = table.filter(pl.col("opcode").is_in(opcodes) & (pl.col("called").list.len() > 0))
         return (
             wraps.select(pl.col("row").alias("caller"), pl.col("called").alias("computation"))
             .explode("computation")
             .unique("computation", keep="first", maintain_order=True)
         )
+
+    def _around(self, table: pl.DataFrame) -> NDArray[np.int64]:
+        """The row of the instruction around each one, -1 for those of the entry computation."""
+        callers = self._inner(table, _AROUND)
+        rows = table.select("computation").join(
+            callers, on="computation", how="left", maintain_order="left"
+        )["caller"]
+        return rows.cast(pl.Int64).fill_null(-1).to_numpy()
 
     def _only_moves(self) -> NDArray[np.bool_]:
         """Fusions and calls that contain no instruction that computes."""
@@ -146,7 +158,21 @@ class _Links:
         self._from_inside(origin, rule)
         self._spread(origin, rule, "row", _MOVED)
         self._spread(origin, rule, "other", _USER)
+        self._from_around(origin, rule)
         return np.where(origin < 0, np.arange(self.count), origin), rule
+
+    def _from_around(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
+        """What has no place inherits that of the innermost instruction around it that has one of its own."""
+        told = (origin >= 0) & (rule != _ENCLOSING)
+        outer = self.around.copy()
+        for _ in range(_ROUNDS):
+            climbing = (origin < 0) & (outer >= 0)
+            if not climbing.any():
+                return
+            reached = climbing & told[outer]
+            origin[reached] = origin[outer[reached]]
+            rule[reached] = _ENCLOSING
+            outer[climbing] = self.around[outer[climbing]]
 
     def _from_inside(self, origin: NDArray[np.int64], rule: NDArray[np.int8]) -> None:
         """A wrapper without a place inherits that of its root, or of the last instruction with one."""

@@ -39,16 +39,38 @@ class Schedule:
 
     Attributes:
         names: HLO instruction of each command.
+        opcodes: of each.
         targets: custom call target of each, or an empty text.
         copies: whether it only moves or fills memory, which a copy or set of the driver can do.
+        result_bytes: of each, tuples summed; -1 where unknown.
+        called: ids of the computations that each calls.
+        by_flag: whether it is a conditional with a predicate, whose branches are true and false.
+        sorts: whether it sorts, which takes several kernels and copies.
+        custom: whether it is a fusion that XLA has a library or a copy do, for a slice that it computes.
+        entry: id of the entry computation.
+        bodies: id of a computation to its commands, in the order of its schedule.
+        number_of: place of each name among the commands.
+        body_of: id of the computation of each command.
+        place_of: place of each in its computation, counted in commands.
         inputs: columns command and input: one row for each result that a command reads of another.
         classes: kernel name to the classes of commands that a kernel of this name may run.
         members: the commands of each class.
     """
 
     names: list[str]
+    opcodes: list[str]
     targets: list[str]
     copies: NDArray[np.bool_]
+    result_bytes: NDArray[np.int64]
+    called: list[list[int]]
+    by_flag: NDArray[np.bool_]
+    sorts: NDArray[np.bool_]
+    custom: NDArray[np.bool_]
+    entry: int
+    bodies: dict[int, list[int]]
+    number_of: dict[str, int]
+    body_of: list[int]
+    place_of: list[int]
     inputs: pl.DataFrame
     classes: dict[str, list[int]]
     members: dict[int, NDArray[np.int64]]
@@ -84,8 +106,28 @@ def schedule_of(module: HloModule) -> Schedule:
     names = classed.group_by("kernel").agg(pl.col("number").unique())
     members = classed.group_by("number").agg("command")
     moving = pl.coalesce("moves", pl.col("opcode").is_in(_MOVING))
+    bodies = commands.group_by("computation", maintain_order=True).agg("command")
     return Schedule(
         names=commands["name"].to_list(),
+        opcodes=commands["opcode"].to_list(),
+        result_bytes=commands["result_bytes"].fill_null(-1).to_numpy(),
+        called=commands["called"].fill_null([]).to_list(),
+        by_flag=_by_flag(table, commands),
+        sorts=fused.select(
+            sorts=(pl.col("opcode") == "sort") | pl.col("sorts").fill_null(value=False)
+        )["sorts"].to_numpy(),
+        custom=fused.select(
+            custom=(
+                (pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls"))
+            ).fill_null(value=False)
+        )["custom"].to_numpy(),
+        entry=module.entry,
+        bodies=dict(bodies.iter_rows()),
+        number_of=dict(commands.unique("name", keep="first").select("name", "command").iter_rows()),
+        body_of=commands["computation"].to_list(),
+        place_of=commands.select(place=pl.int_range(pl.len()).over("computation"))[
+            "place"
+        ].to_list(),
         targets=commands["custom_call_target"].fill_null("").to_list(),
         copies=fused.select(moving.fill_null(value=False)).to_series().to_numpy(),
         inputs=_inputs(table, order),
@@ -120,12 +162,28 @@ def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
     return rows
 
 
+def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
+    """Conditionals whose first operand is a predicate: of one byte, where an index has four."""
+    sizes = table.select(pl.col("id").alias("chosen"), chosen_bytes="result_bytes").unique(
+        "chosen", keep="first"
+    )
+    of = commands.select("opcode", chosen=pl.col("operands").list.first()).join(
+        sizes, on="chosen", how="left", maintain_order="left"
+    )
+    flag = (pl.col("opcode") == "conditional") & (pl.col("chosen_bytes") == 1).fill_null(
+        value=False
+    )
+    return of.select(flag=flag).to_series().to_numpy()
+
+
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
-    """For each computation: ``work``, equal for equal computations, and whether it only moves data."""
+    """For each computation: ``work``, equal for equal ones; whether it only moves data, sorts, or calls."""
     features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")
     return table.group_by("computation").agg(
         work=features.hash().sort().implode().hash().first(),
         moves=pl.col("opcode").is_in(_MOVING).all(),
+        sorts=(pl.col("opcode") == "sort").any(),
+        calls=(pl.col("opcode") == "custom-call").any(),
     )
 
 

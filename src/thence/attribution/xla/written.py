@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.optimizers import is_optimizer_file
+from thence.model.hlo import Frame
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
@@ -31,15 +32,14 @@ def source_frames(module: HloModule, own: OwnCode) -> pl.DataFrame:
     Returns:
         one row per frame, in the order of ``module.frames``: ``shown``, number of the innermost frame of the
         user's own code in the stack that ends in this frame, else of the innermost with a file, else 0;
-        ``source`` (``file.py:12``) of that frame, null without one; ``own``, whether it is the user's.
+        ``source`` (as `Frame.place`) of that frame, null without one; ``own``, whether it is the user's.
     """
     frames = module.frames
     users, named = _with_file(module, own), _with_file(module, bool)
     by_user, by_name = _nearest(module, users), _nearest(module, named)
     shown = np.where(by_user == NO_ROW, by_name, by_user)
-    text = frames.select(
-        text=pl.when(pl.col("line") > 0).then(pl.format("{}:{}", "file", "line")).otherwise("file")
-    )["text"]
+    columns = frames.select("file", "line", "column", "function").rows()
+    text = pl.Series([Frame(*row).place for row in columns], dtype=pl.String)
     at = pl.Series(shown).replace(NO_ROW, None).cast(pl.UInt32)
     return pl.DataFrame({"shown": shown + 1, "source": text.gather(at), "own": by_user != NO_ROW})
 

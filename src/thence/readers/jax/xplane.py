@@ -21,6 +21,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.launches import launch_correlations
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, KINDS, PROGRAMS, Device, Meta, Tables
 from thence.readers.jax.hlo import decode_hlo
@@ -373,10 +374,11 @@ def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
 def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64]:
     """Host row of the range that executed the program each activity is part of.
 
-    It is around the API call with the same correlation id.
+    It is around the API call with the same correlation id; for the body of a conditional node of a CUDA
+    graph, around the launch of its graph.
 
     Args:
-        gpu: with the column correlation.
+        gpu: with the columns device, graph, start and correlation.
         host: in the columns of `HOST`.
 
     Returns:
@@ -391,7 +393,10 @@ def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> NDArray[np.int64
         .unique("correlation", keep="first", maintain_order=True)
     )
     call = (
-        gpu.select("correlation")
+        launch_correlations(
+            gpu.select(pl.lit(0).alias("rank"), "device", "graph", "start", "correlation")
+        )
+        .to_frame()
         .join(calls, on="correlation", how="left", maintain_order="left")["call"]
         .fill_null(NO_ROW)
         .to_numpy()

@@ -79,15 +79,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         DamagedInput: nothing in it could be read.
     """
     envelope = Envelope(source)
-    columns = collected(
-        decoded(envelope.pieces(), source.name, source.expected_bytes),
-        lambda: progress(source.consumed),
-    )
+    columns = _decoded_columns(source, envelope, progress)
     gpu, host = _table(columns, "gpu"), _table(columns, "host")
-    if columns["events"] == columns["damaged"]:
-        raise DamagedInput(
-            source.name, "holds no event that could be read; expected a torch.profiler trace"
-        )
     metadata = envelope.metadata
     names = pl.Series("name", columns["names"], pl.String)
 
@@ -134,6 +127,19 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         ranks_stated=stated is not None,
     )
     return dataclasses.replace(tables, meta=meta)
+
+
+def _decoded_columns(source: Source, envelope: Envelope, progress: Callable[[int], None]) -> Arrays:
+    """The columns of all events; raises `DamagedInput` if none could be read."""
+    columns = collected(
+        decoded(envelope.pieces(), source.name, source.expected_bytes),
+        lambda: progress(source.consumed),
+    )
+    if columns["events"] == columns["damaged"]:
+        raise DamagedInput(
+            source.name, "holds no event that could be read; expected a torch.profiler trace"
+        )
+    return columns
 
 
 def _table(columns: Arrays, name: str) -> Arrays:

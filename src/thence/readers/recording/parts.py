@@ -127,6 +127,7 @@ class Description(msgspec.Struct):
     driver_cuda: str | None = None
     threads: dict[str, str] = {}
     versions: dict[str, str] = {}
+    xla_flags: str | None = None
 
 
 class Folder:

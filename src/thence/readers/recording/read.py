@@ -129,6 +129,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
         "python": about.python,
         "driver_cuda": about.driver_cuda,
         "versions": about.versions,
+        "xla_flags": about.xla_flags,
         "finished": about.finished,
     }
 

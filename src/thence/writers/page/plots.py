@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.summary import IDLE_INSIDE
 from thence.units import format_bytes, format_count, format_ns, format_share
 from thence.writers.page.figures import PALETTE, ROW_PX, distinct, new_figure, shown, stream_name
 
@@ -77,7 +78,13 @@ def by_figure(summary: Summary, top: int = 15) -> go.Figure:
             marker_color=_REST, text=[f"{format_ns(rest)}  {format_share(rest, summary.sum_ns)}"],
             textposition="outside", cliponaxis=False, hovertemplate="%{y}<br>%{x:.4~g} ms<extra></extra>",
         )  # fmt: skip
-    widest = max([*rows["total_ns"], 1]) / _MS
+    if summary.idle_inside_ns is not None:
+        figure.add_bar(
+            orientation="h", name="idle", y=[IDLE_INSIDE], x=[summary.idle_inside_ns / _MS],
+            marker_color=_FRAME_COLOURS["idle"], text=[format_ns(summary.idle_inside_ns)],
+            textposition="outside", cliponaxis=False, hovertemplate="%{y}<br>%{x:.4~g} ms<extra></extra>",
+        )  # fmt: skip
+    widest = max([*rows["total_ns"], summary.idle_inside_ns or 0, 1]) / _MS
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text=f"ms of GPU time by {summary.by}", range=[0, widest * 1.22])
     figure.update_yaxes(type="category", autorange="reversed", automargin=True)
@@ -234,18 +241,22 @@ def compile_figure(compilation: Compilation) -> go.Figure:
 
 
 def programs_figure(programs: Programs) -> go.Figure:
-    """Span of each program, busy and idle, and the idle time between its executions and those before."""
-    rows = programs.programs.head(_MOST_BARS)
-    figure = new_figure(height=96 + 30 * rows.height)
+    """Span of the large programs, busy and idle, and the idle time before their executions; the rest as one."""
+    shown_rows = min(programs.large, _MOST_BARS)
+    rows, rest = programs.programs.head(shown_rows), programs.programs.slice(shown_rows)
     names = distinct(rows["name"])
+    if not rest.is_empty():
+        names = [*names, f"{format_count(rest.height)} more"]
+    figure = new_figure(height=96 + 30 * len(names))
     parts = (
         ("busy", "busy_ns_total", PALETTE[0]),
         ("idle inside", "idle_inside_ns", PALETTE[5]),
         ("idle between", "idle_between_ns", _REST),
     )
     for name, column, colour in parts:
+        values = [*rows[column].fill_null(0), int(rest[column].sum())][: len(names)]
         figure.add_bar(
-            orientation="h", name=name, y=names, x=(rows[column].fill_null(0) / _MS).to_list(),
+            orientation="h", name=name, y=names, x=[ns / _MS for ns in values],
             marker_color=colour, hovertemplate="%{y}<br>%{x:.4~g} ms<extra>" + name + "</extra>",
         )  # fmt: skip
     figure.update_layout(barmode="stack")

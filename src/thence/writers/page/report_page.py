@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from thence.analysis.timeline_overview import CLASSES
 from thence.model.kernel_names import short_names
 from thence.units import format_count, format_ns, format_share
-from thence.writers.page import plots
+from thence.writers.page import plots, wait_plots
 from thence.writers.page.figures import new_figure
 from thence.writers.page.flame_page import flame_html
 from thence.writers.page.report_tables import (
@@ -116,6 +116,8 @@ def _figures(report: Report) -> dict[str, go.Figure]:
         figures["bandwidth"] = plots.bandwidth_figure(collectives)
         if collectives.instances["wait_ns"].count():
             figures["waits"] = plots.waits_figure(collectives)
+            figures["wait-histogram"] = wait_plots.wait_histogram_figure(collectives)
+            figures["wait-sizes"] = wait_plots.wait_sizes_figure(collectives)
             figures["stragglers"] = plots.stragglers_figure(collectives)
     if (programs := report.programs.result) is not None:
         figures["programs"] = plots.programs_figure(programs)
@@ -330,6 +332,8 @@ def _collectives(report: Report) -> str:
         charts += _chart("stragglers", "Which device the others waited for")
         charts += f'<div class="figure"><h3>By device</h3>{_table("stragglers")}</div>'
         charts += _chart("waits", "Wait for the last device")
+        charts += _chart("wait-histogram", "How many waited for how long")
+        charts += _chart("wait-sizes", "Wait against message size")
     charts += _chart("bandwidth", "Bus bandwidth against message size")
     notes = [collectives.statement, *collectives.notes, *filter(None, [collectives.clocks])]
     return f'<div class="pair">{charts}</div>' + _table("sizes") + _notes(notes)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.analysis.summary import IDLE_INSIDE
+from thence.model.kernel_names import clip
 from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
@@ -33,6 +35,7 @@ MOST_ROWS = 500
 """Rows of one table; smaller ones are counted."""
 MOST_NAME = 400
 """Characters of one text."""
+_OP_NAME = 120
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,12 @@ PROGRAM_FIELDS = (
     Field("name", "program", "text"),
     Field("executions", "runs", "count"),
     Field("span_ns_total", "span", "ns", bar=True),
+    Field("share", "share", "share"),
     Field("busy_ns_total", "busy", "ns"),
     Field("span_ns_mean", "mean span", "ns"),
     Field("span_ns_std", "std", "ns"),
+    Field("thunks_mean", "thunks", "number"),
+    Field("thunks_std", "std", "number"),
     Field("idle_inside_ns", "idle inside", "ns"),
     Field("idle_between_ns", "idle between", "ns"),
     Field("launch_latency_ns_mean", "launch latency", "ns"),
@@ -147,13 +153,20 @@ def summary_data(summary: Summary) -> dict[str, Any]:
         Field("share", "share", "share"),
         Field("mean_ns", "mean", "ns"),
         *((Field("backward_ns", "backward", "ns"),) if backward else ()),
+        *((Field("op_name", "op_name", "text"),) if "op_name" in summary.rows.columns else ()),
     )
     left = summary.rows.slice(MOST_ROWS)
     rest = int(left["total_ns"].sum())
-    note = (
-        f"the rest takes {format_ns(rest)} ({format_share(rest, summary.sum_ns)})" if rest else ""
+    notes = [f"the rest takes {format_ns(rest)} ({format_share(rest, summary.sum_ns)})"] * bool(
+        rest
     )
-    data = frame_data(summary.rows, fields, note)
+    if summary.idle_inside_ns is not None:
+        notes.append(f"{IDLE_INSIDE}: {format_ns(summary.idle_inside_ns)}")
+    rows = summary.rows
+    if "op_name" in rows.columns:  # of what XLA merged it lists every part
+        names = [name and clip(name, _OP_NAME) for name in rows["op_name"]]
+        rows = rows.with_columns(op_name=pl.Series(names, dtype=pl.String))
+    data = frame_data(rows, fields, "; ".join(notes))
     full = summary.rows.head(MOST_ROWS)
     if summary.by == "kernel":
         data["full"] = _values(full["name"], "text")

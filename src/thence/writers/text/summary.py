@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from thence.analysis.summary import IDLE_INSIDE
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
 from thence.units import format_bytes, format_count, format_ns, format_share
@@ -33,6 +34,9 @@ _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _WIDE = 100
 _LONGEST_PATH = 48
+_LEAST_NAME = 16
+_LEAST_APART = 28
+_LEAST_OP_NAME = 40
 
 
 def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
@@ -136,13 +140,14 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
     """GPU time by kernel, label or whatever the summary is by, and a line for what is not shown."""
     shown = _shown_columns(summary, width)
     used = sum(columns + 2 for columns in shown.values())
-    longest = max(map(len, [*summary.rows["short_name"].head(top), _title(summary)]))
-    name_width = max(16, min(width - used - 2, _NAME_WIDTH, longest))
+    name_width, beside = _widths(summary, top, width - used - 2)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     table.add_column(_title(summary), width=name_width, overflow="fold")
     for column, columns in shown.items():
         justify = "left" if column == "" else "right"
         table.add_column(column, justify=justify, min_width=columns, no_wrap=True)  # type: ignore[arg-type]
+    for column, columns in beside.items():
+        table.add_column(column, width=columns, overflow="fold")
     largest = max([*summary.rows["share"].head(1), 1e-12])
     for row in summary.rows.head(top).iter_rows(named=True):
         values: dict[str, RenderableType] = {
@@ -157,7 +162,12 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
             printable(clip(row["short_name"], 2 * name_width)),
             "dim italic" if row["reason"] else "",
         )
-        table.add_row(name, *(values[column] for column in shown))
+        said = [Text(printable(clip(row[c] or "-", 2 * w)), "dim") for c, w in beside.items()]
+        table.add_row(name, *(values[column] for column in shown), *said)
+    if summary.idle_inside_ns is not None:
+        idle = {"total": format_ns(summary.idle_inside_ns), "": ""}
+        cells = [*(idle.get(column, "-") for column in shown), *("" for _ in beside)]
+        table.add_row(Text(IDLE_INSIDE, "dim italic"), *cells)
     parts: list[RenderableType] = [table]
     if narrow := [
         column for column in _shown_columns(summary, _WIDE) if column and column not in shown
@@ -170,6 +180,32 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
     share = format_share(rest, summary.sum_ns)
     more = f"... {format_count(hidden)} more, {format_ns(rest)} ({share}); --top {summary.rows.height} shows all"
     return Group(*parts, Text(more, "dim"))
+
+
+def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]:
+    """The width of the names, and of the op_names beside them where rows have some and there is room.
+
+    Names of what is kept apart or has no place are long: they fold where an op_name needs the room.
+
+    Args:
+        summary: to be shown.
+        top: how many rows.
+        room: columns for both.
+    """
+    rows = summary.rows.head(top)
+    idle = [] if summary.idle_inside_ns is None else [IDLE_INSIDE]
+    every = [*rows["short_name"], *idle, _title(summary)]
+    wide = max(_LEAST_NAME, min(room, _NAME_WIDTH, max(map(len, every))))
+    if "op_name" not in rows.columns or rows["op_name"].count() == 0:
+        return wide, {}
+    longest = max(map(len, rows["op_name"].drop_nulls()))
+    places = rows.filter("attributed")["short_name"]
+    narrow = max(_LEAST_APART, len(_title(summary)), *map(len, places))
+    for name_width in (wide, narrow):
+        left = room - name_width - 2
+        if left >= min(longest, _LEAST_OP_NAME):
+            return name_width, {"op_name": min(left, longest)}
+    return wide, {}
 
 
 def _title(summary: Summary) -> str:

@@ -1,0 +1,139 @@
+"""Batched sends and receives of torch.distributed: one kernel that several host ops describe.
+
+``batch_isend_irecv`` and the schedules of torch.distributed.pipelining put sends and receives into one
+group of NCCL: each writes its op ``record_param_comms``, and after them the range ``nccl:coalesced`` launches
+one kernel for all. Kineto describes the ops and leaves the kernel without a description. An op is a part of the
+kernel that the next such range of its thread launches, if the op launched nothing itself and no other
+described op, such as a wait, lies between the two; or of the one around it. A range that launched several kernels
+that send and receive does not say which part is whose, and is left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.tables import COLLECTIVES
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.tables import Tables
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["BATCH", "batched_kernels", "batched_parts"]
+
+BATCH = "send-recv"
+"""Name of a batch in the column collective."""
+_RANGE = "nccl:coalesced"
+_KERNEL = r"(?i)^(?:nccl|rccl).*send_?recv"
+_PARTS = ("send", "recv", "isend", "irecv")
+_THREAD = ("rank", "process", "thread")
+_SHARED = ("element_type", "group_name", "group_description", "group_ranks", "group_size")
+
+
+def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
+    """The sends and receives of each batch, in the columns of `COLLECTIVES`: gpu repeats.
+
+    Args:
+        tables: of the trace.
+        described_rows: rows of gpu that have a description, which take none from here.
+        launch: host row that launched each device activity, null where unknown.
+
+    Returns:
+        Sorted by gpu and host.
+    """
+    on_host = tables.collectives.filter(pl.col("gpu").is_null(), pl.col("host").is_not_null())
+    batches = _batches(tables, described_rows, launch)
+    if on_host.is_empty() or batches.is_empty():
+        return COLLECTIVES.empty()
+    part = pl.col("collective").cast(pl.String).str.to_lowercase().is_in(_PARTS)
+    launched = _launched_themselves(tables, on_host["host"], launch)
+    ops = on_host.select("host", part=part & ~launched)
+    places = tables.host.select(*_THREAD, "start").with_row_index("host")
+    ranges = pl.DataFrame({"host": np.flatnonzero(_is_range(tables)).astype(np.int32)})
+    marks = (
+        pl.concat([ops.unique("host"), ranges], how="diagonal")
+        .join(places.with_columns(pl.col("host").cast(pl.Int32)), on="host")
+        .sort(*_THREAD, "start", "host")
+        .with_columns(
+            # The next mark that is no part: the range of the batch, or an op that is in between.
+            next=pl.when(~pl.col("part").fill_null(value=False))
+            .then("host")
+            .fill_null(strategy="backward")
+            .over(*_THREAD)
+        )
+    )
+    parts = marks.filter("part")
+    inside = pl.Series(_around(tables, parts["host"], _is_range(tables))).cast(pl.Int32)
+    found = parts.select(
+        "host", range=pl.when(inside != NO_ROW).then(inside).otherwise("next")
+    ).join(batches, on="range")
+    return (
+        on_host.drop("gpu")
+        .join(found.select("host", "gpu"), on="host")
+        .select(list(COLLECTIVES.schema))
+        .sort("gpu", "host")
+    )
+
+
+def batched_kernels(parts: pl.DataFrame) -> pl.DataFrame:
+    """One row of `COLLECTIVES` for each kernel: what its parts move together.
+
+    bytes is the sum over the parts, null where one is unknown; in_elements are those of the sends,
+    out_elements those of the receives; what the parts do not share is null. host is the op of the first part.
+    """
+    name = pl.col("collective").cast(pl.String).str.to_lowercase()
+    sends = name.str.contains("send")
+    known = pl.col("bytes").null_count() == 0
+    kernels = parts.group_by("gpu", maintain_order=True).agg(
+        pl.col("host").first(),
+        pl.when(known).then(pl.col("bytes").sum()),
+        *(pl.when(pl.col(x).n_unique() == 1).then(pl.col(x).first()).alias(x) for x in _SHARED),
+        in_elements=pl.col("in_elements").filter(sends).sum(),
+        out_elements=pl.col("out_elements").filter(~sends).sum(),
+        collective=pl.lit(BATCH),
+    )
+    return COLLECTIVES.frame(kernels.to_dict())
+
+
+def _batches(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
+    """Range (host row) and gpu of each kernel that sends and receives, alone in its range, not described."""
+    names = tables.gpu["name"].cast(pl.String).str.contains(_KERNEL).fill_null(value=False)
+    chosen = (tables.gpu["kind"] == "kernel") & names
+    rows = chosen.arg_true()
+    around = _around(tables, launch.gather(rows), _is_range(tables))
+    return (
+        pl.DataFrame({"range": around, "gpu": rows}, schema_overrides={"gpu": pl.Int32})
+        .with_columns(pl.col("range").cast(pl.Int32))
+        .filter(pl.col("range") != NO_ROW)
+        .filter(pl.len().over("range") == 1)
+        .filter(~pl.col("gpu").is_in(described_rows.implode()))
+    )
+
+
+def _is_range(tables: Tables) -> npt.NDArray[np.bool_]:
+    """Which host rows are ranges that launch batches."""
+    named = tables.host["name"].cast(pl.String) == _RANGE
+    return named.fill_null(value=False).to_numpy()
+
+
+def _launched_themselves(tables: Tables, ops: pl.Series, launch: pl.Series) -> pl.Series:
+    """Which of the ops launched a kernel, or hold a range ``nccl:...`` in which one was launched and lost."""
+    is_op = np.zeros(tables.host.height, np.bool_)
+    is_op[ops.to_numpy()] = True
+    name = tables.host["name"].cast(pl.String)
+    ranges = name.str.starts_with("nccl:").fill_null(value=False).arg_true()
+    launches = launch.drop_nulls().unique()
+    inside = pl.concat([ranges.cast(pl.Int64), launches.cast(pl.Int64)])
+    return ops.is_in(pl.Series(_around(tables, inside, is_op)).cast(pl.Int32).implode())
+
+
+def _around(tables: Tables, rows: pl.Series, wanted: npt.NDArray[np.bool_]) -> Int64:
+    """The innermost wanted range around each host row, that row included; `NO_ROW` where there is none."""
+    parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    return chain_to(parent, rows.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), wanted)

@@ -1,0 +1,203 @@
+"""What XLA recorded into each command buffer, by the NVTX ranges around the commands while it did so.
+
+XLA opens a range around every command that it records into a CUDA graph (CommandExecutor::RecordCreate in
+xla/backends/gpu/runtime/command_executor.cc), those of a branch inside that of their conditional. It does so
+before the first launch of the graph: for all graphs of a program when the program is first executed, or, where
+they were thrown away since, inside the thunk that launches the graph. Such ranges launch nothing that
+runs: calls inside them were captured, and each became a node of a child graph.
+
+The ranges of several graphs follow one another. A new graph begins with a call that instantiates the one
+before it, where the recording has these calls; else where the commands come from another computation, or are
+not neighbours in the schedule. CUDA numbers executable graphs as they are instantiated.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.xla.node_numbers import Command
+from thence.model.intervals import NO_ROW, chain_to
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from thence.attribution.xla.schedules import Schedule
+    from thence.model.tables import Tables
+
+__all__ = ["MODULE", "Creation", "creations"]
+
+_THUNK = r"^(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=([^#,]+)"
+MODULE = r"^(?:TSL:)?XlaModule:#"
+_GRAPH_THUNK = r"^command_buffer(?:_\d+)?$"
+_CAPTURED = r"^cu(?:da)?(?:Launch|Memcpy|Memset)"
+_INSTANTIATE = "GraphInstantiate"
+
+
+class Creation:
+    """The ranges of one execution of a program, or of one thunk, in which graphs were created.
+
+    Attributes:
+        ranges: columns row, parent, op (null for API calls), name and start, sorted by start: thunks that
+            launched nothing, calls that were captured inside them, and calls that instantiate a graph.
+    """
+
+    def __init__(self, ranges: pl.DataFrame) -> None:
+        self.ranges = ranges
+        rows = ranges.select("row", "parent", "op", "name").rows()
+        self._of_row = {row: (op, name) for row, _, op, name in rows}
+        self._inside: dict[int, list[int]] = {}
+        self._top: list[int] = []
+        for row, parent, _, _ in rows:
+            inside = self._inside.setdefault(parent, []) if parent in self._of_row else self._top
+            inside.append(row)
+
+    def blocks(self, schedule: Schedule) -> list[tuple[Command, ...]]:
+        """The commands of each graph, in the order of creation; ranges of other programs are no commands."""
+        blocks: list[list[Command]] = [[]]
+        for row in self._top:
+            op, name = self._of_row[row]
+            if op is None and _INSTANTIATE in name:
+                blocks.append([])
+            recorded = self._recorded(row, schedule)
+            before = blocks[-1][-1].number if blocks[-1] else None
+            if (
+                recorded
+                and before is not None
+                and not _neighbours(schedule, before, recorded[0].number)
+            ):
+                blocks.append([])
+            blocks[-1] += recorded
+        return [tuple(block) for block in blocks if block]
+
+    def _recorded(self, row: int, schedule: Schedule) -> list[Command]:
+        """The command that a range was around, with what was recorded and captured inside it."""
+        op, _ = self._of_row[row]
+        number = schedule.number_of.get(op or "")
+        if number is None:
+            return []
+        inside = self._inside.get(row, [])
+        nested = [command for kid in inside for command in self._recorded(kid, schedule)]
+        opcode = schedule.opcodes[number]
+        if opcode == "while":
+            return [Command(number, _by_body(schedule, nested)[:2], 1)]
+        if opcode == "conditional":
+            return [Command(number, _by_body(schedule, nested), len(schedule.called[number]))]
+        if nested:
+            return nested
+        calls = [name for kid in inside for told, name in [self._of_row[kid]] if told is None]
+        return [Command(number, launches=sum(_INSTANTIATE not in name for name in calls))]
+
+
+def _by_body(schedule: Schedule, commands: Sequence[Command]) -> tuple[tuple[Command, ...], ...]:
+    """Neighbouring commands of one computation together."""
+    bodies = groupby(commands, key=lambda command: schedule.body_of[command.number])
+    return tuple(tuple(body) for _, body in bodies)
+
+
+def _neighbours(schedule: Schedule, previous: int, number: int) -> bool:
+    """Whether one graph can hold both commands, one right after the other."""
+    body = schedule.body_of[previous]
+    if schedule.body_of[number] != body:
+        return False
+    place = schedule.place_of
+    between = schedule.bodies[body][place[previous] + 1 : place[number]]
+    return place[number] >= place[previous] and all(
+        schedule.opcodes[c].endswith("-done") or schedule.result_bytes[c] == 0 for c in between
+    )
+
+
+def creations(
+    tables: Tables, launches: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
+) -> dict[int, Creation]:
+    """The ranges in which graphs were created, by the host row of the program or thunk around them.
+
+    Args:
+        tables: host is read.
+        launches: host rows that launched something that ran.
+        wanted: host rows of program executions and of thunks that first launched a graph.
+    """
+    host = tables.host
+    names = _names(host["name"])
+    parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    active = _with_ancestors(parent, launches[launches != NO_ROW])
+    around = np.zeros(host.height, np.bool_)
+    around[wanted[wanted != NO_ROW]] = True
+    of_thunk = (names["op"].is_not_null()).to_numpy()
+    call = (names["captured"] | names["instantiates"]).to_numpy()
+    rows = np.flatnonzero((of_thunk | call) & ~active)
+    context = chain_to(parent, parent[rows], around)
+    frame = pl.DataFrame(
+        {
+            "row": rows,
+            "parent": parent[rows],
+            "context": context,
+            "op": names["op"].gather(rows),
+            "name": host["name"].cast(pl.String).gather(rows),
+            "start": host["start"].gather(rows),
+        }
+    ).filter(pl.col("context") != NO_ROW)
+    first = _first_active(host, parent, active, around)
+    frame = frame.join(first, on="context", how="left", maintain_order="left").filter(
+        pl.col("start") < pl.col("first").fill_null(np.iinfo(np.int64).max)
+    )
+    parts = frame.sort("context", "start", "row").partition_by("context", maintain_order=True)
+    return {int(part["context"][0]): Creation(part.drop("first", "context")) for part in parts}
+
+
+def _names(names: pl.Series) -> pl.DataFrame:
+    """Columns op, captured and instantiates of each host row; each distinct name is looked at once."""
+    text = pl.col("name").cast(pl.String)
+    op = text.str.extract(_THUNK)
+    told = (
+        names.unique()
+        .drop_nulls()
+        .to_frame("name")
+        .with_columns(
+            op=pl.when(~op.str.contains(_GRAPH_THUNK)).then(op),
+            captured=text.str.contains(_CAPTURED) & ~text.str.contains("HostFunc"),
+            instantiates=text.str.contains(_INSTANTIATE, literal=True),
+        )
+    )
+    return (
+        names.to_frame("name")
+        .join(told, on="name", how="left", maintain_order="left")
+        .with_columns(pl.col("captured", "instantiates").fill_null(value=False))
+    )
+
+
+def _with_ancestors(
+    parent: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Which rows are among these or around one of them."""
+    marked = np.zeros(len(parent), np.bool_)
+    rows = np.unique(rows)
+    while len(rows):
+        marked[rows] = True
+        up = parent[rows]
+        up = np.unique(up[up != NO_ROW])
+        rows = up[~marked[up]]
+    return marked
+
+
+def _first_active(
+    host: pl.DataFrame,
+    parent: npt.NDArray[np.int64],
+    active: npt.NDArray[np.bool_],
+    around: npt.NDArray[np.bool_],
+) -> pl.DataFrame:
+    """For each program or thunk (context), when the first range inside it that launched something began."""
+    rows = np.flatnonzero(active)
+    rows = rows[parent[rows] != NO_ROW]
+    context = chain_to(parent, parent[rows], around)
+    return (
+        pl.DataFrame({"context": context, "start": host["start"].gather(rows)})
+        .filter(pl.col("context") != NO_ROW)
+        .group_by("context")
+        .agg(pl.col("start").min().alias("first"))
+    )

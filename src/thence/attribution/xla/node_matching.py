@@ -1,0 +1,236 @@
+"""Matches the nodes of a command buffer to the slots that its commands make, and says which node is certain.
+
+Where every command adds a known number of nodes, slot n is node n. A library call of unknown length leaves
+several ways to put the nodes on the slots; a node is certain if all ways in which no activity contradicts its
+slot give it the same command.
+
+A kernel that no command of the program is named after costs its own node alone. So does one activity that
+contradicts its slot between others that fit; two in a row, or more than one to ten that prove theirs (a
+kernel by its name, a copy by its size), say that the commands are others, and then nothing fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thence.attribution.xla.node_kernels import Verdict, verdicts
+from thence.attribution.xla.node_numbers import MANY, Role, Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.attribution.xla.node_kernels import Nodes
+    from thence.attribution.xla.schedules import Schedule
+
+__all__ = ["Match", "match"]
+
+_PROOFS_FOR_EACH = 10
+"""Activities that prove their slot, and outweigh one that contradicts its own."""
+_MOST_CELLS = 25_000_000
+_NONE = -1
+
+
+@dataclass(frozen=True)
+class Match:
+    """What the nodes of a graph are.
+
+    Attributes:
+        command: of the schedule, of each number up to the last that was seen; -1 where it is uncertain.
+        level: of each number, as in `Slots`; -1 likewise.
+        verdict: of the activity at each number; `Verdict.POSSIBLE` where there is none.
+        counted: whether each stands at a slot of its own; else it is one of several nodes of a library call
+            whose number is not known.
+        proofs: kernels named after their slot, and copies of its size.
+        contradicting: activities that contradict theirs.
+    """
+
+    command: NDArray[np.int64]
+    level: NDArray[np.int64]
+    verdict: NDArray[np.int64]
+    counted: NDArray[np.bool_]
+    proofs: int
+    contradicting: int
+
+    def agreeing(self, others: Sequence[Match]) -> Match:
+        """This match, certain only where all others say the same."""
+        same = np.ones(len(self.command), np.bool_)
+        for other in others:
+            same &= (other.command == self.command) & (other.level == self.level)
+            same &= other.counted == self.counted
+        command, level = (np.where(same, x, _NONE) for x in (self.command, self.level))
+        return dataclasses.replace(self, command=command, level=level)
+
+
+def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
+    """The best match of a graph's nodes to these slots; None if they do not fit.
+
+    Every slot of the graph itself must have been seen, apart from those that only hold others and copies,
+    which a trace can lack; of the branches, those that never ran have no activity.
+    """
+    slots = _without_insides(slots, nodes)
+    table, of_entry = verdicts(schedule, slots, nodes)
+    count = nodes.last + 1
+    says = table[of_entry]
+    # What the launch did not start itself is inside a branch.
+    says[np.ix_(~nodes.begun, slots.level == 0)] = Verdict.CONTRADICTS
+    if slots.exact:
+        return _slot_by_slot(slots, nodes, says, _unseen(schedule, slots))
+    if count * len(slots.command) > _MOST_CELLS:
+        return None
+    return _alignment(slots, nodes, says, _unseen(schedule, slots))
+
+
+def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
+    """The slots without the insides of calls whose own node has an activity: such a node holds no others."""
+    many = np.isin(slots.role, MANY)
+    fixed = int(many.argmax()) if many.any() else 0
+    at = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
+    plain = set(zip(slots.command[at].tolist(), slots.level[at].tolist(), strict=True))
+    pairs = zip(slots.command.tolist(), slots.level.tolist(), strict=True)
+    kept = ~(many & np.array([pair in plain for pair in pairs], np.bool_))
+    return Slots(slots.command[kept], slots.role[kept], slots.level[kept], slots.levels)
+
+
+def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
+    """Slots that need not have an activity."""
+    held = np.isin(slots.role, (Role.HOLDER, Role.CALL, Role.LAUNCHED, *MANY))
+    copies = schedule.copies[slots.command] & (slots.role == Role.LEAF)
+    result: NDArray[np.bool_] = held | copies | (slots.level > 0)
+    return result
+
+
+def _slot_by_slot(
+    slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]
+) -> Match | None:
+    """Slot n is node n."""
+    count = nodes.last + 1
+    seen = np.zeros(len(slots.command), np.bool_)
+    if count > len(seen):
+        return None
+    seen[nodes.number] = True
+    verdict = np.where(seen[:count], np.int64(Verdict.NAMED), np.int64(Verdict.POSSIBLE))
+    np.minimum.at(verdict, nodes.number, says[np.arange(len(says)), nodes.number])
+    found = Match(
+        slots.command[:count],
+        slots.level[:count],
+        verdict,
+        ~np.isin(slots.role[:count], MANY),
+        int(np.sum(verdict >= Verdict.SIZED)),
+        int(np.sum(verdict == Verdict.CONTRADICTS)),
+    )
+    fits = bool((seen | unseen).all()) and _outweighed(found, seen[:count])
+    return found if fits else None
+
+
+def _outweighed(found: Match, seen: NDArray[np.bool_]) -> bool:
+    """Whether the activities that contradict their slot are few, and none beside another."""
+    if found.contradicting * _PROOFS_FOR_EACH > found.proofs:
+        return False
+    rows = np.flatnonzero(seen)
+    wrong = found.verdict[rows] == Verdict.CONTRADICTS
+    beside = wrong[1:] & wrong[:-1] & (found.level[rows[1:]] == found.level[rows[:-1]])
+    return not beside.any()
+
+
+def _alignment(
+    slots: Slots, nodes: Nodes, says: NDArray[np.int8], unseen: NDArray[np.bool_]
+) -> Match | None:
+    """The nodes put on the slots in order, in all ways that nothing contradicts."""
+    count = nodes.last + 1
+    cells = np.where(unseen, np.int8(Verdict.POSSIBLE), np.int8(Verdict.CONTRADICTS))
+    cells = np.repeat(cells[None, :], count, axis=0)
+    cells[nodes.number] = Verdict.NAMED
+    np.minimum.at(cells, nodes.number, says)
+    fits = cells != Verdict.CONTRADICTS
+    many = np.isin(slots.role, MANY)
+    _tolerate(slots, nodes, cells, fits)
+    before = _reached(fits, many, unseen)
+    after = _reached(fits[::-1, ::-1], many[::-1], unseen[::-1], backwards=True)[::-1, ::-1]
+    if not before[-1, count]:
+        return None
+    # A slot of one node begins where the slots before it ended; one of many goes on from where it is.
+    here = np.where(many[:, None], before[1:, :-1], before[:-1, :-1])
+    beyond = np.where(many[:, None], after[:-1, 1:], after[1:, 1:])
+    possible = (here & beyond).T & fits
+    return _certain(slots, possible, cells, nodes)
+
+
+def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]) -> None:
+    """Lets activities that contradict their slot stand, up to the first slot of unknown length, if they are few."""
+    many = np.isin(slots.role, MANY)
+    fixed = np.arange(min(int(many.argmax()), len(fits)))
+    seen = np.isin(fixed, nodes.number)
+    verdict = cells[fixed, fixed].astype(np.int64)
+    proofs = int(np.sum(seen & (verdict >= Verdict.SIZED)))
+    wrong = verdict == Verdict.CONTRADICTS
+    until_there = Match(
+        slots.command[fixed], slots.level[fixed], verdict, seen, proofs, int(wrong.sum())
+    )
+    if not (wrong & ~seen).any() and _outweighed(until_there, seen):
+        fits[fixed[wrong], fixed[wrong]] = True
+
+
+def _certain(
+    slots: Slots, possible: NDArray[np.bool_], cells: NDArray[np.int8], nodes: Nodes
+) -> Match:
+    """What all ways agree on, from the slots that are possible for each number."""
+    command, level = (_agreed(possible, values) for values in (slots.command, slots.level))
+    many = np.isin(slots.role, (*MANY, Role.MAIN))
+    verdict = np.where(possible, cells, np.int8(Verdict.NAMED)).min(axis=1).astype(np.int64)
+    seen = np.zeros(len(command), np.bool_)
+    seen[nodes.number] = True
+    return Match(
+        command,
+        np.where(command == _NONE, _NONE, level),
+        np.where(seen, verdict, np.int64(Verdict.POSSIBLE)),
+        np.logical_not((possible & many).any(axis=1)),
+        int(np.sum(seen & (command != _NONE) & (verdict >= Verdict.SIZED))),
+        int(np.sum(seen & (verdict == Verdict.CONTRADICTS))),
+    )
+
+
+def _agreed(possible: NDArray[np.bool_], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The value of all possible slots of each number, -1 where they differ or there is none."""
+    highest = np.where(possible, values, _NONE).max(axis=1)
+    lowest = np.where(possible, values, np.iinfo(np.int64).max).min(axis=1)
+    return np.where(lowest == highest, highest, _NONE)
+
+
+def _reached(
+    fits: NDArray[np.bool_],
+    many: NDArray[np.bool_],
+    unseen: NDArray[np.bool_],
+    *,
+    backwards: bool = False,
+) -> NDArray[np.bool_]:
+    """After how many slots (row) how many numbers (column) can be used up.
+
+    Past the last number there are only nodes that were not seen: read backwards, they come first.
+    """
+    count, slots = fits.shape
+    result = np.zeros((slots + 1, count + 1), np.bool_)
+    result[0, 0] = True
+    beyond = 0 if backwards else count
+    for slot in range(slots):
+        now, ok = result[slot], fits[:, slot]
+        following = result[slot + 1]
+        if many[slot]:
+            following[:] = _runs(now, ok)
+        else:
+            following[1:] = now[:-1] & ok
+            following[beyond] |= now[beyond] & unseen[slot]
+    return result
+
+
+def _runs(starts: NDArray[np.bool_], ok: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which numbers can be reached from a start over numbers that are all ok."""
+    position = np.arange(len(starts))
+    start = np.maximum.accumulate(np.where(starts, position, -1))
+    blocked = np.maximum.accumulate(np.concatenate(([0], np.where(ok, 0, position[1:]))))
+    return start >= blocked

@@ -1,0 +1,258 @@
+"""How the nodes of a command buffer are numbered: the commands that XLA records, as slots of node numbers.
+
+XLA adds nodes to a CUDA graph command by command, and CUPTI numbers them, in the low half of their id: first
+the nodes of the graph itself in the order in which they were created, then depth first, and in the same
+order, what each of them holds. One command adds
+
+    a kernel or a copy       1 node
+    a conditional            for each 8 branches a kernel that chooses among them (set_case_condition), and
+                             1 node a branch, which holds the commands of the branch
+    a while in the graph     the commands of its condition, a kernel that decides (set_while_condition), and
+                             1 node that holds the commands of body and condition, and such a kernel
+    a captured call          1 node, which holds what the library launched (a child graph)
+    a sort                   several kernels and copies
+    the end of an asynchronous command, or a copy of no bytes: none
+
+XLA builds a conditional with a predicate from the branches of an index, 0 being false; the HLO names the
+branch for true first. So its branches are created in reverse, those of an index in order.
+(xla/backends/gpu/runtime/command_buffer_cmd.cc, cuda_command_buffer.cc)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thence.errors import ThenceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from thence.attribution.xla.schedules import Schedule
+
+__all__ = ["Command", "Level", "Role", "Slots", "TooManyNodes", "planned", "slots_of"]
+
+_BRANCHES = 8  # that one kernel chooses among (kBranchBatchSize)
+_MOST_SLOTS = 100_000
+_DEEPEST = 50
+
+
+class TooManyNodes(ThenceError):
+    """A plan that no graph can have: computations of a damaged module call each other in a circle."""
+
+
+class Role(IntEnum):
+    """What stands at a node number, or at several."""
+
+    LEAF = 0
+    """the kernel or copy of a command"""
+    CHOICE = 1
+    """the kernel that chooses a branch or decides on another round of a loop"""
+    HOLDER = 2
+    """a node that only holds others, which never has an activity"""
+    CALL = 3
+    """a custom call or custom fusion: its kernel, or a holder"""
+    SEVERAL = 4
+    """any number of kernels and copies of one command, none at all included"""
+    BEFORE = 5
+    """copies and sets that a library begins with, possibly none"""
+    MAIN = 6
+    """the main kernel of a library call"""
+    AFTER = 7
+    """kernels that put the parts of a product together, possibly none"""
+    LAUNCHED = 8
+    """one launch of a captured call, where the recording counts them"""
+
+
+MANY = (Role.SEVERAL, Role.BEFORE, Role.AFTER)
+"""Roles of any number of nodes; every other stands for exactly one."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as XLA records it.
+
+    Attributes:
+        number: of the command in the schedule.
+        bodies: what the nodes of a conditional hold, in the order of creation; condition and body of a while.
+        branches: nodes of a conditional that hold something, or nothing; 1 of a while.
+        launches: API calls seen to be captured while it was recorded.
+        decides: whether it is the kernel that decides on another round, at the end of a loop's body.
+    """
+
+    number: int
+    bodies: tuple[tuple[Command, ...], ...] = ()
+    branches: int = 0
+    launches: int = 0
+    decides: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """A sequence of commands that run all or not at all: the graph itself, or a branch.
+
+    Attributes:
+        parent: number of the level that holds it; -1 for the graph itself.
+        conditional: command that decides on it; -1 as above.
+        loops: whether it is the body of a while.
+    """
+
+    parent: int
+    conditional: int
+    loops: bool = False
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What each node is, in the order of the numbers.
+
+    Attributes:
+        command: of the schedule, of each slot.
+        role: of each, a `Role`.
+        level: of each, a position in levels.
+        levels: of the graph.
+    """
+
+    command: NDArray[np.int64]
+    role: NDArray[np.int64]
+    level: NDArray[np.int64]
+    levels: tuple[Level, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every slot is one number, so that slot n is node n."""
+        return not np.isin(self.role, MANY).any()
+
+
+def planned(schedule: Schedule, numbers: Sequence[int], depth: int = 0) -> tuple[Command, ...]:
+    """The commands that a program's schedule has XLA record, with the bodies that they hold.
+
+    Args:
+        schedule: of the program.
+        numbers: commands of one computation, in order.
+        depth: of the computation; for the recursion.
+
+    Raises:
+        TooManyNodes: the module is damaged.
+    """
+    if depth > _DEEPEST:
+        raise TooManyNodes("the computations of an HLO module call each other without an end")
+    commands: list[Command] = []
+    for number in numbers:
+        opcode, called = schedule.opcodes[number], schedule.called[number]
+        if opcode in ("conditional", "while"):
+            # The proto of a while names the body first.
+            backwards = opcode == "while" or schedule.by_flag[number]
+            order = called[::-1] if backwards else called
+            bodies = tuple(planned(schedule, schedule.bodies.get(c, ()), depth + 1) for c in order)
+            branches = 1 if opcode == "while" else len(order)
+            commands.append(Command(number, bodies, branches))
+        elif opcode in ("async-start", "call") and called:
+            for computation in called:
+                commands += planned(schedule, schedule.bodies.get(computation, ()), depth + 1)
+        elif not _adds_nothing(schedule, number):
+            commands.append(Command(number))
+    return tuple(commands)
+
+
+def _adds_nothing(schedule: Schedule, number: int) -> bool:
+    opcode = schedule.opcodes[number]
+    return opcode.endswith("-done") or (opcode == "copy" and schedule.result_bytes[number] == 0)
+
+
+def slots_of(schedule: Schedule, commands: Sequence[Command]) -> Slots:
+    """The slots of a graph that consists of these commands.
+
+    Raises:
+        TooManyNodes: there are more than any graph has.
+    """
+    numbering = _Numbering(schedule)
+    numbering.add(commands, 0)
+    table = np.array(numbering.rows, np.int64).reshape(-1, 3)
+    return Slots(table[:, 0], table[:, 1], table[:, 2], tuple(numbering.levels))
+
+
+class _Numbering:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.rows: list[tuple[int, Role, int]] = []
+        self.levels = [Level(-1, -1)]
+
+    def add(self, commands: Sequence[Command], level: int) -> None:
+        """The slots of one sequence of commands, and then of what its nodes hold."""
+        inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]] = []
+        self._sequence(commands, level, inside)
+        for contents, number, of_level in inside:
+            roles = [(number, role, of_level) for role in contents if isinstance(role, Role)]
+            self.rows += roles
+            if not roles:
+                self.add([c for c in contents if isinstance(c, Command)], of_level)
+        if len(self.rows) > _MOST_SLOTS:
+            raise TooManyNodes("the commands of an HLO module have more nodes than any CUDA graph")
+
+    def _sequence(
+        self,
+        commands: Sequence[Command],
+        level: int,
+        inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]],
+    ) -> None:
+        for command in commands:
+            if command.branches and self.schedule.opcodes[command.number] == "while":
+                self._loop(command, level, inside)
+            elif command.branches:
+                self._conditional(command, level, inside)
+            else:
+                role, held = _roles(self.schedule, command)
+                self.rows.append((command.number, role, level))
+                if held:
+                    inside.append((held, command.number, level))
+
+    def _conditional(
+        self,
+        command: Command,
+        level: int,
+        inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]],
+    ) -> None:
+        for first in range(0, command.branches, _BRANCHES):
+            self.rows.append((command.number, Role.CHOICE, level))
+            held = min(_BRANCHES, command.branches - first)
+            self.rows += [(command.number, Role.HOLDER, level)] * held
+        for body in command.bodies:
+            self.levels.append(Level(level, command.number))
+            inside.append((body, command.number, len(self.levels) - 1))
+
+    def _loop(
+        self,
+        command: Command,
+        level: int,
+        inside: list[tuple[Sequence[Command] | Sequence[Role], int, int]],
+    ) -> None:
+        condition, body = (*command.bodies, (), ())[:2]
+        self._sequence(condition, level, inside)
+        self.rows.append((command.number, Role.CHOICE, level))
+        self.rows.append((command.number, Role.HOLDER, level))
+        self.levels.append(Level(level, command.number, loops=True))
+        inner = len(self.levels) - 1
+        again = Command(command.number, decides=True)
+        inside.append(((*body, *condition, again), command.number, inner))
+
+
+def _roles(schedule: Schedule, command: Command) -> tuple[Role, Sequence[Role]]:
+    """The role of a command's own node, and of what it holds."""
+    if command.decides:
+        return Role.CHOICE, ()
+    if command.launches:
+        return Role.HOLDER, [Role.LAUNCHED] * command.launches
+    number = command.number
+    if schedule.sorts[number]:
+        return Role.SEVERAL, ()
+    if schedule.targets[number].startswith(("__cublas", "__cudnn")):
+        return Role.HOLDER, (Role.BEFORE, Role.MAIN, Role.AFTER)
+    if schedule.opcodes[number] == "custom-call" or schedule.custom[number]:
+        return Role.CALL, (Role.SEVERAL,)
+    return Role.LEAF, ()
