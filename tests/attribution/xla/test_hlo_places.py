@@ -266,10 +266,10 @@ def test_what_has_no_place_inherits_that_of_the_instruction_around_it(
     inner, outer = "jit(f)/while/body/cond", "jit(f)/while"
     assert rows == [
         ("outer", outer, "hlo_instruction", None, "no_source"),
-        ("cond", inner, "hlo_instruction", "model.py:7", "hlo_instruction"),
+        ("cond", inner, "hlo_instruction", "model.py:7 f", "hlo_instruction"),
         ("bare", outer, "hlo_around", None, "no_source"),
-        ("copy.1", inner, "hlo_around", "model.py:7", "hlo_around"),
-        ("add.1", inner, "hlo_around", "model.py:7", "hlo_around"),
+        ("copy.1", inner, "hlo_around", "model.py:7 f", "hlo_around"),
+        ("add.1", inner, "hlo_around", "model.py:7 f", "hlo_around"),
         ("copy.2", outer, "hlo_around", None, "no_source"),
     ]
 
