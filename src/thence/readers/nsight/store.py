@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
+from thence.model.times import LATEST_NS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -53,7 +55,6 @@ _BLOCK_ROWS = 1 << 17
 _HASH_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 UNNAMED = "(unnamed)"
 """Name of activities and ranges whose name id is null or has no text."""
-_LATEST_NS = 1 << 62
 Part = TypeVar("Part")
 READABLE = frozenset(
     {
@@ -323,9 +324,9 @@ def with_durations(frame: pl.DataFrame) -> Timed:
     Args:
         frame: columns start and end, ns.
     """
-    begins = frame.select(pl.col("start").is_between(-_LATEST_NS, _LATEST_NS)).to_series()
+    begins = frame.select(pl.col("start").is_between(-LATEST_NS, LATEST_NS)).to_series()
     timed = frame if begins.all(ignore_nulls=False) else frame.filter(begins)
-    ended = pl.col("end").is_between(pl.col("start"), _LATEST_NS)
+    ended = pl.col("end").is_between(pl.col("start"), LATEST_NS)
     unusable = timed.height - int(timed.select(ended.sum()).item() or 0)
     length = pl.col("end") - pl.col("start")
     duration = pl.when(ended).then(length).otherwise(0) if unusable else length
@@ -340,7 +341,9 @@ def left_out(parts: Sequence[Timed], what: str) -> list[str]:
     """Warnings about rows that `with_durations` dropped or gave the duration 0."""
     warnings = []
     if lost := sum(part.lost for part in parts):
-        warnings.append(f"{lost:,} {what} have no start time and are left out")
+        warnings.append(
+            f"{lost:,} {what} have no start time, or one that no clock shows, and are left out"
+        )
     if unusable := sum(part.unusable for part in parts):
         warnings.append(
             f"{unusable:,} {what} have no end, or one before their start; their duration counts as 0"
