@@ -85,7 +85,6 @@ ELSEWHERE = {
     "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",
     "readers/recording/parts.py": f"{PROFILERS}::test_a_damaged_part_of_a_recording_is_a_finding",
     "readers/registry.py": "readers/kineto/test_damage.py::test_a_directory_without_traces_says_what_was_looked_for",
-    "readers/source.py": "readers/kineto/test_damage.py::test_gzip_with_a_wrong_checksum_is_read_with_a_warning",
     "recorder/cupti.py": "recorder/test_libraries.py",
     "recorder/graph_labels.py": "marks/test_captures.py",
     "recorder/graph_nodes.py": "marks/test_captures.py::test_nodes_of_child_graphs_are_numbered_after_all_others",
