@@ -15,7 +15,7 @@ from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
-from thence.analysis.flame import Flame, Idle, default_kind, flame
+from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
@@ -229,20 +229,21 @@ class Trace(Pictures):
         """
         return replace(summarize(self.attributed, by), soundness=self.soundness)
 
-    def flame(self, by: str | None = None, idle: str = "steady") -> Flame:
+    def flame(self, by: str | None = None, split: str = "none", idle: str = "steady") -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
         Args:
             by: one of `thence.model.places.FLAMES`; None chooses what says most.
+            split: phase makes the phases the outermost frames; none does not.
             idle: which idle time has frames: steady (all but that inside and before the first executions of
                 XLA programs), include or exclude.
 
         Raises:
-            UsageError: ``by`` or ``idle`` is none of them.
+            UsageError: ``by``, ``split`` or ``idle`` is none of them.
             MissingData: the trace holds no device activity.
         """
         kind = by or default_kind(self.attributed)
-        found = flame(self.attributed, kind, idle=_choice(Idle, idle))
+        found = flame(self.attributed, kind, _choice(Split, split), _choice(Idle, idle))
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 
     @cached_property

@@ -110,6 +110,16 @@ class Flame:
         """Time of the root."""
         return int(self.nodes["total_ns"][0])
 
+    @property
+    def title(self) -> str:
+        """What it shows, for people."""
+        return f"GPU time by {self.heading}{' stack' if self.by == 'source' else ''}"
+
+    @property
+    def of_files(self) -> bool:
+        """Whether frames begin with the path of a file, whose end says most."""
+        return self.by in ("source", "stack")
+
     def largest(self, nodes: int) -> Flame:
         """This flame graph with about ``nodes`` frames; smaller siblings are merged into one frame."""
         kept, hidden = keep_largest(self.nodes, nodes)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
-from thence.cli.output import Result, console, print_table, result_options
+from thence.cli.output import (
+    Result,
+    console,
+    document_of,
+    notes_of,
+    print_table,
+    result_options,
+)
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -71,18 +78,11 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """Collectives: who waits for whom, message size, bandwidth, exposed and hidden time."""
     trace = inputs.open()
     times = trace.collective_times(warm_up)
-    notes = (
-        *trace.soundness.lines,
-        times.statement,
-        *times.notes,
-        *_clocks(trace, times),
-        *trace.meta.warnings,
-    )
+    notes = notes_of(trace, (times.statement, *times.notes, *_clocks(trace, times)))
     if result.form == "table":
         _show(times, result, notes)
     else:
-        document = times.to_json() | {"soundness": trace.soundness.findings_json()}
-        result.emit(document, times.tables, {}, notes)
+        result.emit(document_of(trace, times.to_json()), times.tables, {}, notes)
 
 
 def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options
-from thence.cli.output import Result, choice_option, result_options
+from thence.cli.output import Result, choice_option, document_of, notes_of, result_options
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -45,9 +45,8 @@ def command(inputs: Inputs, autotuning: str, result: Result) -> None:
     headings = _HEADINGS if times.ranks.height < 2 else _HEADINGS | _OF_RANKS
     if result.top is None:
         result = dataclasses.replace(result, top=times.covering(_SHOWN_SHARE))
-    document = times.to_json() | {"soundness": trace.soundness.findings_json()}
-    notes = (*trace.soundness.lines, _total(times), *trace.meta.warnings)
-    result.emit(document, times.phases, headings, notes)
+    document = document_of(trace, times.to_json())
+    result.emit(document, times.phases, headings, notes_of(trace, (_total(times),)))
 
 
 def _total(times: Compilation) -> str:

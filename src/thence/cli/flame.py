@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -68,27 +67,18 @@ Examples:
     "(compilation), all, or none.",
 )
 @force_option
-def command(output: str, force: bool, **options: object) -> None:  # noqa: FBT001 - a click flag
+def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag
     """GPU time as a flame graph: a page, folded stacks or speedscope."""
     form = _format(output)
     if output != "-":
         check_output(output, force=force)
-    flame = _flame(**options)  # type: ignore[arg-type] # click passes what it declares
+    flame = inputs.open().flame(**options)
     with _open_output(output) as stream:
         _write(flame, form, stream)
     for note in flame.notes:
         say(note)
     if output != "-":
         say(f"{output}: {flame.nodes.height:,} frames by {flame.by}")
-
-
-def _flame(inputs: Inputs, by: str | None, split: str, idle: str) -> Flame:
-    from thence.analysis import flame as analysis
-
-    trace = inputs.open()
-    kind = by or analysis.default_kind(trace.attributed)
-    flame = analysis.flame(trace.attributed, kind, analysis.Split(split), analysis.Idle(idle))
-    return dataclasses.replace(flame, notes=(*trace.soundness.lines, *flame.notes))
 
 
 def _format(output: str) -> str:

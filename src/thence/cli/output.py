@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console, RenderableType
 
+    from thence.trace import Trace
+
 __all__ = [
     "Result",
     "check_output",
     "choice_option",
     "console",
+    "document_of",
     "force_option",
     "format_option",
     "json_text",
+    "notes_of",
     "output_option",
     "print_json",
     "print_table",
@@ -54,6 +58,22 @@ def choice_option(
     return click.option(
         *names, type=click.Choice(choices), default=choices[0], show_default=True, help=meaning
     )
+
+
+def notes_of(trace: Trace, said: Iterable[str] = ()) -> tuple[str, ...]:
+    """What stands below a result of a trace: what makes it unsound, the verb's own sentences, notes, warnings.
+
+    Args:
+        trace: that the result is of.
+        said: the verb's own sentences.
+    """
+    meta = trace.attributed.meta
+    return (*trace.soundness.lines, *said, *meta.notes, *meta.warnings)
+
+
+def document_of(trace: Trace, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as JSON values, with what makes its trace unsound."""
+    return {**document, "soundness": trace.soundness.findings_json()}
 
 
 def output_option(meaning: str, **more: Any) -> Callable[[_Command], _Command]:

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
-from thence.cli.output import Result, result_options
+from thence.cli.output import Result, document_of, notes_of, result_options
 
 __all__ = ["command"]
 
@@ -49,13 +49,7 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """
     trace = inputs.open()
     times = trace.program_times(warm_up)
-    notes = (
-        *trace.soundness.lines,
-        times.phases.counted_statement,
-        *trace.meta.notes,
-        *trace.meta.warnings,
-    )
-    document = times.to_json() | {"soundness": trace.soundness.findings_json()}
+    notes = notes_of(trace, (times.phases.counted_statement,))
     if result.top is None:
         result = dataclasses.replace(result, top=times.large)
-    result.emit(document, times.programs, _HEADINGS, notes)
+    result.emit(document_of(trace, times.to_json()), times.programs, _HEADINGS, notes)

@@ -8,7 +8,14 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import put, say
-from thence.cli.output import Result, console, print_table, result_options
+from thence.cli.output import (
+    Result,
+    console,
+    document_of,
+    notes_of,
+    print_table,
+    result_options,
+)
 from thence.errors import UsageError
 from thence.units import format_ns, format_share
 
@@ -79,18 +86,12 @@ def command(
     trace = inputs.open()
     streams = trace.streams(patterns)
     checks = [judge(expectation, streams.rows) for expectation in parsed]
-    notes = (
-        *trace.soundness.lines,
-        *streams.notes,
-        *trace.attributed.meta.notes,
-        *trace.meta.warnings,
-    )
+    notes = notes_of(trace, streams.notes)
     if result.form == "table":
         result.table(streams.rows, _ROWS)
         _show(streams, notes)
     else:
-        document = streams.to_json(checks) | {"soundness": trace.soundness.findings_json()}
-        result.emit(document, streams.rows, _ROWS, notes)
+        result.emit(document_of(trace, streams.to_json(checks)), streams.rows, _ROWS, notes)
     _show_checks(checks, result.form)
     verdicts = {check.ok for check in checks}
     return 1 if False in verdicts else 2 if None in verdicts else 0

@@ -15,7 +15,6 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 import polars as pl
 
-from thence.model.places import KINDS
 from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
@@ -44,10 +43,8 @@ _FILLS = {
 }
 """The colours of the HTML page's light theme."""
 _FRAMES = ("#efe6d2", "#f0e4d3", "#ece3cd", "#f2ead9", "#eee0cc")
-_OF_FILES = ("source", "stack")
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f]")
 """Characters that XML 1.0 (section 2.2) excludes, and those that it discourages."""
-_TITLES = {kind.name: kind.heading or kind.name for kind in KINDS} | {"source": "source stack"}
 
 
 def flame_svg(flame: Flame) -> str:
@@ -60,7 +57,7 @@ def flame_svg(flame: Flame) -> str:
     rows = int(frames["depth"].max()) + 1  # type: ignore[arg-type] # the root is always there
     notes = [*flame.notes, *_omitted(flame, frames)]
     height = _HEADER + rows * _ROW + _MARGIN + len(notes) * _ROW
-    title = f"GPU time by {_TITLES[flame.by]}: {', '.join(flame.meta.inputs)}"
+    title = f"{flame.title}: {', '.join(flame.meta.inputs)}"
     facts = f"span {format_ns(flame.span_ns)}, busy {format_share(flame.busy_ns, flame.span_ns)}"
     below = _HEADER + rows * _ROW + _ROW
     head = (
@@ -133,13 +130,12 @@ def _omitted(flame: Flame, frames: pl.DataFrame) -> Iterator[str]:
 def _boxes(flame: Flame, frames: pl.DataFrame) -> Iterator[str]:
     """A group for each frame: its tooltip, its box, and as much of its name as fits."""
     total = flame.total_ns
-    files = flame.by in _OF_FILES
     columns = ("depth", "name", "full_name", "kind", "total_ns", "count", "x", "width")
     for depth, name, full_name, kind, ns, count, x, width in frames.select(columns).iter_rows():
         y = _HEADER + depth * _ROW
         tip = f"{full_name or name}\n{format_ns(ns)}, {format_share(ns, total)}, {format_count(count)}"
         letters = int((width - 4) / _CHARACTER)
-        wanted = name.rpartition("/")[2] if files else name  # the folder is in the tooltip
+        wanted = name.rpartition("/")[2] if flame.of_files else name  # the folder is in the tooltip
         shown = wanted if len(wanted) <= letters else f"{wanted[: letters - 1]}…"
         label = f'<text x="{x + 3:.2f}" y="{y + 12}">{_text(shown)}</text>' if letters > 2 else ""
         yield (

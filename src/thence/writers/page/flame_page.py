@@ -24,7 +24,6 @@ MOST_NODES = 20_000
 """Frames of a page; smaller ones are put together, which the page says."""
 
 _LONGEST_FULL_NAME = 2000
-_OF_FILES = ("source", "stack")
 _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
@@ -35,28 +34,27 @@ def flame_html(flame: Flame) -> str:
         flame: with any number of frames; the largest `MOST_NODES` are shown apart.
     """
     shown = flame.largest(MOST_NODES)
-    title = f"GPU time by {flame.heading}{' stack' if flame.by == 'source' else ''}"
     inputs = ", ".join(printable(name) for name in flame.meta.inputs)
-    text = json.dumps(_data(shown, title, inputs), separators=(",", ":"))  # ASCII: U+2028 escaped
+    text = json.dumps(_data(shown, inputs), separators=(",", ":"))  # ASCII: U+2028 escaped
     template = resources.files("thence.writers.page") / "templates" / "flame.html"
     before, _, rest = template.read_text("utf-8").partition("{{title}}")
     middle, _, after = rest.partition("{{data}}")
-    heading = escape(f"{title} - {inputs}")
+    heading = escape(f"{flame.title} - {inputs}")
     return "".join((before, heading, middle, text.translate(_ESCAPES), after))
 
 
-def _data(flame: Flame, title: str, inputs: str) -> dict[str, Any]:
+def _data(flame: Flame, inputs: str) -> dict[str, Any]:
     nodes = flame.nodes
     full_names = [name and name[:_LONGEST_FULL_NAME] for name in nodes["full_name"]]
     texts = dict.fromkeys([*nodes["name"], *(name for name in full_names if name is not None)])
     strings = {text: i for i, text in enumerate(texts)}
     kinds = nodes["kind"].unique(maintain_order=True).to_list()
     return {
-        "title": title,
+        "title": flame.title,
         "inputs": inputs,
         "facts": _facts(flame),
         "notes": [*flame.notes, *(f"warning: {printable(text)}" for text in flame.meta.warnings)],
-        "files": flame.by in _OF_FILES,
+        "files": flame.of_files,
         "strings": list(strings),
         "kinds": kinds,
         "parent": nodes["parent"].fill_null(-1).to_list(),
