@@ -11,9 +11,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from polars.testing import assert_frame_equal
 
 import thence
+from thence.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,3 +109,14 @@ def run_thence(
         check=False,
         env=settings | environment,
     )
+
+
+def output(
+    capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0
+) -> tuple[str, str]:
+    """What the command line prints to standard output and standard error, run in this process."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    assert stopped.value.code == code, printed.err
+    return printed.out, printed.err

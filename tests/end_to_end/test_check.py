@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from faults import KinetoFile, drop_every_second_graph, drop_every_tenth_kernel
-from helpers import DATA, FSDP, recording
+from helpers import DATA, FSDP, output, recording
 from thence.analysis.soundness.findings import MISSING_WORK, RULES
-from thence.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
 EAGER = recording("torch_eager_rank0")
 REPLAY = recording("graphs/block_replay")
 FINDING = {"code", "rank", "device", "count", "span_ns", "span_share", "text"}
-
-
-def output(
-    capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0
-) -> tuple[str, str]:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    assert stopped.value.code == code, printed.err
-    return printed.out, printed.err
 
 
 def checked(

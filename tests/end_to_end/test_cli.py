@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import DATA, FSDP, kernel, launch, recording, run_thence, unzipped, written
+from helpers import DATA, FSDP, kernel, launch, output, recording, run_thence, unzipped, written
 from slow_kineto import SlowTrace
-from thence.cli import COMMANDS, main, report
+from thence.cli import COMMANDS, report
 from thence.errors import ThenceError
 from thence.model.places import BY
 
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
 EAGER = recording("torch_eager_rank0")
 ESCAPE = "\x1b"
-
-
-def output(
-    capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0
-) -> tuple[str, str]:
-    """What the command line prints, run in this process."""
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    printed = capsys.readouterr()
-    assert stopped.value.code == code, printed.err
-    return printed.out, printed.err
 
 
 def report_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:

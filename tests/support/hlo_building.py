@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
+
+import polars as pl
 
 from protowire import first, message, pack
 from thence.attribution.xla.hlo_collectives import collective_instructions
+from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.readers.jax.hlo import decode_hlo
 
-if TYPE_CHECKING:
-    from thence.model.hlo import HloModule
+
+def module_of(rows: list[dict[str, Any]]) -> HloModule:
+    """A module with these instructions, each a mapping with what matters of `INSTRUCTIONS`."""
+    return HloModule(
+        "jit_f", 1, None, 0, None, None,
+        instructions=pl.DataFrame(rows, schema=INSTRUCTIONS, orient="row"),
+        computations=pl.DataFrame(schema=COMPUTATIONS),
+        loops=pl.DataFrame(schema=LOOPS),
+        frames=pl.DataFrame(schema=FRAMES),
+    )  # fmt: skip
+
 
 F32, BF16, TUPLE, TOKEN = 11, 16, 13, 17
 

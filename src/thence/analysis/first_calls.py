@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.names import matching
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -97,13 +98,13 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
 
 def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     """First calls whose host op took so long that the communicator was made in it."""
-    wanted = trace.host["name"].cast(pl.String).str.contains(_OPS).fill_null(value=False)
+    wanted = matching(trace.host["name"], _OPS)
     launch = trace.places["launch"].gather(rows["gpu"].cast(pl.UInt32))
     parent = trace.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
     op = chain_to(
         parent,
         launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(),
-        wanted.fill_null(value=False).to_numpy(),
+        wanted.to_numpy(),
     )
     known = op != NO_ROW
     took = np.zeros(rows.height, np.int64)
@@ -116,9 +117,7 @@ def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _after_initialising(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     """The first collective that each rank launched after each range that makes a communicator."""
-    made = trace.host.filter(
-        pl.col("name").cast(pl.String).str.contains(_INITIALISED).fill_null(value=False)
-    )
+    made = trace.host.filter(matching(trace.host["name"], _INITIALISED))
     launched = rows.drop_nulls("launch").sort("rank", "launch")
     parts = [rows.clear()]
     for (rank,), ranges in made.group_by("rank"):

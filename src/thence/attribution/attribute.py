@@ -51,13 +51,14 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     if tables.programs.is_empty():
         places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
     else:
-        instruction_columns = instructions(tables)
+        trying = autotuned(tables)
+        instruction_columns = instructions(tables, trying)
         tables = dataclasses.replace(
             tables, gpu=tables.gpu.with_columns(instruction_columns["hlo"])
         )
-        rows = hlo_rows(tables, instruction_columns["hlo_rule"], own_code)
+        rows = hlo_rows(tables, instruction_columns["hlo_rule"], trying, own_code)
         of_hlo = hlo_places(rows).with_columns(
-            *_programs(tables), instruction_columns["hlo"], instruction_columns["hlo_rule"]
+            *_programs(tables, trying), instruction_columns["hlo"], instruction_columns["hlo_rule"]
         )
         places = of_launch.with_columns(
             *(column for kind in _BOTH for column in _merged(of_launch, of_hlo, kind)),
@@ -94,12 +95,11 @@ def _nothing_from_hlo(rows: int) -> list[pl.Series]:
     return [x for kind in _FROM_HLO for x in (null.alias(kind), reason.alias(f"{kind}_rule"))]
 
 
-def _programs(tables: Tables) -> tuple[pl.Series, pl.Series]:
+def _programs(tables: Tables, trying: pl.Series) -> tuple[pl.Series, pl.Series]:
     """The name of the XLA program that each activity is part of, and the rule."""
     name = tables.programs["name"].gather(tables.gpu["program"].cast(pl.UInt32))
     codes = pl.Series(["hlo_recorded", "no_program", "autotuning"], dtype=RULE)
-    trying = autotuned(tables).cast(pl.UInt32)
-    rule = codes.gather(name.is_null().cast(pl.UInt32) * (1 + trying))
+    rule = codes.gather(name.is_null().cast(pl.UInt32) * (1 + trying.cast(pl.UInt32)))
     return name.alias("program"), rule.alias("program_rule")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -103,8 +104,7 @@ def batched_kernels(parts: pl.DataFrame) -> pl.DataFrame:
 
 def _batches(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
     """Range (host row) and gpu of each kernel that sends and receives, alone in its range, not described."""
-    names = tables.gpu["name"].cast(pl.String).str.contains(_KERNEL).fill_null(value=False)
-    chosen = (tables.gpu["kind"] == "kernel") & names
+    chosen = (tables.gpu["kind"] == "kernel") & matching(tables.gpu["name"], _KERNEL)
     rows = chosen.arg_true()
     around = _around(tables, launch.gather(rows), _is_range(tables))
     return (

@@ -16,6 +16,7 @@ import polars as pl
 from thence.attribution.batched_transfers import batched_kernels, batched_parts
 from thence.attribution.xla.hlo_collectives import collective_instructions
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
             *("kind", "program", "iteration", "duration"),
             pl.col("hlo").cast(pl.String).alias("instruction"),
             replay.alias("replay"),
-            nccl=pl.col("name").cast(pl.String).str.contains("(?i)nccl").fill_null(value=False),
+            nccl=matching(tables.gpu["name"], "(?i)nccl"),
         )
         .filter(
             pl.col("kind").is_in(["kernel", "thunk"]),

@@ -34,6 +34,7 @@ from thence.attribution.serving import serving_of
 from thence.attribution.sources import file_of_frame
 from thence.model.forest import ancestors
 from thence.model.intervals import NO_ROW
+from thence.model.names import matching
 from thence.model.phases import Phase
 from thence.model.reasons import CODES
 
@@ -71,7 +72,7 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
     in_operator = host.climb(host.launch, host.of("op")) != NO_ROW
     left = (phase == 0) & in_operator & ~host.in_graph
     gpu = host.tables.gpu
-    copy = gpu["name"].cast(pl.String).str.contains(_TO_DEVICE).fill_null(value=False).to_numpy()
+    copy = matching(gpu["name"], _TO_DEVICE).to_numpy()
     in_step = host.step.is_not_null().to_numpy()
     loaded = left & in_step & copy & (gpu["kind"] == "memcpy").to_numpy()
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")

@@ -38,8 +38,8 @@ class Endings:
 
     def __init__(self, directory: Path, stop: Callable[[], None]) -> None:
         self._stop = stop
-        self._note = directory / f"{_NOTE}{os.getpid()}"
-        self._pid = os.getpid()
+        self._directory = directory
+        self._pid = 0
         self._finalizer: Any = None
         self._handles_sigterm = False
         self._finishing = False
@@ -47,8 +47,9 @@ class Endings:
 
     def expect(self) -> None:
         """Have the function called."""
+        self._pid = os.getpid()
         with contextlib.suppress(OSError):  # a full disk is reported with the first part
-            self._note.touch()
+            self._note().touch()
         atexit.register(self._stop)
         process = sys.modules.get("multiprocessing.process")
         if process is None or process.parent_process() is None:
@@ -77,7 +78,7 @@ class Endings:
         if os.getpid() != self._pid:
             return  # a forked child: the note and the recording are its parent's
         with contextlib.suppress(OSError):
-            self._note.unlink(missing_ok=True)
+            self._note().unlink(missing_ok=True)
         atexit.unregister(self._stop)
         if self._finalizer is not None:
             self._finalizer.cancel()
@@ -86,6 +87,9 @@ class Endings:
                 ValueError
             ):  # on another thread: the handler then only ends the process
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _note(self) -> Path:
+        return self._directory / f"{_NOTE}{self._pid}"
 
     def _terminated(self, number: int, _frame: object) -> None:
         if self._finishing:

@@ -113,7 +113,6 @@ class Recording:
         self._log = MarkLog()
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
-        self._endings = Endings(self.directory, self.stop)
         recorder = Recorder(self.directory, self._options, self._rows)
         recorder.start()
         self._recorder = recorder

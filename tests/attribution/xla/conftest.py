@@ -5,16 +5,16 @@ from __future__ import annotations
 import tarfile
 from typing import TYPE_CHECKING
 
-import polars as pl
 import pytest
 
 from helpers import DATA
-from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
+from hlo_building import module_of
 from thence.readers.recording.read import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from thence.model.hlo import HloModule
     from thence.model.tables import Tables
 
 
@@ -49,12 +49,6 @@ def hlo() -> Callable[[Mapping[int, Sequence[Mapping[str, object]]]], HloModule]
             for computation, instructions in computations.items()
             for step, instruction in enumerate(instructions)
         ]
-        return HloModule(
-            "jit_f", 1, None, 0, None, None,
-            instructions=pl.DataFrame(rows, schema=INSTRUCTIONS, orient="row"),
-            computations=pl.DataFrame(schema=COMPUTATIONS),
-            loops=pl.DataFrame(schema=LOOPS),
-            frames=pl.DataFrame(schema=FRAMES),
-        )  # fmt: skip
+        return module_of(rows)
 
     return module

@@ -9,13 +9,15 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hlo_building import module_of
 from thence.attribution.xla.command_buffers import derived_instructions
-from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.tables import GPU, PROGRAMS, Tables
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
+
+    from thence.model.hlo import HloModule
 
 
 def program_of(classes: Sequence[int]) -> HloModule:
@@ -39,13 +41,7 @@ def program_of(classes: Sequence[int]) -> HloModule:
             inner = {"computation": 100 + i, "id": 1000 + i, "name": f"add.{i}", "opcode": "add"}
             rows.append(inner | {"called": [], "operands": [], "result_bytes": kind})
         rows.append(row)
-    return HloModule(
-        "jit_f", 1, None, 0, None, None,
-        instructions=pl.DataFrame(rows, schema=INSTRUCTIONS, orient="row"),
-        computations=pl.DataFrame(schema=COMPUTATIONS),
-        loops=pl.DataFrame(schema=LOOPS),
-        frames=pl.DataFrame(schema=FRAMES),
-    )  # fmt: skip
+    return module_of(rows)
 
 
 def ran(classes: Sequence[int], cuts: Sequence[int]) -> tuple[Tables, list[str]]:

@@ -13,9 +13,11 @@ import pytest
 from helpers import DATA
 from protowire import every, first, message, pack
 from thence.attribution.own_code import OwnCode
+from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.xla.hlo_places import (
     PLACES,
+    HloRows,
     hlo_places,
     hlo_rows,
     instructions,
@@ -51,20 +53,22 @@ def tables(request: pytest.FixtureRequest) -> Tables:
     return read(request.param)
 
 
-def resolved(tables: Tables) -> tuple[Tables, pl.Series]:
-    """The tables with the instructions that were found, and how."""
-    found = instructions(tables)
-    gpu = tables.gpu.with_columns(found["hlo"])
-    return dataclasses.replace(tables, gpu=gpu), found["hlo_rule"]
+def rows_of(tables: Tables) -> HloRows:
+    """The instructions that were found, with their modules."""
+    trying = autotuned(tables)
+    found = instructions(tables, trying)
+    with_hlo = dataclasses.replace(tables, gpu=tables.gpu.with_columns(found["hlo"]))
+    return hlo_rows(with_hlo, found["hlo_rule"], trying, OwnCode())
 
 
 def places_of(tables: Tables) -> pl.DataFrame:
-    return hlo_places(hlo_rows(*resolved(tables), OwnCode()))
+    return hlo_places(rows_of(tables))
 
 
 def shares_of(tables: Tables, *weighting: Any) -> pl.DataFrame:
-    rows = hlo_rows(*resolved(tables), OwnCode())
-    return source_shares(rows, *((lambda facts, how=how: how(facts.module)) for how in weighting))
+    return source_shares(
+        rows_of(tables), *((lambda facts, how=how: how(facts.module)) for how in weighting)
+    )
 
 
 def proto_of(name: str, program: str) -> bytes:

@@ -12,6 +12,7 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, IDENTIFIED
+from thence.model.names import matching
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -90,10 +91,8 @@ def rows_by_rank(ranks: pl.Series) -> list[tuple[int, Int64]]:
 
 
 def called(frame: pl.DataFrame, pattern: str) -> pl.DataFrame:
-    """Rows of host ranges whose name matches a regular expression; each different name is tried once."""
-    names = frame["name"].unique().cast(pl.String)
-    wanted = names.filter(names.str.contains(pattern)).cast(pl.Categorical())
-    return frame.filter(pl.col("name").is_in(wanted.implode()))
+    """Rows of host ranges whose name matches a regular expression."""
+    return frame.filter(matching(frame["name"], pattern))
 
 
 @dataclass(frozen=True)

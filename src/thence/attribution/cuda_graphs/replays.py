@@ -11,6 +11,7 @@ import polars as pl
 from thence.attribution.cuda_graphs.signatures import Variants
 from thence.attribution.launches import launch_rows
 from thence.model.intervals import NO_ROW
+from thence.model.names import matching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,10 +38,7 @@ def in_cuda_graph(tables: Tables, launch: NDArray[np.int64] | None = None) -> ND
     if inside.all():
         return inside
     rows = launch_rows(tables) if launch is None else launch
-    names = tables.host["name"]
-    used = names.unique().drop_nulls()
-    launches = used.filter(used.cast(pl.String).str.contains("GraphLaunch", literal=True))
-    of_graph = np.isin(names.to_physical().to_numpy(), launches.to_physical().to_numpy())
+    of_graph = matching(tables.host["name"], "GraphLaunch").to_numpy()
     has_launch = rows != NO_ROW
     mask: NDArray[np.bool_] = inside.copy()
     mask[has_launch] |= of_graph[rows[has_launch]]

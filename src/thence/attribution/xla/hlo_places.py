@@ -56,15 +56,18 @@ PLACES = tuple(kind.name for kind in HLO if kind.name not in ("program", "hlo"))
 _KEY = ["module", "hlo"]
 
 
-def instructions(tables: Tables) -> pl.DataFrame:
+def instructions(tables: Tables, trying: pl.Series) -> pl.DataFrame:
     """The HLO instruction of every row of ``tables.gpu``, in its order.
+
+    Args:
+        tables: of the trace.
+        trying: whether each row ran as part of a compilation, as `autotuned` returns it.
 
     Returns:
         columns hlo (Categorical), the op that the profiler recorded or, inside a command buffer, the
         instruction whose command the node is; hlo_rule (`RULE`), which of both, or why there is none;
         detail (Categorical), a sentence about a graph that could not be matched.
     """
-    trying = autotuned(tables)
     derived = derived_instructions(tables)
     recorded = tables.gpu["hlo"].cast(pl.String)
     reason = pl.when("in_graph").then(pl.lit("command_buffer")).otherwise(pl.lit("no_hlo_op"))
@@ -125,15 +128,16 @@ class HloRows:
     modules: dict[int, ModuleFacts]
 
 
-def hlo_rows(tables: Tables, hlo_rule: pl.Series, own: OwnCode) -> HloRows:
+def hlo_rows(tables: Tables, hlo_rule: pl.Series, trying: pl.Series, own: OwnCode) -> HloRows:
     """The instructions of a trace with their modules.
 
     Args:
         tables: of the trace, with the instructions that `instructions` found in ``gpu``.
         hlo_rule: how it found them.
+        trying: as `instructions` takes it.
         own: which files are the user's own code.
     """
-    keys = _keys(tables, hlo_rule)
+    keys = _keys(tables, hlo_rule, trying)
     ran = keys.select("module", "hlo").drop_nulls("module").unique(maintain_order=True)
     modules = {
         int(number): ModuleFacts(tables.hlo[int(number)], own, rows["hlo"].drop_nulls())
@@ -199,7 +203,8 @@ def stack_shares(trace: Attributed) -> pl.DataFrame:
         columns gpu, module (row in ``trace.hlo``), frame (number in its frames, null where there
         is no stack), weight and rule; weights as in `source_shares`.
     """
-    rows = hlo_rows(trace, trace.places["hlo_rule"], OwnCode.of(trace.own, trace.installed))
+    own = OwnCode.of(trace.own, trace.installed)
+    rows = hlo_rows(trace, trace.places["hlo_rule"], autotuned(trace), own)
     columns = ["module", "hlo", "frame", "weight", "rule"]
     parts = [
         _constituents(facts, facts.parts)
@@ -224,14 +229,14 @@ def frame_names(module: HloModule, frame: int) -> tuple[str, ...]:
     return tuple(f"{f.file}({f.line}): {f.function}" for f in module.stack(frame))
 
 
-def _keys(tables: Tables, hlo_rule: pl.Series) -> pl.DataFrame:
+def _keys(tables: Tables, hlo_rule: pl.Series, trying: pl.Series) -> pl.DataFrame:
     """For every gpu row: module, hlo, and the reason why there is no instruction, or null."""
     modules = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")
     )
     return (
         tables.gpu.select("program", pl.col("hlo").cast(pl.String))
-        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), autotuned(tables)])
+        .hstack([hlo_rule.cast(pl.String).alias("hlo_rule"), trying.alias("autotuned")])
         .join(modules, on="program", how="left", maintain_order="left")
         .with_columns(
             reason=pl.when(pl.col("module").is_null() & pl.col("autotuned")).then(pl.lit("autotuning"))

@@ -79,12 +79,8 @@ def activities(store: Store) -> tuple[pl.DataFrame, list[str], list[Loss]]:
 
 
 def _losses(timed: Timed, name: str, what: str) -> Iterator[Loss]:
-    if timed.lost:
-        text = f"{name}: {timed.lost:,} {what} have no start time and are left out"
-        yield Loss("no_times", name, timed.lost, text)
-    if timed.unusable:
-        text = f"{name}: {timed.unusable:,} {what} have no end, or one before their start"
-        yield Loss("repaired", name, timed.unusable, text)
+    for code, count, text in timed.problems(what):
+        yield Loss(code, name, count, f"{name}: {text}")
 
 
 def _kernels(store: Store) -> pl.DataFrame:

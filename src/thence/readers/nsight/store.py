@@ -22,7 +22,7 @@ import polars as pl
 from thence.model.times import LATEST_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -306,6 +306,19 @@ class Timed:
     lost: int
     unusable: int
 
+    def problems(self, what: str) -> Iterator[tuple[str, int, str]]:
+        """Code of `thence.model.losses.LOSSES`, number of rows, and a sentence, for rows lost and unusable.
+
+        Args:
+            what: plural noun for the rows.
+        """
+        if self.lost:
+            missing = "have no start time, or one that no clock shows, and are left out"
+            yield "no_times", self.lost, f"{self.lost:,} {what} {missing}"
+        if self.unusable:
+            wrong = "have no end, or one before their start; their duration counts as 0"
+            yield "repaired", self.unusable, f"{self.unusable:,} {what} {wrong}"
+
 
 def lasting(frame: pl.DataFrame, what: str) -> tuple[pl.DataFrame, list[str]]:
     """The rows that have a start, with a duration (ns) instead of an end; and warnings.
@@ -339,16 +352,8 @@ def with_durations(frame: pl.DataFrame) -> Timed:
 
 def left_out(parts: Sequence[Timed], what: str) -> list[str]:
     """Warnings about rows that `with_durations` dropped or gave the duration 0."""
-    warnings = []
-    if lost := sum(part.lost for part in parts):
-        warnings.append(
-            f"{lost:,} {what} have no start time, or one that no clock shows, and are left out"
-        )
-    if unusable := sum(part.unusable for part in parts):
-        warnings.append(
-            f"{unusable:,} {what} have no end, or one before their start; their duration counts as 0"
-        )
-    return warnings
+    lost, unusable = sum(part.lost for part in parts), sum(part.unusable for part in parts)
+    return [text for _, _, text in Timed(pl.DataFrame(), lost, unusable).problems(what)]
 
 
 def bounded(column: str, bits: int) -> pl.Expr:

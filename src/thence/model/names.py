@@ -1,0 +1,19 @@
+"""Names of ranges and kernels: many rows, few different names."""
+
+from __future__ import annotations
+
+import polars as pl
+
+__all__ = ["matching"]
+
+
+def matching(names: pl.Series, pattern: str) -> pl.Series:
+    """In which names a regular expression finds something; every different name is tried once.
+
+    Args:
+        names: Categorical; a null matches nothing.
+        pattern: as Polars takes it.
+    """
+    distinct = names.unique().drop_nulls().cast(pl.String)
+    found = distinct.filter(distinct.str.contains(pattern)).cast(pl.Categorical())
+    return names.is_in(found.implode()).fill_null(value=False)
