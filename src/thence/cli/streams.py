@@ -148,8 +148,10 @@ def _lines(of: Concurrency) -> Iterator[str]:
 
 def _show_checks(checks: list[Check], form: str) -> None:
     """One line per expectation: below a table, else on standard error."""
+    from thence.writers.text.printable import printable
+
     for check in checks:
         if form == "table":
-            put(f"{check}\n")
+            put(f"{printable(str(check))}\n")
         else:
             say(str(check))
