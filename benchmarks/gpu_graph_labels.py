@@ -180,9 +180,9 @@ def forward_truth(model: Model, x: torch.Tensor) -> dict[int, str]:
     """Node number to label of the forward, from the sets of nodes before and after."""
     from cuda.bindings import runtime
 
-    import thence.recorder.cupti
+    import thence.cuda.cupti
 
-    cupti = thence.recorder.cupti.load()
+    cupti = thence.cuda.cupti.load()
     truth: dict[int, str] = {}
     path: list[str] = []
     live = False
@@ -349,7 +349,7 @@ def replays_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def graph_kernels(graph: torch.cuda.CUDAGraph) -> list[Any]:
-    from thence.recorder import cupti, driver
+    from thence.cuda import cupti, driver
 
     d, c = driver.load(), cupti.load()
     nodes = sorted((c.graph_node_id(n), n) for n in d.nodes(graph.raw_cuda_graph()))

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 import thence
-from thence.recorder import cupti
+from thence.cuda import cupti
+from thence.cuda.layouts import KERNEL
 from thence.recorder.buffers import Buffers
-from thence.recorder.layouts import KERNEL
 from thence.recorder.walking import Walker
 
 CALLS = 10

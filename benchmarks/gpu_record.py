@@ -29,7 +29,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import thence
-from thence.recorder import cupti, layouts
+from thence.cuda import cupti, layouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import polars as pl
 
+from thence.cuda import cupti
+from thence.cuda.layouts import KERNEL
 from thence.inside.decoding import decode
 from thence.inside.files import save
-from thence.recorder import cupti
-from thence.recorder.layouts import KERNEL
 from thence.recorder.walking import Walker
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thence.cuda.layouts import DRIVER, KERNEL, LAYOUTS, RUNTIME
 from thence.model.column_file import encode
-from thence.recorder.layouts import DRIVER, KERNEL, LAYOUTS, RUNTIME
 from thence.recorder.names import Names
 from thence.recorder.walking import Walker
 

@@ -29,8 +29,8 @@ from thence.version import __version__
 if TYPE_CHECKING:
     from thence import inside as inside
     from thence.analysis.summary import Summary
-    from thence.frameworks import jax as jax
-    from thence.frameworks import torch as torch
+    from thence.hooks.jax import streams as jax  # noqa: F401 - thence.jax
+    from thence.hooks.torch import collectives as torch  # noqa: F401 - thence.torch
     from thence.marks import captured_nodes as captured_nodes
     from thence.marks import mark as mark
     from thence.marks import save_labels as save_labels
@@ -65,8 +65,8 @@ __all__ = [
 
 _MODULES = {
     "inside": "thence.inside",
-    "jax": "thence.frameworks.jax",
-    "torch": "thence.frameworks.torch",
+    "jax": "thence.hooks.jax.streams",
+    "torch": "thence.hooks.torch.collectives",
 }
 """Modules that are reached as attributes. They are not in __all__: a star import would hide the
 frameworks that they are named for."""

@@ -13,10 +13,10 @@ import pytest
 from cuda_fakes import FakeCupti, FakeDriver
 from thence.cli import main
 from thence.cli.doctor import command
+from thence.cuda import cuda_events, cupti
 from thence.doctor import examine as doctor
 from thence.doctor import probe as probing
 from thence.doctor.probe import STEPS, probe
-from thence.recorder import cuda_events, cupti
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

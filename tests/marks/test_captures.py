@@ -14,8 +14,8 @@ import thence
 from fake_cuda import FakeCuda
 from thence.errors import MissingRequirement
 from thence.marks.captures import Captures, patch_torch
+from thence.marks.graph_labels import LabelledGraphs, write_whole
 from thence.marks.watching import watch
-from thence.recorder.graph_labels import LabelledGraphs, write_whole
 
 
 class Setting:

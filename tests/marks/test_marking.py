@@ -17,9 +17,9 @@ import thence
 from marks_notes import Notes
 from thence.marks import listen, unlisten
 from thence.marks.frames import LOG_LIMIT, Log, label_of, top
+from thence.marks.graph_labels import write_whole
 from thence.marks.marking import LibraryMark
 from thence.marks.watching import Watch
-from thence.recorder.graph_labels import write_whole
 from thence.recorder.names import Names
 from thence.recording.mark_log import MarkLog
 

@@ -16,8 +16,8 @@ from marks_notes import Notes  # noqa: E402
 from thence.marks import frames, listen, unlisten  # noqa: E402
 from thence.marks.backward import BackwardMarks, patch_autograd  # noqa: E402
 from thence.marks.captures import Captures  # noqa: E402
+from thence.marks.graph_labels import LabelledGraphs  # noqa: E402
 from thence.marks.watching import watch  # noqa: E402
-from thence.recorder.graph_labels import LabelledGraphs  # noqa: E402
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import pytest
 import thence
 from graph_data import Made, layers
 from thence.errors import DamagedInput, InputError, UnknownFormat
+from thence.marks.graph_labels import metadata_text
 from thence.readers.label_files import read_labels
-from thence.recorder.graph_labels import metadata_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -60,7 +60,7 @@ def test_a_program_that_fails_keeps_its_exit_code_and_its_recording(tmp_path: Pa
 def test_a_killed_program_keeps_the_labels_of_its_graphs(tmp_path: Path) -> None:
     body = """
         from thence import marks
-        from thence.recorder.graph_nodes import CapturedGraph, Nodes
+        from thence.marks.graph_nodes import CapturedGraph, Nodes
 
         nodes = Nodes(number=[0], type=["empty"], label=[-1], kernel=[-1], grid=[None], block=[None],
                       shared_memory=[None], parent=[-1])
@@ -186,14 +186,14 @@ def test_the_holder_of_cupti_is_named(tmp_path: Path) -> None:
     import types
     torch = sys.modules["torch"] = types.ModuleType("torch")
     torch.autograd = types.SimpleNamespace(_profiler_enabled=lambda: {profiling})
-    from thence.recorder.holders import taken
+    from thence.cuda.holders import taken
     print(taken())
     """
     said = program(body.format(profiling="True"), tmp_path).stdout
     assert "torch.profiler has it: end that profile first" in said
     said = program(body.format(profiling="False"), tmp_path).stdout
     assert "torch.profiler, probably" in said
-    body = "from thence.recorder.holders import taken; print(taken())"
+    body = "from thence.cuda.holders import taken; print(taken())"
     assert "nsys" in program(body, tmp_path, env={"NSYS_PROFILING_SESSION_ID": "1"}).stdout
 
 
@@ -340,7 +340,7 @@ def test_threads_that_hardly_record_do_not_use_up_the_memory() -> None:
 def test_what_another_profiler_lost_is_not_counted(tmp_path: Path) -> None:
     said = program(
         """
-        from thence.recorder import cupti
+        from thence.cuda import cupti
         library = cupti.load()
         handle = library.subscribe()
         library.register(lambda *_: None, lambda *_: None)  # it has no buffers

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(tmp_path: Path) -> None:
     body = """
         import torch
-        from thence.recording import hooks
+        from thence.launcher import first_use as hooks
 
         # torch.cuda._lazy_init holds this lock while it calls what waited for CUDA.
         with torch.cuda._initialization_lock:
@@ -120,7 +120,7 @@ def test_labels_come_with_torch_whenever_the_recording_begins(tmp_path: Path, mo
     trace = collectives(
         tmp_path,
         f"""
-        from thence.recording import hooks
+        from thence.launcher import first_use as hooks
 
         def begin():
             hooks._begin({{"directory": str(OUT), "options": {{}}}})

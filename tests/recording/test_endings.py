@@ -10,7 +10,7 @@ import pytest
 
 import thence
 from recorder_programs import HERE, program
-from thence.recording.inspect import content
+from thence.launcher.content import content
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,10 +14,10 @@ PACKAGE = Path(thence.__file__).parent
 # From the bottom to the top; a module imports from its own layer and from those below.
 LAYERS = (
     {"atomic_files", "errors", "notebook", "units", "version"},
-    {"model"},
+    {"cuda", "model"},
     {"readers", "recorder"},
     {"marks"},
-    {"attribution", "frameworks", "inside"},
+    {"attribution", "hooks", "inside"},
     {"analysis"},
     {"writers"},
     {"pictures"},
@@ -25,6 +25,7 @@ LAYERS = (
     {"opening"},
     {"timing"},
     {"doctor", "recording"},
+    {"launcher"},
     # The packages that users import give names of all layers, and nothing below imports them.
     {"cli", "__init__", "__main__", "inside.__init__"},
 )

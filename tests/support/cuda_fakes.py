@@ -6,7 +6,7 @@ import ctypes
 import struct
 from typing import TYPE_CHECKING, Any
 
-from thence.recorder import cupti
+from thence.cuda import cupti
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from thence.recorder.driver import KernelNode
+from thence.cuda.driver import KernelNode
 
 
 @dataclass

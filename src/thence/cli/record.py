@@ -14,7 +14,7 @@ from thence.units import format_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thence.recording.inspect import Content
+    from thence.launcher.content import Content
 
 __all__ = ["command"]
 
@@ -68,9 +68,9 @@ def command(
 
         thence record -o run1 -- torchrun --nproc-per-node 8 train.py
     """
+    from thence.launcher.content import content
+    from thence.launcher.launch import claimed_directory, run
     from thence.recorder.options import RecordOptions
-    from thence.recording.inspect import content
-    from thence.recording.launcher import claimed_directory, run
 
     options = RecordOptions(
         launches="launches" not in left_out,

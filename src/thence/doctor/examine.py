@@ -15,9 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from thence.cuda.cupti import TAKEN
+from thence.cuda.holders import holder
 from thence.doctor.probe import Finding, probe
-from thence.recorder.cupti import TAKEN
-from thence.recorder.holders import holder
 
 __all__ = ["CHECKS", "Capability", "examine"]
 

@@ -20,10 +20,10 @@ import sys
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from typing import TYPE_CHECKING, Any
 
+from thence.cuda import cuda_events, cupti
+from thence.cuda.cuda_events import call
+from thence.cuda.layouts import require_known
 from thence.errors import MissingRequirement, ThenceError
-from thence.recorder import cuda_events, cupti
-from thence.recorder.cuda_events import call
-from thence.recorder.layouts import require_known
 from thence.timing.spin_kernel import KERNEL_NAME, HeadStart, capability
 
 if TYPE_CHECKING:

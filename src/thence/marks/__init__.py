@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from thence.marks.backward import BackwardMarks, patch_autograd
 from thence.marks.captures import Captures, TorchStreams, patch_torch
 from thence.marks.compiling import follow_inductor, notice_imports
+from thence.marks.graph_labels import CapturedNodes, LabelledGraphs, write_whole
 from thence.marks.marking import mark
 from thence.marks.watching import Listener, watch
-from thence.recorder.graph_labels import CapturedNodes, LabelledGraphs, write_whole
 
 if TYPE_CHECKING:
     import os

@@ -15,19 +15,19 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from thence.cuda import cupti as cupti_library
+from thence.cuda import driver as driver_library
 from thence.errors import MissingRequirement
 from thence.marks.frames import label_of, reopened, thread, top
 from thence.marks.generated import GeneratedCode
-from thence.recorder import cupti as cupti_library
-from thence.recorder import driver as driver_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thence.cuda.driver import GraphDriver
+    from thence.marks.graph_labels import Label, LabelledGraphs
+    from thence.marks.graph_nodes import CapturedGraph, NodeIds
     from thence.marks.watching import Frame, Watch
-    from thence.recorder.driver import GraphDriver
-    from thence.recorder.graph_labels import Label, LabelledGraphs
-    from thence.recorder.graph_nodes import CapturedGraph, NodeIds
 
 __all__ = ["Captures", "Streams", "TorchStreams", "patch_torch"]
 

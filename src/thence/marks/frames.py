@@ -18,8 +18,8 @@ from bisect import bisect_right
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from thence.marks.graph_labels import Label, metadata_text
 from thence.marks.watching import Frame, watch
-from thence.recorder.graph_labels import Label, metadata_text
 
 __all__ = [
     "LOG_LIMIT",

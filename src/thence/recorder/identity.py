@@ -12,13 +12,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from thence.cuda.synchronizing import devices, driver_version
 from thence.recorder.process_identity import (
     first_number,
     process_identity,
     rank_of_launcher,
     rank_of_process_group,
 )
-from thence.recorder.synchronizing import devices, driver_version
 from thence.version import __version__
 
 __all__ = ["folder_name", "process_facts", "rank_of_environment", "rank_of_framework"]

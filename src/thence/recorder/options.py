@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from thence.cuda import layouts
 from thence.errors import UsageError
-from thence.recorder import layouts
 
 __all__ = ["RecordOptions", "Schedule"]
 

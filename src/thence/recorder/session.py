@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.cuda import layouts
+from thence.cuda.cuda_events import load_driver
+from thence.cuda.cupti import TAKEN, CuptiError, load
+from thence.cuda.holders import taken
+from thence.cuda.synchronizing import synchronize
 from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.model.formats import RECORDING, RECORDING_VERSION
-from thence.recorder import identity, layouts
+from thence.recorder import identity
 from thence.recorder.buffers import Buffers, Filled
-from thence.recorder.cuda_events import load_driver
-from thence.recorder.cupti import TAKEN, CuptiError, load
-from thence.recorder.holders import taken
 from thence.recorder.names import Names
 from thence.recorder.parts import Parts
-from thence.recorder.synchronizing import synchronize
 from thence.recorder.walking import Walker
 
 if TYPE_CHECKING:

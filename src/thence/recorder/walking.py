@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.recorder.cupti import CuptiError
-from thence.recorder.layouts import LAYOUTS
+from thence.cuda.cupti import CuptiError
+from thence.cuda.layouts import LAYOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.recorder.cupti import Cupti
+    from thence.cuda.cupti import Cupti
 
 __all__ = ["Columns", "Walker"]
 

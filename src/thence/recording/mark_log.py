@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.marks.graph_labels import as_text, metadata_text
 from thence.model.collectives import KINETO_KEYS, NUMBERS, TEXTS, CallFacts
 from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
-from thence.recorder.graph_labels import as_text, metadata_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,10 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
+from thence.hooks.jax.programs import XlaPrograms
+from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
 from thence.model.formats import LABELS_FILE
@@ -17,9 +20,6 @@ from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
 from thence.recording.endings import Endings
 from thence.recording.mark_log import MarkLog
-from thence.recording.nvtx import collect_nvtx, leave_nvtx
-from thence.recording.torch_collectives import CollectiveLabels
-from thence.recording.xla_programs import XlaPrograms
 
 if TYPE_CHECKING:
     from types import TracebackType

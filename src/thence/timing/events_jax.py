@@ -18,8 +18,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from thence.cuda.cuda_events import Event, elapsed_ms, load_driver
 from thence.errors import WrongArgument
-from thence.recorder.cuda_events import Event, elapsed_ms, load_driver
 from thence.timing import xla_ffi
 from thence.timing.compiled_jax import Compiled, check_gpu, check_one_gpu
 from thence.timing.spin_kernel import HeadStart

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from thence.cuda.cuda_events import load_driver
 from thence.errors import MissingRequirement, WrongArgument
-from thence.recorder.cuda_events import load_driver
 from thence.timing.spin_kernel import HeadStart
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from thence.cuda import cupti as libcupti
+from thence.cuda.holders import taken
+from thence.cuda.layouts import KERNEL, require_known
 from thence.errors import MissingData, UsageError
 from thence.model.kernel_names import demangle
-from thence.recorder import cupti as libcupti
 from thence.recorder.buffers import Buffers
-from thence.recorder.holders import taken
-from thence.recorder.layouts import KERNEL, require_known
 from thence.recorder.walking import Walker
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import pytest
 
 import thence
 from recording_data import BEGAN, kernel, written
+from thence.cuda.layouts import LAYOUTS
 from thence.model.collectives import CallFacts
 from thence.model.column_file import encode
 from thence.readers.recording.parts import SCHEMAS
 from thence.readers.registry import read
-from thence.recorder.layouts import LAYOUTS
 from thence.recorder.names import Names
 from thence.recording.mark_log import MarkLog
 

@@ -126,7 +126,7 @@ def test_a_collective_of_another_library(notes, group) -> None:
 
 def test_what_is_coalesced_is_labelled_together_at_its_end() -> None:
     """The kernel of a coalesced group is launched when the group ends."""
-    from thence.frameworks import torch as ours
+    from thence.hooks.torch import collectives as ours
 
     class Group:
         group_name, group_desc = "g", "d"

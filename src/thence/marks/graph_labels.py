@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thence.atomic_files import atomic_write
 from thence.errors import MissingData, UsageError
+from thence.marks.graph_nodes import CapturedGraph, KernelNames, read_graph
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
-from thence.recorder.graph_nodes import CapturedGraph, KernelNames, read_graph
 from thence.recorder.process_identity import process_identity
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping
 
-    from thence.recorder.driver import GraphDriver
-    from thence.recorder.graph_nodes import NodeIds
+    from thence.cuda.driver import GraphDriver
+    from thence.marks.graph_nodes import NodeIds
 
 __all__ = ["CapturedNodes", "Label", "LabelledGraphs", "as_text", "metadata_text", "write_whole"]
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import DATA
-from thence.recorder import layouts
-from thence.recorder.cupti import CuptiError
-from thence.recorder.layouts import LAYOUTS
+from thence.cuda import layouts
+from thence.cuda.cupti import CuptiError
+from thence.cuda.layouts import LAYOUTS
 from thence.recorder.walking import Walker
 
 HEADERS: dict[str, Any] = json.loads((DATA / "cupti" / "layouts.json").read_text())

@@ -12,8 +12,8 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from thence.cuda.cuda_events import call, load_driver
 from thence.errors import MissingRequirement
-from thence.recorder.cuda_events import call, load_driver
 
 __all__ = ["Driver", "GraphDriver", "KernelNode", "load"]
 

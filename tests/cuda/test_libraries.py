@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fake_cupti import library_path
+from thence.cuda import libraries
+from thence.cuda.cupti import CuptiError, load
 from thence.errors import MissingRequirement
-from thence.recorder import libraries
-from thence.recorder.cupti import CuptiError, load
 
 
 @pytest.fixture

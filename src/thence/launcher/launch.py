@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thence.errors import UsageError
-from thence.recording.hooks import SETTINGS
+from thence.launcher.first_use import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

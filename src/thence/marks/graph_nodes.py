@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.recorder.driver import GraphDriver
+    from thence.cuda.driver import GraphDriver
 
 __all__ = ["CapturedGraph", "KernelNames", "NodeIds", "Nodes", "read_graph"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from thence.cuda.libraries import find_libcupti
 from thence.errors import ThenceError
-from thence.recorder.libraries import find_libcupti
 
 __all__ = ["VARIABLE", "collect_nvtx", "leave_nvtx"]
 

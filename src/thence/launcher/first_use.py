@@ -14,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from thence.recording.importing import torch_is_being_imported
+from thence.hooks.importing import torch_is_being_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class _Watcher:
     ) -> importlib.machinery.ModuleSpec | None:
         if self._nvtx and name in _USERS_OF_NVTX:
             self._nvtx = False
-            from thence.recording.nvtx import collect_nvtx
+            from thence.cuda.nvtx import collect_nvtx
 
             collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
         if name in _AT_IMPORT and not torch_is_being_imported():

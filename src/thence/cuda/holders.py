@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from thence.recorder.libraries import mapped_files
+from thence.cuda.libraries import mapped_files
 
 __all__ = ["holder", "taken"]
 

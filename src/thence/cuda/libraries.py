@@ -9,8 +9,8 @@ import site
 import sys
 from pathlib import Path
 
+from thence.cuda.cuda_events import served_cuda
 from thence.errors import MissingRequirement
-from thence.recorder.cuda_events import served_cuda
 
 __all__ = ["find_libcupti", "mapped_copies", "mapped_files"]
 

@@ -7,8 +7,8 @@ import threading
 from ctypes import byref, c_int, c_uint, c_void_p
 from typing import Any
 
+from thence.cuda.cuda_events import load_driver, served_cuda
 from thence.errors import MissingRequirement
-from thence.recorder.cuda_events import load_driver, served_cuda
 
 __all__ = ["devices", "driver_version", "synchronize"]
 

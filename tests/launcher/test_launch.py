@@ -15,7 +15,7 @@ import pytest
 import thence
 from fake_cupti import HERE, library_path
 from thence.errors import UsageError
-from thence.recording.launcher import claimed_directory
+from thence.launcher.launch import claimed_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

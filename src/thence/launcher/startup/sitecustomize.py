@@ -24,7 +24,7 @@ def _chain() -> None:
 
 def _watch() -> None:
     try:
-        from thence.recording import hooks
+        from thence.launcher import first_use as hooks
     except ImportError as error:
         sys.stderr.write(
             f"thence: {sys.executable} is not recorded: thence is not installed for it ({error})\n"

@@ -6,8 +6,8 @@ import ctypes
 
 import pytest
 
+from thence.cuda.driver import Driver, KernelNode
 from thence.errors import MissingRequirement
-from thence.recorder.driver import Driver, KernelNode
 
 
 class Library:

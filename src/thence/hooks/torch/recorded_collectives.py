@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import MissingRequirement
-from thence.frameworks.torch import hold_labels
-from thence.recording.importing import torch_is_being_imported
+from thence.hooks.importing import torch_is_being_imported
+from thence.hooks.torch.collectives import hold_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,7 @@
 Every call that fails raises `CuptiError` with the call, the code and what it means. Signatures and
 codes are those of ``cupti_activity.h``, ``cupti_callbacks.h`` and ``cupti_result.h`` of CUDA 11.7 to
 13.5. Two copies of libcupti in one process know nothing of each other, so the copy that the process
-already uses comes first (`thence.recorder.libraries`).
+already uses comes first (`thence.cuda.libraries`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import functools
 from ctypes import POINTER, byref, c_char_p, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
+from thence.cuda.libraries import find_libcupti, mapped_copies
 from thence.errors import MissingRequirement
-from thence.recorder.libraries import find_libcupti, mapped_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""libcupti and the CUDA driver through ctypes: bindings that know nothing of recordings."""

@@ -1,1 +1,0 @@
-"""What thence adds to frameworks; each module needs its framework only when it is used."""
