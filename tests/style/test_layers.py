@@ -15,7 +15,7 @@ PACKAGE = Path(thence.__file__).parent
 LAYERS = (
     {"atomic_files", "errors", "notebook", "units", "version"},
     {"cuda", "model"},
-    {"readers", "recorder"},
+    {"boundaries", "readers", "recorder"},
     {"marks"},
     {"attribution", "hooks", "inside"},
     {"analysis"},

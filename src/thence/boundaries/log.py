@@ -1,0 +1,63 @@
+"""The boundaries that a process crosses, as columns.
+
+A row says: from here on, the innermost place of its kind on this thread is ``place``. Its columns:
+
+    counter   uint32   launches that CUPTI had numbered
+    time      int64    Unix nanoseconds
+    thread    uint32   gettid
+    place     uint32   number of a place (`thence.boundaries.places`)
+    flags     uint8    `BEGINS` and `ENDS`
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BEGINS", "COLUMNS", "ENDS", "BoundaryLog"]
+
+BEGINS = 1
+"""The thread launched nothing since the boundary before this one: it was idle or waited for another thread."""
+ENDS = 2
+"""The thread launches nothing until its next boundary: it goes idle or waits for another thread."""
+COLUMNS = {"counter": "u4", "time": "i8", "thread": "u4", "place": "u4", "flags": "u1"}
+
+
+class BoundaryLog:
+    """Notes boundaries, in Python.
+
+    Args:
+        counter: reads CUPTI's counter.
+    """
+
+    def __init__(self, counter: Callable[[], int]) -> None:
+        self._counter = counter
+        self._rows: deque[tuple[int, int, int, int, int]] = deque()
+        self._local = _Thread()
+
+    def note(self, place: int, flags: int = 0) -> int:
+        """This thread is in a place from here on; returns the counter."""
+        counter = self._counter()
+        self._rows.append((counter, time_ns(), self._local.number, place, flags))
+        return counter
+
+    def take(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The rows since this was last asked, in the order of the calls."""
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        columns = zip(*rows, strict=True) if rows else ((),) * len(COLUMNS)
+        return {
+            name: np.array(values, dtype)
+            for (name, dtype), values in zip(COLUMNS.items(), columns, strict=True)
+        }
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.number = threading.get_native_id()

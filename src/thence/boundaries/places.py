@@ -1,0 +1,75 @@
+"""The places of a program: every distinct one once, with a number.
+
+A place is one of a kind (`KINDS`): a module, a line of the user's code, a phase, a step. Places of one kind form
+a tree: the parent of a line is the line that called its function, the parent of a module the module around it.
+The place with the name None is *no* place of its kind: where a thread has left all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["KINDS", "LINE", "MODULE", "PHASE", "STEP", "Place", "Places"]
+
+MODULE, LINE, PHASE, STEP = range(1, 5)
+KINDS = {MODULE: "module", LINE: "line", PHASE: "phase", STEP: "step"}
+"""Codes of kinds, as recordings hold them."""
+
+
+class Place(NamedTuple):
+    """One place.
+
+    Attributes:
+        kind: a code of `KINDS`.
+        parent: number of the place around it, 0 for none.
+        name: path of a module (``model.layers.3.self_attn``), qualified name of a function, name of a phase or of
+            a step; None for no place of this kind.
+        detail: class of a module, file of a line, batch size or the like of a step; None where there is none.
+        line: number of the line; 0 where only the function is certain, and for other kinds.
+    """
+
+    kind: int
+    parent: int
+    name: str | None
+    detail: str | None = None
+    line: int = 0
+
+
+class Places:
+    """Numbers of places, from 1 on. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Place, int] = {}
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    def number(self, place: Place) -> int:
+        """The number of a place; hooks keep it, so that a boundary needs no lookup."""
+        found = self._numbers.get(place)
+        if found is None:
+            with self._lock:
+                found = self._numbers.setdefault(place, len(self._numbers) + 1)
+        return found
+
+    def nothing(self, kind: int) -> int:
+        """The number for being in no place of a kind."""
+        return self.number(Place(kind, 0, None))
+
+    def take(self) -> Sequence[tuple[int, Place]]:
+        """Number and place of those that came since this was last asked."""
+        with self._lock:
+            new = list(self._numbers.items())[self._taken :]
+            self._taken += len(new)
+        return [(number, place) for place, number in new]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> Place:
+        """The place with a number; slow: for tests and messages."""
+        known: dict[int, Any] = {n: place for place, n in self._numbers.items()}
+        return known[number]  # type: ignore[no-any-return]
