@@ -1,0 +1,100 @@
+"""The steps of a user of JAX's Mosaic GPU profiler, done with it and with thence, on one kernel.
+
+    python benchmarks/gpu_mosaic_steps.py FOLDER      # needs a Hopper GPU or newer, and jax 0.8 or newer
+
+JAX: ``profile_space`` and ``profile_dir`` among the compiler's parameters, a run, the file of Chrome events; and
+``profiler.measure``. thence: the run within ``thence.inside.pallas``, ``profile.save``; and `thence.measure`.
+Printed are the ranges of each side by name, and the times of one function by both calls in both modes.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.mosaic.gpu import profiler as jax_profiler
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import thence
+from inside_measuring import example
+
+BLOCKS, SPACE, REPEATS = 64, 6, 20
+
+
+def kernel_of(module: Any, x: Any, **given: Any) -> Any:
+    """The example's kernel, compiled anew."""
+    return jax.jit(
+        plgpu.kernel(
+            module.body,
+            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(BLOCKS,),
+            grid_names=("blocks",),
+            **given,
+        )
+    )
+
+
+def with_jax(module: Any, x: Any, folder: Path) -> dict[str, int]:
+    """Ranges by name in the file that JAX writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = plgpu.CompilerParams(profile_space=SPACE, profile_dir=str(folder))
+    run = kernel_of(module, x, compiler_params=parameters)
+    run(x).block_until_ready()
+    jax.effects_barrier()
+    (file,) = folder.glob("*-trace.json")
+    events = json.loads(file.read_text())["traceEvents"]
+    return dict(collections.Counter(event["name"] for event in events if event["ph"] in "BX"))
+
+
+def with_thence(module: Any, x: Any, folder: Path) -> dict[str, int]:
+    """Ranges by name in the profile of the same kernel."""
+    with thence.inside.pallas(profile_space=SPACE) as profile:
+        run = kernel_of(module, x)
+        run(x).block_until_ready()
+    jax.effects_barrier()
+    print("saved", *profile.save(folder / "kernel.npz"))
+    (execution,) = profile.executions
+    ranges = execution.decode().ranges
+    return dict(collections.Counter(ranges["name"].cast(str).to_list()))
+
+
+def measured(call: Any, x: Any, mode: str) -> tuple[float, float]:
+    """Median and lowest time of a function in ms, and what it returns must be the function's result."""
+    times = []
+    for _ in range(REPEATS):
+        result, ms = call(x, mode)
+        times.append(ms)
+        assert bool(jnp.isfinite(result).all())
+    return statistics.median(times), min(times)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    module = example("inside_pallas")
+    x = jax.random.uniform(jax.random.key(0), (BLOCKS * module.SIZE,))
+    jax_ranges = with_jax(module, x, folder / "jax")
+    print("ranges of JAX's file:", jax_ranges)
+    try:
+        print("ranges of thence:    ", with_thence(module, x, folder))
+    except ImportError as error:  # decoding needs Polars, which the machine with the GPU may lack
+        print("thence's profile was not decoded here:", error)
+    big = jnp.ones((4096, 4096), jnp.bfloat16)
+    step = jax.jit(lambda a: jnp.tanh(a @ a) @ a)
+    step(big).block_until_ready()
+    for mode in ("cupti", "events"):
+        ours = measured(lambda a, m: thence.measure(step, mode=m)(a), big, mode)
+        theirs = measured(lambda a, m: jax_profiler.measure(step, mode=m)(a), big, mode)
+        ratio = ours[0] / theirs[0]
+        print(
+            f"measure({mode}): thence {ours[0]:.4f} ms, jax {theirs[0]:.4f} ms, ratio {ratio:.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
