@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
-
-import pytest
 
 import thence
 
@@ -19,63 +18,69 @@ MOST_FUNCTION_LINES = 60
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(path: Path) -> list[Function]:
-    return [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, Function)]
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_a_module_fits_into_one_head(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MOST_MODULE_LINES
+def public(scope: ast.Module | ast.ClassDef) -> list[Function | ast.ClassDef]:
+    """What a module or a class defines for others."""
+    definitions = [node for node in scope.body if isinstance(node, Function | ast.ClassDef)]
+    return [node for node in definitions if not node.name.startswith("_")]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_a_function_fits_on_a_screen(path: Path) -> None:
-    for function in functions(path):
-        assert function.end_lineno is not None
-        lines = function.end_lineno - function.lineno + 1
-        assert lines <= MOST_FUNCTION_LINES, f"{function.name}: {lines} lines"
+def test_a_module_fits_into_one_head() -> None:
+    lines = {name(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: n for name, n in lines.items() if n > MOST_MODULE_LINES} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_only_the_command_line_prints(path: Path) -> None:
-    if "cli" in path.relative_to(PACKAGE).parts:
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id != "print", f"line {node.lineno}"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_everything_public_is_documented(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "the module"
-    scopes = [
-        tree,
-        *(n for n in tree.body if isinstance(n, ast.ClassDef) and not n.name.startswith("_")),
-    ]
-    for scope in scopes:
-        for node in scope.body:
-            if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
-                assert ast.get_docstring(node), node.name
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name)
-def test_what_a_module_offers_is_listed_and_there(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    lists = [
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    public = {
-        node.name
-        for node in tree.body
-        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_")
+def test_a_function_fits_on_a_screen() -> None:
+    lines = {
+        (name(path), node.name): (node.end_lineno or 0) - node.lineno + 1
+        for path in MODULES
+        for node in ast.walk(tree(path))
+        if isinstance(node, Function)
     }
-    if public:
-        assert lists, "no __all__"
-        assert public <= set(lists[0])
+    assert {where: n for where, n in lines.items() if n > MOST_FUNCTION_LINES} == {}
+
+
+def test_only_the_command_line_prints() -> None:
+    calls = [
+        (name(path), node.lineno)
+        for path in MODULES
+        if "cli" not in path.relative_to(PACKAGE).parts
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print"
+    ]
+    assert calls == []
+
+
+def test_everything_public_is_documented() -> None:
+    assert [name(path) for path in MODULES if not ast.get_docstring(tree(path))] == []
+    undocumented = [
+        (name(path), node.name)
+        for path in MODULES
+        for scope in (tree(path), *(n for n in public(tree(path)) if isinstance(n, ast.ClassDef)))
+        for node in public(scope)
+        if not ast.get_docstring(node)
+    ]
+    assert undocumented == []
+
+
+def test_what_a_module_offers_is_listed_and_there() -> None:
+    for path in MODULES:
+        lists = [
+            ast.literal_eval(node.value)
+            for node in tree(path).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        ]
+        defined = {node.name for node in public(tree(path))}
+        if defined:
+            assert lists, f"{name(path)}: no __all__"
+            assert defined <= set(lists[0]), name(path)
