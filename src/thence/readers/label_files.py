@@ -26,6 +26,7 @@ from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label, Process
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.source import STANDARD_INPUT, Source
 
 if TYPE_CHECKING:
@@ -241,18 +242,21 @@ def _content(source: Source) -> bytes:
     return content
 
 
-def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
+def read_labels(
+    path: str | os.PathLike[str], expansion: Expansion = DEFAULT
+) -> GraphLabels:
     """The labels in a file: JSON (plain or gzipped), or an annotation file of PyTorch.
 
     Args:
         path: of the file.
+        expansion: how much larger than its stored size its content may be.
 
     Raises:
         InputError: it cannot be opened.
         UnknownFormat: it holds no labels, or in a version that is not known.
         DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
     """
-    with Source.open(str(path)) as source:
+    with Source.open(str(path), expansion) as source:
         return _labels(source)
 
 
@@ -266,7 +270,7 @@ def _labels(source: Source) -> GraphLabels:
     return torch_annotations.read_annotations(content, source.name)
 
 
-def with_labels_beside(tables: Tables) -> Tables:
+def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
     """The tables with the label files in the folders of their inputs added to the labels they have.
 
     A label file there that cannot be read becomes a warning, not an error.
@@ -286,16 +290,16 @@ def with_labels_beside(tables: Tables) -> Tables:
         if path.resolve() in already_read:
             continue
         try:
-            with Source.open(str(path)) as source:
+            with Source.open(str(path), expansion) as source:
                 is_labels = sniff(source.head())
             if is_labels:
-                added.append(read_labels(path))
+                added.append(read_labels(path, expansion))
         except InputError as error:
             warnings.append(f"{error}; not joined")
     return _with_more(tables, added, warnings)
 
 
-def with_annotations_beside(tables: Tables) -> Tables:
+def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one input with PyTorch's annotation files of its ranks, by name, added to its labels.
 
     They lie in the folder of the input, or in the one above. One that cannot be read becomes a warning.
@@ -312,7 +316,7 @@ def with_annotations_beside(tables: Tables) -> Tables:
     added, warnings = [], []
     for path in list(paths.values())[:_MOST_FILES]:
         try:
-            added.append(read_labels(path))
+            added.append(read_labels(path, expansion))
         except InputError as error:
             warnings.append(f"{error}; not joined")
     return _with_more(tables, added, warnings)
