@@ -3,6 +3,9 @@
 A pickle is a program: unpickling one from an untrusted source can run any code. Before anything is
 unpickled, every opcode is checked: only those that build containers, texts, numbers, booleans and None
 are allowed. Every other opcode, such as those that import or call something, is refused by name.
+
+Keys of dicts and elements of sets must be texts, bytes, numbers of 64 bits, or None: tuples can be made so
+that all of them have one hash, and a dict of them takes time by the square of their number.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _INSTRUCTIONS = """
 _ADMITTED = frozenset(_INSTRUCTIONS.split())
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_BYTES = 256 << 20
-_MOST_DIGITS = 100  # of one integer: node ids have 20
+_MOST_BITS = 64  # of one integer, as node ids have; larger ones can be made to share a hash
 _MOST_MEMO = 1 << 26  # a put at place n makes the unpickler allocate n places
 _DEEPEST = 100
 _MOST_COPIES = 1000
@@ -76,10 +79,11 @@ def load_plain(content: bytes) -> object:
 def _reason_to_refuse(content: bytes) -> str | None:
     """The reason not to unpickle the content, or None; checks every opcode without executing any."""
     copies = 0
+    stack = _Stack()
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in _ADMITTED:
             return f"the pickle holds {opcode.name}, which can run code or needs other objects; not opened"
-        if isinstance(argument, int) and argument.bit_length() > 4 * _MOST_DIGITS:
+        if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
             return "the pickle holds an integer that is too large"
         if opcode.name in _PUTS and not 0 <= int(argument or 0) < _MOST_MEMO:
             return "the pickle uses memo indices that are too large"
@@ -87,7 +91,74 @@ def _reason_to_refuse(content: bytes) -> str | None:
         copies += opcode.name == "DUP"
         if copies > _MOST_COPIES:
             return "the pickle copies values too often"
+        stack.take(opcode.name, argument)
+        if stack.odd_keys:
+            return "the pickle has keys that are neither texts nor numbers"
     return None
+
+
+_MARK = None
+_CLOSING = ("LIST", "TUPLE", "DICT", "FROZENSET", "APPENDS", "SETITEMS", "ADDITEMS", "POP_MARK")
+"""Opcodes that take everything above the last mark."""
+_POPS = {"POP": 1, "APPEND": 1, "SETITEM": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_CONTAINERS = ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+               "LIST", "TUPLE", "DICT", "FROZENSET")  # fmt: skip
+
+
+class _Stack:
+    """The unpickler's stack, of which each value is only a container (True), none (False), or a mark (None).
+
+    Attributes:
+        odd_keys: whether a container has become a key or an element of a set.
+    """
+
+    def __init__(self) -> None:
+        self.odd_keys = False
+        self._values: list[bool | None] = []
+        self._memo: dict[int, bool | None] = {}
+
+    def take(self, name: str, argument: object) -> None:
+        """Does what one opcode does.
+
+        Raises:
+            IndexError, KeyError: the opcode takes what is not there.
+        """
+        values = self._values
+        if name in ("PROTO", "FRAME", "STOP"):
+            return
+        if name in _PUTS or name == "MEMOIZE":
+            self._memo[len(self._memo) if name == "MEMOIZE" else int(str(argument))] = values[-1]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            values.append(self._memo[int(str(argument))])
+        elif name in _CLOSING:
+            self._close(name)
+        elif name in _POPS:
+            count = _POPS[name]
+            self.odd_keys |= name == "SETITEM" and values[-2] is not False
+            del values[len(values) - count :]
+            if name.startswith("TUPLE"):
+                values.append(True)
+        elif name == "MARK":
+            values.append(_MARK)
+        elif name == "DUP":
+            values.append(values[-1])
+        else:
+            values.append(name in _CONTAINERS)
+
+    def _close(self, name: str) -> None:
+        """Takes what is above the last mark, and the mark."""
+        values = self._values
+        at = len(values) - 1
+        while values[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise IndexError("a mark is missing")
+        keys = values[at + 1 :: 2 if name in ("DICT", "SETITEMS") else 1]
+        if name in ("DICT", "SETITEMS", "FROZENSET", "ADDITEMS"):
+            self.odd_keys |= any(key is not False for key in keys)
+        del values[at:]
+        if name in _CONTAINERS:
+            values.append(True)
 
 
 def _check_depth(value: object) -> None:
