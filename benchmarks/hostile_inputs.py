@@ -54,7 +54,9 @@ class Made:
 
 def whole(path: Path, decompressed: int | None = None, *verb: str) -> Made:
     size = path.stat().st_size
-    return Made((*(verb or ("report",)), str(path)), size, size if decompressed is None else decompressed)
+    return Made(
+        (*(verb or ("report",)), str(path)), size, size if decompressed is None else decompressed
+    )
 
 
 def zipped_to(path: Path, parts: Iterator[bytes]) -> int:
@@ -76,7 +78,9 @@ def kineto_events(path: Path, events: Iterator[str]) -> Made:
     return whole(path)
 
 
-def kernels(count: int, names: Callable[[int], str], streams: Callable[[int], int]) -> Iterator[str]:
+def kernels(
+    count: int, names: Callable[[int], str], streams: Callable[[int], int]
+) -> Iterator[str]:
     for i in range(count):
         yield json.dumps({
             "ph": "X", "cat": "kernel", "name": names(i), "pid": 0, "tid": streams(i), "ts": 10 * i, "dur": 25,
@@ -87,7 +91,9 @@ def kernels(count: int, names: Callable[[int], str], streams: Callable[[int], in
 def csv_of_one_line(folder: Path) -> Made:
     path = folder / "trace.csv.gz"
     line = CSV_HEADER + "1,2,3,"
-    return whole(path, zipped_to(path, itertools.chain([line.encode()], itertools.repeat(b"7" * MB, 2000))))
+    return whole(
+        path, zipped_to(path, itertools.chain([line.encode()], itertools.repeat(b"7" * MB, 2000)))
+    )
 
 
 def csv_of_empty_rows(folder: Path) -> Made:
@@ -122,7 +128,9 @@ def hlo_of_zeros(folder: Path) -> Made:
     kineto_events(folder / "trace.json", kernels(10, str, lambda _: 7))
     path = folder / "module_0001.a.sm_9.0_gpu_after_optimizations.hlo.pb.xz"
     path.write_bytes(lzma.compress(bytes(1 << 29), preset=1))
-    return Made(("report", str(folder / "trace.json"), "--hlo", str(path)), path.stat().st_size, 1 << 29)
+    return Made(
+        ("report", str(folder / "trace.json"), "--hlo", str(path)), path.stat().st_size, 1 << 29
+    )
 
 
 def labels_beside(folder: Path) -> Made:
@@ -174,7 +182,9 @@ def many_streams_together(folder: Path) -> Made:
 
 
 def many_names(folder: Path) -> Made:
-    return kineto_events(folder / "trace.json", kernels(1_000_000, lambda i: f"kernel_{i}", lambda _: 7))
+    return kineto_events(
+        folder / "trace.json", kernels(1_000_000, lambda i: f"kernel_{i}", lambda _: 7)
+    )
 
 
 def many_templates(folder: Path) -> Made:
@@ -183,7 +193,9 @@ def many_templates(folder: Path) -> Made:
 
 
 def one_long_name(folder: Path) -> Made:
-    return kineto_events(folder / "trace.json", kernels(2, lambda i: f"k{i}" + "a<" * 50 * MB, lambda _: 7))
+    return kineto_events(
+        folder / "trace.json", kernels(2, lambda i: f"k{i}" + "a<" * 50 * MB, lambda _: 7)
+    )
 
 
 def kineto_of_spaces(folder: Path) -> Made:
@@ -271,10 +283,14 @@ def measured(made: Made, most_bytes: int, most_seconds: int) -> tuple[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="of inputs; all without it")
-    parser.add_argument("--most-memory", type=int, default=16, metavar="GB", help="of address space")
+    parser.add_argument(
+        "--most-memory", type=int, default=16, metavar="GB", help="of address space"
+    )
     parser.add_argument("--most-seconds", type=int, default=120, metavar="S")
     options = parser.parse_args()
-    print("| input | stored MB | decompressed MB | result | seconds | peak MB | allowed MB |\n|---|---|---|---|---|---|---|")
+    print(
+        "| input | stored MB | decompressed MB | result | seconds | peak MB | allowed MB |\n|---|---|---|---|---|---|---|"
+    )
     for make in CASES:
         if options.names and make.__name__ not in options.names:
             continue
@@ -284,7 +300,10 @@ def main() -> None:
         allowed = ALWAYS_ALLOWED_MB + ALLOWED_RATIO * made.decompressed / MB
         sizes = f"{made.stored / MB:,.1f} | {made.decompressed / MB:,.0f}"
         name = make.__name__.replace("_", " ")
-        print(f"| {name} | {sizes} | {what} | {seconds:.1f} | {peak:,.0f} | {allowed:,.0f} |", flush=True)
+        print(
+            f"| {name} | {sizes} | {what} | {seconds:.1f} | {peak:,.0f} | {allowed:,.0f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

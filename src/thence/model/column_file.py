@@ -147,7 +147,9 @@ def decoded_bytes(content: bytes) -> int:
     """
     with _opened(content) as archive:
         index = _index(archive)
-        texts = sum(info.file_size for info in archive.infolist() if info.file_size != info.compress_size)
+        texts = sum(
+            info.file_size for info in archive.infolist() if info.file_size != info.compress_size
+        )
         return 8 * index.rows * len(index.columns) + texts
 
 

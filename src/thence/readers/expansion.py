@@ -38,7 +38,9 @@ class Expansion:
 
     def __post_init__(self) -> None:
         if self.ratio < 1:
-            raise UsageError(f"decompressed data is at least as large as stored: {self.ratio} is less than 1")
+            raise UsageError(
+                f"decompressed data is at least as large as stored: {self.ratio} is less than 1"
+            )
 
     def most(self, stored: Bytes) -> Bytes:
         """Decompressed bytes that are accepted of so many stored ones."""

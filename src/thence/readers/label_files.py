@@ -242,9 +242,7 @@ def _content(source: Source) -> bytes:
     return content
 
 
-def read_labels(
-    path: str | os.PathLike[str], expansion: Expansion = DEFAULT
-) -> GraphLabels:
+def read_labels(path: str | os.PathLike[str], expansion: Expansion = DEFAULT) -> GraphLabels:
     """The labels in a file: JSON (plain or gzipped), or an annotation file of PyTorch.
 
     Args:

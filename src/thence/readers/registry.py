@@ -199,9 +199,7 @@ def _recorded_twice(files: list[str]) -> set[str]:
     return reports | viewers
 
 
-def _read_one(
-    name: str, progress: Callable[[str, int, int], None], expansion: Expansion
-) -> Tables:
+def _read_one(name: str, progress: Callable[[str, int, int], None], expansion: Expansion) -> Tables:
     if Path(name).exists():
         check_regular(name)
     is_report = name.endswith((".nsys-rep", ".qdrep")) and Path(name).is_file()

@@ -38,9 +38,7 @@ def sniff_archive(path: str) -> bool:
     )
 
 
-def read(
-    name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT
-) -> Tables:
+def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one export.
 
     Args:

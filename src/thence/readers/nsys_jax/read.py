@@ -56,9 +56,7 @@ _NO_STREAM = (
 )
 
 
-def read(
-    name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT
-) -> Tables:
+def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one archive: of one rank, or of several combined by nsys-jax-combine.
 
     GPU rows are leaf thunks. Only the projected ranges (trace.parquet) are required. For every other
@@ -108,7 +106,9 @@ def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> 
     member = archive.of(TRACE, stem)
     if member is None:  # pragma: no cover - stems come from this very member
         raise DamagedInput(label, f"has no member {TRACE}")
-    projected = projection(parquet_frame(archive.read(member), f"{archive.name}:{member}", archive.expansion), label)
+    projected = projection(
+        parquet_frame(archive.read(member), f"{archive.name}:{member}", archive.expansion), label
+    )
     warnings: list[str] = []
     threads = _optional(archive, stem, _THREADS, warnings)
     device_metadata = _optional(archive, stem, _DEVICES, warnings)

@@ -39,9 +39,7 @@ def sniff_archive(path: str) -> bool:
     return Path(path).is_dir() and bool(_folders(Path(path)))
 
 
-def read(
-    name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT
-) -> Tables:
+def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of a recording: of one process, or of every process of a job.
 
     Args:
