@@ -288,9 +288,16 @@ def main() -> None:
     )
     parser.add_argument("--most-seconds", type=int, default=120, metavar="S")
     options = parser.parse_args()
-    print(
-        "| input | stored MB | decompressed MB | result | seconds | peak MB | allowed MB |\n|---|---|---|---|---|---|---|"
+    headings = (
+        "input",
+        "stored MB",
+        "decompressed MB",
+        "result",
+        "seconds",
+        "peak MB",
+        "allowed MB",
     )
+    print(f"| {' | '.join(headings)} |\n|{'---|' * len(headings)}")
     for make in CASES:
         if options.names and make.__name__ not in options.names:
             continue

@@ -54,8 +54,12 @@ class Format:
 
 
 def _kineto() -> Tree:
-    document = json.loads(gzip.decompress((DATA / "torch" / "graph_replay_rank0.json.gz").read_bytes()))
-    stacks = json.loads(gzip.decompress((DATA / "torch" / "waits" / "pipeline_rank1.json.gz").read_bytes()))
+    document = json.loads(
+        gzip.decompress((DATA / "torch" / "graph_replay_rank0.json.gz").read_bytes())
+    )
+    stacks = json.loads(
+        gzip.decompress((DATA / "torch" / "waits" / "pipeline_rank1.json.gz").read_bytes())
+    )
     events = [*document["traceEvents"], *stacks["traceEvents"]]
     document["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
     return document
@@ -64,29 +68,49 @@ def _kineto() -> Tree:
 def _labels() -> Tree:
     document = json.loads((DATA / "torch" / "graphs" / "block_labels.json").read_text())
     for graph in document["graphs"]:
-        graph["nodes"] = {k: v[:ROWS] if isinstance(v, list) else v for k, v in graph["nodes"].items()}
-        graph["edges"] = [e for e in graph.get("edges") or [] if set(e) <= set(graph["nodes"]["number"])]
+        graph["nodes"] = {
+            k: v[:ROWS] if isinstance(v, list) else v for k, v in graph["nodes"].items()
+        }
+        graph["edges"] = [
+            e for e in graph.get("edges") or [] if set(e) <= set(graph["nodes"]["number"])
+        ]
     return document
 
 
 def _annotations() -> Tree:
     return {
-        str((5 << 32) + i): [{"name": f"layer {i % 3}", "stream": i % 2, "autograd_phase": "forward", "x": [1, None]}, "outer"]
+        str((5 << 32) + i): [
+            {
+                "name": f"layer {i % 3}",
+                "stream": i % 2,
+                "autograd_phase": "forward",
+                "x": [1, None],
+            },
+            "outer",
+        ]
         for i in range(ROWS)
     }
+
+
+def _json(tree: Tree) -> bytes:
+    return json.dumps(tree, default=repr, skipkeys=True).encode("utf-8", "replace")
 
 
 def _as_json(name: str) -> Callable[[Tree, Path], Path]:
     def write(tree: Tree, folder: Path) -> Path:
         path = folder / name
-        path.write_text(json.dumps(tree, default=repr, skipkeys=True), "utf-8", errors="replace")
+        path.write_bytes(_json(tree))
         return path
 
     return write
 
 
 def _pickled(tree: Tree, folder: Path) -> Path:
-    keys = {int(k) if str(k).isdecimal() else k: v for k, v in tree.items()} if isinstance(tree, dict) else tree
+    keys = (
+        {int(k) if str(k).isdecimal() else k: v for k, v in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )
     path = folder / "kernel_annotations_rank0.pkl"
     path.write_bytes(pickle.dumps(keys, protocol=4))
     return path
@@ -131,7 +155,9 @@ def _encoded(tree: Tree) -> bytes:
         if isinstance(value, bytes | str | list | dict):
             content = _encoded(value)
             if wire in (1, 5):
-                out += _number(number << 3 | wire) + content[: 8 if wire == 1 else 4].ljust(8 if wire == 1 else 4, b"\0")
+                out += _number(number << 3 | wire) + content[: 8 if wire == 1 else 4].ljust(
+                    8 if wire == 1 else 4, b"\0"
+                )
             else:
                 out += _number(number << 3 | 2) + _number(len(content)) + content
         elif isinstance(value, float):
@@ -170,7 +196,9 @@ def _hlo() -> Tree:
     proto.ParseFromString(lzma.decompress((DATA / "jax" / "command_buffer.hlo.pb.xz").read_bytes()))
     module = proto.hlo_module
     while proto.ByteSize() > 20_000 and len(module.computations) > 1:
-        del module.computations[0 if module.computations[0].id != module.entry_computation_id else 1]
+        del module.computations[
+            0 if module.computations[0].id != module.entry_computation_id else 1
+        ]
     return _message(proto.SerializeToString(), HloProto.DESCRIPTOR)
 
 
@@ -192,10 +220,14 @@ def _nsight() -> Tree:
         path = Path(folder) / "a.sqlite"
         path.write_bytes(gzip.decompress((DATA / "nsight" / "torch_graph.sqlite.gz").read_bytes()))
         with closing(sqlite3.connect(path)) as database:
-            for (table,) in database.execute("select name from sqlite_master where type = 'table'").fetchall():
+            for (table,) in database.execute(
+                "select name from sqlite_master where type = 'table'"
+            ).fetchall():
                 if table not in READABLE:
                     continue
-                cursor = database.execute(f"select * from {table} limit ?", [8 * ROWS if table == "StringIds" else ROWS])
+                cursor = database.execute(
+                    f"select * from {table} limit ?", [8 * ROWS if table == "StringIds" else ROWS]
+                )
                 rows = cursor.fetchall()
                 names = [column[0] for column in cursor.description]
                 if rows:
@@ -214,7 +246,11 @@ def _columns(table: Tree) -> dict[str, list[Any]]:
 
 
 def _tables(tree: Tree) -> dict[str, dict[str, list[Any]]]:
-    return {str(name)[:80]: _columns(table) for name, table in tree.items()} if isinstance(tree, dict) else {}
+    return (
+        {str(name)[:80]: _columns(table) for name, table in tree.items()}
+        if isinstance(tree, dict)
+        else {}
+    )
 
 
 def _cell(value: Any) -> Any:
@@ -222,14 +258,19 @@ def _cell(value: Any) -> Any:
         return value
     if isinstance(value, int):
         return value if -(1 << 63) <= value < 1 << 63 else float(min(value, 1 << 200))
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else repr(value)[:1000]
+    return (
+        value.encode("utf-8", "replace").decode() if isinstance(value, str) else repr(value)[:1000]
+    )
 
 
 def _sqlite(tree: Tree, folder: Path) -> Path:
     path = folder / "a.sqlite"
     with closing(sqlite3.connect(path)) as database:
         for table, columns in _tables(tree).items():
-            quoted = ", ".join('"' + name.replace('"', "").replace("\0", "") + f'{i}"' * 0 + '"' for i, name in enumerate(columns))
+            quoted = ", ".join(
+                '"' + name.replace('"', "").replace("\0", "") + f'{i}"' * 0 + '"'
+                for i, name in enumerate(columns)
+            )
             try:
                 database.execute(f'create table "{table}" ({quoted})')
             except (sqlite3.Error, ValueError):
@@ -248,7 +289,9 @@ def _frame(columns: dict[str, list[Any]]) -> pl.DataFrame:
         try:
             series.append(pl.Series(name, values))
         except (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
-            series.append(pl.Series(name, [None if v is None else str(v) for v in values], pl.String))
+            series.append(
+                pl.Series(name, [None if v is None else str(v) for v in values], pl.String)
+            )
     return pl.DataFrame(series)
 
 
@@ -271,8 +314,10 @@ def _folder_of(ending: str) -> Callable[[Tree, Path], Path]:
 
 
 def _csv() -> Tree:
-    text = gzip.decompress((DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz").read_bytes()).decode()
-    return [row for row in csv.reader(io.StringIO(text))][: 3 * ROWS]
+    text = gzip.decompress(
+        (DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz").read_bytes()
+    ).decode()
+    return list(csv.reader(io.StringIO(text)))[: 3 * ROWS]
 
 
 def _as_csv(tree: Tree, folder: Path) -> Path:
@@ -293,14 +338,26 @@ def _nsys_jax() -> Tree:
         ("TSL:Thunk:#hlo_op=all-reduce-start.1#", 120, 10, 94, 2, 1, 13, 12), (module, 200, 30, 180, 10, 1, 20, None),
         ("TSL:Thunk:#hlo_op=fusion.1#", 200, 30, 181, 2, 1, 21, 20),
     ]  # fmt: skip
-    names = ("Name", "Projected Start", "Projected Duration", "Orig Start", "Orig Duration", "TID", "RangeId", "ParentId")
+    names = (
+        "Name",
+        "Projected Start",
+        "Projected Duration",
+        "Orig Start",
+        "Orig Duration",
+        "TID",
+        "RangeId",
+        "ParentId",
+    )
     trace = {name: [row[i] for row in ranges] for i, name in enumerate(names)}
     compiles = {"Name": [module.replace("Module", "Compile"), "TSL:XlaPass:#name=dce#"], "Start (ns)": [10, 12],
                 "End (ns)": [30, 20], "TID": [1, 1]}  # fmt: skip
     return {
         "nvtx_gpu_proj_trace/trace.parquet": trace | {"PID": [7] * len(ranges)},
-        "thread-metadata.parquet": {"Name": ["main", "XlaLauncher:#global=5,local=1,process=1,slice=0#"], "PID": [7, 7],
-                                    "TID": [1, 77]},  # fmt: skip
+        "thread-metadata.parquet": {
+            "Name": ["main", "XlaLauncher:#global=5,local=1,process=1,slice=0#"],
+            "PID": [7, 7],
+            "TID": [1, 77],
+        },  # fmt: skip
         "report_nvtx_pushpop_trace.parquet": compiles,
     }
 
@@ -319,10 +376,14 @@ def _zipped(tree: Tree, folder: Path) -> Path:
 
 
 def _recording() -> Tree:
-    tree: dict[str, Any] = {"recording.json": json.loads((DATA / "recording/two_ranks/host-rank0-631/recording.json").read_text())}
+    tree: dict[str, Any] = {
+        "recording.json": json.loads(
+            (DATA / "recording/two_ranks/host-rank0-631/recording.json").read_text()
+        )
+    }
     tree["recording.json"]["version"] = 3
     for table, schema in SCHEMAS.items():
-        file = DATA / f"recording/two_ranks/host-rank0-631/{table}-000001.arrow"
+        file = place / f"{table}-000001.arrow"
         if not file.is_file():
             continue
         rows = pl.read_ipc(file).head(8 * ROWS if table == "names" else ROWS)
@@ -359,7 +420,7 @@ def _packed(tree: Tree) -> bytes:
 
 def _member(name: str, value: Tree) -> bytes:
     if name.endswith(".json") or not isinstance(value, list) or len(value) < 2:
-        return json.dumps(value, default=repr, skipkeys=True).encode("utf-8", "replace")
+        return _json(value)
     array = io.BytesIO()
     try:
         np.save(array, np.array(value[1], value[0]), allow_pickle=False)
@@ -374,7 +435,11 @@ def _recorded(tree: Tree, folder: Path) -> Path:
     for name, value in tree.items() if isinstance(tree, dict) else []:
         file = place / (str(name).replace("/", "_").replace("\0", "_")[:80] or "_")
         is_part = file.suffix == ".npz"
-        content = _packed(value) if is_part else json.dumps(value, default=repr, skipkeys=True).encode("utf-8", "replace")
+        content = (
+            _packed(value)
+            if is_part
+            else json.dumps(value, default=repr, skipkeys=True).encode("utf-8", "replace")
+        )
         file.write_bytes(content)
     return place
 
@@ -391,7 +456,9 @@ def _inside() -> Tree:
 def _written_inside(tree: Tree, folder: Path) -> Path:
     tree = dict(tree) if isinstance(tree, dict) else {}
     if "description.npy" in tree:
-        text = json.dumps(tree["description.npy"], default=repr, skipkeys=True).encode("utf-8", "replace")
+        text = json.dumps(tree["description.npy"], default=repr, skipkeys=True).encode(
+            "utf-8", "replace"
+        )
         tree["description.npy"] = ["uint8", list(text)]
     path = folder / "buffer.npz"
     path.write_bytes(_packed(tree))

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import polars as pl  # noqa: E402
+import polars as pl
 
-import thence  # noqa: E402
-from fuzz.formats import FORMATS, Format  # noqa: E402
-from fuzz.mutations import damaged, mutated  # noqa: E402
-from thence.cli import main as command_line  # noqa: E402
-from thence.readers import parquet_probe  # noqa: E402
+import thence
+from fuzz.formats import FORMATS, Format
+from fuzz.mutations import damaged, mutated
+from thence.cli import main as command_line
+from thence.readers import parquet_probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 MOST_SECONDS = 20
 MOST_BYTES = 1 << 30
 VERBS = (
-    ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"), ("report", "--by", "step"),
-    ("streams",), ("programs",), ("collectives",), ("compile",), ("check",), ("flame", "-o", "OUT/a.folded"),
+    ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"),
+    ("report", "--by", "step"), ("streams",), ("programs",), ("collectives",), ("compile",), ("check",), ("flame", "-o", "OUT/a.folded"),
     ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
     ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
     ("report", "--only", "kernel"),
@@ -68,7 +68,9 @@ def made(of: Format, tree: Any, dice: random.Random, folder: Path) -> Path:
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         file = dice.choice(files)
         content = damaged(file.read_bytes(), dice)
-        file.write_bytes(gzip.compress(content, 1) if path.is_file() and dice.random() < 0.2 else content)
+        file.write_bytes(
+            gzip.compress(content, 1) if path.is_file() and dice.random() < 0.2 else content
+        )
     return path
 
 
@@ -169,7 +171,9 @@ def _api(inputs: list[str], hlo: list[str]) -> None:
             return
         negative = [n for n in (summary.span_ns, summary.busy_ns, summary.sum_ns) if n < 0]
         if negative or (summary.rows["total_ns"] < 0).any():
-            raise Failure(f"impossible totals: {summary.span_ns}, {summary.busy_ns}, {summary.sum_ns}")
+            raise Failure(
+                f"impossible totals: {summary.span_ns}, {summary.busy_ns}, {summary.sum_ns}"
+            )
 
 
 def run(of: Format, cases: int, seed: int, first: int, keep: Path | None) -> int:
@@ -205,7 +209,10 @@ def run(of: Format, cases: int, seed: int, first: int, keep: Path | None) -> int
                     (place / "failure.txt").write_text(str(failure), errors="replace")
     seconds = time.monotonic() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    print(f"{of.name}: {cases} cases from {first}, seed {seed}, {failed} failed, {seconds:.1f} s, peak {peak:,.0f} MB", flush=True)
+    print(
+        f"{of.name}: {cases} cases from {first}, seed {seed}, {failed} failed, {seconds:.1f} s, peak {peak:,.0f} MB",
+        flush=True,
+    )
     return failed
 
 
@@ -226,11 +233,15 @@ def run_apart(of: Format, cases: int, seed: int, keep: Path | None) -> tuple[int
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=", ".join(f.name for f in FORMATS))
+    parser.add_argument(
+        "formats", nargs="*", metavar="FORMAT", help=", ".join(f.name for f in FORMATS)
+    )
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--minutes", type=float, help="run all formats again and again, with other seeds")
+    parser.add_argument(
+        "--minutes", type=float, help="run all formats again and again, with other seeds"
+    )
     parser.add_argument("--keep", type=Path, help="folder for inputs that fail")
     options = parser.parse_args()
     chosen = [f for f in FORMATS if not options.formats or f.name in options.formats]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from thence.cli.output import error_console
 from thence.errors import InputError
 from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
 from thence.readers.expansion import DEFAULT
@@ -207,16 +208,15 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _name, _done, _size: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=error_console(), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
         def show(name: str, done: int, size: int) -> None:

@@ -62,7 +62,8 @@ def command(
     answer = bounded_answer(frames, query, min(time_limit, _LONGEST_S), int(memory_limit * 1e9))
     if result.form != "csv" and answer.height > _MOST_ROWS:
         raise UsageError(
-            f"the answer has {answer.height:,} rows; over {_MOST_ROWS:,} are written as CSV alone, and LIMIT gives fewer"
+            f"the answer has {answer.height:,} rows; more than {_MOST_ROWS:,} are only written as CSV (--format csv), "
+            "and LIMIT gives fewer"
         )
     if result.form == "json":
         result.text(json_text(answer.to_dicts()) + "\n")

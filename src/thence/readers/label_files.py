@@ -49,6 +49,8 @@ PATTERNS = ("*labels*.json", "*labels*.json.gz")
 _FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
 _MOST_BYTES = 1 << 30
 _MOST_NODES = 20_000_000
+_FEW_OBJECTS = 100_000
+_LEAST_BYTES = 20  # of a file for each object beyond those
 _LOW = (1 << 32) - 1
 _HOW = "thence.save_labels() at the end of the program writes it anew"
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -231,6 +233,19 @@ def _frame(columns: Mapping[str, Sequence[Any] | None], count: int) -> pl.DataFr
     )
 
 
+def _check_objects(content: bytes, name: str) -> None:
+    """Refuses JSON most of whose objects are empty or nearly so: each takes some 200 bytes in memory.
+
+    Raises:
+        DamagedInput: it is such.
+    """
+    objects = content.count(b"{")
+    if objects > _FEW_OBJECTS + len(content) // _LEAST_BYTES:
+        raise DamagedInput(
+            name, f"holds {objects:,} objects, most of them with next to nothing inside"
+        )
+
+
 def _content(source: Source) -> bytes:
     content = source.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -260,9 +275,12 @@ def read_labels(path: str | os.PathLike[str], expansion: Expansion = DEFAULT) ->
 
 def _labels(source: Source) -> GraphLabels:
     head = source.head()
-    if not torch_annotations.sniff(head):
-        return _parsed(_content(source), source)
     content = _content(source)
+    if not torch_annotations.sniff(head):
+        _check_objects(content, source.name)
+        return _parsed(content, source)
+    if not torch_annotations.is_pickle(content):
+        _check_objects(content, source.name)
     if source.damage:
         raise DamagedInput(source.name, source.damage)
     return torch_annotations.read_annotations(content, source.name)

@@ -130,10 +130,8 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
         if len(bad) > _MOST_FAILURES:
             return bad.union(left)
         with probing(left, "", expansion) as probe:
-            try:
+            with contextlib.suppress(DamagedInput):
                 probe.passed()
-            except DamagedInput:
-                pass
             done = probe.count()
         if done >= len(left):
             return bad
@@ -150,7 +148,10 @@ def _kind(data: bytes | Path) -> bytes:
 
 
 def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes] | None:
-    """The child, reading from a file and writing a byte for each table to another; None where no process can be started: then nothing protects."""
+    """The child, which reads from one file and writes a byte for each table to another.
+
+    None where no process can be started: then nothing protects.
+    """
     # Our own interpreter and code, isolated from the environment.
     try:
         return subprocess.Popen(  # noqa: S603 - no part of the command comes from outside

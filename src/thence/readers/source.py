@@ -30,6 +30,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
 _DAMAGE = (EOFError, _ISAL_ERROR, zlib.error)
 _STEP_BYTES = 1 << 15
+_MOST_AT_ONCE = 1 << 26  # what is asked for is allocated before it is known to be there
 _SPECIAL = {
     "FIFO": stat.S_ISFIFO,
     "device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
@@ -175,7 +176,7 @@ class Source:
         parts = [self._ahead[:size]]
         self._ahead = self._ahead[size:]
         size -= len(parts[0])
-        while size > 0 and (part := self._take(size)):
+        while size > 0 and (part := self._take(min(size, _MOST_AT_ONCE))):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
