@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.errors import UsageError
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.registry import read
 from thence.trace import Trace
 
@@ -22,6 +23,7 @@ def open_trace(
     own: Sequence[str] = (),
     run: str | None = None,
     add: bool = False,
+    max_expansion: int = DEFAULT.ratio,
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Trace:
     """Reads traces: files, directories, globs; several ranks become one trace.
@@ -39,17 +41,20 @@ def open_trace(
         run: of directories that hold several runs, the one to read: a folder of that name, or files with it
             between the dots of their name. None: the newest, and `Trace.meta` notes it.
         add: read all of several files that hold one rank, each as a rank of its own.
+        max_expansion: most decompressed bytes for each stored byte of a compressed input; files that hold more,
+            and more than 64 MiB, are refused.
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
 
     Raises:
         thence.InputError: an input is missing, of no known format, or damaged beyond reading.
         thence.UsageError: files that were given hold one rank, and ``add`` is not set; or nothing was given.
     """
-    tables = read(_flat(inputs), progress, run=run, add=add)
+    expansion = Expansion(max_expansion)
+    tables = read(_flat(inputs), progress, run=run, add=add, expansion=expansion)
     if hlo:
         from thence.readers.jax.hlo_dump import attach_hlo, hlo_dump_modules
 
-        tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
+        tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path, expansion)])
     return Trace(with_labels(tables), tuple(own))
 
 

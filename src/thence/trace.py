@@ -21,7 +21,7 @@ from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
-from thence.analysis.query import answer
+from thence.analysis.query import answer, named
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
@@ -409,19 +409,9 @@ class Trace(Pictures):
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
 
         Raises:
-            UsageError: the query is no valid SQL, or names something that there is not.
+            UsageError: the query is no valid SQL, names something that there is not, or reads a file.
         """
-        names = (
-            "gpu",
-            "host",
-            "places",
-            "activities",
-            "annotations",
-            "collectives",
-            "threads",
-            "programs",
-        )
-        return answer({name: getattr(self, name) for name in names if name in query}, query)
+        return answer({name: getattr(self, name) for name in named(query)}, query)
 
     def self_check(self) -> None:
         """Proves what must hold of every trace.

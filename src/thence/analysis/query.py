@@ -1,7 +1,12 @@
-"""SQL over frames."""
+"""SQL over the tables of a trace, and over nothing else.
+
+Polars' SQL has functions that read files (``select * from read_csv('...')``) and statements that change tables.
+Neither has a place here: a query sees the tables that it is given.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -11,15 +16,47 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["answer"]
+__all__ = ["TABLES", "answer", "named"]
+
+TABLES = (
+    "gpu",
+    "host",
+    "places",
+    "activities",
+    "annotations",
+    "collectives",
+    "threads",
+    "programs",
+)
+"""What a query can name; each is an attribute of `Trace`."""
+
+_READERS = re.compile(
+    # Wherever they stand: what is quoted, and what a comment is, only Polars' parser can say.
+    r"\b(?:read|scan)_(?:csv|parquet|ipc|arrow|json|ndjson|avro|delta|iceberg|excel|database|lines)"
+    # Others that a later Polars may bring, where they are called.
+    r"|\b(?:read|scan)_\w+[\"`\]]?\s*\(",
+    re.IGNORECASE,
+)
+_QUERIES = re.compile(
+    r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|explain|show|table)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_MOST_CHARACTERS = 100_000
+_MOST_OF_AN_ERROR = 400
+
+
+def named(query: str) -> tuple[str, ...]:
+    """Those of `TABLES` that a query may need: others would be made in vain."""
+    return tuple(name for name in TABLES if name in query)
 
 
 def answer(frames: Mapping[str, pl.DataFrame], query: str) -> pl.DataFrame:
     """Runs an SQL query over frames by their names; categories behave as text.
 
     Raises:
-        UsageError: the query is no valid SQL, or names something that there is not.
+        UsageError: the query is no valid SQL, names something that there is not, reads a file, or is no query.
     """
+    _check(query)
     # Categories behave as text in SQL: LIKE and comparisons with literals work.
     texts = {
         name: frame.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String))
@@ -28,5 +65,22 @@ def answer(frames: Mapping[str, pl.DataFrame], query: str) -> pl.DataFrame:
     try:
         with pl.SQLContext(texts) as context:
             return context.execute(query, eager=True)
-    except pl.exceptions.PolarsError as error:
-        raise UsageError(f"the query cannot be answered: {error}") from error
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
+        raise UsageError(f"the query cannot be answered: {_one_line(error)}") from error
+
+
+def _check(query: str) -> None:
+    if len(query) > _MOST_CHARACTERS:
+        raise UsageError(f"the query has over {_MOST_CHARACTERS:,} characters")
+    if found := _READERS.search(query):
+        raise UsageError(
+            f"the query names {found[0].rstrip(' (')}; a query reads the tables of the trace, no files"
+        )
+    if not _QUERIES.match(query):
+        raise UsageError("the query must begin with SELECT, WITH, FROM, VALUES, EXPLAIN or SHOW")
+
+
+def _one_line(error: BaseException) -> str:
+    """What an error of Polars says, without the plan that it prints below."""
+    text = str(error).strip().partition("\n\nResolved plan")[0]
+    return " ".join(text.split())[:_MOST_OF_AN_ERROR] or type(error).__name__

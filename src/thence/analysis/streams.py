@@ -20,10 +20,10 @@ from thence.analysis.expectations import Check, judge, parse_expectation
 from thence.analysis.exposure import exposure
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.errors import MissingData
-from thence.model.intervals import levels, shared_length, union
+from thence.model.intervals import covered_lengths, levels, shared_length, union, unions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -40,6 +40,8 @@ IN_GRAPHS = (
     "{:,} activities ran inside CUDA graphs: their streams are those that the driver gave the branches "
     "of the graph"
 )
+_UNKNOWN = -1
+"""Stands for a stream that the trace does not name."""
 NO_STREAMS = "the trace does not say on which streams its kernels ran"
 
 
@@ -209,16 +211,19 @@ def _device(
     """
     start = activities["start"].to_numpy()
     end = start + activities["duration"].to_numpy()
-    stream_unions = _unions(activities["stream"].fill_null(-1).to_numpy(), start, end)
-    pieces = levels(*_joined(stream_unions.values()))
+    stream = activities["stream"].fill_null(_UNKNOWN).to_numpy()
+    numbers = np.unique(stream)
+    of_busy, *busy = unions(stream, start, end)
+    pieces = levels(*busy, np.ones(len(of_busy), np.int64))
     several = union(*_masked(pieces, pieces[2] > 1))  # joined, they are far fewer
     (rank, device) = activities.row(0)[:2]
     streams_recorded = activities["stream"].null_count() == 0
+    at = np.searchsorted(numbers, of_busy)
     frame = pl.DataFrame(
         {
-            "stream": [stream if stream >= 0 else None for stream in stream_unions],
-            "busy_ns": [_length(busy) for busy in stream_unions.values()],
-            "concurrent_ns": [shared_length(busy, several) for busy in stream_unions.values()],
+            "stream": [number if number != _UNKNOWN else None for number in numbers.tolist()],
+            "busy_ns": _sums(at, busy[1] - busy[0], len(numbers)),
+            "concurrent_ns": _sums(at, covered_lengths(*busy, *several), len(numbers)),
         },
         schema={"stream": pl.Int64, "busy_ns": pl.Int64, "concurrent_ns": pl.Int64},
     ).select(
@@ -250,10 +255,11 @@ def _unions(key: Int64, start: Int64, end: Int64) -> dict[int, Intervals]:
     return {int(k): union(start[r], end[r]) for k, r in zip(keys, rows, strict=True)}
 
 
-def _joined(unions: Iterable[Intervals]) -> tuple[Int64, Int64, Int64]:
-    """Concatenates the intervals of several unions, each with weight 1."""
-    starts, ends = (np.concatenate(parts) for parts in zip(*unions, strict=True))
-    return starts, ends, np.ones(len(starts), np.int64)
+def _sums(group: Int64, values: Int64, groups: int) -> Int64:
+    """The sum of the values of each group, as whole numbers."""
+    sums = np.zeros(groups, np.int64)
+    np.add.at(sums, group, values)
+    return sums
 
 
 def _masked(pieces: tuple[Int64, Int64, Int64], chosen: npt.NDArray[np.bool_]) -> Intervals:
@@ -265,9 +271,9 @@ def _length(intervals: Intervals) -> Ns:
 
 
 def _by_depth(pieces: tuple[Int64, Int64, Int64]) -> tuple[Ns, ...]:
-    deepest = int(pieces[2].max(initial=0))
-    depths = range(1, deepest + 1)
-    return tuple(_length(_masked(pieces, pieces[2] == depth)) for depth in depths)
+    starts, ends, depth = pieces
+    lengths = _sums(depth, ends - starts, int(depth.max(initial=0)) + 1)
+    return tuple(lengths[1:].tolist())
 
 
 def _overlaps(

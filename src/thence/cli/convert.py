@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,8 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
-from thence.cli.messages import say
-from thence.cli.output import check_output, choice_option, force_option, output_option
+from thence.cli.messages import put, say
+from thence.cli.output import (
+    check_output,
+    choice_option,
+    error_console,
+    force_option,
+    output_option,
+)
 from thence.errors import UsageError
 from thence.model.places import LANES
 
@@ -85,8 +92,13 @@ def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str)
     from thence.writers.timelines.write import write_timeline_to
 
     timeline = inputs.open().timeline(lanes, clocks)
-    write_timeline_to(timeline, sys.stdout.buffer, ending)
-    sys.stdout.flush()
+    if sys.stdout.isatty():
+        whole = io.BytesIO()
+        write_timeline_to(timeline, whole, ending)
+        put(whole.getvalue().decode())
+    else:
+        write_timeline_to(timeline, sys.stdout.buffer, ending)
+        sys.stdout.flush()
     for note in timeline.notes:
         say(note)
 
@@ -97,10 +109,9 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _done, _all: None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=error_console(), transient=True) as bar:
         task = None
 
         def show(done: int, total: int) -> None:

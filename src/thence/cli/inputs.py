@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from thence.cli.output import error_console
 from thence.errors import InputError
 from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
+from thence.readers.expansion import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,6 +94,14 @@ _RUNS = (
         is_flag=True,
         help="Read all of several files that hold one rank, each as a rank of its own.",
     ),
+    click.option(
+        "--max-expansion",
+        type=click.IntRange(min=1),
+        default=DEFAULT.ratio,
+        show_default=True,
+        metavar="RATIO",
+        help="Most decompressed bytes for each stored one; larger content is refused, from 64 MiB on.",
+    ),
 )
 """Options of every verb that reads traces."""
 
@@ -116,6 +126,7 @@ class Inputs:
         selection: the part to analyse.
         run: of directories that hold several runs, the one to read; None: the newest.
         add: whether files that hold one rank become ranks of their own.
+        max_expansion: most decompressed bytes for each stored byte.
     """
 
     paths: tuple[str, ...]
@@ -124,6 +135,7 @@ class Inputs:
     selection: Selection = field(default_factory=Selection)
     run: str | None = None
     add: bool = False
+    max_expansion: int = DEFAULT.ratio
 
     def open(self) -> Trace:
         """The selected part of the trace."""
@@ -140,6 +152,7 @@ class Inputs:
                 own=self.own,
                 run=self.run,
                 add=self.add,
+                max_expansion=self.max_expansion,
                 progress=progress,
             )
 
@@ -165,7 +178,8 @@ def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[.
                 warm_up=options.pop("warm_up") if "warm-up" in offered else APART,
             )
             own, run, add = options.pop("own", ()), options.pop("run"), options.pop("add")
-            inputs = Inputs(paths, hlo, own, selection, run, add)
+            most = options.pop("max_expansion")
+            inputs = Inputs(paths, hlo, own, selection, run, add, most)
             return command(inputs=inputs, **options)
 
         wrapped: Callable[..., Any] = called
@@ -194,16 +208,15 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _name, _done, _size: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=error_console(), transient=True) as bar:
         tasks: dict[str, Any] = {}
 
         def show(name: str, done: int, size: int) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "choice_option",
     "console",
     "document_of",
+    "error_console",
     "force_option",
     "format_option",
     "json_text",
@@ -247,6 +248,13 @@ def console() -> Console:
     return SafeConsole(
         highlight=False, soft_wrap=False, width=_UNBOUNDED_WIDTH if unbounded else None
     )
+
+
+def error_console() -> Console:
+    """Standard error for progress bars, where that is a terminal."""
+    from thence.cli.safe_console import SafeConsole
+
+    return SafeConsole(stderr=True)
 
 
 def print_table(output: Console, table: RenderableType) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[Any]
     Column = Integers | Sequence[str | None]
 
-__all__ = ["MOST_ROWS", "DamagedPart", "decode", "encode", "rows_of"]
+__all__ = ["MOST_ROWS", "DamagedPart", "decode", "decoded_bytes", "encode", "rows_of"]
 
 MOST_ROWS = 1 << 19
 """Rows of one part at most. It bounds what a small file can claim to hold."""
@@ -137,6 +137,20 @@ def rows_of(content: bytes) -> int:
     """
     with _opened(content) as archive:
         return _index(archive).rows
+
+
+def decoded_bytes(content: bytes) -> int:
+    """About how many bytes the columns of a part take in memory, without reading them.
+
+    Raises:
+        DamagedPart: it is none.
+    """
+    with _opened(content) as archive:
+        index = _index(archive)
+        texts = sum(
+            info.file_size for info in archive.infolist() if info.file_size != info.compress_size
+        )
+        return 8 * index.rows * len(index.columns) + texts
 
 
 def decode(content: bytes) -> dict[str, Integers | list[str | None]]:

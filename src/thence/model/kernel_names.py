@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["clip", "demangle", "function_name", "short_names"]
 
 _PARSED = 32_768  # characters of a name that are looked at; the rest only counts in its hash
+_MOST_SHORTENED = 20_000  # names of one trace: each takes 0.1 ms, and a file may hold a million
 _FOLDED = 60  # operations that make a short name longer than this are left out
 _LONGEST = 96  # a detailed short name that is longer than this gives way to one with a hash
 _DEEPEST = 4  # template levels that are looked into
@@ -134,21 +135,22 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
     The short name follows from the full name alone, unless two of the given names would share it:
     those get their element types, then their namespaces, then the numbers among their template
-    arguments, and in the end a hash of the full name.
+    arguments, and in the end a hash of the full name. Names after the first 20,000 stay as they are.
 
     Args:
-        names: full names as the trace has them, in any order, mangled or not.
+        names: full names as the trace has them, mangled or not, the most important first.
 
     Returns:
         full name -> short name, in the order of the first occurrence.
     """
-    spellings = {name: _spellings(name) for name in names}
+    names = list(dict.fromkeys(names))
+    spellings = {name: _spellings(name) for name in names[:_MOST_SHORTENED]}
     short = {name: next(spelling) for name, spelling in spellings.items()}
     while len(set(short.values())) < len(short):
         uses = Counter(short.values())
         for name in [name for name, text in short.items() if uses[text] > 1]:
             short[name] = next(spellings[name])
-    return short
+    return short | {name: name for name in names[_MOST_SHORTENED:]}
 
 
 def clip(name: str, width: int) -> str:

@@ -26,6 +26,7 @@ from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label, Process
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.source import STANDARD_INPUT, Source
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ PATTERNS = ("*labels*.json", "*labels*.json.gz")
 _FORMAT_KEY = re.compile(rf'"format"\s*:\s*"{re.escape(GRAPH_LABELS)}"'.encode())
 _MOST_BYTES = 1 << 30
 _MOST_NODES = 20_000_000
+_FEW_OBJECTS = 100_000
+_LEAST_BYTES = 20  # of a file for each object beyond those
 _LOW = (1 << 32) - 1
 _HOW = "thence.save_labels() at the end of the program writes it anew"
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -230,6 +233,19 @@ def _frame(columns: Mapping[str, Sequence[Any] | None], count: int) -> pl.DataFr
     )
 
 
+def _check_objects(content: bytes, name: str) -> None:
+    """Refuses JSON most of whose objects are empty or nearly so: each takes some 200 bytes in memory.
+
+    Raises:
+        DamagedInput: it is such.
+    """
+    objects = content.count(b"{")
+    if objects > _FEW_OBJECTS + len(content) // _LEAST_BYTES:
+        raise DamagedInput(
+            name, f"holds {objects:,} objects, most of them with next to nothing inside"
+        )
+
+
 def _content(source: Source) -> bytes:
     content = source.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -241,32 +257,36 @@ def _content(source: Source) -> bytes:
     return content
 
 
-def read_labels(path: str | os.PathLike[str]) -> GraphLabels:
+def read_labels(path: str | os.PathLike[str], expansion: Expansion = DEFAULT) -> GraphLabels:
     """The labels in a file: JSON (plain or gzipped), or an annotation file of PyTorch.
 
     Args:
         path: of the file.
+        expansion: how much larger than its stored size its content may be.
 
     Raises:
         InputError: it cannot be opened.
         UnknownFormat: it holds no labels, or in a version that is not known.
         DamagedInput: it is cut, wrong, or a pickle of anything but plain values.
     """
-    with Source.open(str(path)) as source:
+    with Source.open(str(path), expansion) as source:
         return _labels(source)
 
 
 def _labels(source: Source) -> GraphLabels:
     head = source.head()
-    if not torch_annotations.sniff(head):
-        return _parsed(_content(source), source)
     content = _content(source)
+    if not torch_annotations.sniff(head):
+        _check_objects(content, source.name)
+        return _parsed(content, source)
+    if not torch_annotations.is_pickle(content):
+        _check_objects(content, source.name)
     if source.damage:
         raise DamagedInput(source.name, source.damage)
     return torch_annotations.read_annotations(content, source.name)
 
 
-def with_labels_beside(tables: Tables) -> Tables:
+def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
     """The tables with the label files in the folders of their inputs added to the labels they have.
 
     A label file there that cannot be read becomes a warning, not an error.
@@ -286,16 +306,16 @@ def with_labels_beside(tables: Tables) -> Tables:
         if path.resolve() in already_read:
             continue
         try:
-            with Source.open(str(path)) as source:
+            with Source.open(str(path), expansion) as source:
                 is_labels = sniff(source.head())
             if is_labels:
-                added.append(read_labels(path))
+                added.append(read_labels(path, expansion))
         except InputError as error:
             warnings.append(f"{error}; not joined")
     return _with_more(tables, added, warnings)
 
 
-def with_annotations_beside(tables: Tables) -> Tables:
+def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one input with PyTorch's annotation files of its ranks, by name, added to its labels.
 
     They lie in the folder of the input, or in the one above. One that cannot be read becomes a warning.
@@ -312,7 +332,7 @@ def with_annotations_beside(tables: Tables) -> Tables:
     added, warnings = [], []
     for path in list(paths.values())[:_MOST_FILES]:
         try:
-            added.append(read_labels(path))
+            added.append(read_labels(path, expansion))
         except InputError as error:
             warnings.append(f"{error}; not joined")
     return _with_more(tables, added, warnings)

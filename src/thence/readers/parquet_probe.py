@@ -2,7 +2,8 @@
 
 Polars' reader trusts lengths inside pages: some damage makes it ask for more memory than there is,
 which ends the process without an exception. The child below reads everything first; only when it
-has survived is the data read here. It runs beside other work, so it costs little time.
+has survived is the data read here. It runs beside other work, so it costs little time. Its memory is limited by
+what the size of each table allows.
 """
 
 from __future__ import annotations
@@ -16,65 +17,127 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from thence.errors import DamagedInput
+from thence.readers.expansion import DEFAULT, Expansion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["ARROW_ENDING", "MAX_ROWS", "probing"]
+    from thence.units import Bytes
+
+__all__ = ["ARROW_ENDING", "MAX_ROWS", "probing", "unreadable"]
 
 MAX_ROWS = 50_000_000
 """Most rows of one table: a few bytes of Parquet can claim billions of equal rows."""
 
 ARROW_ENDING = ".arrow"
 """Of paths that are read as Arrow, as a file or a stream; all others are Parquet."""
+_LARGE = 6
 _EXPECTED = (0, 3, 4)  # all read; polars cannot be imported there; an error that will show here too
 _PATIENCE_S = 300
+_SPARE: Bytes = 1 << 30
+"""Address space that the child may take beside the tables: stacks of threads, and what allocators keep."""
+_MOST_FAILURES = 20
+"""Damaged tables after which `unreadable` counts all others as damaged."""
 _CHILD = f"""
-import sys
+import os, sys
+os.environ.setdefault("POLARS_MAX_THREADS", "4")
 try:
-    import io, os, polars
+    import io, polars
 except ImportError:
     sys.exit(3)
+try:
+    import resource
+    polars.DataFrame({{"a": [1]}}).sort("a")  # starts the threads, whose stacks count
+    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    def limit(most):
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + 5 * most + {_SPARE}, resource.RLIM_INFINITY))
+except (ImportError, OSError):
+    def limit(most):
+        pass
+def width(schema):
+    return sum(16 if dtype in (polars.String, polars.Binary) else 8 for dtype in schema.values())
+def number():
+    return int.from_bytes(sys.stdin.buffer.read(8), "little")
 while kind := sys.stdin.buffer.read(1):
-    data = sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "little"))
+    most, size = number(), number()
+    data = sys.stdin.buffer.read(size)
     try:
+        limit(most)
         if kind == b"A":
             path = os.fsdecode(data)
             is_file = open(path, "rb").read(6) == b"ARROW1"
-            polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
-            continue
-        if kind == b"P":
-            data = open(os.fsdecode(data), "rb").read()
-        if polars.scan_parquet(io.BytesIO(data)).select(polars.len()).collect().item() > {MAX_ROWS}:
-            sys.exit(4)
-        polars.read_parquet(io.BytesIO(data))
+            read = polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
+            if read.height * width(read.schema) > most:
+                sys.exit({_LARGE})
+        else:
+            if kind == b"P":
+                data = open(os.fsdecode(data), "rb").read()
+            scanned = polars.scan_parquet(io.BytesIO(data))
+            rows = scanned.select(polars.len()).collect().item()
+            if rows > {MAX_ROWS}:
+                sys.exit(4)
+            if rows * width(scanned.collect_schema()) > most:
+                sys.exit({_LARGE})
+            polars.read_parquet(io.BytesIO(data))
     except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
         sys.exit(5 if type(error).__name__ == "PanicException" else 4)
+    sys.stdout.write(".")
+    sys.stdout.flush()
 """
 
 
 @contextlib.contextmanager
-def probing(tables: Iterable[bytes | Path], path: str) -> Iterator[_Probe]:
+def probing(
+    tables: Iterable[bytes | Path], path: str, expansion: Expansion = DEFAULT
+) -> Iterator[_Probe]:
     """Begins to try Parquet and Arrow files; call `passed` on the result before reading any of them.
 
     Args:
         tables: content of the files, or where they are.
         path: for messages.
+        expansion: how much larger than it is stored a table may be.
     """
-    with tempfile.TemporaryFile() as stream:
+    with tempfile.TemporaryFile() as stream, tempfile.TemporaryFile() as told:
         for data in tables:
             content = os.fsencode(data.absolute()) if isinstance(data, Path) else data
+            stored = data.stat().st_size if isinstance(data, Path) else len(data)
             stream.write(_kind(data))
+            stream.write(expansion.most(stored).to_bytes(8, "little"))
             stream.write(len(content).to_bytes(8, "little"))
             stream.write(content)
         stream.seek(0)
-        child = _started(stream)
+        child = _started(stream, told)
         try:
-            yield _Probe(child, path)
+            yield _Probe(child, path, expansion, told)
         finally:
             if child is not None:
                 child.kill()  # does nothing where it has ended
                 child.wait()
+
+
+def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Path]:
+    """The files of Parquet and Arrow among some that cannot be read without harm.
+
+    Args:
+        files: any number.
+        expansion: how much larger than it is stored a table may be.
+    """
+    bad: set[Path] = set()
+    left = list(files)
+    while left:
+        if len(bad) > _MOST_FAILURES:
+            return bad.union(left)
+        with probing(left, "", expansion) as probe:
+            with contextlib.suppress(DamagedInput):
+                probe.passed()
+            done = probe.count()
+        if done >= len(left):
+            return bad
+        bad.add(left[done])
+        left = left[done + 1 :]
+    return bad
 
 
 def _kind(data: bytes | Path) -> bytes:
@@ -84,14 +147,17 @@ def _kind(data: bytes | Path) -> bytes:
     return b"D"
 
 
-def _started(stream: IO[bytes]) -> subprocess.Popen[bytes] | None:
-    """The child, reading from a file; None where no process can be started: then nothing protects."""
+def _started(stream: IO[bytes], told: IO[bytes]) -> subprocess.Popen[bytes] | None:
+    """The child, which reads from one file and writes a byte for each table to another.
+
+    None where no process can be started: then nothing protects.
+    """
     # Our own interpreter and code, isolated from the environment.
     try:
         return subprocess.Popen(  # noqa: S603 - no part of the command comes from outside
             [sys.executable, "-I", "-c", _CHILD],
             stdin=stream,
-            stdout=subprocess.DEVNULL,
+            stdout=told,
             stderr=subprocess.DEVNULL,
         )
     except OSError:
@@ -101,15 +167,29 @@ def _started(stream: IO[bytes]) -> subprocess.Popen[bytes] | None:
 class _Probe:
     """A child that tries to read."""
 
-    def __init__(self, child: subprocess.Popen[bytes] | None, path: str) -> None:
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes] | None,
+        path: str,
+        expansion: Expansion,
+        told: IO[bytes],
+    ) -> None:
         self._child = child
         self._path = path
+        self._expansion = expansion
+        self._told = told
+
+    def count(self) -> int:
+        """How many of the tables, in their order, were read; all where no child can try."""
+        if self._child is None or self._child.poll() in (0, 3):
+            return 1 << 62
+        return os.fstat(self._told.fileno()).st_size
 
     def passed(self) -> None:
         """Waits for the child.
 
         Raises:
-            DamagedInput: reading ended the child, or took longer than five minutes.
+            DamagedInput: reading ended the child, took longer than five minutes, or more memory than its size allows.
         """
         if self._child is None:
             return
@@ -117,5 +197,7 @@ class _Probe:
             code = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired as error:
             raise DamagedInput(self._path, "has tables that cannot be read in time") from error
+        if code == _LARGE:
+            self._expansion.check(self._path, 0, 1 << 62, "a table")
         if code not in _EXPECTED:
             raise DamagedInput(self._path, "has a damaged table, one that ends its reader")

@@ -3,6 +3,9 @@
 A pickle is a program: unpickling one from an untrusted source can run any code. Before anything is
 unpickled, every opcode is checked: only those that build containers, texts, numbers, booleans and None
 are allowed. Every other opcode, such as those that import or call something, is refused by name.
+
+Keys of dicts and elements of sets must be texts, bytes, numbers of 64 bits, or None: tuples can be made so
+that all of them have one hash, and a dict of them takes time by the square of their number.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ _INSTRUCTIONS = """
 _ADMITTED = frozenset(_INSTRUCTIONS.split())
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _MOST_BYTES = 256 << 20
-_MOST_DIGITS = 100  # of one integer: node ids have 20
-_MOST_MEMO = 1 << 26  # a put at place n makes the unpickler allocate n places
+_MOST_BITS = 64  # of one integer, as node ids have; larger ones can be made to share a hash
+_LEAST_BYTES = 8  # of a pickle for each container, which takes ten times as much in memory
+_FEW = 100_000  # containers that any pickle may hold
 _DEEPEST = 100
 _MOST_COPIES = 1000
 
@@ -75,19 +79,105 @@ def load_plain(content: bytes) -> object:
 
 def _reason_to_refuse(content: bytes) -> str | None:
     """The reason not to unpickle the content, or None; checks every opcode without executing any."""
-    copies = 0
+    stack = _Stack()
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in _ADMITTED:
             return f"the pickle holds {opcode.name}, which can run code or needs other objects; not opened"
-        if isinstance(argument, int) and argument.bit_length() > 4 * _MOST_DIGITS:
+        if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
             return "the pickle holds an integer that is too large"
-        if opcode.name in _PUTS and not 0 <= int(argument or 0) < _MOST_MEMO:
+        # A put at place n makes the unpickler allocate n places.
+        if opcode.name in _PUTS and not 0 <= int(argument or 0) < len(content):
             return "the pickle uses memo indices that are too large"
-        # Each copy may be of all that there is: no value shall outgrow the file.
-        copies += opcode.name == "DUP"
-        if copies > _MOST_COPIES:
-            return "the pickle copies values too often"
+        stack.take(opcode.name, argument)
+        if stack.refusal is not None:
+            return stack.refusal
+    if stack.containers > _FEW + len(content) // _LEAST_BYTES:
+        return f"the pickle holds {stack.containers:,} containers, most of them with next to nothing inside"
     return None
+
+
+_MARK = None
+_CLOSING = ("LIST", "TUPLE", "DICT", "FROZENSET", "APPENDS", "SETITEMS", "ADDITEMS", "POP_MARK")
+"""Opcodes that take everything above the last mark."""
+_POPS = {"POP": 1, "APPEND": 1, "SETITEM": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_CONTAINERS = ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+               "LIST", "TUPLE", "DICT", "FROZENSET")  # fmt: skip
+
+
+class _Stack:
+    """The unpickler's stack, of which each value is only a container (True), none (False), or a mark (None).
+
+    Attributes:
+        refusal: why the pickle is refused: a container has become a key or an element of a set, for instance.
+        containers: how many there are.
+    """
+
+    def __init__(self) -> None:
+        self.refusal: str | None = None
+        self.containers = 0
+        self._copies = 0
+        self._values: list[bool | None] = []
+        self._memo = bytearray()  # of each place whether it holds a container
+
+    def take(self, name: str, argument: object) -> None:
+        """Does what one opcode does.
+
+        Raises:
+            IndexError: the opcode takes what is not there.
+        """
+        values = self._values
+        self.containers += name in _CONTAINERS
+        if name in ("PROTO", "FRAME", "STOP"):
+            return
+        if "PUT" in name or "GET" in name or name == "MEMOIZE":
+            self._remember(name, argument)
+        elif name in _CLOSING:
+            self._close(name)
+        elif name in _POPS:
+            count = _POPS[name]
+            if name == "SETITEM":
+                self._check_keys(values[-2:-1])
+            del values[len(values) - count :]
+            if name.startswith("TUPLE"):
+                values.append(True)
+        elif name == "MARK":
+            values.append(_MARK)
+        elif name == "DUP":
+            values.append(values[-1])
+            # Each copy may be of all that there is: no value shall outgrow the file.
+            self._copies += 1
+            if self._copies > _MOST_COPIES:
+                self.refusal = "the pickle copies values too often"
+        else:
+            values.append(name in _CONTAINERS)
+
+    def _remember(self, name: str, argument: object) -> None:
+        """Puts the last value into the memo, or takes one from there."""
+        place = len(self._memo) if name == "MEMOIZE" else int(str(argument))
+        if "GET" in name:
+            self._values.append(bool(self._memo[place]))
+            return
+        self._memo.extend(bytes(max(0, place + 1 - len(self._memo))))
+        self._memo[place] = self._values[-1] is not False
+
+    def _close(self, name: str) -> None:
+        """Takes what is above the last mark, and the mark."""
+        values = self._values
+        at = len(values) - 1
+        while values[at] is not _MARK:
+            at -= 1
+            if at < 0:
+                raise IndexError("a mark is missing")
+        keys = values[at + 1 :: 2 if name in ("DICT", "SETITEMS") else 1]
+        if name in ("DICT", "SETITEMS", "FROZENSET", "ADDITEMS"):
+            self._check_keys(keys)
+        del values[at:]
+        if name in _CONTAINERS:
+            values.append(True)
+
+    def _check_keys(self, keys: list[bool | None]) -> None:
+        if any(key is not False for key in keys):
+            self.refusal = "the pickle has keys that are neither texts nor numbers"
 
 
 def _check_depth(value: object) -> None:

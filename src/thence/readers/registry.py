@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.model.tables import Tables, concat
 from thence.readers import label_files as graph_labels
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
 from thence.readers.runs import Read, in_newest_run, in_run, one_job
 from thence.readers.source import STANDARD_INPUT, Source, check_regular, expand
@@ -65,8 +66,8 @@ class ArchiveReader(Protocol):
     def sniff_archive(self, path: str) -> bool:
         """Whether a file or directory is such an archive."""
 
-    def read(self, name: str, progress: Callable[[int], None]) -> Tables:
-        """The tables of one archive."""
+    def read(self, name: str, progress: Callable[[int], None], expansion: Expansion) -> Tables:
+        """The tables of one archive, whose members may be larger than they are stored by ``expansion``."""
 
 
 def _file_readers() -> Iterable[FileReader]:
@@ -83,6 +84,7 @@ def read(
     *,
     run: str | None = None,
     add: bool = False,
+    expansion: Expansion = DEFAULT,
 ) -> Tables:
     """All inputs as one set of tables, with the labels of CUDA graphs found in the same folders.
 
@@ -91,6 +93,7 @@ def read(
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
         run: of directories, the files of the run with this name; None: the newest where there are several.
         add: take all files, also where several hold one rank: each becomes a rank of its own.
+        expansion: how much larger than its stored size the content of an input may be.
 
     Raises:
         UsageError: several inputs hold one rank, or a run is named and no input is a directory.
@@ -105,8 +108,8 @@ def read(
     for name, origin in files.items():
         try:
             _text_name(name)
-            tables = plausible(_read_one(name, progress), name)
-            tables = graph_labels.with_annotations_beside(tables)
+            tables = plausible(_read_one(name, progress, expansion), name)
+            tables = graph_labels.with_annotations_beside(tables, expansion)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:
@@ -125,7 +128,7 @@ def read(
         tables, meta=dataclasses.replace(meta, notes=(*meta.notes, *notes, *more_notes))
     )
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
-    return graph_labels.with_labels_beside(tables.with_warnings(warnings))
+    return graph_labels.with_labels_beside(tables.with_warnings(warnings), expansion)
 
 
 def _text_name(name: str) -> str:
@@ -196,28 +199,30 @@ def _recorded_twice(files: list[str]) -> set[str]:
     return reports | viewers
 
 
-def _read_one(name: str, progress: Callable[[str, int, int], None]) -> Tables:
+def _read_one(name: str, progress: Callable[[str, int, int], None], expansion: Expansion) -> Tables:
     if Path(name).exists():
         check_regular(name)
     is_report = name.endswith((".nsys-rep", ".qdrep")) and Path(name).is_file()
     if Path(name).is_dir() or is_report:
-        return _read_archive(name, progress)
-    with Source.open(name) as source:
+        return _read_archive(name, progress, expansion)
+    with Source.open(name, expansion) as source:
         head = source.head()
         for reader in _file_readers():
             if reader.sniff(head):
                 return reader.read(source, lambda done: progress(name, done, source.stored_bytes))
     if head.startswith(b"PK") and name != STANDARD_INPUT:
-        return _read_archive(name, progress)
+        return _read_archive(name, progress, expansion)
     if not head:
         raise UnknownFormat(name, source.damage or "is empty")
     raise UnknownFormat(name, f"is no trace that thence reads; expected one of: {_expected()}")
 
 
-def _read_archive(name: str, progress: Callable[[str, int, int], None]) -> Tables:
+def _read_archive(
+    name: str, progress: Callable[[str, int, int], None], expansion: Expansion
+) -> Tables:
     for reader in _archive_readers():
         if reader.sniff_archive(name):
-            return reader.read(name, lambda done: progress(name, done, 0))
+            return reader.read(name, lambda done: progress(name, done, 0), expansion)
     raise UnknownFormat(name, f"is no archive that thence reads; expected one of: {_expected()}")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from isal import isal_zlib
 
 from thence.errors import InputError
+from thence.readers.expansion import DEFAULT, Expansion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
 _DAMAGE = (EOFError, _ISAL_ERROR, zlib.error)
 _STEP_BYTES = 1 << 15
+_MOST_AT_ONCE = 1 << 26  # what is asked for is allocated before it is known to be there
 _SPECIAL = {
     "FIFO": stat.S_ISFIFO,
     "device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
@@ -43,10 +45,13 @@ class _Unzipped:
     `gzip` and `isal.igzip` would also lose the readable data just before a damaged place.
     """
 
-    def __init__(self, raw: BinaryIO) -> None:
+    def __init__(self, raw: BinaryIO, name: str, expansion: Expansion) -> None:
         self._raw = raw
+        self._name = name
+        self._expansion = expansion
         self._stored = b""
         self._member = _new_member()
+        self._taken = self._given = 0  # bytes, stored and decompressed
 
     def read(self, size: int) -> bytes:
         """Some decompressed bytes, at most ``size``; none at the end.
@@ -54,10 +59,12 @@ class _Unzipped:
         Raises:
             EOFError: the file ends inside a member.
             isal_zlib.error: it is damaged; up to `_STEP_BYTES` before that place are lost.
+            TooLarge: it decompresses to more than is accepted.
         """
         while True:
             if not self._stored:
                 self._stored = self._raw.read(4 * _STEP_BYTES)
+                self._taken += len(self._stored)
             if self._member.eof:
                 self._stored = self._stored.lstrip(b"\0")  # padding between members and at the end
                 if self._stored:
@@ -70,6 +77,8 @@ class _Unzipped:
             member = self._member
             self._stored = member.unused_data if member.eof else member.unconsumed_tail
             if part:
+                self._given += len(part)
+                self._expansion.check(self._name, self._taken, self._given)
                 return part
             if ended and not member.eof:
                 raise EOFError("it ends before its end marker")
@@ -87,6 +96,7 @@ class Source:
         name: the path as the user named it; ``-`` is standard input.
         stored_bytes: size on disk, 0 where unknown; `consumed` counts in the same unit.
         plain: the bytes on disk are the bytes of the stream, so that offsets can be handed on.
+        expansion: how much larger than its stored size its content may be.
         damage: why the stream ended early, filled in while reading; None when it did not.
     """
 
@@ -94,14 +104,19 @@ class Source:
     stream: BinaryIO | _Unzipped
     stored_bytes: int
     plain: bool
+    expansion: Expansion = DEFAULT
     damage: str | None = None
     _raw: BinaryIO | None = None
     _ahead: bytes = b""
 
     @classmethod
     @contextmanager
-    def open(cls, name: str) -> Iterator[Source]:
+    def open(cls, name: str, expansion: Expansion = DEFAULT) -> Iterator[Source]:
         """The input, gunzipped where its first bytes say so.
+
+        Args:
+            name: path, or ``-`` for standard input.
+            expansion: how much larger than its stored size its content may be.
 
         Raises:
             InputError: it does not exist, is a directory or a special file, or may not be read.
@@ -121,9 +136,11 @@ class Source:
                 raise InputError(name, f"is no path ({error})") from error
         try:
             if raw.peek(2)[:2] == _GZIP_MAGIC:
-                yield cls(name, _Unzipped(raw), size, plain=False, _raw=raw)
+                unzipped = _Unzipped(raw, name, expansion)
+                yield cls(name, unzipped, size, plain=False, expansion=expansion, _raw=raw)
             else:
-                yield cls(name, raw, size, plain=name != STANDARD_INPUT, _raw=raw)
+                plain = name != STANDARD_INPUT
+                yield cls(name, raw, size, plain=plain, expansion=expansion, _raw=raw)
         except IsADirectoryError as error:
             raise InputError(name, "is a directory") from error
         finally:
@@ -151,11 +168,15 @@ class Source:
         return self._raw.tell()
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` decompressed bytes; less only at the end, or where the compression breaks."""
+        """Up to ``size`` decompressed bytes; less only at the end, or where the compression breaks.
+
+        Raises:
+            TooLarge: it decompresses to more than is accepted.
+        """
         parts = [self._ahead[:size]]
         self._ahead = self._ahead[size:]
         size -= len(parts[0])
-        while size > 0 and (part := self._take(size)):
+        while size > 0 and (part := self._take(min(size, _MOST_AT_ONCE))):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)

@@ -25,7 +25,14 @@ from thence.readers.plain_pickle import PickleRefused, load_plain
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["annotation_files", "is_annotation_name", "label_of", "read_annotations", "sniff"]
+__all__ = [
+    "annotation_files",
+    "is_annotation_name",
+    "is_pickle",
+    "label_of",
+    "read_annotations",
+    "sniff",
+]
 
 _MOST_NODES = 20_000_000
 _LOW, _HIGH = (1 << 32) - 1, 32
@@ -41,6 +48,11 @@ _GROUP = (KINETO_KEYS["group_name"], KINETO_KEYS["group_description"])
 def sniff(head: bytes) -> bool:
     """Whether a file that begins like this may be an annotation file."""
     return _PICKLE.match(head) is not None or _JSON.match(head) is not None
+
+
+def is_pickle(content: bytes) -> bool:
+    """Whether an annotation file is pickled; it is JSON otherwise."""
+    return _PICKLE.match(content) is not None
 
 
 def is_annotation_name(path: str) -> bool:
@@ -93,7 +105,7 @@ def read_annotations(content: bytes, name: str) -> GraphLabels:
 
 
 def _loaded(content: bytes, name: str) -> object:
-    if _PICKLE.match(content):
+    if is_pickle(content):
         try:
             return load_plain(content)
         except PickleRefused as error:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from thence.errors import DamagedInput
 from thence.model.hlo import COMPUTATIONS, INSTRUCTIONS, LOOPS, HloModule
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.instruction_costs import json_config, work_columns
 from thence.readers.jax.instruction_table import Body, Distinct
 from thence.readers.jax.protobuf import unpacked
@@ -49,17 +50,18 @@ _RUNS_CALLED = frozenset(("async-start", "call", "conditional", "while"))
 _DAMAGED = "is cut or damaged: its content is no HLO module with instructions"
 
 
-def decode_hlo(data: bytes, path: str) -> HloModule:
+def decode_hlo(data: bytes, path: str, expansion: Expansion = DEFAULT) -> HloModule:
     """The HLO module in a HloProto or HloModuleProto, xz-compressed or not.
 
     Args:
         data: content of the file.
         path: for messages.
+        expansion: how much larger than it is stored an xz file may be.
 
     Raises:
-        DamagedInput: the bytes are neither, or end too early, or unpack to more than 1 GiB.
+        DamagedInput: the bytes are neither, or end too early, or unpack to more than is accepted.
     """
-    module = _module(unpacked(data, path), path)
+    module = _module(unpacked(data, path, expansion), path)
     try:
         return _decoded(module)
     except DecodeError as error:  # of a part of an instruction, which is parsed apart

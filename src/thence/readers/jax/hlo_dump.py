@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.source import check_regular, matching
 
@@ -25,11 +26,12 @@ PATTERNS = ("*.hlo.pb", "*.hlo.pb.xz")
 optimisation; where it does, only the latter count."""
 
 
-def hlo_dump_modules(path: str) -> tuple[HloModule, ...]:
+def hlo_dump_modules(path: str, expansion: Expansion = DEFAULT) -> tuple[HloModule, ...]:
     """The optimized HLO modules in a file, a directory (not those below it), or behind a glob.
 
     Args:
         path: as the user named it; in a directory, files that match `PATTERNS` count.
+        expansion: how much larger than it is stored an xz file may be.
 
     Raises:
         InputError: a file cannot be read, or nothing is there.
@@ -43,7 +45,7 @@ def hlo_dump_modules(path: str) -> tuple[HloModule, ...]:
         except (OSError, ValueError) as error:
             raise InputError(str(file), f"cannot be opened ({error})") from error
         try:
-            modules.append(decode_hlo(data, str(file)))
+            modules.append(decode_hlo(data, str(file), expansion))
         except (ValueError, OverflowError) as error:
             raise DamagedInput(str(file), f"its HLO module cannot be read ({error})") from error
     return tuple(modules)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from thence.errors import DamagedInput
+from thence.readers.expansion import DEFAULT, Expansion
 
 if TYPE_CHECKING:
     from thence.units import Bytes
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["parse", "unpacked"]
 
 _MAX_UNPACKED: Bytes = 1 << 30
-"""Largest content of an .xz file that is unpacked; optimized HLO protos have some MB to 200 MB."""
+"""Largest content of an .xz file that is unpacked, whatever its size; optimized HLO protos have some MB to 200 MB."""
 
 _XZ_MAGIC = b"\xfd7zXZ\x00"
 _XZ_MEMORY: Bytes = 256 << 20  # `xz -9` needs 65 MB to unpack; a header can claim 4 GB
@@ -38,21 +39,22 @@ def parse(kind: type[_M], data: bytes, path: str) -> _M:
     return message
 
 
-def unpacked(data: bytes, path: str, limit: Bytes = _MAX_UNPACKED) -> bytes:
+def unpacked(data: bytes, path: str, expansion: Expansion = DEFAULT) -> bytes:
     """The content of an .xz file; other bytes as they are.
 
     Args:
         data: the file, which may hold several xz streams.
         path: for messages.
-        limit: most bytes to unpack.
+        expansion: how much larger than the file its content may be.
 
     Raises:
-        DamagedInput: the compressed data is cut or damaged, or holds more than ``limit`` bytes.
+        DamagedInput: the compressed data is cut or damaged, or holds more than is accepted.
     """
     if not data.startswith(_XZ_MAGIC):
         return data
     parts: list[bytes] = []
-    left = limit
+    stored = len(data)
+    limit = left = min(_MAX_UNPACKED, expansion.most(stored))
     while data.startswith(_XZ_MAGIC):
         decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
         try:
@@ -61,6 +63,7 @@ def unpacked(data: bytes, path: str, limit: Bytes = _MAX_UNPACKED) -> bytes:
             raise DamagedInput(path, f"the xz data is damaged ({error})") from error
         left -= len(part)
         if left < 0:
+            expansion.check(path, stored, limit - left)
             raise DamagedInput(
                 path, f"unpacks to more than {limit:,} bytes, which no HLO module does"
             )

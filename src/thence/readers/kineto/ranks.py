@@ -80,7 +80,7 @@ def lanes_of(pairs: Sequence[tuple[Any, Any]], launching: Sequence[int], rank: i
 def _parsed(value: int | str, texts: dict[str, int]) -> tuple[str, int]:
     """(tag, number) of a pid or tid."""
     if isinstance(value, int):
-        return "", int(np.clip(value, -(1 << 62), 1 << 62))
+        return "", min(max(value, -(1 << 62)), 1 << 62)
     match = _TAGGED.fullmatch(value)
     if match and match["number"].lstrip("-") and len(match["number"]) < 18:
         return match["tag"].strip(), int(match["number"])

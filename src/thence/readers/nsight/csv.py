@@ -43,6 +43,8 @@ _BYTES = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
 _MAX_BYTES = 8 << 30
+_FEW_ROWS = 100_000
+_EMPTY_LINE = re.compile(rb"\r?\n[ \t]*\r?\n")
 _COPY = r"^\[CUDA (?:Unified Memory )?memcpy ?(.*)\]$"
 _SET = r"^\[CUDA (?:Unified Memory )?memset\]$"
 _DIRECTION_LABELS = {
@@ -125,6 +127,7 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
                 source.name, f"has more than {_MAX_BYTES:,} bytes; export to SQLite instead"
             )
     data = b"".join(parts)
+    parts.clear()
     header = _HEADER.search(data)
     if source.damage or header is None:
         raise DamagedInput(
@@ -132,7 +135,9 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
         )
     try:
         # nsys stats prints lines of its own around a report: what follows an empty line is not part of it.
-        body = re.split(rb"\r?\n[ \t]*\r?\n", data[header.start() :], maxsplit=1)[0]
+        empty = _EMPTY_LINE.search(data, header.end())
+        body = memoryview(data)[header.start() : empty.start() if empty else len(data)]
+        _check_rows(data, header[0].count(b","), source.name)
         frame = pl.read_csv(
             io.BytesIO(body), infer_schema=False, truncate_ragged_lines=True, encoding="utf8-lossy"
         )
@@ -151,6 +156,17 @@ def _table(source: Source) -> tuple[pl.DataFrame, dict[str, str]]:
             source.name, f"lacks the columns {', '.join(sorted(missing))} of cuda_gpu_trace"
         )
     return frame.rename(plain), units
+
+
+def _check_rows(data: bytes, commas: int, name: str) -> None:
+    """Refuses tables most of whose rows lack most cells: each cell takes memory, also where it is not there.
+
+    Raises:
+        DamagedInput: it is one.
+    """
+    rows = data.count(b"\n")
+    if rows > _FEW_ROWS and data.count(b",") < rows * commas // 2:
+        raise DamagedInput(name, f"has {rows:,} rows, most of which lack most of the columns")
 
 
 def _scaled(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thence.errors import DamagedInput, InputError, MissingRequirement
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.nsight import sqlite
 from thence.readers.nsight.read import tables_of
 
@@ -34,12 +35,17 @@ def sniff_archive(path: str) -> bool:
     return path.endswith((".nsys-rep", ".qdrep")) and Path(path).is_file()
 
 
-def read(name: str, progress: Callable[[int], None]) -> Tables:
+def read(
+    name: str,
+    progress: Callable[[int], None],
+    expansion: Expansion = DEFAULT,  # noqa: ARG001 - nsys unpacks its own reports
+) -> Tables:
     """The tables of one report.
 
     Args:
         name: path of the report.
         progress: called with the bytes that nsys has written to the export so far.
+        expansion: of no use here.
 
     Raises:
         InputError: the report cannot be opened.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.nsight.read import NAME as EXPORT
 from thence.readers.nsight.read import tables_of
 from thence.readers.nsight.store import PAYLOADS, READABLE, Part
@@ -37,19 +38,20 @@ def sniff_archive(path: str) -> bool:
     )
 
 
-def read(name: str, progress: Callable[[int], None]) -> Tables:
+def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one export.
 
     Args:
         name: path of the directory.
         progress: called with the bytes read so far: all of them, at the end.
+        expansion: how much larger than it is stored a table may be.
 
     Raises:
         DamagedInput: a table cannot be read.
     """
     paths = {f.stem: f for f in sorted(Path(name).iterdir())
              if f.suffix in _SUFFIXES and f.stem in READABLE and f.is_file()}  # fmt: skip
-    with probing(list(paths.values()), name) as probe:
+    with probing(list(paths.values()), name, expansion) as probe:
         probe.passed()
     tables = tables_of(Folder(name, paths))
     progress(sum(path.stat().st_size for path in paths.values()))

@@ -23,6 +23,7 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from thence.errors import DamagedInput, InputError
+from thence.readers.expansion import DEFAULT, Expansion, decoded_bytes
 from thence.readers.parquet_probe import MAX_ROWS
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Archive:
         sizes: unpacked size in bytes of every member, by its name with forward slashes.
         max_member: largest member that is read.
         max_total: most bytes that are read altogether, members read twice counted twice.
+        expansion: how much larger than a zip file its members may be, altogether.
+        stored_bytes: size of the zip file; of a directory None, because it is not compressed.
         skipped: members that were left out of `sizes`, with the reason; links, for instance.
         read_bytes: unpacked bytes read so far.
     """
@@ -79,11 +82,17 @@ class Archive:
     max_member: Bytes = _MAX_MEMBER
     max_total: Bytes = _MAX_TOTAL
     skipped: tuple[str, ...] = ()
+    expansion: Expansion = DEFAULT
+    stored_bytes: Bytes | None = None
     read_bytes: Bytes = field(default=0, init=False)
 
     @classmethod
     def open(
-        cls, name: str, max_member: Bytes = _MAX_MEMBER, max_total: Bytes = _MAX_TOTAL
+        cls,
+        name: str,
+        max_member: Bytes = _MAX_MEMBER,
+        max_total: Bytes = _MAX_TOTAL,
+        expansion: Expansion = DEFAULT,
     ) -> Archive:
         """The members of a zip file or a directory.
 
@@ -93,9 +102,10 @@ class Archive:
         """
         if Path(name).is_dir():
             sizes, skipped = _directory_members(name)
-        else:
-            sizes, skipped = _zip_members(name), []
-        return cls(name, sizes, max_member, max_total, tuple(skipped))
+            return cls(name, sizes, max_member, max_total, tuple(skipped), expansion)
+        sizes = _zip_members(name)
+        stored = Path(name).stat().st_size
+        return cls(name, sizes, max_member, max_total, (), expansion, stored)
 
     def read(self, member: str) -> bytes:
         """The content of one member.
@@ -105,6 +115,8 @@ class Archive:
             DamagedInput: it is damaged, encrypted, or larger than what is accepted.
         """
         size = self.sizes[member]
+        if self.stored_bytes is not None:
+            self.expansion.check(self.name, self.stored_bytes, self.read_bytes + size, member)
         if size > self.max_member:
             raise DamagedInput(
                 self.name,
@@ -215,16 +227,18 @@ def _check_name(archive: str, member: str) -> None:
         raise DamagedInput(archive, f"names a member outside its folder: {member!r}")
 
 
-def parquet_frame(data: bytes, path: str) -> pl.DataFrame:
+def parquet_frame(data: bytes, path: str, expansion: Expansion = DEFAULT) -> pl.DataFrame:
     """The frame in a Parquet file.
 
     Raises:
-        DamagedInput: it is none, is damaged, or claims more than `MAX_ROWS` rows.
+        DamagedInput: it is none, is damaged, or claims more than `MAX_ROWS` rows, or than its size allows.
     """
     try:
-        rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+        scanned = pl.scan_parquet(io.BytesIO(data))
+        rows = scanned.select(pl.len()).collect().item()
         if rows > MAX_ROWS:
             raise DamagedInput(path, f"claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
+        expansion.check(path, len(data), decoded_bytes(rows, scanned.collect_schema()))
         return pl.read_parquet(io.BytesIO(data))
     except _DAMAGED_PARQUET as error:
         raise DamagedInput(

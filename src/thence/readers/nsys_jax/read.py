@@ -11,6 +11,7 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.model.tables import HOST, THREADS, Device, Meta, Tables, concat
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.protobuf import unpacked
 from thence.readers.nsys_jax.archive import (
@@ -55,7 +56,7 @@ _NO_STREAM = (
 )
 
 
-def read(name: str, progress: Callable[[int], None]) -> Tables:
+def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one archive: of one rank, or of several combined by nsys-jax-combine.
 
     GPU rows are leaf thunks. Only the projected ranges (trace.parquet) are required. For every other
@@ -64,12 +65,13 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
     Args:
         name: path of a zip file or a directory.
         progress: called with the number of unpacked bytes read so far.
+        expansion: how much larger than it is stored its content may be.
 
     Raises:
         InputError: the path cannot be opened.
         DamagedInput: it is no archive, lacks trace.parquet, or a member cannot be read.
     """
-    archive = Archive.open(name)
+    archive = Archive.open(name, expansion=expansion)
     stems: list[str | None] = [*sorted(archive.variants(TRACE))]
     if not stems:
         if TRACE not in archive.sizes:
@@ -77,7 +79,7 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
         stems = [None]
     parts = []
     tables_inside = (archive.read(member) for member in _parquet_members(archive))
-    with probing(tables_inside, name) as probe:
+    with probing(tables_inside, name, expansion) as probe:
         modules = _hlo(archive, stems)
         progress(archive.read_bytes)
         probe.passed()
@@ -104,7 +106,9 @@ def _rank(archive: Archive, stem: str | None, modules: dict[int, HloModule]) -> 
     member = archive.of(TRACE, stem)
     if member is None:  # pragma: no cover - stems come from this very member
         raise DamagedInput(label, f"has no member {TRACE}")
-    projected = projection(parquet_frame(archive.read(member), f"{archive.name}:{member}"), label)
+    projected = projection(
+        parquet_frame(archive.read(member), f"{archive.name}:{member}", archive.expansion), label
+    )
     warnings: list[str] = []
     threads = _optional(archive, stem, _THREADS, warnings)
     device_metadata = _optional(archive, stem, _DEVICES, warnings)
@@ -138,7 +142,7 @@ def _optional(
     if member is None:
         warnings.append(f"has no member {wanted}")
         return None
-    return parquet_frame(archive.read(member), f"{archive.name}:{member}")
+    return parquet_frame(archive.read(member), f"{archive.name}:{member}", archive.expansion)
 
 
 def _parquet_members(archive: Archive) -> list[str]:
@@ -158,7 +162,7 @@ def _hlo(archive: Archive, stems: list[str | None]) -> dict[str | None, dict[int
         data = archive.read(member)
         digest = hashlib.sha256(data).digest()
         if digest not in decoded:
-            decoded[digest] = decode_hlo(data, f"{archive.name}:{member}")
+            decoded[digest] = decode_hlo(data, f"{archive.name}:{member}", archive.expansion)
         for stem in stems:
             if archive.of(match["path"], stem) == member:
                 modules[stem][int(match["id"])] = decoded[digest]
@@ -175,8 +179,11 @@ def _host(
             continue
         where, data = f"{archive.name}:{member}", archive.read(member)
         is_parquet = wanted.endswith(".parquet")
+        most = archive.expansion
         frame = (
-            parquet_frame(data, where) if is_parquet else csv_frame(unpacked(data, where), where)
+            parquet_frame(data, where, most)
+            if is_parquet
+            else csv_frame(unpacked(data, where, most), where)
         )
         ranges = compile_ranges(frame, where)
         process = ranges["process"].fill_null(launching.process)

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from thence.model.column_file import DamagedPart, decode
+from thence.model.column_file import DamagedPart, decode, decoded_bytes
 from thence.model.formats import (
     DESCRIPTION,
     LACKING,
@@ -23,9 +24,16 @@ from thence.model.formats import (
     TABLES,
 )
 from thence.model.losses import Loss
+from thence.readers.expansion import DEFAULT, Expansion
+from thence.readers.parquet_probe import unreadable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    import numpy.typing as npt
+
+    from thence.units import Bytes
 
 __all__ = ["SCHEMAS", "Description", "Folder"]
 
@@ -45,22 +53,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 """Columns that are read of each table, and the types they are given."""
 
 
-def _part(file: Path, table: str) -> pl.DataFrame | None:
-    """The rows of one part; None if it is damaged."""
-    schema = SCHEMAS[table]
-    lacking = LACKING.get(table, frozenset())
-    try:
-        frame = pl.read_ipc(file) if file.suffix == OLD_PART_ENDING else _columns(file)
-        frame = frame.with_columns(
-            pl.lit(None).alias(name) for name in sorted(lacking - set(frame.columns))
-        )
-        return frame.select(pl.col(c).cast(dtype, strict=False) for c, dtype in schema.items())
-    except (OSError, DamagedPart, pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        return None
-
-
-def _columns(file: Path) -> pl.DataFrame:
-    columns = decode(file.read_bytes())
+def _frame(columns: Mapping[str, npt.NDArray[Any] | list[str | None]]) -> pl.DataFrame:
     return pl.DataFrame(
         [
             pl.Series(name, values)
@@ -135,13 +128,15 @@ class Folder:
 
     Attributes:
         path: of the folder.
+        expansion: how much larger than they are stored its tables may be.
         description: of the process; a bare one where the file cannot be read.
         warnings: what could not be read.
         losses: those of the warnings that say what is missing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, expansion: Expansion = DEFAULT) -> None:
         self.path = path
+        self.expansion = expansion
         self.warnings: list[str] = []
         self.losses: list[Loss] = []
         self.description = self._description()
@@ -150,11 +145,46 @@ class Folder:
             match = PART.fullmatch(file.name)
             if match and match[1] in SCHEMAS and file.is_file():
                 self._parts.setdefault(match[1], {})[int(match[2])] = file
+        self._decoded: dict[Path, Bytes] = {}
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Size of all parts."""
         return sum(file.stat().st_size for parts in self._parts.values() for file in parts.values())
+
+    @cached_property
+    def _unreadable(self) -> set[Path]:
+        """The Arrow files of old recordings that would end the process that reads them."""
+        files = [file for parts in self._parts.values() for file in parts.values()]
+        return unreadable([f for f in files if f.suffix == OLD_PART_ENDING], self.expansion)
+
+    def _part(self, file: Path, table: str) -> pl.DataFrame | None:
+        """The rows of one part; None if it is damaged.
+
+        Raises:
+            TooLarge: the parts read so far hold more than their size allows.
+        """
+        schema = SCHEMAS[table]
+        lacking = LACKING.get(table, frozenset())
+        try:
+            frame = self._arrow(file) if file.suffix == OLD_PART_ENDING else self._columns(file)
+            frame = frame.with_columns(
+                pl.lit(None).alias(name) for name in sorted(lacking - set(frame.columns))
+            )
+            return frame.select(pl.col(c).cast(dtype, strict=False) for c, dtype in schema.items())
+        except (OSError, DamagedPart, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            return None
+
+    def _arrow(self, file: Path) -> pl.DataFrame:
+        if file in self._unreadable:
+            raise DamagedPart("its reader ends")
+        return pl.read_ipc(file)
+
+    def _columns(self, file: Path) -> pl.DataFrame:
+        content = file.read_bytes()
+        self._decoded[file] = decoded_bytes(content)
+        self.expansion.check(str(self.path), self.bytes, sum(self._decoded.values()), file.name)
+        return _frame(decode(content))
 
     def lose(self, code: str, count: int, text: str) -> None:
         """Notes what is missing, for people and for the check of the trace.
@@ -171,7 +201,7 @@ class Folder:
         """All rows of a table that can be read, in the order of recording."""
         schema = SCHEMAS[name]
         parts = self._parts.get(name, {})
-        frames = {number: _part(parts[number], name) for number in sorted(parts)}
+        frames = {number: self._part(parts[number], name) for number in sorted(parts)}
         whole = [frame for frame in frames.values() if frame is not None]
         table = pl.concat(whole) if whole else pl.DataFrame(schema=schema)
         self._check(

@@ -13,6 +13,7 @@ from thence.errors import DamagedInput, InputError
 from thence.model.formats import ACTIVITIES, DESCRIPTION, LABELS_FILE
 from thence.model.losses import says_lost
 from thence.model.tables import THREADS, Device, Meta, Tables, concat
+from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities
 from thence.readers.recording.host import described_collectives, host_ranges
@@ -38,8 +39,13 @@ def sniff_archive(path: str) -> bool:
     return Path(path).is_dir() and bool(_folders(Path(path)))
 
 
-def read(name: str, progress: Callable[[int], None]) -> Tables:
+def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
     """The tables of a recording: of one process, or of every process of a job.
+
+    Args:
+        name: path of the folder.
+        progress: called with the bytes read so far.
+        expansion: how much larger than they are stored its tables may be.
 
     Raises:
         DamagedInput: nothing of it can be read.
@@ -47,7 +53,7 @@ def read(name: str, progress: Callable[[int], None]) -> Tables:
     parts = []
     done = 0
     for path in _folders(Path(name)):
-        folder = Folder(path)
+        folder = Folder(path, expansion)
         parts.append(_tables(folder))
         done += folder.bytes
         progress(done)
@@ -112,7 +118,7 @@ def _labels(folder: Folder) -> tuple[GraphLabels, ...]:
     if not path.is_file():
         return ()
     try:
-        return (read_labels(path),)
+        return (read_labels(path, folder.expansion),)
     except InputError as error:
         folder.warnings.append(f"the labels of its CUDA graphs cannot be read: {error}")
         return ()

@@ -6,9 +6,9 @@ import re
 
 __all__ = ["printable", "printable_lines"]
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-_BUT_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# The last two ranges turn the order of what follows around, so that a name could pose as another.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_BUT_LINES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:

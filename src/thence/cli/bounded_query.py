@@ -1,0 +1,120 @@
+"""Answers an SQL query in a process of its own, with limits of time and memory, and without access to files.
+
+A query such as a join without a condition can ask for more than there is, and what does ends its process. The
+process gets the tables as Arrow files, opens its result, gives up the right to open anything, and answers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.query import answer
+from thence.errors import MissingRequirement, ThenceError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.units import Bytes
+
+__all__ = ["bounded_answer"]
+
+_QUERY, _RESULT, _ENDING = "query", "result", ".arrow"
+_REFUSED = 3  # the result is the sentence why
+_TOO_LARGE = 4
+
+
+def bounded_answer(
+    frames: Mapping[str, pl.DataFrame], query: str, most_seconds: float, most_bytes: Bytes
+) -> pl.DataFrame:
+    """The answer of a query, as `thence.analysis.query.answer` gives it.
+
+    Args:
+        frames: tables by their names.
+        query: SQL.
+        most_seconds: time limit.
+        most_bytes: memory that answering may take beside the tables.
+
+    Raises:
+        UsageError: the query is wrong, or takes more than a limit.
+    """
+    with tempfile.TemporaryDirectory(prefix="thence-") as name:
+        folder = Path(name)
+        (folder / _QUERY).write_text(query, "utf-8", errors="replace")
+        for table, frame in frames.items():
+            frame.write_ipc(folder / f"{table}{_ENDING}", compression="uncompressed")
+        code = _ended(folder, most_seconds, most_bytes)
+        result = folder / _RESULT
+        if code == 0:
+            return pl.read_ipc(result)
+        if code == _REFUSED:
+            raise UsageError(result.read_text("utf-8"))
+        raise UsageError(
+            f"the query needs more than {most_bytes / 1e9:g} GB of memory; --memory-limit allows more, a condition or "
+            "LIMIT needs less"
+        )
+
+
+def _ended(folder: Path, most_seconds: float, most_bytes: Bytes) -> int:
+    """Runs `_answer` in a process; its exit code."""
+    path = os.pathsep.join(filter(None, sys.path))
+    try:
+        return subprocess.run(  # noqa: S603 - our own module in our own interpreter
+            [sys.executable, "-m", __name__, str(folder), str(most_bytes)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path},
+            timeout=most_seconds,
+            check=False,
+        ).returncode
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            f"the query takes longer than {most_seconds:g} s; --time-limit allows more"
+        ) from error
+    except OSError as error:
+        raise MissingRequirement(
+            f"no process can be started to answer the query ({error.strerror or error})"
+        ) from error
+
+
+def _answer(folder: Path, most_bytes: Bytes) -> int:
+    """What the process does."""
+    query = (folder / _QUERY).read_text("utf-8")
+    frames = {file.stem: pl.read_ipc(file) for file in sorted(folder.glob(f"*{_ENDING}"))}
+    with (folder / _RESULT).open("wb") as result:
+        try:
+            _confine(most_bytes)
+            answer(frames, query).write_ipc(result)
+        except ThenceError as error:
+            result.write(str(error).encode("utf-8", "replace"))
+            return _REFUSED
+        except MemoryError:
+            return _TOO_LARGE
+    return 0
+
+
+def _confine(most_bytes: Bytes) -> None:
+    """Limits the memory of this process, and lets it open no further file."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    pl.DataFrame({"a": [1, 2]}).lazy().sort("a").collect()  # starts the threads
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+        limit = pages * resource.getpagesize() + most_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    except OSError:  # no /proc: macOS, which does not hold the limit either
+        pass
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+if __name__ == "__main__":
+    sys.exit(_answer(Path(sys.argv[1]), int(sys.argv[2])))

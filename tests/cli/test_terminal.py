@@ -1,0 +1,141 @@
+"""No escape sequence of a trace reaches a terminal, whatever the verb."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import thence
+from helpers import event, kernel, launch, written
+
+BAD = "\x1b[7;7;7mpwn\x1b]0;pwn\x07\x9b7;7m\u202e"
+PLANTED = ("\x1b[7;7;7m", "\x1b]0;", "\x07", "\x9b", "\u202e")
+PACKAGE = Path(thence.__file__).parent
+RUN = """
+import json, sys
+from thence.cli import main
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit:
+        pass
+"""
+COLLECTIVE = {
+    "Collective name": f"all{BAD}", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float", "Group size": 2,
+    "Process Group Name": f"0{BAD}", "Process Group Description": f"group{BAD}", "Process Group Ranks": "[0, 1]",
+}  # fmt: skip
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A trace whose every text holds escape sequences, its name included."""
+    events: list[dict[str, Any]] = [
+        event("user_annotation", f"ProfilerStep#1{BAD}", 0, 1000),
+        event("user_annotation", f"label{BAD}", 1, 900),
+        event("python_function", f"nn.Module: Block{BAD}_0", 2, 800),
+        event("python_function", f"model{BAD}.py(3): forward{BAD}", 3, 700),
+        event("cpu_op", f"aten::op{BAD}", 4, 600),
+        *(e for i in range(1, 5) for e in (launch(i, 10 * i), kernel(i, 10 * i + 5, name=f"kernel{BAD}"))),
+        launch(9, 100),
+        kernel(9, 110, name=f"ncclDevKernel_AllReduce{BAD}", args=COLLECTIVE),
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": f"thread{BAD}"}},
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": f"python{BAD}"}},
+        {"ph": "X", "cat": "kernel", "name": f"broken{BAD}", "ts": BAD, "dur": BAD, "pid": BAD, "tid": BAD},
+    ]  # fmt: skip
+    metadata = {
+        "deviceProperties": [
+            {"id": 0, "name": f"GPU{BAD}", "totalGlobalMem": 1, "computeMajor": 9}
+        ],
+        "distributedInfo": {
+            "rank": 0,
+            "backend": f"nccl{BAD}",
+            "pg_config": [{"pg_name": BAD, "ranks": [0]}],
+        },
+        "WARNING": [f"lost records{BAD}"],
+        "traceName": BAD,
+    }
+    return written(tmp_path / f"trace{BAD}.json".replace("/", "_"), events, **metadata)
+
+
+def shown(verbs: list[list[str]], folder: Path) -> str:
+    """What a terminal gets of these command lines, both streams."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {
+        "TERM": "xterm-256color",
+        "COLUMNS": "250",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, json.dumps(verbs)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
+        env={k: v for k, v in environment.items() if k != "NO_COLOR"},
+    )  # fmt: skip
+    os.close(theirs)
+    content = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            content += part
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    finally:
+        os.close(ours)
+        process.wait(60)
+    return content.decode("utf-8", "replace")
+
+
+def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) -> None:
+    name = str(hostile)
+    missing = str(tmp_path / f"missing{BAD}.json")
+    verbs = [
+        *(["report", name, "--by", by] for by in ("kernel", "label", "module", "op", "source", "stack", "collective")),
+        ["report", name, "--details"], ["report", name, "--format", "json"], ["report", name, "--format", "csv"],
+        ["report", name, missing], ["report", name, "--only", BAD], ["report", name, "--by", BAD],
+        ["streams", name, "--group", f"group{BAD}=kernel", "--expect", f"group{BAD}>=9"],
+        ["streams", name, "--format", "json"], ["collectives", name], ["collectives", name, "--format", "csv"],
+        ["programs", name], ["compile", name], ["check", name], ["check", name, "--format", "json"],
+        ["flame", name, "--by", "label", "-o", "-"], ["flame", name, "-o", f"flame{BAD}.html"],
+        ["convert", name, "-o", "-", "--to", "json"], ["convert", name, "-o", f"out{BAD}.pftrace"],
+        ["convert", name, "-o", f"out{BAD}.nothing"], ["sql", name, "select name from gpu"],
+        ["sql", name, f"select '{BAD}' as x from gpu"], ["sql", name, f"select {BAD} from gpu"],
+        ["sql", name, "select name from gpu", "--format", "json"], ["label", name, "-o", "labelled.json"],
+        ["label", name, "--eager", name, "-o", f"labelled{BAD}.json"], ["inside", name, "-o", "x.json"],
+        ["inside", missing, "-o", "x.json"], [f"verb{BAD}"], ["report", name, f"--option{BAD}"],
+    ]  # fmt: skip
+    text = shown(verbs, tmp_path)
+    assert text.count("pwn") > 3 * len(verbs), "the names are shown"
+    assert "\x1b[" in text, "it was taken for a terminal"
+    for planted in PLANTED:
+        at = text.find(planted)
+        assert at < 0, text[max(0, at - 200) : at + 50]
+
+
+ALLOWED = {
+    "cli/messages.py": {"sys.stderr.write", "sys.stdout.write"},
+    "doctor/probe.py": {"sys.stdout.write"},  # answers of a child to its parent
+    "recording/hooks.py": {"sys.stderr.write"},  # in a program that is recorded, of itself
+    "recording/startup/sitecustomize.py": {"sys.stderr.write"},
+    "cli/safe_console.py": {"Console"},
+}
+PRINTING = {
+    "print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines", "click.echo",
+    "click.secho", "Console", "rich.print", "console.print",
+}  # fmt: skip
+
+
+def test_one_place_prints() -> None:
+    """`say` and `put` of cli/messages.py, and tables on a `SafeConsole`: what they print is made harmless."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        names = {ast.unparse(f) for f in calls} & PRINTING
+        where = path.relative_to(PACKAGE).as_posix()
+        if more := names - ALLOWED.get(where, set()):
+            found[where] = more
+    assert not found

@@ -1,0 +1,482 @@
+"""The formats that are fuzzed: a small tree made from a recording in tests/data, and how a tree becomes files."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import pickle
+import sqlite3
+import tempfile
+import zipfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.model.column_file import encode
+from thence.readers.jax.protos.hlo_pb2 import HloProto
+from thence.readers.jax.protos.xplane_pb2 import XSpace
+from thence.readers.nsight.store import READABLE
+from thence.readers.recording.parts import SCHEMAS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fuzz.mutations import Tree
+
+DATA = Path(__file__).parents[1] / "data"
+EVENTS, ROWS, PLANE_EVENTS = 60, 12, 15
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Attributes:
+        seed: makes the tree.
+        write: writes a tree into a folder; what `thence.open` gets.
+        probed: a child process tries to read it first, which takes a while: bytes are rarely damaged.
+    """
+
+    name: str
+    seed: Callable[[], Tree]
+    write: Callable[[Tree, Path], Path]
+    probed: bool = False
+
+
+# ---- JSON
+
+
+def _kineto() -> Tree:
+    document = json.loads(
+        gzip.decompress((DATA / "torch" / "graph_replay_rank0.json.gz").read_bytes())
+    )
+    stacks = json.loads(
+        gzip.decompress((DATA / "torch" / "waits" / "pipeline_rank1.json.gz").read_bytes())
+    )
+    events = [*document["traceEvents"], *stacks["traceEvents"]]
+    document["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
+    return document
+
+
+def _labels() -> Tree:
+    document = json.loads((DATA / "torch" / "graphs" / "block_labels.json").read_text())
+    for graph in document["graphs"]:
+        graph["nodes"] = {
+            k: v[:ROWS] if isinstance(v, list) else v for k, v in graph["nodes"].items()
+        }
+        graph["edges"] = [
+            e for e in graph.get("edges") or [] if set(e) <= set(graph["nodes"]["number"])
+        ]
+    return document
+
+
+def _annotations() -> Tree:
+    return {
+        str((5 << 32) + i): [
+            {
+                "name": f"layer {i % 3}",
+                "stream": i % 2,
+                "autograd_phase": "forward",
+                "x": [1, None],
+            },
+            "outer",
+        ]
+        for i in range(ROWS)
+    }
+
+
+def _json(tree: Tree) -> bytes:
+    return json.dumps(tree, default=repr, skipkeys=True).encode("utf-8", "replace")
+
+
+def _as_json(name: str) -> Callable[[Tree, Path], Path]:
+    def write(tree: Tree, folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(_json(tree))
+        return path
+
+    return write
+
+
+def _pickled(tree: Tree, folder: Path) -> Path:
+    keys = (
+        {int(k) if str(k).isdecimal() else k: v for k, v in tree.items()}
+        if isinstance(tree, dict)
+        else tree
+    )
+    path = folder / "kernel_annotations_rank0.pkl"
+    path.write_bytes(pickle.dumps(keys, protocol=4))
+    return path
+
+
+# ---- Protobuf: lists of [field, wire type, value], values being such lists where the schema says so
+
+
+def _message(data: bytes, of: Any) -> Tree:
+    at, result = 0, []
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+        else:
+            size, at = _varint(data, at) if wire == 2 else (8 if wire == 1 else 4, at)
+            value, at = data[at : at + size], at + size
+        inner = of.fields_by_number.get(number)
+        if wire == 2 and inner is not None and inner.message_type is not None:
+            value = _message(value, inner.message_type)
+        result.append([number, wire, value])
+    return result
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if not data[at - 1] & 128:
+            return value, at
+
+
+def _encoded(tree: Tree) -> bytes:
+    if isinstance(tree, bytes | str):
+        return tree.encode("utf-8", "replace") if isinstance(tree, str) else tree
+    out = bytearray()
+    for entry in tree if isinstance(tree, list) else []:
+        number, wire, value = (*entry, 0, 0, 0)[:3] if isinstance(entry, list) else (1, 0, entry)
+        number = number if isinstance(number, int) and 0 < number < 1 << 29 else 1
+        if isinstance(value, bytes | str | list | dict):
+            content = _encoded(value)
+            if wire in (1, 5):
+                out += _number(number << 3 | wire) + content[: 8 if wire == 1 else 4].ljust(
+                    8 if wire == 1 else 4, b"\0"
+                )
+            else:
+                out += _number(number << 3 | 2) + _number(len(content)) + content
+        elif isinstance(value, float):
+            out += _number(number << 3 | 1) + np.float64(value).tobytes()
+        else:
+            out += _number(number << 3) + _number(int(value or 0) % (1 << 64))
+    return bytes(out)
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _xplane() -> Tree:
+    space = XSpace()
+    space.ParseFromString(gzip.decompress((DATA / "jax" / "remat.xplane.pb.gz").read_bytes()))
+    for plane in space.planes:
+        for line in plane.lines:
+            del line.events[PLANE_EVENTS:]
+        used = {e.metadata_id for line in plane.lines for e in line.events}
+        for number in [n for n in plane.event_metadata if n not in used][PLANE_EVENTS:]:
+            del plane.event_metadata[number]
+        del plane.lines[6:]
+    while space.ByteSize() > 20_000:  # HLO, which has a format of its own here
+        largest = max(space.planes, key=lambda plane: plane.ByteSize())
+        space.planes.remove(largest)
+    return _message(space.SerializeToString(), XSpace.DESCRIPTOR)
+
+
+def _hlo() -> Tree:
+    proto = HloProto()
+    proto.ParseFromString(lzma.decompress((DATA / "jax" / "command_buffer.hlo.pb.xz").read_bytes()))
+    module = proto.hlo_module
+    while proto.ByteSize() > 20_000 and len(module.computations) > 1:
+        del module.computations[
+            0 if module.computations[0].id != module.entry_computation_id else 1
+        ]
+    return _message(proto.SerializeToString(), HloProto.DESCRIPTOR)
+
+
+def _written_protobuf(name: str) -> Callable[[Tree, Path], Path]:
+    def write(tree: Tree, folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(_encoded(tree))
+        return path
+
+    return write
+
+
+# ---- Tables: {table: {column: [cells]}}
+
+
+def _nsight() -> Tree:
+    tree: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.sqlite"
+        path.write_bytes(gzip.decompress((DATA / "nsight" / "torch_graph.sqlite.gz").read_bytes()))
+        with closing(sqlite3.connect(path)) as database:
+            for (table,) in database.execute(
+                "select name from sqlite_master where type = 'table'"
+            ).fetchall():
+                if table not in READABLE:
+                    continue
+                cursor = database.execute(
+                    f"select * from {table} limit ?", [8 * ROWS if table == "StringIds" else ROWS]
+                )
+                rows = cursor.fetchall()
+                names = [column[0] for column in cursor.description]
+                if rows:
+                    tree[table] = {n: [row[i] for row in rows] for i, n in enumerate(names)}
+    return tree
+
+
+def _columns(table: Tree) -> dict[str, list[Any]]:
+    """The columns of a table, of one length, whatever became of them."""
+    columns = {
+        str(name): list(cells) if isinstance(cells, list) else [cells]
+        for name, cells in (table.items() if isinstance(table, dict) else [("value", table)])
+    }
+    rows = max(map(len, columns.values()), default=0)
+    return {name: [*cells, *[None] * (rows - len(cells))] for name, cells in columns.items()}
+
+
+def _tables(tree: Tree) -> dict[str, dict[str, list[Any]]]:
+    return (
+        {str(name)[:80]: _columns(table) for name, table in tree.items()}
+        if isinstance(tree, dict)
+        else {}
+    )
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool) or value is None or isinstance(value, float | bytes):
+        return value
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 63 else float(min(value, 1 << 200))
+    return (
+        value.encode("utf-8", "replace").decode() if isinstance(value, str) else repr(value)[:1000]
+    )
+
+
+def _sqlite(tree: Tree, folder: Path) -> Path:
+    path = folder / "a.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        for table, columns in _tables(tree).items():
+            quoted = ", ".join(
+                '"' + name.replace('"', "").replace("\0", "") + f'{i}"' * 0 + '"'
+                for i, name in enumerate(columns)
+            )
+            try:
+                database.execute(f'create table "{table}" ({quoted})')
+            except (sqlite3.Error, ValueError):
+                continue
+            marks = ", ".join("?" * len(columns))
+            rows = zip(*([_cell(c) for c in cells] for cells in columns.values()), strict=True)
+            database.executemany(f'insert into "{table}" values ({marks})', rows)
+        database.commit()
+    return path
+
+
+def _frame(columns: dict[str, list[Any]]) -> pl.DataFrame:
+    series = []
+    for name, cells in columns.items():
+        values = [_cell(cell) for cell in cells]
+        try:
+            series.append(pl.Series(name, values))
+        except (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
+            series.append(
+                pl.Series(name, [None if v is None else str(v) for v in values], pl.String)
+            )
+    return pl.DataFrame(series)
+
+
+def _folder_of(ending: str) -> Callable[[Tree, Path], Path]:
+    def write(tree: Tree, folder: Path) -> Path:
+        place = folder / "export"
+        place.mkdir()
+        for table, columns in _tables(tree).items():
+            if not table.isidentifier():
+                continue
+            frame = _frame(columns)
+            path = place / f"{table}.{ending}"
+            if ending == "parquet":
+                frame.write_parquet(path)
+            else:
+                frame.write_ipc_stream(path)
+        return place
+
+    return write
+
+
+def _csv() -> Tree:
+    text = gzip.decompress(
+        (DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz").read_bytes()
+    ).decode()
+    return list(csv.reader(io.StringIO(text)))[: 3 * ROWS]
+
+
+def _as_csv(tree: Tree, folder: Path) -> Path:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    for row in tree if isinstance(tree, list) else [[tree]]:
+        writer.writerow([str(c)[:6000] for c in row] if isinstance(row, list) else [row])
+    path = folder / "trace.csv"
+    path.write_text(text.getvalue(), "utf-8", errors="replace")
+    return path
+
+
+def _nsys_jax() -> Tree:
+    module = "TSL:XlaModule:#hlo_module=jit_Step,program_id=3#"
+    ranges = [
+        (module, 100, 60, 90, 30, 1, 10, None), ("TSL:Thunk:#hlo_op=fusion.1#", 100, 20, 91, 2, 1, 11, 10),
+        ("TSL:Thunk:#name=a,hlo_op=while.1#", 120, 40, 93, 9, 1, 12, 10),
+        ("TSL:Thunk:#hlo_op=all-reduce-start.1#", 120, 10, 94, 2, 1, 13, 12), (module, 200, 30, 180, 10, 1, 20, None),
+        ("TSL:Thunk:#hlo_op=fusion.1#", 200, 30, 181, 2, 1, 21, 20),
+    ]  # fmt: skip
+    names = (
+        "Name",
+        "Projected Start",
+        "Projected Duration",
+        "Orig Start",
+        "Orig Duration",
+        "TID",
+        "RangeId",
+        "ParentId",
+    )
+    trace = {name: [row[i] for row in ranges] for i, name in enumerate(names)}
+    compiles = {"Name": [module.replace("Module", "Compile"), "TSL:XlaPass:#name=dce#"], "Start (ns)": [10, 12],
+                "End (ns)": [30, 20], "TID": [1, 1]}  # fmt: skip
+    return {
+        "nvtx_gpu_proj_trace/trace.parquet": trace | {"PID": [7] * len(ranges)},
+        "thread-metadata.parquet": {
+            "Name": ["main", "XlaLauncher:#global=5,local=1,process=1,slice=0#"],
+            "PID": [7, 7],
+            "TID": [1, 77],
+        },  # fmt: skip
+        "report_nvtx_pushpop_trace.parquet": compiles,
+    }
+
+
+def _zipped(tree: Tree, folder: Path) -> Path:
+    path = folder / "archive.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, columns in _tables(tree).items():
+            content = io.BytesIO()
+            _frame(columns).write_parquet(content)
+            archive.writestr(member.replace("\0", "0"), content.getvalue())
+    return path
+
+
+# ---- Archives of NumPy arrays: {member: JSON or [integers]}
+
+
+def _recording() -> Tree:
+    tree: dict[str, Any] = {
+        "recording.json": json.loads(
+            (DATA / "recording/two_ranks/host-rank0-631/recording.json").read_text()
+        )
+    }
+    tree["recording.json"]["version"] = 3
+    for table, schema in SCHEMAS.items():
+        file = place / f"{table}-000001.arrow"
+        if not file.is_file():
+            continue
+        rows = pl.read_ipc(file).head(8 * ROWS if table == "names" else ROWS)
+        columns = {
+            name: rows[name].cast(pl.String).to_list() if dtype == pl.String
+            else rows[name].cast(pl.Int64, wrap_numerical=True, strict=False).fill_null(-1).to_numpy()
+            for name, dtype in schema.items() if name in rows.columns
+        }  # fmt: skip
+        tree[f"{table}-000001.npz"] = _members(encode(columns))
+    return tree
+
+
+def _members(content: bytes) -> Tree:
+    """The members of an archive: JSON as trees, arrays as lists."""
+    tree: dict[str, Any] = {}
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name.endswith(".json"):
+                tree[name] = json.loads(data)
+            elif name.endswith(".npy"):
+                array = np.load(io.BytesIO(data))
+                tree[name] = [str(array.dtype), array.tolist()]
+    return tree
+
+
+def _packed(tree: Tree) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, value in tree.items() if isinstance(tree, dict) else []:
+            archive.writestr(str(name).replace("\0", "0")[:200], _member(str(name), value))
+    return content.getvalue()
+
+
+def _member(name: str, value: Tree) -> bytes:
+    if name.endswith(".json") or not isinstance(value, list) or len(value) < 2:
+        return _json(value)
+    array = io.BytesIO()
+    try:
+        np.save(array, np.array(value[1], value[0]), allow_pickle=False)
+    except (TypeError, ValueError, OverflowError, SyntaxError, MemoryError):
+        np.save(array, np.array(["x"]), allow_pickle=False)
+    return array.getvalue()
+
+
+def _recorded(tree: Tree, folder: Path) -> Path:
+    place = folder / "host-rank0-1"
+    place.mkdir()
+    for name, value in tree.items() if isinstance(tree, dict) else []:
+        file = place / (str(name).replace("/", "_").replace("\0", "_")[:80] or "_")
+        is_part = file.suffix == ".npz"
+        content = (
+            _packed(value)
+            if is_part
+            else json.dumps(value, default=repr, skipkeys=True).encode("utf-8", "replace")
+        )
+        file.write_bytes(content)
+    return place
+
+
+def _inside() -> Tree:
+    tree = _members((DATA / "inside" / "merge" / "cupy-0.npz").read_bytes())
+    kind, text = tree["description.npy"]
+    tree["description.npy"] = json.loads(bytes(text))
+    kind, words = tree["buffer.npy"]
+    tree["buffer.npy"] = [kind, words]
+    return tree
+
+
+def _written_inside(tree: Tree, folder: Path) -> Path:
+    tree = dict(tree) if isinstance(tree, dict) else {}
+    if "description.npy" in tree:
+        text = json.dumps(tree["description.npy"], default=repr, skipkeys=True).encode(
+            "utf-8", "replace"
+        )
+        tree["description.npy"] = ["uint8", list(text)]
+    path = folder / "buffer.npz"
+    path.write_bytes(_packed(tree))
+    return path
+
+
+FORMATS = (
+    Format("kineto", _kineto, _as_json("trace.json")),
+    Format("labels", _labels, _as_json("labels.json")),
+    Format("annotations", _annotations, _as_json("kernel_annotations_rank0.json")),
+    Format("pickle", _annotations, _pickled),
+    Format("xplane", _xplane, _written_protobuf("a.xplane.pb")),
+    Format("hlo", _hlo, _written_protobuf("a.hlo.pb")),
+    Format("sqlite", _nsight, _sqlite),
+    Format("csv", _csv, _as_csv),
+    Format("parquet", _nsight, _folder_of("parquet"), probed=True),
+    Format("arrow", _nsight, _folder_of("arrow"), probed=True),
+    Format("nsys-jax", _nsys_jax, _zipped, probed=True),
+    Format("recording", _recording, _recorded),
+    Format("inside", _inside, _written_inside),
+)

@@ -1,0 +1,266 @@
+"""Fuzzes the readers and verbs of thence.
+
+    python tests/fuzz/run.py FORMAT --cases 200                 one format, as the tests do it
+    python tests/fuzz/run.py --minutes 60 [--seed N]            all formats, a process each, one after another
+    python tests/fuzz/run.py FORMAT --cases 1 --seed N --first I     one case again
+
+Every case is told by format, seed and number alone. It fails where thence ends in anything but a result or one
+sentence, takes longer than `MOST_SECONDS`, or more memory than `MOST_BYTES` beside what it had before. Inputs that
+fail are kept in --keep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import polars as pl
+
+import thence
+from fuzz.formats import FORMATS, Format
+from fuzz.mutations import damaged, mutated
+from thence.cli import main as command_line
+from thence.readers import parquet_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_SECONDS = 20
+MOST_BYTES = 1 << 30
+VERBS = (
+    ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"),
+    ("report", "--by", "step"), ("streams",), ("programs",), ("collectives",), ("compile",), ("check",), ("flame", "-o", "OUT/a.folded"),
+    ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
+    ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
+    ("report", "--only", "kernel"),
+)  # fmt: skip
+
+
+class Failure(Exception):
+    """What thence did wrong; the message says it in full."""
+
+
+class TooLong(BaseException):
+    """A case took too long; no Exception, which thence would tell as an error of its own."""
+
+
+def made(of: Format, tree: Any, dice: random.Random, folder: Path) -> Path:
+    """A mutated input of a format."""
+    of_bytes = dice.random() < (0.05 if of.probed else 0.3)
+    path = of.write(tree if of_bytes else mutated(tree, dice), folder)
+    if of_bytes:
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        file = dice.choice(files)
+        content = damaged(file.read_bytes(), dice)
+        file.write_bytes(
+            gzip.compress(content, 1) if path.is_file() and dice.random() < 0.2 else content
+        )
+    return path
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    def stop(_signal: int, _frame: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    try:
+        yield
+    except TooLong:
+        raise Failure(f"took longer than {MOST_SECONDS} s\n{traceback.format_exc()}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def try_one(of: Format, path: Path, dice: random.Random) -> None:
+    """Reads an input, and puts it through verbs.
+
+    Raises:
+        Failure: something but a result or a sentence came of it.
+    """
+    if of.name == "inside":
+        _verb(["inside", str(path), "-o", str(path.parent / "out.json")])
+        return
+    beside = ["--hlo", str(path)] if of.name == "hlo" else []
+    if of.name in ("hlo", "labels", "annotations", "pickle"):
+        inputs = [str(path.parent)]
+        shutil.copy(TRACES[of.name], path.parent / "trace.json.gz")
+        if of.name == "hlo":
+            inputs = [str(path.parent / "trace.json.gz")]
+    else:
+        inputs = [str(path)]
+    verb = dice.choice(VERBS if of.name != "hlo" else VERBS[:2])
+    arguments = [word.replace("OUT", str(path.parent)) for word in verb]
+    form = dice.choice((["--format", "json"], ["--format", "csv"], [])) if "-o" not in verb else []
+    _verb([*arguments, *inputs, *beside, *form])
+    _api(inputs, [str(path)] if beside else [])
+
+
+TRACES = {
+    name: Path(__file__).parents[1] / "data/torch" / file
+    for name, file in (
+        ("hlo", "graph_replay_rank0.json.gz"), ("labels", "graph_replay_rank0.json.gz"),
+        ("annotations", "graph_replay_rank0.json.gz"), ("pickle", "graph_replay_rank0.json.gz"),
+    )
+}  # fmt: skip
+
+
+def _verb(arguments: list[str]) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            command_line(arguments)
+        except SystemExit as ended:
+            code = ended.code
+        except TooLong:
+            raise
+        except BaseException:  # noqa: BLE001
+            raise Failure(f"{arguments}\n{traceback.format_exc()}") from None
+    told = err.getvalue()
+    if code not in (0, 1, 2) or "should not happen" in told or "not enough memory" in told:
+        raise Failure(f"{arguments}: exit code {code}\n{told}\n{_kept(told)}")
+    if code == 2 and len(told.strip().splitlines()) > 3 and "Usage" not in told:
+        raise Failure(f"{arguments}: several lines\n{told}")
+    if "\x1b" in told:
+        raise Failure(f"{arguments}: an escape sequence in {told!r}")
+
+
+def _kept(told: str) -> str:
+    """The traceback in the file that a message names."""
+    where = told.partition("with the traceback in ")[2].strip()
+    if not where:
+        return ""
+    text = Path(where).read_text()
+    Path(where).unlink()
+    return text
+
+
+def _api(inputs: list[str], hlo: list[str]) -> None:
+    with limited():
+        try:
+            trace = thence.open(*inputs, hlo=hlo)
+            trace.self_check()
+        except thence.ThenceError:
+            return
+        except TooLong:
+            raise
+        except BaseException:  # noqa: BLE001
+            raise Failure(f"thence.open and self_check\n{traceback.format_exc()}") from None
+        try:
+            summary = trace.summary()
+        except thence.ThenceError:
+            return
+        negative = [n for n in (summary.span_ns, summary.busy_ns, summary.sum_ns) if n < 0]
+        if negative or (summary.rows["total_ns"] < 0).any():
+            raise Failure(
+                f"impossible totals: {summary.span_ns}, {summary.busy_ns}, {summary.sum_ns}"
+            )
+
+
+def run(of: Format, cases: int, seed: int, first: int, keep: Path | None) -> int:
+    """Runs cases of one format; the number of those that failed."""
+    tree = of.seed()
+    failed = 0
+    began = time.monotonic()
+    pl.DataFrame({"a": [1]}).lazy().sort("a").collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
+    if pages:
+        most = pages * resource.getpagesize() + MOST_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    started = parquet_probe._started
+    for number in range(first, first + cases):
+        dice = random.Random(f"{of.name} {seed} {number}")
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+            folder = Path(name)
+            path = made(of, tree, dice, folder)
+            state = dice.getstate()
+            # What Polars has written itself cannot end Polars: nothing needs to try it first.
+            whole = of.probed and random.Random(f"{of.name} {seed} {number}").random() >= 0.05
+            parquet_probe._started = (lambda *_: None) if whole else started
+            print(f"at {number}", file=sys.stderr, flush=True)  # where an abort happened
+            try:
+                try_one(of, path, dice)
+            except Failure as failure:
+                failed += 1
+                print(f"{of.name} seed {seed} case {number} failed: {failure}", flush=True)
+                dice.setstate(state)
+                if keep is not None:
+                    place = keep / f"{of.name}-{seed}-{number}"
+                    shutil.copytree(folder, place, dirs_exist_ok=True)
+                    (place / "failure.txt").write_text(str(failure), errors="replace")
+    seconds = time.monotonic() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    print(
+        f"{of.name}: {cases} cases from {first}, seed {seed}, {failed} failed, {seconds:.1f} s, peak {peak:,.0f} MB",
+        flush=True,
+    )
+    return failed
+
+
+def run_apart(of: Format, cases: int, seed: int, keep: Path | None) -> tuple[int, str]:
+    """Runs cases of a format in a process; its exit code, and what it printed."""
+    command = [sys.executable, __file__, of.name, "--cases", str(cases), "--seed", str(seed)]
+    if keep is not None:
+        command += ["--keep", str(keep)]
+    done = subprocess.run(
+        command, capture_output=True, check=False, text=True, errors="replace",
+        timeout=cases * MOST_SECONDS, env=os.environ | {"POLARS_MAX_THREADS": "2"},
+    )  # fmt: skip
+    text = done.stdout
+    if done.returncode not in (0, 1):
+        text += f"{of.name} seed {seed}: ended with {done.returncode}: {done.stderr[-1500:]}\n"
+    return done.returncode, text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "formats", nargs="*", metavar="FORMAT", help=", ".join(f.name for f in FORMATS)
+    )
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument(
+        "--minutes", type=float, help="run all formats again and again, with other seeds"
+    )
+    parser.add_argument("--keep", type=Path, help="folder for inputs that fail")
+    options = parser.parse_args()
+    chosen = [f for f in FORMATS if not options.formats or f.name in options.formats]
+    if options.minutes is None and len(chosen) == 1:
+        return min(1, run(chosen[0], options.cases, options.seed, options.first, options.keep))
+    end = time.monotonic() + 60 * (options.minutes or 0)
+    worst, seed, tried = 0, options.seed, 0
+    while True:
+        for of in chosen:
+            code, text = run_apart(of, options.cases, seed, options.keep)
+            worst, tried = max(worst, abs(code)), tried + options.cases
+            print(text, end="", flush=True)
+            if options.minutes is not None and time.monotonic() > end:
+                break
+        seed += 1
+        if time.monotonic() > end:
+            print(f"{tried} cases", flush=True)
+            return min(1, worst)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
