@@ -115,6 +115,8 @@ def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[st
             reasons = _coded(_number("graph_no_label"), len(rule)).zip_with(
                 rule.is_in(list(RULES)), rule
             )
+            differ = (rule == "capture_shared").fill_null(value=False)
+            reasons = _coded(_number("graph_captures_differ"), len(rule)).zip_with(differ, reasons)
             rules = reasons.zip_with(silent, rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
     lane, metadata, detail = (
@@ -137,7 +139,7 @@ def _below_launch(
     A captured label that already starts with that path is used as it is.
     """
     named = around_rule.is_in(["launch_ranges", "forward_op"]) & around.is_not_null()
-    from_eager = rule.cast(pl.String).str.starts_with("eager").fill_null(value=True)
+    from_eager = rule.cast(pl.String).str.contains("^(?:eager|capture)_").fill_null(value=True)
     below = named & label.is_not_null() & ~from_eager
     if not below.any():
         return label
