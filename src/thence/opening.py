@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.errors import UsageError
+from thence.readers.kineto.read import NAME, PATTERNS
 from thence.readers.registry import read
+from thence.readers.source import expand
 from thence.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["open_trace"]
+__all__ = ["open_runs", "open_trace"]
 
 
 def open_trace(
@@ -51,6 +53,29 @@ def open_trace(
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path)])
     return Trace(with_labels(tables), tuple(own))
+
+
+def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:
+    """Reads traces that need not be of one job, such as one of each capture of a server.
+
+    Inputs that are one job, by their ranks, are one trace. Else each file is a trace of its own.
+
+    Args:
+        inputs: files, directories of torch.profiler traces, or globs.
+
+    Raises:
+        thence.InputError: an input is missing, of no known format, or damaged beyond reading.
+    """
+    try:
+        whole = open_trace(*inputs)
+    except UsageError:
+        return [open_trace(file) for file in expand([str(name) for name in inputs], PATTERNS)]
+    # Of a directory with several runs, the newest was read alone.
+    if set(whole.meta.formats) == {NAME}:
+        files = expand([str(name) for name in inputs], PATTERNS)
+        if len(files) > len(whole.meta.inputs):
+            return [open_trace(file) for file in files]
+    return [whole]
 
 
 def _flat(

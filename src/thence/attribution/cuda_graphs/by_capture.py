@@ -93,7 +93,11 @@ class ByCapture:
 
     @classmethod
     def of(
-        cls, found: Sequence[Captures], traces: Sequence[Attributed], replays: Replays, book: PlaceBook
+        cls,
+        found: Sequence[Captures],
+        traces: Sequence[Attributed],
+        replays: Replays,
+        book: PlaceBook,
     ) -> ByCapture:
         """Prepares the captures; their places are added to the book."""
         frame = names_of_kinds(replays.kinds.frame)
@@ -106,7 +110,9 @@ class ByCapture:
                 [names.of_kernel(first_name + i) for i in range(len(run.kernels))], np.int64
             )
             first_name += len(run.kernels)
-            kind = np.select([captures.kinds == "memcpy", captures.kinds == "memset"], [_COPY, _SET], 0)
+            kind = np.select(
+                [captures.kinds == "memcpy", captures.kinds == "memset"], [_COPY, _SET], 0
+            )
             kernel = root[run.graph.nodes["kernel"].to_numpy()]
             kernel = np.where(kind < 0, kind, np.where(captures.named, kernel, _FOREIGN))
             place = run.label + book.add(run.places)
@@ -128,9 +134,7 @@ class ByCapture:
         """What launches with device work show, of the captures' traces and of the replays'."""
         return KernelOperators.of([*self.traces, attribute(self.replays.tables)])
 
-    def by_names(
-        self, labels: Numbered, rows: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def by_names(self, labels: Numbered, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Labels launches by captures that name their kernels; returns which were labelled.
 
         Args:
@@ -198,7 +202,9 @@ class ByCapture:
         counts[counts == _FOREIGN] = 0
         counts.sort()
         return [
-            w for w in self.windows if len(w.kind) == len(counts) and (np.sort(w.kind) == counts).all()
+            w
+            for w in self.windows
+            if len(w.kind) == len(counts) and (np.sort(w.kind) == counts).all()
         ]
 
     def _sequences(
@@ -239,7 +245,10 @@ class ByCapture:
             )
             if len(unlike):
                 place = int(unlike[0])
-                why = why or f"activity {place}, `{short_name(names[place])}`, is of another kind or kernel in {window.title}"
+                why = (
+                    why
+                    or f"activity {place}, `{short_name(names[place])}`, is of another kind or kernel in {window.title}"
+                )
                 continue
             verdicts = [
                 self.operators.verdict(names[i], window.operators[i])
@@ -250,6 +259,13 @@ class ByCapture:
                 why = (
                     f"activity {place}, `{short_name(names[place])}`, would have been launched by "
                     f"{window.operators[place]} in {window.title}, which launches no such kernel"
+                )
+                continue
+            shifted = _shifted(variant, window)
+            if shifted is not None:
+                why = (
+                    f"from activity {shifted}, `{short_name(names[shifted])}`, on, kernels and the operators of "
+                    f"{window.title} are paired as nowhere else: they are in another order there"
                 )
                 continue
             fits.append(window)
@@ -271,7 +287,8 @@ class ByCapture:
         calls = np.concatenate([window.kernel for window in fits])
         places = np.concatenate([window.place for window in fits])
         of_kernel = {
-            number: self.book.shared(places[calls == number]) for number in np.unique(kernel).tolist()
+            number: self.book.shared(places[calls == number])
+            for number in np.unique(kernel).tolist()
         }
         return np.array([of_kernel[number] for number in kernel.tolist()], np.int64)
 
@@ -301,3 +318,32 @@ class ByCapture:
         flat = rows.reshape(-1)
         labels.put(flat, every, np.broadcast_to(codes, rows.shape).reshape(-1))
         labels.confidence[flat] = np.nan
+
+
+def _shifted(variant: NDArray[np.int64], window: _Window) -> int | None:
+    """Where kernels begin to lie beside each other's operators, as after a launch in another place; None if nowhere.
+
+    That is where neighbours are each paired once with an operator, while both the kernel and the operator
+    are paired with others several times, as equal layers are. A single such kernel says nothing.
+
+    Args:
+        variant: number of the kernel of each activity, in order.
+        window: a capture of the same length.
+    """
+    distinct = {name: i for i, name in enumerate(dict.fromkeys(window.operators))}
+    operator = np.array([distinct[name] for name in window.operators], np.int64)
+    named = np.array([name is not None for name in window.operators], np.bool_) & (window.kind == 0)
+    pair = variant * np.int64(len(distinct)) + operator
+    pairs, of_place, count = np.unique(pair, return_inverse=True, return_counts=True)
+    most_of_kernel = np.zeros(int(variant.max(initial=0)) + 1, np.int64)
+    most_of_operator = np.zeros(len(distinct), np.int64)
+    np.maximum.at(most_of_kernel, pairs // len(distinct), count)
+    np.maximum.at(most_of_operator, pairs % len(distinct), count)
+    odd = (
+        named
+        & (count[of_place] == 1)
+        & (most_of_kernel[variant] > 1)
+        & (most_of_operator[operator] > 1)
+    )
+    places = np.flatnonzero(odd[:-1] & odd[1:])
+    return int(places[0]) if len(places) else None

@@ -160,7 +160,7 @@ def _join_rank(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> 
         where = f"the graph launch with correlation id {correlation}"
         if len(group.rows) > 1:
             where += f", and {len(group.rows) - 1} like it"
-        notes += [f"{where}: not labelled from {text}" for text in reasons]
+        notes += [f"{where}: not labelled from {'; nor from '.join(reasons)}"] if reasons else []
         notes += [f"{where}: {text}" for text in (*said, *named) if text]
     return notes
 
@@ -209,11 +209,12 @@ def _said_of_order(sources: _Sources, labels: Numbered, rows: NDArray[np.int64])
     duration = labels.replays.tables.gpu["duration"].to_numpy()
     alone = np.concatenate(captures.ordered)
     share = duration[alone].sum() / max(int(duration[rows].sum()), 1)
-    return [
+    text = (
         f"{len(alone):,} activities, {format_share(float(share), 1)} of the time in CUDA graphs, are labelled by "
         f"their order alone: the trace of the capture names no kernels. Of {captures.kernels:,} kernels among them, "
         f"{captures.confirmed:,} have a name that fits the operator, and none contradicts it"
-    ]
+    )
+    return [text]
 
 
 def _aligned(

@@ -82,12 +82,12 @@ def captured_calls(trace: Tables) -> pl.DataFrame:
     calls = host.select("row", *_THREAD, "name", "start", "correlation").join(
         told.filter(known), on="name", maintain_order="left"
     )
-    worked = trace.gpu.select("rank", "correlation").unique().with_columns(worked=pl.lit(value=True))
+    worked = (
+        trace.gpu.select("rank", "correlation").unique().with_columns(worked=pl.lit(value=True))
+    )
     calls = calls.join(worked, on=["rank", "correlation"], how="left", maintain_order="left")
-    if calls["begins"].any():
-        found = _between(calls)
-    else:
-        found = _following(calls.filter(pl.col("kind").is_not_null()))
+    shown = calls["begins"].any()
+    found = _between(calls) if shown else _following(calls.filter(pl.col("kind").is_not_null()))
     return found.select("row", "rank", "kind", "capture")
 
 
@@ -106,7 +106,10 @@ def _between(calls: pl.DataFrame) -> pl.DataFrame:
         .with_row_index("capture")
         .with_columns(before=pl.col("until").cum_max().shift(1).over("rank", "process"))
         .with_columns(apart=(pl.col("before") <= pl.col("start")).fill_null(value=True))
-        .with_columns(alone=pl.col("apart") & pl.col("apart").shift(-1, fill_value=True).over("rank", "process"))
+        .with_columns(
+            alone=pl.col("apart")
+            & pl.col("apart").shift(-1, fill_value=True).over("rank", "process")
+        )
     )
     nodes = calls.filter(pl.col("kind").is_not_null(), pl.col("worked").is_null()).sort("start")
     inside = []
@@ -114,7 +117,10 @@ def _between(calls: pl.DataFrame) -> pl.DataFrame:
         part = captures.filter(pl.col("alone") == alone).sort("start")
         inside.append(
             nodes.join_asof(
-                part.select(*by, "start", "until", "capture"), on="start", by=by, check_sortedness=False
+                part.select(*by, "start", "until", "capture"),
+                on="start",
+                by=by,
+                check_sortedness=False,
             ).filter(pl.col("start") < pl.col("until"))
         )
     return pl.concat(inside).unique("row", keep="first").sort("rank", "start", "row")
@@ -152,7 +158,9 @@ class Captures:
         run = EagerRun.of(attribute(_as_activities(trace, calls), trace.own), rank)
         number = calls["capture"].to_numpy()[run.rows]
         order, of_call = np.unique(number, return_inverse=True)
-        titles = [_title(run, np.flatnonzero(of_call == i), i, len(order)) for i in range(len(order))]
+        titles = [
+            _title(run, np.flatnonzero(of_call == i), i, len(order)) for i in range(len(order))
+        ]
         return cls(run, of_call.astype(np.int64), tuple(titles))
 
     @cached_property
@@ -185,14 +193,14 @@ class Captures:
 def _as_activities(trace: Attributed, calls: pl.DataFrame) -> Tables:
     """The tables of the trace with the calls in place of what ran on devices."""
     host = trace.host[calls["row"]]
-    name = pl.coalesce(host["kernel"], host["name"]) if host["kernel"].count() else host["name"]
+    name = host["kernel"].zip_with(host["kernel"].is_not_null(), host["name"])
     gpu = GPU.frame(
         {
             "rank": host["rank"],
             "device": np.zeros(host.height, np.int32),
             "stream": np.zeros(host.height, np.int64),
             "kind": calls["kind"],
-            "name": pl.select(name).to_series() if isinstance(name, pl.Expr) else name,
+            "name": name,
             "start": host["start"],
             "duration": np.zeros(host.height, np.int64),
             "correlation": host["correlation"],

@@ -56,6 +56,7 @@ class EagerRun:
 
     @classmethod
     def of(cls, tables: Attributed, rank: int) -> EagerRun:
+        """What one rank launched outside of graphs."""
         launch = launch_rows(tables)
         eager = ~in_cuda_graph(tables, launch) & (tables.gpu["rank"] == rank).to_numpy()
         rows = np.flatnonzero(eager)

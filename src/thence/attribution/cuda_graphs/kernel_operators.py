@@ -35,9 +35,7 @@ class Verdict(Enum):
     CONTRADICTS = "contradicts"
 
 
-_PRODUCTS = (
-    r"mm|matmul|linear|conv|dot|mv|einsum|attention|lstm|gru|rnn|linalg|cholesky|solve|svd|outer|cdist|bilinear|addr"
-)
+_PRODUCTS = r"mm|matmul|linear|conv|dot|mv|einsum|attention|lstm|gru|rnn|linalg|cholesky|solve|svd|outer|cdist|addr"
 _FAMILIES = tuple(
     (re.compile(kernel), re.compile(operator))
     for kernel, operator in (
@@ -45,15 +43,24 @@ _FAMILIES = tuple(
         (r"(?i)flash_|fmha|::fused_attention", r"attention|flash|sdp"),
         (r"(?i)softmax|SoftMax", r"softmax|attention|cross_entropy|nll|multinomial|logit"),
         (r"layer_?norm|LayerNorm|GammaBeta", r"norm"),
-        (r"FillFunctor", r"fill|zero|ones|full|new_|empty|mask|pad|scatter|index|sum|dropout|arange|eye|tri|like"),
+        (
+            r"FillFunctor",
+            r"fill|zero|ones|full|new_|empty|mask|pad|scatter|index|sum|dropout|arange|eye|tri|like",
+        ),
         (r"CatArrayBatchedCopy", r"cat|stack|pack"),
         (r"embedding|Embedding", r"embedding"),
-        (r"CUDAFunctor_add|CUDAFunctorOnSelf_add|CUDAFunctorOnOther_add", r"add|sub|accumulate|sum|lerp|conv|norm"),
+        (
+            r"CUDAFunctor_add|CUDAFunctorOnSelf_add|CUDAFunctorOnOther_add",
+            r"add|sub|accumulate|sum|lerp|conv|norm",
+        ),
         (r"gelu|Gelu", r"gelu"),
         (r"silu", r"silu|swish|glu"),
         (r"tanh_kernel", r"tanh|gelu|lstm|gru|rnn"),
         (r"sigmoid_kernel", r"sigmoid|glu|silu|lstm|gru"),
-        (r"(?i)^nccl", r"nccl|c10d|collective|all_?reduce|all_?gather|reduce_scatter|send|recv|broadcast|all_?to"),
+        (
+            r"(?i)^nccl",
+            r"nccl|c10d|collective|all_?reduce|all_?gather|reduce_scatter|send|recv|broadcast|all_?to",
+        ),
     )
 )
 """Patterns: what the names of kernels hold, and what the names of PyTorch's own operators must hold then."""
@@ -106,17 +113,14 @@ class KernelOperators:
             return Verdict.UNKNOWN
         if (kernel, operator) in self.pairs:
             return Verdict.FITS
-        if _TRITON.match(operator) or _TRITON.match(kernel):
-            # Inductor names the operator after its kernel, which older versions of Triton give a suffix.
-            if kernel.startswith(operator):
-                return Verdict.FITS
-            return Verdict.CONTRADICTS if _TRITON.match(operator) else Verdict.UNKNOWN
+        if _TRITON.match(
+            operator
+        ):  # Inductor names it after its kernel; older versions of Triton add a suffix
+            return Verdict.FITS if kernel.startswith(operator) else Verdict.CONTRADICTS
         if not _OWN_OPERATORS.match(operator):
             return Verdict.UNKNOWN  # a custom operator launches what it likes
-        families = [fits for name, fits in _FAMILIES if name.search(kernel)]
-        if families:
-            fits = any(family.search(operator) for family in families)
-            return Verdict.FITS if fits else Verdict.CONTRADICTS
-        if kernel in self.kernels and operator in self.operators:
-            return Verdict.CONTRADICTS
-        return Verdict.UNKNOWN
+        fitting = [bool(of.search(operator)) for name, of in _FAMILIES if name.search(kernel)]
+        if fitting:
+            return Verdict.FITS if any(fitting) else Verdict.CONTRADICTS
+        never_together = kernel in self.kernels and operator in self.operators
+        return Verdict.CONTRADICTS if never_together else Verdict.UNKNOWN
