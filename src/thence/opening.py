@@ -70,10 +70,12 @@ def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:
         whole = open_trace(*inputs)
     except UsageError:
         return [open_trace(file) for file in expand([str(name) for name in inputs], PATTERNS)]
-    # Of a directory with several runs, the newest was read alone.
+    # Of a directory with several runs, the newest was read alone; and files without device work, that do not
+    # say which rank they are of, show no time by which to tell runs from ranks.
     if set(whole.meta.formats) == {NAME}:
         files = expand([str(name) for name in inputs], PATTERNS)
-        if len(files) > len(whole.meta.inputs):
+        unknown = not whole.meta.ranks_stated and whole.gpu["rank"].n_unique() < len(files)
+        if len(files) > len(whole.meta.inputs) or (unknown and len(files) > 1):
             return [open_trace(file) for file in files]
     return [whole]
 

@@ -26,6 +26,7 @@ from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
 from thence.analysis.spread import compute_spread
+from thence.analysis.step_kinds import StepKinds, step_kinds
 from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
@@ -232,6 +233,14 @@ class Trace(Pictures):
             MissingData: the trace holds no device activity.
         """
         return replace(summarize(self.attributed, by), soundness=self.soundness)
+
+    def step_kinds(self) -> StepKinds:
+        """Time per step of an inference server, by batch size, layer and kernel.
+
+        Raises:
+            MissingData: the trace holds no steps of a server that thence knows.
+        """
+        return step_kinds(self.attributed)
 
     def flame(self, by: str | None = None, split: str = "none", idle: str = "steady") -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.

@@ -77,8 +77,8 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--eager", multiple=True, metavar="TRACE", type=click.Path(),
-            help="Trace of the same code run without graphs, or of the capture itself, to take labels, ops, modules and "
-            "sources from. Repeatable, for several captures or ranks.",
+            help="Trace of the same code run without graphs, or of the capture itself, to take labels, ops, modules "
+            "and sources from. Repeatable, for several captures or ranks.",
         ),
         click.option(
             "--labels", multiple=True, metavar="PATH", type=click.Path(),

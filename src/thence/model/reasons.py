@@ -103,6 +103,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "no_backward": "no backward pass follows in the trace: whether it is differentiated is unknown",
         "no_serving": "no range around it says prefill or decode",
         "outside_steps": "launched outside every profiler step",
+        "no_server_steps": "no range of an inference server's step recorded",
+        "outside_server_steps": "launched outside every step of an inference server",
         # CUDA graphs.
         "graph": "inside a CUDA graph: the trace holds one launch for all of it",
         "graph_no_label": "inside a CUDA graph: no label was open when its node was captured",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SIZES = (2, 3, 5)
 
 
-def captured(amd: bool, captures: list[list[Call]], **how: Any) -> Recorder:  # noqa: FBT001 - two producers
+def captured(amd: bool, captures: list[list[Call]], **how: Any) -> Recorder:
     """A trace of captures."""
     recorder = Recorder(amd, now=how.pop("now", 0.0))
     for calls in captures:
@@ -28,7 +28,7 @@ def captured(amd: bool, captures: list[list[Call]], **how: Any) -> Recorder:  # 
     return recorder
 
 
-def replayed(amd: bool, graphs: list[list[Call]], nodes: bool = False) -> Recorder:  # noqa: FBT001, FBT002
+def replayed(amd: bool, graphs: list[list[Call]], nodes: bool = False) -> Recorder:
     """A trace of replays, each graph twice, in another order than they were captured in."""
     recorder = Recorder(amd)
     for _ in range(2):
@@ -56,7 +56,7 @@ def planted(graphs: list[list[Call]], kind: int) -> list[str | None]:
 
 
 @pytest.mark.parametrize("amd", [True, False])
-def test_each_graph_finds_its_capture_by_length_and_content(tmp_path: Path, amd: bool) -> None:  # noqa: FBT001
+def test_each_graph_finds_its_capture_by_length_and_content(tmp_path: Path, amd: bool) -> None:
     graphs = [layers(count) for count in SIZES]
     labelled = places(tmp_path, replayed(amd, graphs[::-1]), captured(amd, graphs))
     assert labelled.places["op"].to_list() == planted(graphs[::-1], 1)
@@ -104,7 +104,7 @@ def test_captures_and_replays_may_be_in_one_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize("amd", [True, False])
 def test_of_captures_that_fit_alike_only_what_they_share_is_taken(
     tmp_path: Path, amd: bool
-) -> None:  # noqa: FBT001
+) -> None:
     first, second = (layers(2, f"capture_{size}_decode/") for size in (8, 16))
     labelled = places(tmp_path, replayed(amd, [first]), captured(amd, [first, second]))
     assert labelled.places["op"].to_list() == planted([first], 1)
