@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.errors import UsageError
 from thence.readers.expansion import DEFAULT, Expansion
+from thence.readers.kineto.read import NAME, PATTERNS
 from thence.readers.registry import read
+from thence.readers.source import expand
 from thence.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["open_trace"]
+__all__ = ["open_runs", "open_trace"]
 
 
 def open_trace(
@@ -56,6 +58,31 @@ def open_trace(
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path, expansion)])
     return Trace(with_labels(tables), tuple(own))
+
+
+def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:
+    """Reads traces that need not be of one job, such as one of each capture of a server.
+
+    Inputs that are one job, by their ranks, are one trace. Else each file is a trace of its own.
+
+    Args:
+        inputs: files, directories of torch.profiler traces, or globs.
+
+    Raises:
+        thence.InputError: an input is missing, of no known format, or damaged beyond reading.
+    """
+    try:
+        whole = open_trace(*inputs)
+    except UsageError:
+        return [open_trace(file) for file in expand([str(name) for name in inputs], PATTERNS)]
+    # Of a directory with several runs, the newest was read alone; and files without device work, that do not
+    # say which rank they are of, show no time by which to tell runs from ranks.
+    if set(whole.meta.formats) == {NAME}:
+        files = expand([str(name) for name in inputs], PATTERNS)
+        unknown = not whole.meta.ranks_stated and whole.gpu["rank"].n_unique() < len(files)
+        if len(files) > len(whole.meta.inputs) or (unknown and len(files) > 1):
+            return [open_trace(file) for file in files]
+    return [whole]
 
 
 def _flat(

@@ -26,6 +26,7 @@ from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
 from thence.analysis.spread import compute_spread
+from thence.analysis.step_kinds import StepKinds, step_kinds
 from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
@@ -194,15 +195,16 @@ class Trace(Pictures):
     def label(
         self,
         labels: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-        eager: Trace | None = None,
+        eager: Trace | Sequence[Trace] | None = None,
     ) -> Trace:
         """The same trace with labels on what ran in CUDA graphs; `graph_coverage` says on how much.
 
         Args:
             labels: what `thence.save_labels` wrote in the process of this trace, or an annotation
                 file of PyTorch, whose name says the rank; several for several ranks.
-            eager: a trace of the same code run without graphs, to take the places of its kernels from
-                where ``labels`` are not given.
+            eager: a trace of the same code run without graphs, or of the capture itself, to take the places
+                of its kernels from where ``labels`` are not given; several where each graph was captured, or
+                each rank recorded, on its own.
 
         Raises:
             UsageError: neither or both are given.
@@ -212,7 +214,10 @@ class Trace(Pictures):
         if (labels is None) == (eager is None):
             raise UsageError("labels come from labels= or from eager=, one of the two")
         if eager is not None:
-            return self._relabelled(labelled_from_eager(self.tables, eager.attributed))
+            traces = [eager] if isinstance(eager, Trace) else eager
+            return self._relabelled(
+                labelled_from_eager(self.tables, [trace.attributed for trace in traces])
+            )
         several = isinstance(labels, Sequence) and not isinstance(labels, str)
         paths = list(labels) if several else [labels]  # type: ignore[arg-type]
         return self._relabelled(labelled(self.tables, [read_labels(path) for path in paths]))  # type: ignore[arg-type]
@@ -228,6 +233,14 @@ class Trace(Pictures):
             MissingData: the trace holds no device activity.
         """
         return replace(summarize(self.attributed, by), soundness=self.soundness)
+
+    def step_kinds(self) -> StepKinds:
+        """Time per step of an inference server, by batch size, layer and kernel.
+
+        Raises:
+            MissingData: the trace holds no steps of a server that thence knows.
+        """
+        return step_kinds(self.attributed)
 
     def flame(self, by: str | None = None, split: str = "none", idle: str = "steady") -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.

@@ -75,12 +75,17 @@ class HostRows:
 
     @cached_property
     def step(self) -> pl.Series:
-        """The step that was open in the launching process when the launch began, on whatever thread."""
+        """The step that was open in the launching process when the launch began, on whatever thread.
+
+        Of steps inside each other, such as a server's in a profiler's, the outermost.
+        """
         table = self.tables.host
         start, rank, process = (table[name].to_numpy() for name in ("start", "rank", "process"))
         launch_row = np.where(self.launch == NO_ROW, 0, self.launch)
         step_row = np.full(len(launch_row), NO_ROW, np.int64)
-        steps = table.with_row_index("row").filter(pl.col("category") == "step")
+        of_step = self.of("step")
+        inside_other = self.climb(self.parent, of_step) != NO_ROW if of_step.any() else ~of_step
+        steps = table.with_row_index("row").filter(pl.Series(of_step & ~inside_other))
         for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
             rows = rank_steps["row"].to_numpy().astype(np.int64)
             ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()

@@ -34,6 +34,7 @@ from thence.model.intervals import NO_ROW
 from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
+from thence.model.server_steps import server_step
 
 if TYPE_CHECKING:
     from thence.attribution.host_rows import Mask, Rows
@@ -115,6 +116,8 @@ def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[st
             reasons = _coded(_number("graph_no_label"), len(rule)).zip_with(
                 rule.is_in(list(RULES)), rule
             )
+            differ = (rule == "capture_shared").fill_null(value=False)
+            reasons = _coded(_number("graph_captures_differ"), len(rule)).zip_with(differ, reasons)
             rules = reasons.zip_with(silent, rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
     lane, metadata, detail = (
@@ -137,7 +140,7 @@ def _below_launch(
     A captured label that already starts with that path is used as it is.
     """
     named = around_rule.is_in(["launch_ranges", "forward_op"]) & around.is_not_null()
-    from_eager = rule.cast(pl.String).str.starts_with("eager").fill_null(value=True)
+    from_eager = rule.cast(pl.String).str.contains("^(?:eager|capture)_").fill_null(value=True)
     below = named & label.is_not_null() & ~from_eager
     if not below.any():
         return label
@@ -269,6 +272,21 @@ def _serving(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     return _column(host, kind, launch_serving(host), _number("launch_ranges"))
 
 
+def _step_kind(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
+    """What the innermost step of a server around the launch computes, by its name."""
+    said = {name: server_step(name) for name in host.used_names("step").cast(pl.String)}
+    known = {name: str(step) for name, step in said.items() if step is not None}
+    wanted = host.of("step") & host.with_names(pl.Series(list(known), dtype=pl.Categorical()))
+    names = gathered(host.names, host.climb(host.launch, wanted)).cast(pl.String)
+    place = names.replace_strict(known, default=None, return_dtype=pl.String)
+    absent = _number(kind.outside if wanted.any() else kind.missing)
+    rules = np.where(place.is_null().to_numpy(), absent, _number("launch_ranges"))
+    return {
+        kind.name: place.cast(pl.Categorical()),
+        f"{kind.name}_rule": _coded(rules, len(place)),
+    }
+
+
 def _step(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     return _column(host, kind, host.step, _number("launch_time"))
 
@@ -290,6 +308,7 @@ _SPECIAL = {
     "source": _source,
     "phase": _phase,
     "serving": _serving,
+    "step-kind": _step_kind,
     "step": _step,
     "iteration": _iteration,
 }

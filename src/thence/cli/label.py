@@ -37,6 +37,7 @@ Examples:
   thence label replay.json.gz --labels labels.json -o labelled.json.gz
   thence label replay.json.gz --labels labels.json -o labelled.pftrace   open it at ui.perfetto.dev
   thence label replay.json.gz --eager eager.json.gz -o labelled.json.gz  no labels: an eager run of the same code
+  thence label replay.json.gz --eager 'captures/*.json.gz'               or traces of the captures, one or several
   thence label replay.json.gz --labels labels.json                       only say what can be labelled
   thence label traces/ -o labelled.pftrace                               labels that lie beside the traces
   thence label replay.json.gz --labels labels.json --edges               which node waits for which
@@ -44,8 +45,10 @@ Examples:
 Labels come from thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
 annotation files (kernel_annotations_rank0_fwd.pkl or .json: the name says the rank). These are found
 beside a trace or one folder up, and traces that PyTorch annotated itself need none. Every kernel says how it
-got its label: by the graph node's id, or by alignment to the captured graph or the eager run. The exit code
-is 2, and nothing is written, if nothing fits.
+got its label: by the graph node's id, by alignment to the captured graph or the eager run, or by its place in
+the trace of the capture: launches without device work, which inference servers record. Where that trace names no
+kernels (NVIDIA's), it is by order only, and the summary says of how much time. The exit code is 2, and nothing is
+written, if nothing fits.
 """
 
 
@@ -74,7 +77,8 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--eager", multiple=True, metavar="TRACE", type=click.Path(),
-            help="Trace of the same code run without graphs, to take labels, ops, modules and sources from.",
+            help="Trace of the same code run without graphs, or of the capture itself, to take labels, ops, modules "
+            "and sources from. Repeatable, for several captures or ranks.",
         ),
         click.option(
             "--labels", multiple=True, metavar="PATH", type=click.Path(),
@@ -111,10 +115,12 @@ def command(
         check_output(output, force=force)  # before anything is read
     check_inputs((*sources.labels, *sources.eager))
     recorded = inputs.open()
+    from thence.opening import open_runs
+
     if sources.labels:
         trace = recorded.label(list(sources.labels))
     elif sources.eager:
-        trace = recorded.label(eager=Inputs(sources.eager).open())
+        trace = recorded.label(eager=open_runs(*sources.eager))
     else:
         trace = recorded
         if not trace.graph_coverage.labelled:

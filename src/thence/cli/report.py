@@ -17,7 +17,7 @@ from thence.cli.output import (
     print_table,
     result_options,
 )
-from thence.model.places import BY
+from thence.model.places import BY, STEP_KIND
 
 if TYPE_CHECKING:
     from thence.trace import Trace
@@ -32,11 +32,19 @@ Examples:
   thence report logs/ --run 2026_01_02_09_00_00    of a folder with several runs, not the newest
   thence report profile_dir/ --by hlo --warm-up heuristic   JAX: without warm-up and the autotuner
   thence report trace.json --steps 3:6 --only attention
+  thence report server.json.gz --by step-kind      of vLLM or SGLang: time per step by batch size, layer, kernel
   thence report trace.json --by kernel --format json | jq '.rows[0]'
   zcat trace.json.gz | thence report -
   thence report traces/ -o report.html             one page with everything, offline
 """
 
+_STEP_HEADINGS = {
+    "step_kind": "kind of step", "steps": "steps", "total_ns": "total", "per_step_ns": "per step",
+}  # fmt: skip
+_PART_HEADINGS = {
+    "step_kind": "kind of step", "layer": "layer", "kernel": "kernel", "count": "count", "total_ns": "total",
+    "per_step_ns": "per step",
+}  # fmt: skip
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
 
@@ -60,8 +68,10 @@ def command(inputs: Inputs, by: str, details: bool, result: Result) -> None:  # 
 
 def _show(trace: Trace, by: str, result: Result, *, details: bool) -> None:
     summary = trace.summary(by)
+    steps = trace.step_kinds() if by == STEP_KIND else None
     if result.form == "json":
-        result.text(json_text(summary.to_json()) + "\n")
+        more = steps.to_json() if steps else {}
+        result.text(json_text(summary.to_json() | more) + "\n")
     elif result.form == "csv":
         result.text(summary.rows.write_csv())
         for line in summary.soundness.lines:
@@ -75,4 +85,7 @@ def _show(trace: Trace, by: str, result: Result, *, details: bool) -> None:
         print_table(output, summary_table(summary, result.top or summary.rows.height, output.width))
         if details:
             print_table(output, details_table(summary, output.width))
+        if steps:
+            result.table(steps.rows, _STEP_HEADINGS)
+            result.table(steps.parts, _PART_HEADINGS)
         sys.stdout.flush()

@@ -22,6 +22,7 @@ __all__ = [
     "SEARCHED",
     "STATED",
     "STATED_XLA",
+    "STEP_KIND",
     "Kind",
     "page_kinds",
 ]
@@ -122,7 +123,11 @@ KINDS: tuple[Kind, ...] = (
         categories=("range", "framework", "step"), missing="no_serving", outside="no_serving",
     ),
     Kind(
-        "step", "profiler step", "launch", categories=("step",),
+        "step-kind", "what a server's step computes: prefill, decode or mixed, its batch size and tokens", "launch",
+        heading="kind of step", categories=("step",), missing="no_server_steps", outside="outside_server_steps",
+    ),
+    Kind(
+        "step", "profiler step, or step of a server", "launch", categories=("step",),
         missing="no_steps", outside="outside_steps", verbs=_verbs("stated", "stated-xla", "page"),
     ),
     Kind(
@@ -142,6 +147,8 @@ def _offered(verb: Verb) -> tuple[str, ...]:
     return tuple(kind.name for kind in KINDS if verb in kind.verbs)
 
 
+STEP_KIND = "step-kind"
+"""The kind that says what a server's step computes."""
 BY = tuple(kind.name for kind in KINDS)
 """The valid values of ``by`` for tables of GPU time."""
 LAUNCH = tuple(kind for kind in KINDS if kind.origin in ("launch", "both"))

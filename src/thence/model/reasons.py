@@ -73,6 +73,9 @@ RULES: Mapping[str, str] = MappingProxyType(
         "eager_alignment": "alignment to an eager run",
         "eager_repetition": "alignment to an eager run that the CUDA graph holds several times",
         "eager_kernel_name": "name of the kernel, which has a single label in the eager run",
+        "capture_names": "order of the launches in the trace of the capture, with equal kernel names",
+        "capture_order": "by order only: order of the launches in the trace of the capture, which names no kernels",
+        "capture_shared": "what the launches that it can be in the trace of the capture have in common",
         "in_trace": "label that the trace itself holds",
     }
 )
@@ -100,11 +103,14 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "no_backward": "no backward pass follows in the trace: whether it is differentiated is unknown",
         "no_serving": "no range around it says prefill or decode",
         "outside_steps": "launched outside every profiler step",
+        "no_server_steps": "no range of an inference server's step recorded",
+        "outside_server_steps": "launched outside every step of an inference server",
         # CUDA graphs.
         "graph": "inside a CUDA graph: the trace holds one launch for all of it",
         "graph_no_label": "inside a CUDA graph: no label was open when its node was captured",
         "graph_ambiguous": "inside a CUDA graph: nodes with different labels fit it equally well",
         "graph_not_joined": "inside a CUDA graph that fits none of the labels",
+        "graph_captures_differ": "inside a CUDA graph: it can be several launches of the captures, which differ",
         # XLA.
         "no_xla": "no XLA programs in this trace",
         "no_program": "part of no XLA program",

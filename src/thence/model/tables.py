@@ -175,6 +175,9 @@ HOST = Table(
         ),
         Column("parent", pl.Int32(), "row of the innermost range around it on its thread"),
         Column("forward", pl.Int32(), "of backward ops: row of the forward op they belong to"),
+        Column(
+            "kernel", _NAME, "of API calls: kernel that it launches, where AMD's profiler says so"
+        ),
         Column("lane", _NAME, "of marks: extra lane that shows their work; null almost everywhere"),
         Column("metadata", _NAME, "of marks: further facts as a JSON object; null elsewhere"),
     ),

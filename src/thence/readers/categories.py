@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.model.phases import POSITIONS, Position
+from thence.model.server_steps import server_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +49,7 @@ def category_of(recorded: str, name: str) -> str:
         name: name of the event.
     """
     if recorded == "range":
-        if _STEP.fullmatch(name):
+        if _STEP.fullmatch(name) or server_step(name) is not None:
             return "step"
         return "framework" if _FRAMEWORK.match(name) else "range"
     if recorded == "python" and name.startswith(_MODULE):

@@ -15,6 +15,7 @@ if that is a single label, by a rule of its own (`thence.attribution.cuda_graphs
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
@@ -23,130 +24,38 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.alignment import UNDECIDED
+from thence.attribution.cuda_graphs.by_capture import ByCapture
 from thence.attribution.cuda_graphs.by_kernel_name import ByKernelName
-from thence.attribution.cuda_graphs.by_order import Candidate, Outcome, aligned_group
+from thence.attribution.cuda_graphs.by_order import Outcome, aligned_group
+from thence.attribution.cuda_graphs.captures import Captures
+from thence.attribution.cuda_graphs.eager_run import EagerRun
 from thence.attribution.cuda_graphs.join_labels import Joined, Numbered, joined_rows
-from thence.attribution.cuda_graphs.replays import Replays, in_cuda_graph
+from thence.attribution.cuda_graphs.place_book import PlaceBook
+from thence.attribution.cuda_graphs.replays import Group, Replays
 from thence.attribution.cuda_graphs.signatures import ACTIVITIES, Names, Signatures, short_name
-from thence.attribution.launches import launch_rows
-from thence.model.graph_labels import NODES, CapturedGraph, Kernel
-from thence.model.intervals import NO_ROW
-from thence.model.places import GRAPH_LABELS
-from thence.model.tables import DESCRIBED, GRAPH_PLACES
+from thence.units import format_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from thence.attribution.cuda_graphs.replays import Group
     from thence.model.attributed import Attributed
     from thence.model.tables import Tables
 
 __all__ = ["join_eager"]
 
-_PLACES = (*GRAPH_LABELS, "position", "lane")
 _MOST_WINDOWS = 32
 _MOST_TIMES = 4096  # that a graph repeats an iteration
 _MOST_COMPARED = 20_000
 
 
-@dataclass(frozen=True)
-class _Eager:
-    """An eager run as one sequence of launches.
-
-    Attributes:
-        tables: of the run.
-        rows: its rows of gpu in the order of launch.
-        graph: the same as nodes without edges.
-        kernels: their names.
-        label: number of the places of each.
-        places: what the numbers stand for.
-        called: ns at which each was launched.
-        begins, ends: ns of every profiler step and outermost range.
-        names: kernel name of each, for messages.
-    """
-
-    tables: Attributed
-    rows: NDArray[np.int64]
-    graph: CapturedGraph
-    kernels: tuple[Kernel, ...]
-    label: NDArray[np.int64]
-    places: pl.DataFrame
-    called: NDArray[np.int64]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    names: list[str]
-
-    @classmethod
-    def of(cls, tables: Attributed, rank: int) -> _Eager:
-        launch = launch_rows(tables)
-        eager = ~in_cuda_graph(tables, launch) & (tables.gpu["rank"] == rank).to_numpy()
-        rows = np.flatnonzero(eager)
-        start = tables.gpu["start"].to_numpy()
-        called = np.where(launch == NO_ROW, start, _gather(tables.host["start"].to_numpy(), launch))
-        rows = rows[np.lexsort((start[rows], called[rows]))]
-        gpu = tables.gpu[rows]
-        names = gpu["name"].cast(pl.String).fill_null("").to_list()
-        distinct = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        nodes = pl.DataFrame(
-            {
-                "number": np.arange(len(rows)),
-                "type": gpu["kind"].cast(pl.String),
-                "kernel": [distinct[name] for name in names],
-                **{name: gpu[name] for name in ("grid", "block", "shared_memory")},
-            }
-        )
-        missing = {name: None for name in NODES if name not in nodes.columns}
-        nodes = nodes.with_columns(**missing).select(
-            pl.col(name).cast(dtype) for name, dtype in NODES.items()
-        )
-        places = _places(tables)[rows]
-        distinct_places = places.unique(maintain_order=True).with_row_index("number")
-        label = places.join(
-            distinct_places, on=places.columns, how="left", nulls_equal=True, maintain_order="left"
-        )["number"]
-        whole = tables.host.filter(
-            (pl.col("rank") == rank)
-            & (
-                (pl.col("category") == "step")
-                | (pl.col("parent").is_null() & (pl.col("category") == "range"))
-            )
-        )
-        return cls(
-            tables, rows, CapturedGraph(0, (), None, nodes),
-            tuple(Kernel(name) for name in distinct),
-            label.cast(pl.Int64).to_numpy(), distinct_places.drop("number"), called[rows],
-            whole["start"].to_numpy(), (whole["start"] + whole["duration"]).to_numpy(), names,
-        )  # fmt: skip
-
-    def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
-        """Launches in order as a captured graph: an edge joins consecutive launches of a stream.
-
-        The launches may repeat.
-        """
-        stream = self.tables.gpu.select("device", "stream")[self.rows[chosen]]
-        order = np.lexsort((np.arange(len(chosen)), stream["stream"], stream["device"]))
-        stream_number = (
-            stream.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
-        )
-        same = stream_number[order][1:] == stream_number[order][:-1]
-        edges = np.stack([order[:-1][same], order[1:][same]], axis=1)
-        nodes = self.graph.nodes[chosen].with_columns(
-            number=pl.int_range(len(chosen), dtype=pl.Int64)
-        )
-        graph = CapturedGraph(0, (), None, nodes, edges)
-        return Candidate(
-            graph, names, self.label[chosen], title, [self.names[i] for i in chosen.tolist()]
-        )
-
-
-def join_eager(tables: Tables, eager: Attributed) -> Joined:
-    """Transfers the places of an eager run to graph replays.
+def join_eager(tables: Tables, eager: Sequence[Attributed]) -> Joined:
+    """Transfers the places of runs without graphs, and of captures, to graph replays.
 
     Args:
         tables: with the replays.
-        eager: a run of the same code without graphs.
+        eager: runs of the same code without graphs, or traces of the captures.
     """
     replays = Replays.of(tables)
     if not len(replays.rows):
@@ -154,72 +63,162 @@ def join_eager(tables: Tables, eager: Attributed) -> Joined:
     notes: list[str] = []
     frames = []
     for rank in tables.gpu["rank"][replays.rows].unique().sort().to_list():
-        of_rank = _rank_of(eager, rank)
-        if of_rank is None:
+        of_rank = _of_rank(eager, rank)
+        if not of_rank:
             notes.append(f"rank {rank}: the eager trace holds no such rank")
             continue
-        labels = Numbered.of(replays)
-        run = _Eager.of(eager, of_rank)
+        sources = _Sources.of(of_rank, replays)
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
-        by_name = ByKernelName.of(run.kernels, run.graph.nodes, run.label, run.places, replays)
-        notes += _join_rank(run, labels, rows, by_name)
-        frames.append(joined_rows(labels, by_name.places))
+        labels = Numbered.of(replays)
+        notes += _join_rank(sources, labels, rows)
+        notes += _said_of_order(sources, labels, rows)
+        if sources.book.frames:
+            frames.append(joined_rows(labels, sources.book.frame))
     return Joined(pl.concat(frames) if frames else Joined().places, tuple(dict.fromkeys(notes)))
 
 
-def _rank_of(eager: Tables, rank: int) -> int | None:
-    """The rank of the eager run that a rank of the replays compares to."""
-    ranks = eager.gpu["rank"].unique().to_list()
-    if rank in ranks:
-        return rank
-    return int(ranks[0]) if len(ranks) == 1 else None
+def _of_rank(eager: Sequence[Attributed], rank: int) -> list[tuple[Attributed, int]]:
+    """The traces, and the rank of each, that a rank of the replays compares to."""
+    ranks = [(trace, trace.ranks) for trace in eager]
+    holding = [(trace, rank) for trace, held in ranks if rank in held]
+    return holding or [(trace, held[0]) for trace, held in ranks if len(held) == 1]
 
 
-def _gather(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    if not len(values):
-        return np.zeros(len(rows), np.int64)
-    taken: NDArray[np.int64] = values[np.maximum(rows, 0)]
-    return taken
+@dataclass(frozen=True)
+class _Sources:
+    """What the replays of a rank can be labelled from.
+
+    Attributes:
+        runs: runs without graphs, with device work.
+        captures: traces of captures; None where there are none.
+        book: what the numbers of places stand for.
+        by_name: of each run and of each trace of captures that name their kernels, in the order of asking.
+    """
+
+    runs: list[_Run]
+    captures: ByCapture | None
+    book: PlaceBook
+    by_name: list[ByKernelName]
+
+    @classmethod
+    def of(cls, traces: Sequence[tuple[Attributed, int]], replays: Replays) -> _Sources:
+        book = PlaceBook()
+        runs, by_name = [], []
+        found = [c for trace, rank in traces if (c := Captures.of(trace, rank)) is not None]
+        for trace, rank in traces:
+            eager = EagerRun.of(trace, rank)
+            if len(eager.rows):
+                runs.append(_Run.of(eager, replays, book))
+                by_name.append(_named(eager, runs[-1].run.label, replays, book))
+        captures = None
+        if found:
+            captures = ByCapture.of(found, [trace for trace, _ in traces], replays, book)
+            for capture in found:
+                if capture.named.all():
+                    places = capture.run.label + book.add(capture.run.places)
+                    by_name.append(_named(capture.run, places, replays, book))
+        return cls(runs, captures, book, by_name)
 
 
-def _places(trace: Attributed) -> pl.DataFrame:
-    """The places of every activity as text, with the description of its collective."""
-    places = trace.places.select(pl.col(_PLACES).cast(pl.String))
-    described = trace.collectives.unique("gpu", keep="first", maintain_order=True)
-    structs = described.select(DESCRIBED).to_struct().cast(GRAPH_PLACES.schema["collective"])
-    number = np.full(trace.gpu.height, NO_ROW, np.int64)
-    number[described["gpu"].to_numpy()] = np.arange(described.height)
-    row = pl.Series(number)
-    return places.with_columns(
-        metadata=pl.lit(None, pl.String),
-        collective=structs.gather(row.set(row == NO_ROW, None).cast(pl.UInt32)),
-    )
+@dataclass(frozen=True)
+class _Run:
+    """One run without graphs, prepared for the replays.
+
+    Attributes:
+        run: the run; its numbers of places are those of the book.
+        names: numbers of kernel names in it and in the replays.
+        signatures: of its launches and of the replays.
+    """
+
+    run: EagerRun
+    names: Names
+    signatures: Signatures
+
+    @classmethod
+    def of(cls, run: EagerRun, replays: Replays, book: PlaceBook) -> _Run:
+        traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
+        names = Names(run.kernels, traced)
+        numbered = dataclasses.replace(run, label=run.label + book.add(run.places))
+        return cls(numbered, names, Signatures.of(run.graph, names, replays.kinds))
 
 
-def _join_rank(
-    run: _Eager, labels: Numbered, rows: NDArray[np.int64], by_name: ByKernelName
-) -> list[str]:
-    replays = labels.replays
-    traced = replays.kinds.frame["name"].drop_nulls().unique(maintain_order=True)
-    names = Names(run.kernels, traced)
-    signatures = Signatures.of(run.graph, names, replays.kinds)
+def _named(
+    run: EagerRun, place: NDArray[np.int64], replays: Replays, book: PlaceBook
+) -> ByKernelName:
+    """What the kernel names of a run say; the book gets what launches of a name have in common."""
+    by_name = ByKernelName.of(run.kernels, run.graph.nodes, place, book.frame, replays)
+    book.add(by_name.places[book.height :])
+    return by_name
+
+
+def _join_rank(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
     notes = []
-    for group in replays.groups(rows):
-        outcome, times, note = _aligned(run, names, signatures, group, replays)
-        rule = "eager_alignment" if times == 1 else "eager_repetition"
-        reasons = labels.put_outcome(group.rows, outcome, rule)
-        named = by_name.put(labels, group.rows)
-        correlation = replays.tables.gpu["correlation"][int(group.rows[0, 0])]
+    for group in labels.replays.groups(rows):
+        reasons, said = _join_group(sources, labels, group)
+        named = [by_name.put(labels, group.rows) for by_name in sources.by_name]
+        correlation = labels.replays.tables.gpu["correlation"][int(group.rows[0, 0])]
         where = f"the graph launch with correlation id {correlation}"
         if len(group.rows) > 1:
             where += f", and {len(group.rows) - 1} like it"
-        notes += [f"{where}: not labelled from the eager run: {reasons[0]}"] if reasons else []
-        notes += [f"{where}: {text}" for text in (note, named) if text]
+        notes += [f"{where}: not labelled from {'; nor from '.join(reasons)}"] if reasons else []
+        notes += [f"{where}: {text}" for text in (*said, *named) if text]
     return notes
 
 
+def _join_group(
+    sources: _Sources, labels: Numbered, group: Group
+) -> tuple[list[str], list[str | None]]:
+    """Labels a group of launches by what proves most: captures with names, eager runs, captures' order.
+
+    Returns:
+        why launches got no label, one sentence for each kind of source, and notes.
+    """
+    left, captures = group.rows, sources.captures
+    reasons: list[str] = []
+    said: list[str | None] = []
+    if captures is not None:
+        left = left[~captures.by_names(labels, left)]
+    for run in sources.runs:
+        if not len(left):
+            break
+        outcome, times, note = _aligned(
+            run.run, run.names, run.signatures, Group(left), labels.replays
+        )
+        refused = labels.put_outcome(
+            left, outcome, "eager_alignment" if times == 1 else "eager_repetition"
+        )
+        reasons += [f"the eager run: {refused[0]}"] if refused else []
+        said.append(note)
+        left = left[np.array([reason is not None for reason in outcome.refused])]
+    if captures is not None and len(left):
+        done, why = captures.by_order(labels, left)
+        left = left[~done]
+        reasons += [f"the captures: {why[0]}"] if why else []
+    if not len(left):
+        return [], said
+    for launch in left:
+        labels.refuse(launch, "; ".join(text.partition(": ")[2] for text in reasons))
+    return reasons, said
+
+
+def _said_of_order(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
+    """A note on what is labelled by order alone, with its share of the time in graphs."""
+    captures = sources.captures
+    if captures is None or not captures.ordered:
+        return []
+    duration = labels.replays.tables.gpu["duration"].to_numpy()
+    alone = np.concatenate(captures.ordered)
+    share = duration[alone].sum() / max(int(duration[rows].sum()), 1)
+    text = (
+        f"{len(alone):,} activities, {format_share(float(share), 1)} of the time in CUDA graphs, are labelled by "
+        f"their order alone: the trace of the capture names no kernels. Of {captures.kernels:,} kernels among them, "
+        f"{captures.confirmed:,} have a name that fits the operator, and none contradicts it"
+    )
+    return [text]
+
+
 def _aligned(
-    run: _Eager, names: Names, signatures: Signatures, group: Group, replays: Replays
+    run: EagerRun, names: Names, signatures: Signatures, group: Group, replays: Replays
 ) -> tuple[Outcome, int, str | None]:
     """Aligns one group of replays to all matching iterations.
 
@@ -250,7 +249,7 @@ def _aligned(
 
 
 def _matching(
-    run: _Eager, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
+    run: EagerRun, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
 ) -> tuple[list[NDArray[np.int64]], int, int]:
     """The iterations that a replay consists of, what they leave out, and how often it repeats one."""
     kind = replays.kinds.frame["kind"].to_numpy()[variant]
@@ -277,7 +276,7 @@ def _divisors(signature: NDArray[np.int64]) -> list[int]:
 
 
 def _windows(
-    run: _Eager,
+    run: EagerRun,
     signature: NDArray[np.int64],
     sequence: NDArray[np.int64],
     wanted: NDArray[np.int64],
@@ -309,7 +308,7 @@ def _windows(
 
 
 def _fills_a_step(
-    run: _Eager, like: NDArray[np.int64], begins: NDArray[np.int64], size: int
+    run: EagerRun, like: NDArray[np.int64], begins: NDArray[np.int64], size: int
 ) -> NDArray[np.bool_]:
     """Whether each window holds all launches of such kernels of some step or outermost range."""
     called = run.called[like]
@@ -337,7 +336,7 @@ def _agreed(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _difference(
-    run: _Eager, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
+    run: EagerRun, signatures: Signatures, variant: NDArray[np.int64], replays: Replays
 ) -> str:
     """A sentence on where a replay and the most similar part of the eager run first differ."""
     names = replays.kinds.frame["name"].gather(variant).to_list()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thence.attribution.cuda_graphs.by_eager import join_eager
+from thence.attribution.cuda_graphs.captures import captured_calls
 from thence.attribution.cuda_graphs.coverage import coverage
 from thence.attribution.cuda_graphs.join_labels import Joined, join_labels, with_places
 from thence.attribution.cuda_graphs.replays import Replays
@@ -44,19 +45,22 @@ def labelled(tables: Tables, labels: Sequence[GraphLabels]) -> Tables:
     return _replace_labels(known, joined, "the labels")
 
 
-def labelled_from_eager(tables: Tables, eager: Attributed) -> Tables:
-    """Labels the tables from an eager run of the same code.
+def labelled_from_eager(tables: Tables, eager: Sequence[Attributed]) -> Tables:
+    """Labels the tables from runs of the same code without graphs, or from traces of the captures.
 
     Args:
         tables: with the replays of graphs.
-        eager: the run without graphs.
+        eager: the runs, or the captures.
 
     Raises:
         MissingData: nothing ran in a graph, or the runs differ; the message says where first.
     """
     _check_graphs(tables)
-    if eager.gpu.is_empty():
-        raise MissingData(f"{', '.join(eager.meta.inputs)}: holds no device activity")
+    if not any(trace.gpu.height or captured_calls(trace).height for trace in eager):
+        inputs = ", ".join(name for trace in eager for name in trace.meta.inputs)
+        raise MissingData(
+            f"{inputs}: holds no device activity, and no launch that a CUDA graph captured"
+        )
     return _replace_labels(tables, join_eager(tables, eager), "the eager run")
 
 

@@ -40,6 +40,9 @@ def collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
                 columns.setdefault(key, _GrowingArray()).extend(moved[values])
             elif key in ("gpu.name", "host.name"):
                 columns.setdefault(key, _GrowingArray()).extend(renamed[values])
+            elif key in ("host.kernel", "host.metadata"):  # -1 is the last
+                texts = np.append(renamed, np.int32(-1))
+                columns.setdefault(key, _GrowingArray()).extend(texts[values])
             elif key == "gpu.annotation":  # -1 is the last
                 columns.setdefault(key, _GrowingArray()).extend(annotated[values])
             elif key in rows:

@@ -66,6 +66,11 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     sequence: int = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
     kernel_backend: Any = None
+    # Inductor's launch of a Triton kernel, and the kernel of a launch on AMD's GPUs.
+    kernel_file: Any = None
+    kernel_hash: Any = None
+    kernel_kwargs: Any = None
+    kernel: Any = None
     label: str | int | None = msgspec.field(default=None, name="name")
     collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
     in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
@@ -300,7 +305,7 @@ def _columns(
         columns["gpu.annotation"], columns["annotations"] = annotations_of_piece(
             texts, row, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
         )
-    columns |= _prefixed("host", _common(host, names, lanes) | _host(host))
+    columns |= _prefixed("host", _common(host, names, lanes) | _host(host, names))
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.events, "host": host.events}))
@@ -404,14 +409,35 @@ def _triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.nd
     return np.fromiter(flat, np.int64, 3 * count).reshape(count, 3)
 
 
-def _host(rows: _Complete) -> Columns:
+def _host(rows: _Complete, names: _Codes) -> Columns:
     args = list(map(attrgetter("args"), rows.events))
+    count = len(args)
     numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
     kernels = (arg.kernel_backend is not None for arg in args)  # Inductor's launch of a kernel
     return numbers | {
         "category": rows.number - np.uint8(_FIRST_HOST),
-        "is_kernel": np.fromiter(kernels, np.bool_, len(args)),
+        "is_kernel": np.fromiter(kernels, np.bool_, count),
+        "kernel": _coded_texts(map(attrgetter("kernel"), args), names, count),
+        "metadata": _coded_texts(map(_source_facts, args), names, count),
     }
+
+
+def _coded_texts(values: Iterable[Any], names: _Codes, count: int) -> np.ndarray[Any, Any]:
+    """Numbers of texts, -1 for what is none."""
+    codes = (names[value] if isinstance(value, str) and value else -1 for value in values)
+    return np.fromiter(codes, np.int32, count)
+
+
+_SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
+
+
+def _source_facts(args: Args) -> str | None:
+    """What the launch of a Triton kernel says of its source, as a JSON object."""
+    if args.kernel_file is None:
+        return None
+    facts = {name: getattr(args, name) for name in _SOURCE_FACTS}
+    told = {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
+    return msgspec.json.encode(told).decode() if told else None
 
 
 def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:

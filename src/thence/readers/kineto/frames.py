@@ -104,6 +104,7 @@ def host_frame(
         "thread": lanes.thread[lane],
         "category": _chosen(HOST_CATEGORIES, host.pop("category")),
         "name": shown.cast(pl.Categorical()).gather(host.pop("name")),
+        **{key: _texts(names, host.pop(key)) for key in ("kernel", "metadata")},
         "start": host.pop("start"),
         "duration": host.pop("duration"),
         "correlation": _integers(host.pop("correlation")),
@@ -113,6 +114,14 @@ def host_frame(
         "forward": _integers(forward, 0),
     }
     return HOST.frame(columns | {"position": positions_of_functions(columns["category"])})
+
+
+def _texts(names: pl.Series, number: Array) -> pl.Series:
+    """Texts by their numbers, null for -1."""
+    if (number < 0).all():
+        return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(number))
+    rows = pl.Series(number)
+    return names.cast(pl.Categorical()).gather(rows.set(rows < 0, None).cast(pl.UInt32))
 
 
 def _numbered_ops(host: Arrays, rank: Array, track: Array) -> Arrays:

@@ -1,0 +1,109 @@
+"""Time per step of an inference server, by what the step computes, and by layer and kernel inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.errors import MissingData
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.reasons import REASONS
+from thence.model.server_steps import server_step
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from thence.model.attributed import Attributed
+
+__all__ = ["StepKinds", "step_kinds"]
+
+_LAYERS = ("module", "label", "op")
+"""What says the layer: the first of these that has a place."""
+
+
+@dataclass(frozen=True)
+class StepKinds:
+    """Steps of a server by kind. Times are ns: plain sums of durations of activities launched in the steps.
+
+    Attributes:
+        rows: ``step_kind``, ``serving``, ``batch_size``, ``tokens`` (null where the name does not say),
+            ``steps`` (that launched something, of all ranks), ``total_ns``, ``per_step_ns``; the most time first.
+        parts: the same time by ``step_kind``, ``layer`` (module, else label, else operator; null where none is known)
+            and ``kernel``: ``count``, ``total_ns``, ``per_step_ns``; the most time first in each kind.
+    """
+
+    rows: pl.DataFrame
+    parts: pl.DataFrame
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {"step_kinds": self.rows.to_dicts(), "step_kind_parts": self.parts.to_dicts()}
+
+
+def step_kinds(trace: Attributed) -> StepKinds:
+    """Divides the time in a server's steps.
+
+    Raises:
+        MissingData: the trace holds no such steps.
+    """
+    names = trace.host.filter(pl.col("category") == "step")["name"].unique().drop_nulls()
+    said = {name: step for name in names.cast(pl.String) if (step := server_step(name))}
+    if not said:
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: {REASONS['no_server_steps']}")
+    known = pl.DataFrame(
+        {
+            "name": pl.Series(list(said), dtype=pl.Categorical()),
+            "step_kind": [str(step) for step in said.values()],
+            "serving": [step.serving and step.serving.value for step in said.values()],
+            "batch_size": pl.Series([step.requests for step in said.values()], dtype=pl.Int64),
+            "tokens": pl.Series([step.tokens for step in said.values()], dtype=pl.Int64),
+        },
+        schema_overrides={"serving": pl.String},
+    )
+    wanted = trace.host.select(
+        (pl.col("category") == "step") & pl.col("name").is_in(known["name"].implode())
+    )
+    step = _steps(trace, wanted.to_series().to_numpy())
+    launched = (
+        pl.DataFrame(
+            {
+                "step": step,
+                "name": trace.host["name"].gather(
+                    pl.Series(step).replace(NO_ROW, None).cast(pl.UInt32)
+                ),
+                "layer": pl.select(
+                    pl.coalesce(trace.places[kind].cast(pl.String) for kind in _LAYERS)
+                ).to_series(),
+                "kernel": trace.gpu["name"].cast(pl.String),
+                "duration": trace.gpu["duration"],
+            }
+        )
+        .filter(pl.col("step") != NO_ROW)
+        .join(known, on="name")
+    )
+    facts = [pl.col(name).first() for name in ("serving", "batch_size", "tokens")]
+    rows = (
+        launched.group_by("step_kind")
+        .agg(*facts, steps=pl.col("step").n_unique(), total_ns=pl.col("duration").sum())
+        .with_columns(per_step_ns=pl.col("total_ns") / pl.col("steps"))
+        .sort("total_ns", "step_kind", descending=[True, False])
+    )
+    order = rows.select("step_kind", "steps").with_row_index("order")
+    parts = (
+        launched.group_by("step_kind", "layer", "kernel")
+        .agg(count=pl.len(), total_ns=pl.col("duration").sum())
+        .join(order, on="step_kind")
+        .with_columns(per_step_ns=pl.col("total_ns") / pl.col("steps"))
+        .sort("order", "total_ns", "layer", "kernel", descending=[False, True, False, False])
+        .drop("order", "steps")
+    )
+    return StepKinds(rows, parts)
+
+
+def _steps(trace: Attributed, wanted: np.ndarray[Any, np.dtype[np.bool_]]) -> np.ndarray[Any, Any]:
+    """Host row of the innermost step of a server around each activity's launch."""
+    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    parent = trace.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    return chain_to(parent, launch, wanted)

@@ -1,0 +1,139 @@
+"""A run without graphs, or the calls that captured some, as one sequence of launches with their places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.cuda_graphs.by_order import Candidate
+from thence.attribution.cuda_graphs.replays import in_cuda_graph
+from thence.attribution.launches import launch_rows
+from thence.model.graph_labels import NODES, CapturedGraph, Kernel
+from thence.model.intervals import NO_ROW
+from thence.model.places import GRAPH_LABELS
+from thence.model.tables import DESCRIBED, GRAPH_PLACES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thence.attribution.cuda_graphs.signatures import Names
+    from thence.model.attributed import Attributed
+
+__all__ = ["EagerRun"]
+
+_PLACES = (*GRAPH_LABELS, "position", "lane")
+
+
+@dataclass(frozen=True)
+class EagerRun:
+    """An eager run as one sequence of launches.
+
+    Attributes:
+        tables: of the run.
+        rows: its rows of gpu in the order of launch.
+        graph: the same as nodes without edges.
+        kernels: their names.
+        label: number of the places of each.
+        places: what the numbers stand for.
+        called: ns at which each was launched.
+        begins, ends: ns of every profiler step and outermost range.
+        names: kernel name of each, for messages.
+    """
+
+    tables: Attributed
+    rows: NDArray[np.int64]
+    graph: CapturedGraph
+    kernels: tuple[Kernel, ...]
+    label: NDArray[np.int64]
+    places: pl.DataFrame
+    called: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    names: list[str]
+
+    @classmethod
+    def of(cls, tables: Attributed, rank: int) -> EagerRun:
+        """What one rank launched outside of graphs."""
+        launch = launch_rows(tables)
+        eager = ~in_cuda_graph(tables, launch) & (tables.gpu["rank"] == rank).to_numpy()
+        rows = np.flatnonzero(eager)
+        start = tables.gpu["start"].to_numpy()
+        called = np.where(launch == NO_ROW, start, _gather(tables.host["start"].to_numpy(), launch))
+        rows = rows[np.lexsort((start[rows], called[rows]))]
+        gpu = tables.gpu[rows]
+        names = gpu["name"].cast(pl.String).fill_null("").to_list()
+        distinct = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        nodes = pl.DataFrame(
+            {
+                "number": np.arange(len(rows)),
+                "type": gpu["kind"].cast(pl.String),
+                "kernel": [distinct[name] for name in names],
+                **{name: gpu[name] for name in ("grid", "block", "shared_memory")},
+            }
+        )
+        missing = {name: None for name in NODES if name not in nodes.columns}
+        nodes = nodes.with_columns(**missing).select(
+            pl.col(name).cast(dtype) for name, dtype in NODES.items()
+        )
+        places = _places(tables)[rows]
+        distinct_places = places.unique(maintain_order=True).with_row_index("number")
+        label = places.join(
+            distinct_places, on=places.columns, how="left", nulls_equal=True, maintain_order="left"
+        )["number"]
+        whole = tables.host.filter(
+            (pl.col("rank") == rank)
+            & (
+                (pl.col("category") == "step")
+                | (pl.col("parent").is_null() & (pl.col("category") == "range"))
+            )
+        )
+        return cls(
+            tables, rows, CapturedGraph(0, (), None, nodes),
+            tuple(Kernel(name) for name in distinct),
+            label.cast(pl.Int64).to_numpy(), distinct_places.drop("number"), called[rows],
+            whole["start"].to_numpy(), (whole["start"] + whole["duration"]).to_numpy(), names,
+        )  # fmt: skip
+
+    def window(self, chosen: NDArray[np.int64], names: Names, title: str) -> Candidate:
+        """Launches in order as a captured graph: an edge joins consecutive launches of a stream.
+
+        The launches may repeat.
+        """
+        stream = self.tables.gpu.select("device", "stream")[self.rows[chosen]]
+        order = np.lexsort((np.arange(len(chosen)), stream["stream"], stream["device"]))
+        stream_number = (
+            stream.select(pl.struct("device", "stream").rank("dense")).to_series().to_numpy()
+        )
+        same = stream_number[order][1:] == stream_number[order][:-1]
+        edges = np.stack([order[:-1][same], order[1:][same]], axis=1)
+        nodes = self.graph.nodes[chosen].with_columns(
+            number=pl.int_range(len(chosen), dtype=pl.Int64)
+        )
+        graph = CapturedGraph(0, (), None, nodes, edges)
+        return Candidate(
+            graph, names, self.label[chosen], title, [self.names[i] for i in chosen.tolist()]
+        )
+
+
+def _gather(values: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    if not len(values):
+        return np.zeros(len(rows), np.int64)
+    taken: NDArray[np.int64] = values[np.maximum(rows, 0)]
+    return taken
+
+
+def _places(trace: Attributed) -> pl.DataFrame:
+    """The places of every activity as text, with the description of its collective."""
+    places = trace.places.select(pl.col(_PLACES).cast(pl.String))
+    described = trace.collectives.unique("gpu", keep="first", maintain_order=True)
+    structs = described.select(DESCRIBED).to_struct().cast(GRAPH_PLACES.schema["collective"])
+    number = np.full(trace.gpu.height, NO_ROW, np.int64)
+    number[described["gpu"].to_numpy()] = np.arange(described.height)
+    row = pl.Series(number)
+    return places.with_columns(
+        metadata=pl.lit(None, pl.String),
+        collective=structs.gather(row.set(row == NO_ROW, None).cast(pl.UInt32)),
+    )

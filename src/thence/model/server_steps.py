@@ -1,0 +1,161 @@
+"""What servers of language models say of a step in the name of the range around the run of the model.
+
+One table, `FORMATS`, has the names as the sources of the servers write them, with the versions that do. A step has
+requests (its batch size) and tokens, of prompts (prefill, context, extend) and of what is generated (decode), as far
+as the name says so. ``TARGET_VERIFY`` runs the model on guessed further tokens, which is decoding.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from thence.model.phases import Serving
+
+__all__ = ["FORMATS", "Format", "ServerStep", "server_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStep:
+    """What the name of a step says.
+
+    Attributes:
+        server: which one wrote it.
+        serving: which part of serving it is; None where the name does not say, or nothing ran.
+        requests: how many it computes at once, None where the name does not say.
+        tokens: how many it computes, None where the name does not say.
+    """
+
+    server: str
+    serving: Serving | None = None
+    requests: int | None = None
+    tokens: int | None = None
+
+    def __str__(self) -> str:
+        numbers = [] if self.requests is None else [f"bs={self.requests}"]
+        if self.tokens is not None and (
+            self.serving is not Serving.DECODE or self.tokens != self.requests
+        ):
+            numbers.append(f"tokens={self.tokens}")
+        return " ".join([self.serving.value if self.serving else "unknown", *numbers])
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way in which a server names its steps.
+
+    Attributes:
+        server: its name.
+        versions: that write it so, and where their source does.
+        pattern: of the whole name. Groups: prefill and decode (requests of both parts), prefill_tokens and
+            decode_tokens, requests and tokens (of all), mode (one of `_MODES`).
+    """
+
+    server: str
+    versions: str
+    pattern: re.Pattern[str]
+
+
+_SUMS = r"sq(?P<{0}_tokens>\d+)sk\d+sqsq\d+sqsk\d+"
+
+FORMATS = (
+    Format(
+        "vLLM", "since pull request 31193, of December 2025: annotate_profile of vllm/v1/worker/gpu_worker.py",
+        re.compile(r"execute_context_(?P<prefill>\d+)\((?P<prefill_tokens>\d+)\)"
+                   r"_generation_(?P<decode>\d+)\((?P<decode_tokens>\d+)\)"),
+    ),
+    Format(
+        "vLLM", "since pull request 37524, of 2026, with detailed_trace_annotation: tokens in front, and sums of query "
+        "and key lengths",
+        re.compile(rf"execute_\d+_context_(?P<prefill>\d+)\({_SUMS.format('prefill')}\)"
+                   rf"_generation_(?P<decode>\d+)\({_SUMS.format('decode')}\)"),
+    ),
+    Format(
+        "vLLM", "other orders of the same", re.compile(
+            r"execute_(?:\d+_)?context_(?P<prefill>\d+)\(.*\)_generation_(?P<decode>\d+)\(.*\)"
+        ),
+    ),
+    Format(
+        "vLLM", "from pull request 22496, of August 2025, to 31193: requests seen first in this step, and all others, "
+        "which may still be at their prompts",
+        re.compile(r"execute_new_(?P<new>\d+)_cached_(?P<cached>\d+)"),
+    ),
+    Format("vLLM", "ranges that say no more", re.compile(r"execute_model")),
+    Format(
+        "SGLang", "since pull request 23419, of April 2026: build_step_span_name of sglang/srt/utils/profile_utils.py; "
+        "since 24911, of July 2026, also c and g, the requests of both parts, and sums of their lengths",
+        re.compile(r"step\[(?P<mode>\w+)(?P<facts>(?: [\w-]+(?:=[^\s\]]*)?)*)\]"),
+    ),
+    Format(
+        "ATOM", "ROCm/ATOM, since pull request 477, of July 2026, with more sums: run_model of its model runner; "
+        "117/128 is a batch of 117 in a graph of 128",
+        re.compile(r"(?:eager_)?(?P<mode>prefill|decode)\[(?P<facts>bs=.*)\]"),
+    ),
+    Format(
+        "TensorRT-LLM", "_forward_step of tensorrt_llm/_torch/pyexecutor/py_executor.py",
+        re.compile(r"(?:\[Executor\] )?_forward_step \d+: (?P<prefill>\d+) ctx reqs"
+                   r"(?:, (?P<prefill_tokens>\d+) ctx tokens)?, (?P<decode>\d+) gen reqs.*"),
+    ),
+)  # fmt: skip
+"""Every way known, in the order of asking."""
+
+_MODES = {
+    "extend": Serving.PREFILL,
+    "prefill": Serving.PREFILL,
+    "split_prefill": Serving.PREFILL,
+    "decode": Serving.DECODE,
+    "target_verify": Serving.DECODE,
+    "mixed": Serving.MIXED,
+}
+_FACT = re.compile(r"(\w+)=(\d+)")
+_LONGEST = 400
+"""Longer names are nobody's step; it bounds the search."""
+
+
+@cache
+def server_step(name: str) -> ServerStep | None:
+    """What the name of a range says, None if it is no step of a server."""
+    if len(name) > _LONGEST:
+        return None
+    for known in FORMATS:
+        found = known.pattern.fullmatch(name)
+        if found is None:
+            continue
+        said = found.groupdict()
+        if "facts" in said:
+            return _by_facts(known.server, said["mode"].lower(), said["facts"] or "")
+        if "new" in said:
+            new, cached = int(said["new"]), int(said["cached"])
+            return ServerStep(
+                known.server, Serving.PREFILL if new and not cached else None, new + cached
+            )
+        return _by_parts(known.server, {key: int(value) for key, value in said.items() if value})
+    return None
+
+
+def _by_parts(server: str, said: dict[str, int]) -> ServerStep:
+    """A step of which the name says how many requests of both parts it has."""
+    if "prefill" not in said:
+        return ServerStep(server)
+    prefill, decode = said["prefill"], said["decode"]
+    both = Serving.PREFILL if prefill else Serving.DECODE if decode else None
+    tokens = None
+    if "prefill_tokens" in said:
+        # Without speculation each request generates one token, and only TensorRT-LLM does not count them.
+        tokens = said["prefill_tokens"] + said["decode_tokens"] if "decode_tokens" in said else None
+    return ServerStep(
+        server, Serving.MIXED if prefill and decode else both, prefill + decode, tokens
+    )
+
+
+def _by_facts(server: str, mode: str, text: str) -> ServerStep:
+    """A step of which the name says the mode, and numbers by their names."""
+    facts = {key: int(value) for key, value in _FACT.findall(text)}
+    tokens = facts.get("toks", facts.get("tok"))
+    if tokens is None and ("c_sq" in facts or "g_sq" in facts):
+        tokens = facts.get("c_sq", 0) + facts.get("g_sq", 0)
+    serving = _MODES.get(mode)
+    if server == "ATOM" and facts.get("p") and facts.get("d"):
+        serving = Serving.MIXED
+    return ServerStep(server, serving, facts.get("bs"), tokens)

@@ -1,0 +1,220 @@
+"""Graphs labelled from a trace of their capture, against what was planted: names in order, and order alone."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import thence
+from capture_data import Recorder, layers
+from helpers import opened, written
+from thence.opening import open_runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from capture_data import Call
+
+SIZES = (2, 3, 5)
+
+
+def captured(amd: bool, captures: list[list[Call]], **how: Any) -> Recorder:
+    """A trace of captures."""
+    recorder = Recorder(amd, now=how.pop("now", 0.0))
+    for calls in captures:
+        recorder.capture(calls, **how)
+    return recorder
+
+
+def replayed(amd: bool, graphs: list[list[Call]], nodes: bool = False) -> Recorder:
+    """A trace of replays, each graph twice, in another order than they were captured in."""
+    recorder = Recorder(amd)
+    for _ in range(2):
+        for number, calls in enumerate(graphs):
+            recorder.replay(calls, nodes=number + 1 if nodes else None)
+    return recorder
+
+
+def places(folder: Path, replay: Recorder, *captures: Recorder) -> thence.Trace:
+    """The replays, labelled from captures in files of their own."""
+    (folder / "replay").mkdir(exist_ok=True)
+    trace = opened(folder / "replay", replay.events)
+    eager = [
+        thence.open(written(folder / f"capture{n}.json", recorder.events))
+        for n, recorder in enumerate(captures)
+    ]
+    labelled = trace.label(eager=eager)
+    labelled.self_check()
+    return labelled
+
+
+def planted(graphs: list[list[Call]], kind: int) -> list[str | None]:
+    """The true operator (1) or label (2) of each activity of `replayed`, in the order of time."""
+    return 2 * [call[kind] for calls in graphs for call in calls]
+
+
+@pytest.mark.parametrize("amd", [True, False])
+def test_each_graph_finds_its_capture_by_length_and_content(tmp_path: Path, amd: bool) -> None:
+    graphs = [layers(count) for count in SIZES]
+    labelled = places(tmp_path, replayed(amd, graphs[::-1]), captured(amd, graphs))
+    assert labelled.places["op"].to_list() == planted(graphs[::-1], 1)
+    assert labelled.places["label"].to_list() == planted(graphs[::-1], 2)
+    count = 2 * sum(map(len, graphs))
+    assert labelled.graph_coverage.rules == {"capture_names" if amd else "capture_order": count}
+    said = [text for text in labelled.meta.warnings if "order alone" in text]
+    assert len(said) == (0 if amd else 1)
+    if not amd:  # all but the embedding's kernel, whose name tells nothing of its operator
+        kernels = 2 * sum(sum(call[3] == "kernel" for call in calls) for calls in graphs)
+        assert f"{count:,} activities, 100.0 % of the time" in said[0]
+        assert f"Of {kernels:,} kernels among them, {kernels - 2 * len(graphs):,} have" in said[0]
+
+
+def test_the_captures_may_be_in_files_of_their_own_and_without_bounds(tmp_path: Path) -> None:
+    graphs = [layers(count) for count in SIZES]
+    files = [
+        captured(amd=False, captures=[calls], bounds=False, now=1e6 * number)
+        for number, calls in enumerate(graphs)
+    ]
+    labelled = places(tmp_path, replayed(amd=False, graphs=graphs), *files)
+    assert labelled.places["label"].to_list() == planted(graphs, 2)
+    (tmp_path / "captures").mkdir()
+    for number, recorder in enumerate(files):
+        written(tmp_path / "captures" / f"bs_{number}.json", recorder.events)
+    for given in (
+        tmp_path / "captures",
+        f"{tmp_path}/captures/*.json",
+        str(tmp_path / "captures" / "bs_0.json"),
+    ):
+        opened_runs = open_runs(given)
+        assert len(opened_runs) == (1 if "bs_0" in str(given) else 3)
+
+
+def test_captures_and_replays_may_be_in_one_trace(tmp_path: Path) -> None:
+    graphs = [layers(count) for count in SIZES]
+    recorder = captured(amd=False, captures=graphs)
+    for calls in graphs:
+        recorder.replay(calls)
+    trace = opened(tmp_path, recorder.events)
+    labelled = trace.label(eager=trace)
+    assert labelled.places["label"].to_list() == [call[2] for calls in graphs for call in calls]
+
+
+@pytest.mark.parametrize("amd", [True, False])
+def test_of_captures_that_fit_alike_only_what_they_share_is_taken(
+    tmp_path: Path, amd: bool
+) -> None:
+    first, second = (layers(2, f"capture_{size}_decode/") for size in (8, 16))
+    labelled = places(tmp_path, replayed(amd, [first]), captured(amd, [first, second]))
+    assert labelled.places["op"].to_list() == planted([first], 1)
+    assert labelled.places["label"].null_count() == 2 * len(first)
+    assert set(labelled.places["label_rule"]) == {"graph_captures_differ"}
+    assert labelled.graph_coverage.rules == {"capture_shared": 2 * len(first)}
+
+
+def test_node_numbers_give_the_order_where_streams_hide_it(tmp_path: Path) -> None:
+    calls = layers(3)
+    mixed = list(range(len(calls)))
+    random.Random(1).shuffle(mixed)
+    for nodes in (5, None):
+        recorder = Recorder(amd=False)
+        recorder.replay(calls, streams=3, nodes=nodes, order=mixed)
+        if nodes is None:
+            with pytest.raises(
+                thence.MissingData, match="several streams and its nodes have no numbers"
+            ):
+                places(tmp_path, recorder, captured(amd=False, captures=[calls]))
+            continue
+        labelled = places(tmp_path, recorder, captured(amd=False, captures=[calls]))
+        assert labelled.places["label"].to_list() == [calls[place][2] for place in mixed]
+
+
+def test_with_names_an_unknown_order_gives_what_all_calls_of_a_kernel_share(tmp_path: Path) -> None:
+    calls = layers(2)
+    mixed = list(range(len(calls)))
+    random.Random(1).shuffle(mixed)
+    recorder = Recorder(amd=True)
+    recorder.replay(calls, streams=3, order=mixed)
+    labelled = places(tmp_path, recorder, captured(amd=True, captures=[calls]))
+    assert labelled.places["op"].to_list() == [calls[place][1] for place in mixed]
+    kernels = [(call[0], call[3]) for call in calls]
+    once = {
+        call[2] for call, kernel in zip(calls, kernels, strict=True) if kernels.count(kernel) == 1
+    }
+    assert once == {"embedding", "sample"}
+    expected = [calls[place][2] if calls[place][2] in once else None for place in mixed]
+    assert labelled.places["label"].to_list() == expected
+
+
+def damaged(calls: list[Call]) -> dict[str, tuple[list[Call], str]]:
+    """Captures that are not that of the replays, and what must be said."""
+    place = 5  # of the first layer: the second product
+    swapped = [*calls]
+    swapped[place - 1], swapped[place] = swapped[place], swapped[place - 1]
+    moved = [*calls[:place], *calls[place + 1 : -1], calls[place], calls[-1]]
+    other = ("elementwise_kernel<CUDAFunctor_add>", "aten::relu", "mlp", "kernel")
+    return {
+        "one left out": (calls[:place] + calls[place + 1 :], "no capture has its"),
+        "one twice": (calls[: place + 1] + calls[place:], "no capture has its"),
+        "a kind": ([*calls[:-1], (*calls[-1][:3], "memcpy")], "no capture has its"),
+        "two swapped": (swapped, "is launched|would have been launched|another kind or kernel"),
+        "moved": (moved, "would have been launched|another kind or kernel"),
+        "an operator": (
+            [*calls[:place], other, *calls[place + 1 :]],
+            "would have been launched by aten::relu",
+        ),
+    }
+
+
+@pytest.mark.parametrize("damage", damaged(layers(2)))
+def test_what_is_not_the_capture_of_the_graph_is_refused(tmp_path: Path, damage: str) -> None:
+    calls, text = damaged(layers(2))[damage]
+    with pytest.raises(thence.MissingData, match=text):
+        places(
+            tmp_path, replayed(amd=False, graphs=[layers(2)]), captured(amd=False, captures=[calls])
+        )
+
+
+def test_equal_layers_show_that_operators_lie_one_place_further(tmp_path: Path) -> None:
+    # Custom operators and kernels of which nothing is known: only the other layers tell.
+    layer = [(f"kernel{n}", f"vllm::op{n}", "layer", "kernel") for n in range(8)]
+    calls = 4 * layer
+    moved = [*calls[:10], *calls[11:14], calls[10], *calls[14:]]
+    labelled = places(
+        tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[calls])
+    )
+    assert labelled.places["op"].to_list() == planted([calls], 1)
+    with pytest.raises(thence.MissingData, match="paired as nowhere else"):
+        places(tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[moved]))
+
+
+def test_launches_with_device_work_say_what_operators_launch(tmp_path: Path) -> None:
+    known = [(f"kernel{n}", f"aten::op{n}", "decode", "kernel") for n in range(2)]
+    again = [
+        (*call[:2], "again", "kernel") for call in known
+    ]  # so that no kernel has a single label
+    wrong = [(known[1][0], *known[0][1:]), (known[0][0], *known[1][1:])]
+    other = ("other", "aten::other", "other", "kernel")
+    recorder = Recorder(amd=False)
+    recorder.capture([*known, *again, other], bounds=False, run=True)
+    recorder.capture(known)
+    with pytest.raises(
+        thence.MissingData,
+        match="nor from the captures: activity 0, `kernel1`, would have been launched by aten::op0",
+    ):
+        places(tmp_path, replayed(amd=False, graphs=[wrong]), recorder)
+
+
+def test_amd_captures_with_other_kernels_are_refused(tmp_path: Path) -> None:
+    calls = layers(2)
+    other = [("other_kernel", *calls[0][1:]), *calls[1:]]
+    with pytest.raises(thence.MissingData, match="is of another kind or kernel in capture 1 of 1"):
+        places(tmp_path, replayed(amd=True, graphs=[other]), captured(amd=True, captures=[calls]))
+
+
+def test_a_trace_without_work_or_captures_is_refused(tmp_path: Path) -> None:
+    empty = Recorder(amd=False)
+    empty.capture([])
+    with pytest.raises(thence.MissingData, match="no launch that a CUDA graph captured"):
+        places(tmp_path, replayed(amd=False, graphs=[layers(1)]), empty)
