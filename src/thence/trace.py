@@ -140,6 +140,16 @@ class Trace(Pictures):
         return self.attributed.programs
 
     @property
+    def events(self) -> pl.DataFrame:
+        """One row per call that made a stream record a CUDA event or wait for one."""
+        return self.attributed.events
+
+    @property
+    def waits(self) -> pl.DataFrame:
+        """One row per host call that waited for the device."""
+        return self.attributed.waits
+
+    @property
     def meta(self) -> Meta:
         """Facts of the whole trace, warnings among them."""
         return self.tables.meta
@@ -403,7 +413,9 @@ class Trace(Pictures):
         return ", ".join(self.meta.inputs)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """Runs an SQL query over gpu, host, places, activities, annotations, collectives, threads, programs.
+        """Runs an SQL query over the tables of the trace.
+
+        gpu, host, places, activities, annotations, collectives, threads, programs, events and waits.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
@@ -420,6 +432,8 @@ class Trace(Pictures):
             "collectives",
             "threads",
             "programs",
+            "events",
+            "waits",
         )
         return answer({name: getattr(self, name) for name in names if name in query}, query)
 
