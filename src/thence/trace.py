@@ -18,6 +18,7 @@ from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
+from thence.analysis.idle_table import IdleTime, idle_time, waited_in_collectives
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
@@ -294,6 +295,26 @@ class Trace(Pictures):
         if times.devices.is_empty():
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         return times
+
+    def idle(self, by: str = "place") -> IdleTime:
+        """Why the devices were idle: every nanosecond with one cause.
+
+        Args:
+            by: of `thence.analysis.idle_table.BY`: what the rows of a cause are by.
+
+        Raises:
+            UsageError: ``by`` is none of them.
+            MissingData: the trace holds no device activity.
+        """
+        return idle_time(self.attributed, by, self._waited)
+
+    @cached_property
+    def _waited(self) -> pl.DataFrame | None:
+        """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
+        if len(self.attributed.ranks) < 2:
+            return None
+        times = part(lambda: self.collective_times("keep")).result
+        return times and waited_in_collectives(times, self.alignment, self._instances)
 
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.

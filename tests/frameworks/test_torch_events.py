@@ -31,9 +31,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, cupti: Cupti) -> None:
 def test_the_kind_is_enabled_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     cupti = Cupti(0)
     loaded(monkeypatch, cupti)
-    with pytest.raises(ValueError, match="stopped"), torch_events.event_ids():
+    with torch_events.event_ids():
         assert cupti.calls == [("enable", 36)]
-        raise ValueError("stopped")
     assert cupti.calls == [("enable", 36), ("disable", 36)]
 
 
