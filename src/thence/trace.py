@@ -18,7 +18,7 @@ from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
-from thence.analysis.idle_table import IdleTime, idle_time, waited_in_collectives
+from thence.analysis.idle_table import IdleTime, idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
@@ -362,7 +362,12 @@ class Trace(Pictures):
                 f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
             )
         several = clocks == "aligned" and len(self.attributed.ranks) > 1
-        return timeline(self.attributed, lanes, self.alignment if several else None)
+        return timeline(
+            self.attributed,
+            lanes,
+            self.alignment if several else None,
+            idle_tracks(self.attributed),
+        )
 
     def write(
         self,
@@ -417,6 +422,7 @@ class Trace(Pictures):
             programs=part(self.program_times),
             compilation=part(self.compile_times),
             spread=self.spread(),
+            idle=self.idle(),
             soundness=self.soundness,
         )
 

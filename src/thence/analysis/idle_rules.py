@@ -67,7 +67,7 @@ _LAUNCH = re.compile(
     r"(?i)(?:cuda|cu|hip)(?:Ext)?(?:Launch|GraphLaunch|Memcpy|Memset|GraphUpload)\w*.*"
 )
 _COMPILE = re.compile(
-    r"(?i).*(?:dynamo_timed|_compile\.compile_inner|torchdynamo cache miss|async_compile)"
+    r"(?i).*(?:dynamo_timed|_compile\.compile_inner|torchdynamo cache miss|async_compile).*"
 )
 _LOADER = re.compile(
     r"(?i)(?:enumerate\(DataLoader\)|.*dataloader\b.*|.*data[ _.]?load(?:er|ing)?\b.*|"

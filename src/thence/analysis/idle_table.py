@@ -16,6 +16,7 @@ from thence.attribution.launch_places import places_of_rows
 from thence.attribution.own_code import OwnCode
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import NO_ROW, last_begun
+from thence.units import format_ns
 
 if TYPE_CHECKING:
     from thence.analysis.clock_sync import Alignment
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["BY", "IdleTime", "idle_time", "named_pieces", "waited_in_collectives"]
+__all__ = ["BY", "IdleTime", "idle_time", "idle_tracks", "named_pieces", "waited_in_collectives"]
 
 BY = ("place", "line", "module", "op", "label", "step", "call", "kernel", "wait", "rank", "reason")
 """What the rows of a cause can be by. place: the first of line, label, module, op and call that there is. line: the
@@ -63,6 +64,14 @@ class IdleTime:
     late: pl.DataFrame
     reasons: pl.DataFrame
     pieces: pl.DataFrame
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why a part is unknown, one sentence for each reason."""
+        return tuple(
+            f"unknown: {format_ns(total)}: {REASONS[reason]}"
+            for reason, total in self.reasons.select("reason", "total_ns").rows()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -241,4 +250,17 @@ def waited_in_collectives(
         .group_by("rank", "device")
         .agg(pl.col("wait_ns").sum())
         .sort("rank", "device")
+    )
+
+
+def idle_tracks(trace: Attributed) -> pl.DataFrame:
+    """The causes of idle time as a track of each device, as `thence.model.timeline.Timeline.spans`."""
+    pieces = idle_causes(trace)
+    return pieces.select(
+        "rank",
+        "device",
+        "start",
+        "duration",
+        track=pl.lit("why idle"),
+        name=pl.col("cause").cast(pl.String),
     )

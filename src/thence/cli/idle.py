@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from thence.analysis.idle_table import BY
@@ -18,9 +16,6 @@ from thence.cli.output import (
     result_options,
 )
 from thence.units import format_ns
-
-if TYPE_CHECKING:
-    from thence.analysis.idle_table import IdleTime
 
 __all__ = ["command"]
 
@@ -81,7 +76,7 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
     """Why the GPU was idle: every nanosecond by cause and line, module, op, label or step."""
     trace = inputs.open()
     found = trace.idle(by)
-    notes = notes_of(trace, _reasons(found))
+    notes = notes_of(trace, found.notes)
     if result.form != "table":
         result.emit(document_of(trace, found.to_json()), found.rows, {}, notes)
         return
@@ -100,9 +95,3 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
             Result(result.form, None, result.top or _ROWS_SHOWN).table(rows, headings)
     for note in notes:
         print_table(output, Text(printable(note), "dim"))
-
-
-def _reasons(found: IdleTime) -> list[str]:
-    """Why a part is unknown, one sentence for each reason."""
-    texts = found.to_json()["unknown"]
-    return [f"unknown: {format_ns(row['total_ns'])}: {row['text']}" for row in texts]
