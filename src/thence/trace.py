@@ -27,6 +27,7 @@ from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
 from thence.analysis.spread import compute_spread
+from thence.analysis.steps_table import StepTable, step_table
 from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
@@ -307,6 +308,17 @@ class Trace(Pictures):
             MissingData: the trace holds no device activity.
         """
         return idle_time(self.attributed, by, self._waited)
+
+    def steps(self) -> StepTable:
+        """Every step in order of time, with its idle time by cause, the spread of all, and outliers.
+
+        Steps are found in the whole trace; of a selection, its ranks, devices and steps count.
+
+        Raises:
+            MissingData: the trace holds no steps.
+        """
+        chosen = replace(self.selection, steps=None, window_ns=None, only=None)
+        return step_table(select(self.whole, chosen), self.selection.steps)
 
     @cached_property
     def _waited(self) -> pl.DataFrame | None:

@@ -23,6 +23,7 @@ from thence.cli import (
     record,
     report,
     sql,
+    steps,
     streams,
 )
 from thence.cli import compile as compile_verb
@@ -42,6 +43,7 @@ COMMANDS: tuple[click.Command, ...] = (
     streams.command,
     compile_verb.command,
     idle.command,
+    steps.command,
     check.command,
     label.command,
     inside.command,
