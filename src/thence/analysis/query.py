@@ -27,6 +27,8 @@ TABLES = (
     "collectives",
     "threads",
     "programs",
+    "events",
+    "waits",
 )
 """What a query can name; each is an attribute of `Trace`."""
 

@@ -16,12 +16,14 @@ from thence.cli import (
     demo,
     doctor,
     flame,
+    idle,
     inside,
     label,
     programs,
     record,
     report,
     sql,
+    steps,
     streams,
 )
 from thence.cli import compile as compile_verb
@@ -40,6 +42,8 @@ COMMANDS: tuple[click.Command, ...] = (
     collectives.command,
     streams.command,
     compile_verb.command,
+    idle.command,
+    steps.command,
     check.command,
     label.command,
     inside.command,

@@ -20,7 +20,8 @@ _LONGEST_S = 1e6
 
 _EXAMPLES = """\b
 Tables: gpu, host, places, activities (gpu and places side by side), annotations
-(metadata of marks, a column for each field), collectives, threads, programs.
+(metadata of marks, a column for each field), collectives, threads, programs,
+events (records and waits of CUDA events), waits (host calls that wait).
 Times are ns. A query reads these alone: no files.
 
 \b
