@@ -10,10 +10,12 @@ plain mean over its steps. From three runs on, two sides together, the noise is 
     Welch's test where either side has three runs or more; its degrees of freedom after Satterthwaite
     one variance for both sides where one of them has fewer: two runs say too little of their own
 
-in either case at least what the steps within the runs make the means vary by, which guards against runs that agree
-by chance. With one run a side nothing is known of how runs differ, and the noise is that of the steps alone.
+in either case at least what independent steps would make the means vary by, which guards against runs that agree by
+chance. With one run a side nothing is known of how runs differ, and the noise is that of the steps alone.
 Steps depend on their neighbours: the mean of n steps with lag-one correlation r varies like that of
-n (1 - r) / (1 + r) independent ones; r is corrected for its bias of about -(1 + 4 r) / n (Marriott and Pope, 1954).
+n (1 - r) / (1 + r) independent ones. The r of so few steps is uncertain, and too small a one makes noise look like
+a difference: it is corrected for its bias of about -(1 + 4 r) / n (Marriott and Pope, 1954), and taken one standard
+error higher.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ class RunMeans:
     Attributes:
         keys: by and name of each row, shape (rows,).
         mean: ns per step.
-        error: variance of that mean by the steps within the run; nan for a single step.
-        freedom: degrees of freedom of that variance.
+        least: variance of that mean by the steps within the run, if they were independent; nan for a single step.
+        error: the same as they depend on their neighbours.
+        freedom: degrees of freedom of that.
         count: activities per step.
         share: part of the steps in which the row has any activity.
         steps: that count, shape (runs,).
@@ -73,6 +76,7 @@ class RunMeans:
 
     keys: list[tuple[str, str]]
     mean: Float
+    least: Float
     error: Float
     freedom: Float
     count: Float
@@ -112,6 +116,7 @@ def run_means(samples: Sequence[Sample], renamed: Mapping[tuple[str, str], str])
         renamed: by and name of rows that are shown under another name, with that name.
     """
     rows = pl.concat([s.rows.with_columns(run=pl.lit(n, pl.Int32)) for n, s in enumerate(samples)])
+    counted = np.array([sample.counted for sample in samples], np.int64)
     if renamed:
         names = pl.DataFrame(
             [(by, name, new) for (by, name), new in renamed.items()],
@@ -128,16 +133,18 @@ def run_means(samples: Sequence[Sample], renamed: Mapping[tuple[str, str], str])
         pl.col("step") + 1 == pl.col("step").shift(-1),
     )
     sums = ordered.with_columns(
-        lagged=pl.when(same).then(pl.col("ns") * pl.col("ns").shift(-1)).otherwise(0.0)
+        lagged=pl.when(same).then(pl.col("ns") * pl.col("ns").shift(-1)).otherwise(0.0),
+        last=pl.lit(pl.Series(counted - 1)).gather(pl.col("run")),
     )
     sums = sums.group_by("by", "name", "run", maintain_order=True).agg(
         total=pl.col("ns").sum(),
         squares=pl.col("ns").pow(2).sum(),
         lagged=pl.col("lagged").sum(),
+        ends=pl.col("ns").filter((pl.col("step") == 0) | (pl.col("step") == pl.col("last"))).sum(),
         count=pl.col("count").sum(),
         present=(pl.col("ns") > 0).sum(),
     )
-    return _as_arrays(sums, np.array([sample.counted for sample in samples], np.int64))
+    return _as_arrays(sums, counted)
 
 
 def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
@@ -156,15 +163,17 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     variance = np.maximum(matrix("squares") - n * mean**2, 0.0) / np.maximum(n - 1, 1)
     # Differences of large sums: what is left below their rounding is nothing.
     variance[variance < 1e-12 * mean**2] = 0.0
-    covariance = matrix("lagged") / np.maximum(n - 1, 1) - mean**2
+    crossed = mean * (2 * matrix("total") - matrix("ends"))  # the first and the last step are in one pair each
+    covariance = (matrix("lagged") - crossed) / np.maximum(n - 1, 1) + mean**2
     correlation = np.divide(covariance, variance, out=np.zeros_like(mean), where=variance > 0)
-    correlation = np.clip(
-        correlation + (1 + 4 * np.maximum(correlation, 0)) / n, 0, _MOST_CORRELATION
-    )
+    known = np.clip(correlation, 0, 1)
+    correlation = correlation + (1 + 4 * known) / n + np.sqrt((1 - known**2) / n)
+    correlation = np.clip(correlation, 0, _MOST_CORRELATION)
     effective = np.maximum(n * (1 - correlation) / (1 + correlation), 2.0)
     return RunMeans(
         keys.select("by", "name").rows(),
         mean,
+        np.where(several, variance / n, np.nan),
         np.where(several, variance / effective, np.nan),
         np.where(several, np.minimum(effective, n) - 1, 0.0),
         matrix("count") / n,
@@ -189,10 +198,11 @@ def estimates(
     scales = (1.0 + bound, 1.0)
     centres = [values.mean(axis=1) for values in sides]
     between = len(before) + len(after) >= 3
-    errors = [means.error[:, [*runs]] for runs in (before, after)]
     if between:
+        errors = [means.least[:, [*runs]] for runs in (before, after)]
         variance, freedom, deviation = _between(sides, errors, scales)
     else:
+        errors = [means.error[:, [*runs]] for runs in (before, after)]
         parts = [np.square(s) * e[:, 0] for s, e in zip(scales, errors, strict=True)]
         degrees = [means.freedom[:, runs[0]] for runs in (before, after)]
         variance, freedom = _satterthwaite(parts, degrees)
