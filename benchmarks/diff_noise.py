@@ -220,7 +220,8 @@ diff.to_json()
 compared = time.perf_counter() - begin
 rows = sum(s.kernels["count"].sum() * s.counted for s in samples)
 print(f"{rows:,.0f} activities, {samples[0].steps.height:,} steps: opened, attributed and checked in {opened:.2f} s, "
-      f"summed up in {summed:.2f} s, compared in {compared:.2f} s: {summed + compared:.2f} s more than opening (1 s wanted)")
+      f"summed up in {summed:.2f} s, compared in {compared:.2f} s: "
+      f"{summed + compared:.2f} s more than opening (1 s wanted)")
 """
 
 

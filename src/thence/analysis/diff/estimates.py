@@ -163,7 +163,9 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     variance = np.maximum(matrix("squares") - n * mean**2, 0.0) / np.maximum(n - 1, 1)
     # Differences of large sums: what is left below their rounding is nothing.
     variance[variance < 1e-12 * mean**2] = 0.0
-    crossed = mean * (2 * matrix("total") - matrix("ends"))  # the first and the last step are in one pair each
+    crossed = mean * (
+        2 * matrix("total") - matrix("ends")
+    )  # the first and the last step are in one pair each
     covariance = (matrix("lagged") - crossed) / np.maximum(n - 1, 1) + mean**2
     correlation = np.divide(covariance, variance, out=np.zeros_like(mean), where=variance > 0)
     known = np.clip(correlation, 0, 1)
