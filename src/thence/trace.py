@@ -20,6 +20,7 @@ from thence.analysis.diff.sample import Sample, sample
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
+from thence.analysis.idle_table import IdleTime, idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
@@ -28,6 +29,7 @@ from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
 from thence.analysis.spread import compute_spread
+from thence.analysis.steps_table import StepTable, step_table
 from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
@@ -140,6 +142,16 @@ class Trace(Pictures):
     def programs(self) -> pl.DataFrame:
         """One row per execution of an XLA program on one device."""
         return self.attributed.programs
+
+    @property
+    def events(self) -> pl.DataFrame:
+        """One row per call that made a stream record a CUDA event or wait for one."""
+        return self.attributed.events
+
+    @property
+    def waits(self) -> pl.DataFrame:
+        """One row per host call that waited for the device."""
+        return self.attributed.waits
 
     @property
     def meta(self) -> Meta:
@@ -287,6 +299,37 @@ class Trace(Pictures):
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         return times
 
+    def idle(self, by: str = "place") -> IdleTime:
+        """Why the devices were idle: every nanosecond with one cause.
+
+        Args:
+            by: of `thence.analysis.idle_table.BY`: what the rows of a cause are by.
+
+        Raises:
+            UsageError: ``by`` is none of them.
+            MissingData: the trace holds no device activity.
+        """
+        return idle_time(self.attributed, by, self._waited)
+
+    def steps(self) -> StepTable:
+        """Every step in order of time, with its idle time by cause, the spread of all, and outliers.
+
+        Steps are found in the whole trace; of a selection, its ranks, devices and steps count.
+
+        Raises:
+            MissingData: the trace holds no steps.
+        """
+        chosen = replace(self.selection, steps=None, window_ns=None, only=None)
+        return step_table(select(self.whole, chosen), self.selection.steps)
+
+    @cached_property
+    def _waited(self) -> pl.DataFrame | None:
+        """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
+        if len(self.attributed.ranks) < 2:
+            return None
+        times = part(lambda: self.collective_times("keep")).result
+        return times and waited_in_collectives(times, self.alignment, self._instances)
+
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
 
@@ -333,7 +376,12 @@ class Trace(Pictures):
                 f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
             )
         several = clocks == "aligned" and len(self.attributed.ranks) > 1
-        return timeline(self.attributed, lanes, self.alignment if several else None)
+        return timeline(
+            self.attributed,
+            lanes,
+            self.alignment if several else None,
+            idle_tracks(self.attributed),
+        )
 
     def write(
         self,
@@ -400,6 +448,7 @@ class Trace(Pictures):
             programs=part(self.program_times),
             compilation=part(self.compile_times),
             spread=self.spread(),
+            idle=self.idle(),
             soundness=self.soundness,
         )
 
@@ -417,7 +466,9 @@ class Trace(Pictures):
         return ", ".join(self.meta.inputs)
 
     def sql(self, query: str) -> pl.DataFrame:
-        """Runs an SQL query over gpu, host, places, activities, annotations, collectives, threads, programs.
+        """Runs an SQL query over the tables of the trace.
+
+        gpu, host, places, activities, annotations, collectives, threads, programs, events and waits.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
@@ -434,6 +485,8 @@ class Trace(Pictures):
             "collectives",
             "threads",
             "programs",
+            "events",
+            "waits",
         )
         return answer({name: getattr(self, name) for name in names if name in query}, query)
 

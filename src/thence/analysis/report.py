@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from thence.analysis.communication import Collectives
     from thence.analysis.compilation import Compilation
     from thence.analysis.flame import Flame
+    from thence.analysis.idle_table import IdleTime
     from thence.analysis.programs import Programs
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.streams import Streams
@@ -62,6 +63,7 @@ class Report:
         compilation: compile time by phase.
         spread: how much durations of the same computation vary, as
             `thence.analysis.spread.compute_spread` returns it.
+        idle: why the devices were idle.
         soundness: whether the trace can carry these figures.
     """
 
@@ -73,6 +75,7 @@ class Report:
     programs: Part[Programs]
     compilation: Part[Compilation]
     spread: pl.DataFrame
+    idle: IdleTime
     soundness: Soundness
 
     @property

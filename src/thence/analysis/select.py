@@ -187,8 +187,17 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
             at.gather(frame[column].cast(pl.UInt32)).alias(column) for column in columns
         )
 
+    events = trace.events["rank"].is_in(ranks)
+    event_at = pl.Series(np.cumsum(events.to_numpy()) - 1, dtype=pl.Int32)
+
+    def calls(frame: pl.DataFrame) -> pl.DataFrame:
+        of_ranks = frame.filter(pl.col("rank").is_in(ranks))
+        return moved(moved(of_ranks, host_at, "host"), event_at, "record")
+
     return dataclasses.replace(
         trace,
+        events=calls(trace.events),
+        waits=calls(trace.waits),
         host=moved(trace.host.filter(host), host_at, "parent", "forward"),
         threads=trace.threads.filter(pl.col("rank").is_in(ranks)),
         programs=trace.programs.filter(programs),

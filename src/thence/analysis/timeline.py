@@ -49,6 +49,7 @@ def timeline(
     trace: Attributed,
     lanes: Sequence[str] = (),
     alignment: Alignment | None = None,
+    spans: pl.DataFrame | None = None,
 ) -> Timeline:
     """The timeline of a trace.
 
@@ -56,6 +57,7 @@ def timeline(
         trace: attributed.
         lanes: of `thence.model.places.LANES`: kinds by which activities are shown again in extra rows.
         alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
+        spans: tracks of their own, as `Timeline.spans`, on the clocks of the trace.
     """
     moved, corrections, notes = _on_one_clock(trace, alignment)
     return Timeline(
@@ -64,7 +66,15 @@ def timeline(
         {kind: _lane_names(kind, moved) for kind in lanes},
         corrections,
         notes,
+        spans=_spans(spans, alignment if corrections else None),
     )
+
+
+def _spans(spans: pl.DataFrame | None, alignment: Alignment | None) -> pl.DataFrame | None:
+    """Spans on the clock of the timeline."""
+    if spans is None or alignment is None:
+        return spans
+    return spans.with_columns(start=pl.col("start") - alignment.shift())
 
 
 def _on_one_clock(

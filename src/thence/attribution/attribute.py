@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.attribution.collectives import complete_collectives
+from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import launch_places
 from thence.attribution.own_code import OwnCode, packages_shown
 from thence.attribution.sources import file_of_frame
+from thence.attribution.waiting import completed_waiting
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.hlo_places import PLACES as OF_INSTRUCTION
 from thence.attribution.xla.hlo_places import (
@@ -70,9 +72,12 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         )
         shares = source_shares(rows) if tables.hlo else None
     collectives, parts = complete_collectives(tables, of_launch["launch"])
+    events, waits = completed_waiting(tables, row_numbers(of_launch["launch"]))
     columns = {field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)}
     columns |= {
         "collectives": collectives,
+        "events": events,
+        "waits": waits,
         "collective_parts": parts,
         "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
         "graph_labels": (),

@@ -36,11 +36,13 @@ from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thence.attribution.host_rows import Mask, Rows
     from thence.attribution.own_code import OwnCode
     from thence.model.tables import Tables
 
-__all__ = ["launch_places", "paths_of"]
+__all__ = ["launch_places", "paths_of", "places_of_rows"]
 
 Codes = npt.NDArray[np.int64]
 """Positions in `CODES`."""
@@ -92,6 +94,24 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tupl
         names, wanted = host.frames.place, host.frames.own
     row, _ = _own_or_forward(host, wanted)
     return path_tree(host.parent, names, row, wanted)
+
+
+def places_of_rows(
+    tables: Tables, rows: Rows, own: OwnCode, kinds: Sequence[str]
+) -> dict[str, pl.Series]:
+    """The place of host rows themselves, as `launch_places` finds that of what is launched there.
+
+    Args:
+        tables: of the trace.
+        rows: rows of host, `NO_ROW` for none.
+        own: as `launch_places` takes it.
+        kinds: of `LAUNCH`.
+
+    Returns:
+        for each kind the places, Categorical, null where there is none.
+    """
+    host = host_rows(tables, rows, own)
+    return {kind: _SPECIAL.get(kind, _enclosing_ranges)(host, _KIND[kind])[kind] for kind in kinds}
 
 
 def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:

@@ -17,12 +17,14 @@ from thence.cli import (
     diff,
     doctor,
     flame,
+    idle,
     inside,
     label,
     programs,
     record,
     report,
     sql,
+    steps,
     streams,
 )
 from thence.cli import compile as compile_verb
@@ -41,6 +43,8 @@ COMMANDS: tuple[click.Command, ...] = (
     collectives.command,
     streams.command,
     compile_verb.command,
+    idle.command,
+    steps.command,
     check.command,
     diff.command,
     label.command,

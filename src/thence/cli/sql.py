@@ -15,7 +15,8 @@ _SQL_WIDTH = 200
 
 _EXAMPLES = """\b
 Tables: gpu, host, places, activities (gpu and places side by side), annotations
-(metadata of marks, a column for each field), collectives, threads, programs.
+(metadata of marks, a column for each field), collectives, threads, programs,
+events (records and waits of CUDA events), waits (host calls that wait).
 Times are ns.
 
 \b

@@ -26,13 +26,18 @@ __all__ = [
     "API_CALLS",
     "COLLECTIVES",
     "DESCRIBED",
+    "EVENTS",
+    "EVENT_KINDS",
     "GPU",
     "GRAPH_PLACES",
     "HOST",
     "HOST_CATEGORIES",
     "KINDS",
+    "KNOWN",
     "PROGRAMS",
     "THREADS",
+    "WAITS",
+    "WAIT_KINDS",
     "Column",
     "Device",
     "Meta",
@@ -267,6 +272,55 @@ THREADS = Table(
     ),
 )
 
+EVENT_KINDS = ("record", "wait")
+"""What a stream can do with a CUDA event: record it, or wait until it has been recorded."""
+
+WAIT_KINDS = ("device", "stream", "event", "copy", "free")
+"""What a host call can wait for. device: all work of the device (cudaDeviceSynchronize). stream: all work of one
+stream. event: what was before the record of an event. copy: its own copy (cudaMemcpy). free: cudaFree, which
+waits for the device before it gives memory back."""
+
+KNOWN = ("recorded", "inferred", "never_recorded", "unknown")
+"""How the stream and the record of an event or wait are known. recorded: the producer wrote ids that fit the
+trace. inferred: from the order of the calls, and not contradicted by the times of the activities.
+never_recorded: the event was never recorded, so that waiting for it is nothing. unknown: the trace does not
+say, or what the order suggests is contradicted by times."""
+
+EVENTS = Table(
+    "events",
+    "one call that made a stream record a CUDA event or wait for one, sorted by rank and start of the call",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index; null where the trace does not say"),
+        Column("stream", pl.Int64(), "stream that records or waits; null where unknown"),
+        Column("kind", pl.Enum(EVENT_KINDS), "record or wait"),
+        Column("host", pl.Int32(), "row in host of the call"),
+        Column("event", pl.Int64(), "id of the event as the producer numbers it"),
+        Column(
+            "record",
+            pl.Int32(),
+            "of waits: row in events of the record that it waits for; else null",
+        ),
+        Column("known", pl.Enum(KNOWN), "how stream (of records) and record (of waits) are known"),
+    ),
+)
+
+WAITS = Table(
+    "waits",
+    "one host call that waits for the device, sorted by rank and start of the call",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("host", pl.Int32(), "row in host of the call"),
+        Column("kind", pl.Enum(WAIT_KINDS), "see WAIT_KINDS"),
+        Column("device", pl.Int32(), "device index; null where the trace does not say"),
+        Column("stream", pl.Int64(), "stream waited for; null for whole devices and where unknown"),
+        Column(
+            "record", pl.Int32(), "of waits for an event: row in events of its record; else null"
+        ),
+        Column("known", pl.Enum(KNOWN), "how stream and record are known"),
+    ),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -327,6 +381,8 @@ class Tables:
     collectives: pl.DataFrame = field(default_factory=COLLECTIVES.empty)
     threads: pl.DataFrame = field(default_factory=THREADS.empty)
     programs: pl.DataFrame = field(default_factory=PROGRAMS.empty)
+    events: pl.DataFrame = field(default_factory=EVENTS.empty)
+    waits: pl.DataFrame = field(default_factory=WAITS.empty)
     hlo: tuple[HloModule, ...] = ()
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()
@@ -356,6 +412,8 @@ _ROW_REFERENCES = {
     "collectives": {"gpu": "gpu", "host": "host"},
     "threads": {},
     "programs": {"hlo": "hlo"},
+    "events": {"host": "host", "record": "events"},
+    "waits": {"host": "host", "record": "events"},
     "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""
@@ -381,7 +439,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
     shifts = [0 if epoch is None or e is None else e - epoch for e in epochs]
     offsets = {
         name: _offsets([len(getattr(part, name)) for part in parts])
-        for name in ("gpu", "host", "programs", "hlo")
+        for name in ("gpu", "host", "programs", "events", "hlo")
     }
     frames = {
         name: pl.concat(
@@ -470,6 +528,8 @@ def _renumbered(part: Tables, new: Mapping[int, int]) -> Tables:
         host=frame(part.host),
         threads=frame(part.threads),
         programs=frame(part.programs),
+        events=frame(part.events),
+        waits=frame(part.waits),
         graph_labels=labels,
         meta=dataclasses.replace(part.meta, devices=devices),
     )

@@ -45,6 +45,8 @@ class Timeline:
             it again, null for none.
         corrections: ns that were subtracted from all times of a rank, by rank; empty where none were.
         notes: what was done to clocks, and why, as sentences.
+        spans: rank, device, track (its name), name, start and duration (ns): tracks of their own on a device, whose
+            spans do not overlap.
         inside: what happened inside kernels, launch by launch.
     """
 
@@ -54,3 +56,4 @@ class Timeline:
     corrections: Mapping[int, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
     inside: Sequence[Phases] = ()
+    spans: pl.DataFrame | None = None

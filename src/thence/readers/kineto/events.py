@@ -65,6 +65,11 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     from_device: int = msgspec.field(default=MISSING, name="fromDevice")
     sequence: int = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
+    # Of waits and records of CUDA events (cuda_sync, cuda_event): -1 where Kineto does not know.
+    wait_on_stream: int = MISSING
+    wait_on_record: int = msgspec.field(default=MISSING, name="wait_on_cuda_event_record_corr_id")
+    wait_on_event: int = msgspec.field(default=MISSING, name="wait_on_cuda_event_id")
+    event_id: int = MISSING
     kernel_backend: Any = None
     label: str | int | None = msgspec.field(default=None, name="name")
     collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
@@ -181,13 +186,15 @@ _HOST = {
 RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
 """Category names, by their index in ``host.category``."""
 _UNPAIRED = ("B", "E")
+_WAITING = ("cuda_sync", "cuda_event")
 _FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
 # Numbers that an event's category gets: kinds of device activities first, then host categories.
-_FIRST_HOST, _FLOW, _OTHER = 8, 100, 101
+_FIRST_HOST, _FLOW, _WAITS, _OTHER = 8, 100, 101, 102
 _NUMBERS = (
     _GPU
     | {name: _FIRST_HOST + RECORDED_CATEGORIES.index(category) for name, category in _HOST.items()}
     | dict.fromkeys(_FORWARD_BACKWARD, _FLOW)
+    | dict.fromkeys(_WAITING, _WAITS)
 )
 
 _strict = msgspec.json.Decoder(list[Event])
@@ -228,6 +235,7 @@ def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
         ``gpu.*``, ``host.*``, ``flow.*``: columns of the device, host and forward-backward flow rows.
         ``collective.*``: columns of what describes a collective, with the ``gpu`` or ``host`` row.
         ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
+        ``waiting.*``: what is said of calls that wait, and of events recorded or waited for.
         ``thread.*``: named threads. ``categories``: those that occur.
         ``events``, ``damaged``, ``timeless``, ``unpaired``: how many events there were, how many of
         them could not be read, had no start, or were begin/end events, all of which are left out.
@@ -302,6 +310,7 @@ def _columns(
         )
     columns |= _prefixed("host", _common(host, names, lanes) | _host(host))
     columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
+    columns |= _prefixed("waiting", _waiting(chosen(numbers == _WAITS)))
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.events, "host": host.events}))
     columns |= _prefixed("joined", _graph_label_columns(gpu.events))
@@ -422,6 +431,14 @@ def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
         "lane": _coded(map(attrgetter("pid", "tid"), events), lanes.__getitem__, len(events)),
         "time": nanoseconds([event.ts for event in events]),
     }
+
+
+def _waiting(events: Sequence[Event]) -> Columns:
+    return _numbers(
+        [event.args for event in events],
+        *("correlation", "device", "stream", "event_id"),
+        *("wait_on_stream", "wait_on_record", "wait_on_event"),
+    )
 
 
 def _coded_ids(events: Sequence[Event]) -> np.ndarray[Any, Any]:

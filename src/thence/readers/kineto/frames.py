@@ -18,6 +18,7 @@ from thence.model.tables import (
     KINDS,
     THREADS,
 )
+from thence.model.waiting import said_of_calls
 from thence.readers.categories import positions_of_functions, shown_name
 from thence.readers.kineto.annotations import Written, annotated_places
 from thence.readers.kineto.events import MISSING
@@ -27,7 +28,14 @@ from thence.readers.nesting import host_parents, parent_column
 if TYPE_CHECKING:
     from thence.readers.kineto.ranks import Lanes
 
-__all__ = ["collective_frame", "gpu_frame", "graph_places", "host_frame", "threads_frame"]
+__all__ = [
+    "collective_frame",
+    "gpu_frame",
+    "graph_places",
+    "host_frame",
+    "said_of_waiting",
+    "threads_frame",
+]
 
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Array = np.ndarray[Any, Any]
@@ -146,6 +154,34 @@ def _row_after(file_rows: Array, order: Array) -> pl.Series:
     return pl.Series(
         np.where(has_row, position[np.where(has_row, file_rows, 0)] if len(order) else 0, MISSING)
     ).replace(MISSING, None)
+
+
+def said_of_waiting(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
+    """What the file says of calls that wait and of events, as `thence.model.waiting.SAID`.
+
+    Nothing where the file holds several ranks, whose correlation ids collide.
+
+    Args:
+        waiting: columns of `thence.readers.kineto.events.decode`.
+        ranks: that used a device.
+    """
+    if len(ranks) != 1 or not len(waiting["correlation"]):
+        return said_of_calls()
+
+    def known(name: str) -> pl.Series:
+        return _integers(waiting[name], 0)
+
+    event = pl.select(pl.coalesce(known("event_id"), known("wait_on_event"))).to_series()
+    columns = {
+        "correlation": known("correlation"),
+        "rank": pl.Series(ranks, dtype=pl.Int32).new_from_index(0, len(event)),
+        "device": _integers(waiting["device"], 0, (1 << 31) - 1),
+        "stream": known("stream"),
+        "event": event,
+        "recorded_by": known("wait_on_record"),
+        "recorded_on": known("wait_on_stream"),
+    }
+    return said_of_calls(columns)
 
 
 def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:

@@ -19,6 +19,7 @@ from thence.model.tables import (
     Meta,
     Tables,
 )
+from thence.model.waiting import waiting_tables
 from thence.readers.categories import (
     category_of,
     ranges_among_ops,
@@ -34,6 +35,7 @@ from thence.readers.kineto.frames import (
     gpu_frame,
     graph_places,
     host_frame,
+    said_of_waiting,
     threads_frame,
 )
 from thence.readers.kineto.losses import losses
@@ -103,8 +105,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
     flows, threads = _table(columns, "flow"), _table(columns, "thread")
     moved = _table(columns, "collective")
-    places, said = graph_places(_table(columns, "joined"), annotated, gpu_order)
-    warnings += [f"{source.name}: {text}" for text in said]
+    places, sentences = graph_places(_table(columns, "joined"), annotated, gpu_order)
+    warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
@@ -126,7 +128,9 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         losses=lost,
         ranks_stated=stated is not None,
     )
-    return dataclasses.replace(tables, meta=meta)
+    said = said_of_waiting(_table(columns, "waiting"), np.unique(gpu["rank"]).tolist())
+    events, waits = waiting_tables(tables.host, said)
+    return dataclasses.replace(tables, meta=meta, events=events, waits=waits)
 
 
 def _decoded_columns(source: Source, envelope: Envelope, progress: Callable[[int], None]) -> Arrays:

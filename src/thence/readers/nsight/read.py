@@ -18,6 +18,7 @@ from thence.errors import DamagedInput
 from thence.model.intervals import NO_ROW, innermost
 from thence.model.launches import IDENTIFIED, matched_rows
 from thence.model.tables import GPU, HOST, THREADS, Meta, Tables
+from thence.model.waiting import waiting_tables
 from thence.readers.nesting import in_order
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
@@ -25,6 +26,7 @@ from thence.readers.nsight.diagnostics import diagnosed
 from thence.readers.nsight.nccl import described
 from thence.readers.nsight.ranges import XLA, host_ranges, nvtx
 from thence.readers.nsight.store import gathered, numbered, process_of, thread_of
+from thence.readers.nsight.waiting import said_of_waiting
 from thence.readers.nsight.xla import with_compilation, with_programs
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ def tables_of(store: Store) -> Tables:
             threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()
         ),
     )
+    events, waits = waiting_tables(tables.host, said_of_waiting(store, rank_of_process))
+    tables = dataclasses.replace(tables, events=events, waits=waits)
     if (ranges["domain"] == XLA).any():
         created = _creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])

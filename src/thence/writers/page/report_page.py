@@ -19,6 +19,10 @@ from thence.writers.page.figures import new_figure
 from thence.writers.page.flame_page import flame_html
 from thence.writers.page.report_tables import (
     COMPILE_FIELDS,
+    IDLE_CAUSE_FIELDS,
+    IDLE_FIELDS,
+    IDLE_LATE_FIELDS,
+    IDLE_WAIT_FIELDS,
     MOST_NAME,
     MOST_ROWS,
     PROGRAM_FIELDS,
@@ -136,6 +140,13 @@ def _tables(report: Report) -> dict[str, Any]:
         ("programs", _of(report.programs, "programs"), PROGRAM_FIELDS),
         ("compile", _of(report.compilation, "phases"), COMPILE_FIELDS),
     )
+    idle = (
+        ("idle-causes", report.idle.causes, IDLE_CAUSE_FIELDS),
+        ("idle", report.idle.rows, IDLE_FIELDS),
+        ("idle-waits", report.idle.waits, IDLE_WAIT_FIELDS),
+        ("idle-late", report.idle.late, IDLE_LATE_FIELDS),
+    )
+    tables |= {name: frame_data(f, fields) for name, f, fields in idle}
     tables |= {name: frame_data(f, fields) for name, f, fields in frames if f is not None}
     return tables
 
@@ -185,6 +196,7 @@ def _body(report: Report) -> str:
     sections = (
         _section("timeline", "Timeline", _chart("timeline") + _notes(report.overview.notes)),
         _section("time", "GPU time", _tabs(report)),
+        _section("idle", "Idle time", _idle(report)),
         _section("flame", f"Flame graph by {report.flame.by}", '<div id="flame-place"></div>'),
         _section("streams", "Streams and concurrency", _streams(report)),
         _section("collectives", "Collectives", _collectives(report)),
@@ -314,6 +326,17 @@ def _tabs(report: Report) -> str:
         f'<div class="panel" data-panel="by-{by}">{_table(f"by-{by}")}</div>' for by in divisions
     )
     return f'<div class="tabs" role="tablist">{buttons}</div>{panels}'
+
+
+def _idle(report: Report) -> str:
+    """Causes, places, and beside them what is no cause."""
+    found = report.idle
+    content = _table("idle-causes") + _table("idle")
+    if not found.waits.is_empty():
+        content += f"<h3>After calls that emptied the queue</h3>{_table('idle-waits')}"
+    if not found.late.is_empty():
+        content += f"<h3>Busy, but waiting for a late rank</h3>{_table('idle-late')}"
+    return content + _notes(found.notes)
 
 
 def _streams(report: Report) -> str:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPILE_FIELDS",
+    "IDLE_CAUSE_FIELDS",
+    "IDLE_FIELDS",
+    "IDLE_LATE_FIELDS",
+    "IDLE_WAIT_FIELDS",
     "MOST_NAME",
     "MOST_ROWS",
     "PROGRAM_FIELDS",
@@ -62,6 +66,33 @@ STREAM_FIELDS = (
     Field("stream", "stream", "count"),
     Field("busy_ns", "busy", "ns", bar=True),
     Field("concurrent_ns", "with another busy", "ns"),
+)
+IDLE_CAUSE_FIELDS = (
+    Field("cause", "cause", "text"),
+    Field("meaning", "what it means", "text"),
+    Field("total_ns", "idle", "ns", bar=True),
+    Field("share", "share", "share"),
+    Field("count", "pieces", "count"),
+)
+IDLE_FIELDS = (
+    Field("cause", "cause", "text"),
+    Field("by", "by", "text"),
+    Field("name", "name", "text"),
+    Field("total_ns", "idle", "ns", bar=True),
+    Field("share", "share", "share"),
+    Field("count", "pieces", "count"),
+)
+IDLE_WAIT_FIELDS = (
+    Field("name", "last call that waited", "text"),
+    Field("place", "called at", "text"),
+    Field("total_ns", "idle after it", "ns", bar=True),
+    Field("share", "share", "share"),
+    Field("count", "calls", "count"),
+)
+IDLE_LATE_FIELDS = (
+    Field("rank", "rank", "count"),
+    Field("device", "GPU", "count"),
+    Field("wait_ns", "waited in collectives (busy time)", "ns", bar=True),
 )
 SIZE_FIELDS = (
     Field("collective", "collective", "text"),

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FILES", "write_parquet"]
 
-_TABLES = ("gpu", "host", "places", "collectives", "threads", "programs", "counters")
+_TABLES = (
+    *("gpu", "host", "places", "collectives", "threads", "programs"),
+    *("events", "waits", "counters"),
+)
 _INSIDE = "inside.parquet"
 _META = "meta.json"
 FILES = (*(f"{table}.parquet" for table in _TABLES), _INSIDE, _META)
@@ -23,7 +26,7 @@ FILES = (*(f"{table}.parquet" for table in _TABLES), _INSIDE, _META)
 
 
 def write_parquet(timeline: Timeline, folder: Path) -> None:
-    """Writes gpu, host, places, collectives, threads, programs and counters, and meta.json beside them.
+    """Writes gpu, host, places, collectives, threads, programs, events, waits and counters; meta.json beside them.
 
     In-kernel ranges, where there are any, are in inside.
 

@@ -87,6 +87,7 @@ def layout(timeline: Timeline) -> Layout:
     _add_programs(made, timeline, devices)
     for kind, names in timeline.lanes.items():
         _add_lanes(made, timeline, gpu, (kind, names), devices)
+    _add_spans(made, timeline, devices)
     _add_counters(made, timeline, devices)
     group_of = device_groups(made.tracks, devices)
     made.slices += add_inside(made.tracks, made.interned, timeline.inside, group_of, made.origin_ns)
@@ -296,6 +297,24 @@ def _add_lanes(
     steps = nested_sequence(on[rows], gpu.start[rows], gpu.end[rows])
     again = type(steps)(*(np.where(s >= 0, rows[s], -1) for s in (steps.begins, steps.ends)))
     made.slices.append(Slices(on, gpu.start, gpu.end, gpu.name, gpu.category, again, gpu.arguments))
+
+
+def _add_spans(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:
+    """A row of each device for each track of spans, such as why it is idle."""
+    frame = timeline.spans
+    if frame is None or frame.is_empty():
+        return
+    number, keys = _numbered(frame, ["rank", "device", "track"])
+    uuids = [
+        made.tracks.lanes(name, devices.get((rank, device), 0), 1)[0] for rank, device, name in keys
+    ]
+    track = np.array(uuids, np.int64)[number]
+    start, end = frame["start"].to_numpy() - made.origin_ns, _ends(frame) - made.origin_ns
+    names = made.interned.names.column(frame["name"].cast(pl.Categorical()))
+    category = np.full(len(track), made.interned.categories.of("span"))
+    made.slices.append(
+        Slices(track, start, end, names, category, nested_sequence(track, start, end))
+    )
 
 
 def _add_counters(made: Layout, timeline: Timeline, devices: dict[tuple[int, int], int]) -> None:

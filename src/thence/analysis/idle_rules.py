@@ -1,0 +1,154 @@
+"""Causes of idle time: their codes, and which one a thread stands for that is in a host row.
+
+A host row says why a thread has not launched yet, by its own name and by those around it:
+
+    gc           garbage collection (gc.collect, or collections that the producer lists)
+    compile      compilation: phases of XLA and of torch.compile
+    loader       in a DataLoader, or in a range or function named for loading data
+    sync         a call that waits (`thence.model.waiting`): the device is done, the call has yet to return
+    allocation   memory is taken, given back, pinned or asked about
+    first_use    code or kernels are loaded or looked up
+    launch       another launch, copy or set
+    operator     a framework operator, a range that a library opened, or another API call
+    python       Python code: a frame, a module's call, a range of the user, a step
+    unknown      the profiler's own overhead, or in no row at all
+
+gc, compile and loader hold for all that is inside of such a row, unless what is inside has one of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW
+from thence.model.tables import API_CALLS
+from thence.model.waiting import names_of_calls
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64 = npt.NDArray[np.int64]
+    Codes = npt.NDArray[np.uint8]
+
+__all__ = ["CAUSES", "MEANINGS", "NUMBER", "host_causes"]
+
+MEANINGS = {
+    "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
+    "queued": "between two kernels that were both queued, up to 5 us",
+    "event_wait": "queued, but behind an event of another stream",
+    "sync": "a call that waits returned to the program: item(), synchronize() and their like",
+    "allocation": "memory was allocated, freed, pinned or asked about",
+    "loader": "the host loaded data",
+    "first_use": "kernels or libraries were loaded at their first use",
+    "compile": "the host compiled",
+    "operator": "the host was inside a framework's operator",
+    "python": "the host ran Python between operators",
+    "gc": "the host collected garbage",
+    "unknown": "the trace does not say",
+}
+"""Every cause of idle time and what it means, in the order in which documents list them."""
+CAUSES = tuple(MEANINGS)
+NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
+"""Number of each cause in the arrays."""
+
+_ALLOCATION = re.compile(
+    r"(?i)(?:cuda|cu|hip)(?:Mem(?!cpy|set)\w*(?:Alloc|Free|Map|Unmap|Create|Release|GetInfo|AddressReserve)\w*|"
+    r"(?:Host)?(?:Malloc|Alloc|Free)\w*|(?:Mem)?Host(?:Alloc|Register|Unregister)\w*|MemGetInfo\w*)"
+)
+_FIRST_USE = re.compile(
+    r"(?i)(?:cuda|cu|hip)(?:Module|Library|Kernel(?:Get|Set)|Func(?:Get|Set|Load)|Occupancy|Link|GetProcAddress|"
+    r"Init|DeviceGet|DevicePrimaryCtx|GetDeviceProperties)\w*"
+)
+_LAUNCH = re.compile(
+    r"(?i)(?:cuda|cu|hip)(?:Ext)?(?:Launch|GraphLaunch|Memcpy|Memset|GraphUpload)\w*.*"
+)
+_COMPILE = re.compile(
+    r"(?i).*(?:dynamo_timed|_compile\.compile_inner|torchdynamo cache miss|async_compile).*"
+)
+_LOADER = re.compile(
+    r"(?i)(?:enumerate\(DataLoader\)|.*dataloader\b.*|.*data[ _.]?load(?:er|ing)?\b.*|"
+    r".*\b(?:load|get|fetch|next)_batch.*|.*\bprefetch\w*.*|load|loader|loading|.*torch/utils/data/.*)"
+)
+_GC = re.compile(
+    r"(?i)(?:.*\bgc\.(?:collect|py).*|.*built-in function collect.*|python gc\b.*|gc|.*garbage collect.*)"
+)
+_BY_CATEGORY = {
+    "step": "python",
+    "module": "python",
+    "python": "python",
+    "range": "python",
+    "framework": "operator",
+    "op": "operator",
+    "compile": "compile",
+    "runtime": "operator",
+    "driver": "operator",
+    "overhead": "unknown",
+}
+_CALLS = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_use"))
+_INHERITED = ((_GC, "gc"), (_COMPILE, "compile"), (_LOADER, "loader"))
+_LOADING = ("step", "module", "python", "range", "framework")
+_OWN = ("sync", "allocation", "first_use", "compile", "gc")
+"""Causes of a row that those around it do not override."""
+
+
+def host_causes(host: pl.DataFrame) -> Codes:
+    """Number of the cause for which each host row stands.
+
+    Args:
+        host: as `thence.model.tables.HOST`.
+    """
+    pairs = host.select("category", "name").unique(maintain_order=True)
+    waits = set(
+        names_of_calls(host["name"])
+        .filter(~pl.col("kind").is_in(["record", "wait", "copy", "free"]))["name"]
+        .cast(pl.String)
+    )
+    told = [
+        _told(str(category), name or "", waits) for category, name in pairs.cast(pl.String).rows()
+    ]
+    numbers = pairs.with_columns(
+        own=pl.Series([NUMBER[own] for own, _ in told], dtype=pl.UInt8),
+        inner=pl.Series([NUMBER[inner] if inner else 255 for _, inner in told], dtype=pl.UInt8),
+    )
+    rows = host.select("category", "name").join(
+        numbers, on=["category", "name"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    own = rows["own"].to_numpy().copy()
+    given = rows["inner"].to_numpy().copy()
+    if (given == 255).all():
+        return own
+    inherited = _from_around(given, host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64))
+    keeps = np.isin(own, [NUMBER[cause] for cause in _OWN])
+    return np.where((inherited != 255) & ~keeps, inherited, own).astype(np.uint8)
+
+
+def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:
+    """The cause of a row by its category and name, and what it makes of the rows inside, if anything."""
+    if category in API_CALLS:
+        if name in waits:
+            return "sync", None
+        return next((c for pattern, c in _CALLS if pattern.fullmatch(name)), "operator"), None
+    for pattern, cause in _INHERITED:
+        if (cause != "loader" or category in _LOADING) and pattern.fullmatch(name):
+            return cause, cause
+    return _BY_CATEGORY[category], "compile" if category == "compile" else None
+
+
+def _from_around(given: Codes, parent: Int64) -> Codes:
+    """What the nearest row around each one gives to those inside, itself included, 255 for nothing.
+
+    Parents come before their rows, so that each round of pointer jumping doubles the distance.
+    """
+    result = given.copy()
+    above = parent.copy()
+    looking = np.flatnonzero((result == 255) & (above != NO_ROW))
+    while len(looking):
+        up = above[looking]
+        result[looking] = result[up]
+        above[looking] = np.where(result[looking] == 255, above[up], NO_ROW)
+        looking = looking[above[looking] != NO_ROW]
+    return result

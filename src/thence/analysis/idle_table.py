@@ -1,0 +1,266 @@
+"""Idle time by cause and by place: the answer of ``thence idle``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.idle_causes import REASONS, idle_causes
+from thence.analysis.idle_rules import MEANINGS
+from thence.analysis.steps import steps
+from thence.analysis.waits import participants
+from thence.attribution.launch_places import places_of_rows
+from thence.attribution.own_code import OwnCode
+from thence.errors import MissingData, UsageError
+from thence.model.intervals import NO_ROW, last_begun
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from thence.analysis.clock_sync import Alignment
+    from thence.analysis.collective_instances import Instances
+    from thence.analysis.communication import Collectives
+    from thence.model.attributed import Attributed
+    from thence.units import Ns
+
+__all__ = ["BY", "IdleTime", "idle_time", "idle_tracks", "named_pieces", "waited_in_collectives"]
+
+BY = ("place", "line", "module", "op", "label", "step", "call", "kernel", "wait", "rank", "reason")
+"""What the rows of a cause can be by. place: the first of line, label, module, op and call that there is. line: the
+function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the wait.
+wait: the last call that waited, where it emptied the queue. reason: why a cause is unknown."""
+_KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
+_PREFERRED = ("line", "label", "module", "op", "call")
+_ROWS = {
+    "cause": pl.String(), "by": pl.String(), "name": pl.String(), "total_ns": pl.Int64(), "count": pl.Int64(),
+    "share": pl.Float64(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IdleTime:
+    """Why the devices were idle.
+
+    Attributes:
+        idle_ns: between the first start and the last end of each device, summed; as `Summary` states it.
+        causes: cause, total_ns, share (of idle_ns), count (pieces); the largest first; the total_ns add up to
+            idle_ns.
+        rows: cause, by, name (null: none), total_ns, count (pieces), share (of idle_ns); those of a cause add up
+            to it.
+        waits: name (of the call), place, total_ns, count, share: idle time after calls that waited and emptied
+            the queue. No cause: the same time is in causes.
+        late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
+            time, and in none of the others. Empty for one rank.
+        reasons: reason, total_ns of what is unknown.
+        pieces: as `thence.analysis.idle_causes.idle_causes` returns them.
+    """
+
+    idle_ns: Ns
+    causes: pl.DataFrame
+    rows: pl.DataFrame
+    waits: pl.DataFrame
+    late: pl.DataFrame
+    reasons: pl.DataFrame
+    pieces: pl.DataFrame
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why a part is unknown, one sentence for each reason."""
+        return tuple(
+            f"unknown: {format_ns(total)}: {REASONS[reason]}"
+            for reason, total in self.reasons.select("reason", "total_ns").rows()
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        of_cause = self.rows.partition_by("cause", as_dict=True)
+        columns = ["by", "name", "total_ns", "count"]
+        return {
+            "idle_ns": self.idle_ns,
+            "causes": [
+                {**cause, "rows": of_cause[(cause["cause"],)].select(columns).to_dicts()}
+                for cause in self.causes.select("cause", "total_ns", "share", "count").to_dicts()
+            ],
+            "after_waits": self.waits.to_dicts(),
+            "waited_in_collectives": self.late.to_dicts(),
+            "unknown": self.reasons.with_columns(
+                text=pl.col("reason").replace_strict(REASONS, return_dtype=pl.String)
+            ).to_dicts(),
+        }
+
+
+def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = None) -> IdleTime:
+    """Idle time of all devices by cause, and each cause by place.
+
+    Args:
+        trace: attributed.
+        by: of `BY`.
+        late: of `waited_in_collectives`; None where nothing is known of it.
+
+    Raises:
+        UsageError: ``by`` is none of `BY`.
+        MissingData: the trace holds no device activity.
+    """
+    if by not in BY:
+        raise UsageError(
+            f"{by!r} is nothing that idle time can be by; choose one of {', '.join(BY)}"
+        )
+    if trace.gpu.is_empty():
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no device activity")
+    pieces = idle_causes(trace)
+    total = int(pieces["duration"].sum())
+    named = named_pieces(trace, pieces, by)
+    cause = pl.col("cause").cast(pl.String)
+    rows = (
+        named.group_by(cause, "by", "name")
+        .agg(total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
+        .with_columns(share=pl.col("total_ns") / max(total, 1))
+        .sort("total_ns", "cause", "name", descending=[True, False, False])
+    )
+    return IdleTime(
+        total,
+        _causes(pieces, total),
+        rows.select(list(_ROWS)),
+        _after_waits(trace, pieces, total),
+        pl.DataFrame(schema={"rank": pl.Int32, "device": pl.Int32, "wait_ns": pl.Int64})
+        if late is None
+        else late,
+        pieces.filter(pl.col("reason").is_not_null())
+        .group_by(pl.col("reason").cast(pl.String))
+        .agg(total_ns=pl.col("duration").sum())
+        .sort("total_ns", "reason", descending=[True, False]),
+        pieces,
+    )
+
+
+def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
+    grouped = pieces.group_by(pl.col("cause").cast(pl.String)).agg(
+        total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
+    )
+    return grouped.with_columns(
+        share=pl.col("total_ns") / max(total, 1),
+        meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
+    ).sort("total_ns", "cause", descending=[True, False])
+
+
+def named_pieces(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Pieces of idle time with by (what the name is, of `BY`) and name (null where there is none).
+
+    Args:
+        trace: attributed.
+        pieces: of `idle_causes`.
+        by: of `BY`.
+    """
+    if by != "place":
+        return pieces.with_columns(_names(trace, pieces, by).alias("name"), by=pl.lit(by))
+    tried = {kind: _names(trace, pieces, kind) for kind in _PREFERRED}
+    named = pieces.with_columns(**{f"by {kind}": name for kind, name in tried.items()})
+    chosen = pl.coalesce(
+        pl.when(pl.col(f"by {kind}").is_not_null()).then(pl.lit(kind)) for kind in _PREFERRED
+    )
+    reason = pl.col("reason").cast(pl.String)
+    return named.with_columns(
+        by=pl.coalesce(
+            chosen, pl.when(reason.is_not_null()).then(pl.lit("reason")), pl.lit("call")
+        ),
+        name=pl.coalesce(*(f"by {kind}" for kind in _PREFERRED), reason),
+    )
+
+
+def _names(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.Series:
+    """The name of each piece, String, null for none."""
+    if by in _KINDS:
+        own = OwnCode.of(trace.own, trace.installed)
+        rows = pieces["host"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+        # Many pieces are of the same row.
+        distinct, place = np.unique(rows, return_inverse=True)
+        if not trace.host.height:
+            return pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
+        found = places_of_rows(trace, distinct, own, [_KINDS[by]])[_KINDS[by]]
+        return found.cast(pl.String).gather(place)
+    if by in ("call", "wait"):
+        column = pieces["host" if by == "call" else "wait"].cast(pl.UInt32)
+        return trace.host["name"].cast(pl.String).gather(column)
+    if by == "kernel":
+        return trace.gpu["name"].cast(pl.String).gather(pieces["gpu"].cast(pl.UInt32))
+    if by == "step":
+        return _steps(trace, pieces)
+    return pieces[by].cast(pl.String)
+
+
+def _steps(trace: Attributed, pieces: pl.DataFrame) -> pl.Series:
+    """The step in whose window on the device each piece begins."""
+    names = np.full(pieces.height, None, object)
+    try:
+        frame = steps(trace).frame
+    except MissingData:
+        return pl.Series(names, dtype=pl.String)
+    start = pieces["start"].to_numpy()
+    place = pieces.select("rank", "device")
+    for (rank, device), ours in frame.group_by("rank", "device"):
+        rows = (
+            place.select((pl.col("rank") == rank) & (pl.col("device") == device))
+            .to_series()
+            .to_numpy()
+        )
+        last = last_begun(ours["start"].to_numpy(), start[rows])
+        end = (ours["start"] + ours["duration"]).to_numpy()
+        inside = (last != NO_ROW) & (start[rows] < end[last])
+        names[rows] = np.where(inside, ours["step"].to_numpy()[last], None)
+    return pl.Series(names, dtype=pl.String)
+
+
+def _after_waits(trace: Attributed, pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
+    """Idle time after calls that emptied the queue, by call and where it was called."""
+    after = pieces.filter(pl.col("wait").is_not_null())
+    own = OwnCode.of(trace.own, trace.installed)
+    rows = after["wait"].cast(pl.Int64).to_numpy()
+    name = trace.host["name"].cast(pl.String).gather(after["wait"].cast(pl.UInt32))
+    kinds = ["source", "label", "op"]
+    places = (
+        [column.cast(pl.String) for column in places_of_rows(trace, rows, own, kinds).values()]
+        if len(rows)
+        else []
+    )
+    place = pl.select(pl.coalesce(places)).to_series() if places else pl.Series([], dtype=pl.String)
+    return (
+        after.with_columns(name=name, place=place)
+        .group_by("name", "place")
+        .agg(total_ns=pl.col("duration").sum(), count=pl.col("wait").n_unique().cast(pl.Int64))
+        .with_columns(share=pl.col("total_ns") / max(total, 1))
+        .sort("total_ns", "name", "place", descending=[True, False, False])
+    )
+
+
+def waited_in_collectives(
+    times: Collectives, alignment: Alignment | None, instances: Instances
+) -> pl.DataFrame:
+    """How long kernels of collectives waited for a late rank, per device: rank, device, wait_ns.
+
+    Args:
+        times: of all collectives, none left out as warm-up.
+        alignment: of the ranks' clocks.
+        instances: which kernels are one collective.
+    """
+    places = participants(times.rows.filter(pl.col("described")), alignment, instances.peers)
+    return (
+        places.filter("own")
+        .group_by("rank", "device")
+        .agg(pl.col("wait_ns").sum())
+        .sort("rank", "device")
+    )
+
+
+def idle_tracks(trace: Attributed) -> pl.DataFrame:
+    """The causes of idle time as a track of each device, as `thence.model.timeline.Timeline.spans`."""
+    pieces = idle_causes(trace)
+    return pieces.select(
+        "rank",
+        "device",
+        "start",
+        "duration",
+        track=pl.lit("why idle"),
+        name=pl.col("cause").cast(pl.String),
+    )

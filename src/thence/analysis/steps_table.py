@@ -1,0 +1,206 @@
+"""Steps in order of time with their idle time by cause, how much they vary, and which stand out: ``thence steps``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.idle_causes import Gaps, device_gaps, idle_causes
+from thence.analysis.idle_rules import CAUSES
+from thence.analysis.idle_timeline import Leaves
+from thence.analysis.steps import STEP, steps
+from thence.errors import MissingData
+from thence.model.intervals import NEVER, NO_ROW
+
+if TYPE_CHECKING:
+    from thence.analysis.steps import Steps
+    from thence.model.attributed import Attributed
+
+__all__ = ["StepTable", "step_table"]
+
+_MAD_TO_STD = 1.4826  # of a normal distribution
+_DEVIATIONS = 4
+_LEAST_EXCESS = 0.05  # of the median: a step that differs by less stands out nowhere
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """The steps of a trace, one row per rank, device and step.
+
+    Attributes:
+        steps: the windows, as `thence.analysis.steps.Steps`.
+        frame: columns of `STEP`, then ``idle_<cause>_ns`` for each cause that occurs; these add up to idle_ns.
+        spread: rank, device, steps (count), mean_ns, median_ns, std_ns (of a sample; null for one), min_ns, max_ns; the
+            first step of each device left out where there are others.
+        outliers: rank, device, step, duration, excess_ns (over the median of its device), because (the part of the
+            step that grew most over its own median: busy, exposed or ``idle_<cause>``), because_ns (by how
+            much). A step stands out if it exceeds the median by 5 % and by 4 robust standard deviations.
+    """
+
+    steps: Steps
+    frame: pl.DataFrame
+    spread: pl.DataFrame
+    outliers: pl.DataFrame
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        times = {"start": "start_ns", "duration": "duration_ns", "host_start": "host_start_ns"}
+        return {
+            "kind": self.steps.kind,
+            "steps": self.frame.rename(times).to_dicts(),
+            "spread": self.spread.to_dicts(),
+            "outliers": self.outliers.rename({"duration": "duration_ns"}).to_dicts(),
+        }
+
+
+def step_table(
+    trace: Attributed, numbers: tuple[int | None, int | None] | None = None
+) -> StepTable:
+    """The steps with their idle time by cause, spread and outliers.
+
+    Args:
+        trace: attributed.
+        numbers: of the steps that count, from the first to before the last, as `thence.model.selection.Selection`
+            holds them; None for all.
+
+    Raises:
+        MissingData: the trace holds no steps, or none of these.
+    """
+    found = steps(trace)
+    frame = _with_causes(trace, found.frame)
+    first, last = numbers or (None, None)
+    if first is not None:
+        frame = frame.filter(pl.col("number") >= first)
+    if last is not None:
+        frame = frame.filter(pl.col("number") < last)
+    if frame.is_empty():
+        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds none of the selected steps")
+    return StepTable(found, frame, _spread(frame), _outliers(frame))
+
+
+def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
+    """Adds a column of idle time for each cause that occurs."""
+    whole = _with_ends(trace, frame)
+    pieces = idle_causes(trace, whole)
+    parts = []
+    for (rank, device), ours in frame.with_row_index("row").group_by("rank", "device"):
+        start = ours["start"].to_numpy()
+        end = start + ours["duration"].to_numpy()
+        time = np.concatenate([[NEVER], np.stack([start, end], 1).ravel()])
+        row = np.concatenate(
+            [
+                [NO_ROW],
+                np.stack(
+                    [ours["row"].to_numpy().astype(np.int64), np.full(len(start), NO_ROW)], 1
+                ).ravel(),
+            ]
+        )
+        last = np.append(
+            time[1:] != time[:-1], True
+        )  # where a step ends as the next begins, the next counts
+        mine = pieces.filter((pl.col("rank") == rank) & (pl.col("device") == device))
+        begins = mine["start"].to_numpy()
+        cut = Leaves(time[last], row[last]).within(begins, begins + mine["duration"].to_numpy())
+        cause = mine["cause"].cast(pl.String).gather(cut.of)
+        parts.append(pl.DataFrame({"row": cut.row, "cause": cause, "ns": cut.end - cut.start}))
+    sums = (
+        pl.concat(parts)
+        .filter(pl.col("row") != NO_ROW)
+        .group_by("row", "cause")
+        .agg(pl.col("ns").sum())
+    )
+    used = [cause for cause in CAUSES if cause in set(sums["cause"])]
+    wide = pl.DataFrame({"row": np.arange(frame.height)})
+    for cause in used:
+        of = sums.filter(pl.col("cause") == cause).select(
+            "row", pl.col("ns").alias(f"idle_{cause}_ns")
+        )
+        wide = wide.join(of, on="row", how="left", maintain_order="left")
+    return frame.hstack(wide.drop("row").fill_null(0))
+
+
+def _with_ends(trace: Attributed, frame: pl.DataFrame) -> list[Gaps]:
+    """The gaps of every device, also from the first window's begin and to the last one's end."""
+    result = []
+    windows = dict(frame.group_by("rank", "device"))
+    rows = trace.gpu.select("rank", "device", "start", "duration").with_row_index("gpu")
+    activities = dict(rows.group_by("rank", "device"))
+    for of in device_gaps(trace):
+        key = (of.rank, of.device)
+        if key not in windows:
+            continue
+        ours = activities[key].sort("start", maintain_order=True)
+        begin = int(windows[key]["start"].to_numpy().min())
+        finish = int((windows[key]["start"] + windows[key]["duration"]).to_numpy().max())
+        first, last = (
+            int(ours["start"].to_numpy()[0]),
+            int((ours["start"] + ours["duration"]).to_numpy().max()),
+        )
+        before, after = [0] * (begin < first), [0] * (finish > last)
+        result.append(
+            Gaps(
+                of.rank,
+                of.device,
+                np.concatenate([np.full(len(before), begin), of.start, np.full(len(after), last)]),
+                np.concatenate([np.full(len(before), first), of.end, np.full(len(after), finish)]),
+                np.concatenate(
+                    [np.full(len(before), int(ours["gpu"][0])), of.gpu, np.full(len(after), NO_ROW)]
+                ),
+            )
+        )
+    return result
+
+
+def _steady(frame: pl.DataFrame) -> pl.DataFrame:
+    """All but the first step of each device, where there are others."""
+    several = pl.len().over("rank", "device") > 1
+    return frame.filter(~(pl.col("first") & several))
+
+
+def _spread(frame: pl.DataFrame) -> pl.DataFrame:
+    duration = pl.col("duration")
+    return (
+        _steady(frame)
+        .group_by("rank", "device", maintain_order=True)
+        .agg(
+            steps=pl.len().cast(pl.Int64),
+            mean_ns=duration.mean(),
+            median_ns=duration.median(),
+            std_ns=duration.std(),
+            min_ns=duration.min(),
+            max_ns=duration.max(),
+        )
+    )
+
+
+def _outliers(frame: pl.DataFrame) -> pl.DataFrame:
+    """Steps that take longer than the others of their device, with what grew most."""
+    causes = [name for name in frame.columns if name not in STEP]
+    parts = {
+        "busy": pl.col("busy_ns") - pl.col("exposed_ns"),
+        "exposed": pl.col("exposed_ns"),
+        **{name.removesuffix("_ns"): pl.col(name) for name in causes},
+    }
+    device = ("rank", "device")
+    duration = pl.col("duration")
+    grown = {name: part - part.median().over(device) for name, part in parts.items()}
+    excess = duration - duration.median().over(device)
+    wide = frame.with_columns(excess_ns=excess, **{f"grew {n}": part for n, part in grown.items()})
+    deviation = _MAD_TO_STD * pl.col("excess_ns").abs().median().over(device)
+    outside = (pl.col("excess_ns") > _LEAST_EXCESS * duration.median().over(device)) & (
+        pl.col("excess_ns") > _DEVIATIONS * deviation
+    )
+    chosen = wide.filter(outside)
+    grew = chosen.select(f"grew {name}" for name in parts).to_numpy()
+    largest = grew.argmax(axis=1) if len(grew) else np.empty(0, np.int64)
+    return chosen.select(
+        *device, "step", "duration", pl.col("excess_ns").cast(pl.Int64)
+    ).with_columns(
+        because=pl.Series(list(parts), dtype=pl.String).gather(largest),
+        because_ns=pl.Series(
+            grew[np.arange(len(grew)), largest] if len(grew) else [], dtype=pl.Int64
+        ),
+    )

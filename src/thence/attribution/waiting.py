@@ -1,0 +1,258 @@
+"""Completes events and waits where the producer wrote no ids: from the order of the calls, checked against times.
+
+A call concerns the stream that its thread launched on: a wait of a stream the one that the thread launches on
+next, a wait of the host the one that it launched on last. A wait is for the last record on its thread before
+it, else the last of its rank; that record is on the stream that its thread launched on last, other than
+the one that waits. On one stream among several that guess is often wrong, so what times contradict is dropped
+again: where the work before the record ended after the work behind the wait began, or after the host returned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.model.intervals import NO_ROW
+from thence.model.tables import EVENTS, WAITS
+from thence.model.waiting import waiting_tables
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from thence.model.tables import Tables
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["completed_waiting", "event_edges"]
+
+_THREAD = ["rank", "process", "thread"]
+_STREAM = ["rank", "device", "stream"]
+_CLOCKS_NS = 1_000  # by how much an activity may begin before what it waited for ended: rounding
+_RETURN_NS = 2_000  # by how much a call may return before: its end is of another clock
+
+
+def completed_waiting(tables: Tables, launch: Int64) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The tables events and waits with every ``known`` filled.
+
+    Args:
+        tables: as the readers returned them.
+        launch: host row that launched each activity, `NO_ROW` where unknown.
+    """
+    events, waits = tables.events, tables.waits
+    if events.is_empty() and waits.is_empty():
+        events, waits = waiting_tables(tables.host)
+    if events["known"].null_count() == 0 and waits["known"].null_count() == 0:
+        return events, waits
+    launches = _launches(tables, launch)
+    events = _inferred_events(_timed(events, tables.host), launches)
+    waits = _inferred_waits(_timed(waits, tables.host), events, launches)
+    return (
+        EVENTS.frame({name: events[name] for name in EVENTS.schema}),
+        WAITS.frame({name: waits[name] for name in WAITS.schema}),
+    )
+
+
+def event_edges(tables: Tables, launch: Int64) -> pl.DataFrame:
+    """Which activity waited for which through an event.
+
+    Args:
+        tables: with complete events.
+        launch: host row that launched each activity.
+
+    Returns:
+        One row per wait whose record is known and which has work on both sides: wait (row in events), waiting
+        (row in gpu: the first activity that was launched behind the wait on its stream) and awaited (row in
+        gpu: the last that was launched before the record on its stream).
+    """
+    schema = {"wait": pl.UInt32(), "waiting": pl.UInt32(), "awaited": pl.UInt32()}
+    events = tables.events
+    if events["record"].null_count() == events.height:
+        return pl.DataFrame(schema=schema)
+    timed = _timed(events, tables.host)
+    return _edges(timed, _by_stream(_launches(tables, launch))).select(list(schema))
+
+
+def _timed(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
+    """Calls with row, process, thread, time (start) and until (end), in order of time."""
+    columns = host.select("process", "thread", "start", "duration").select(
+        pl.all().gather(calls["host"].cast(pl.UInt32))
+    )
+    return (
+        calls.with_row_index("row")
+        .hstack(
+            columns.select(
+                "process", "thread", time="start", until=pl.col("start") + pl.col("duration")
+            )
+        )
+        .sort("time", maintain_order=True)
+    )
+
+
+def _launches(tables: Tables, launch: Int64) -> pl.DataFrame:
+    """Activities whose launch is known: gpu, device, stream, start, end; and of the launch rank, thread, time."""
+    rows = pl.Series(launch)
+    activities = tables.gpu.select(
+        "rank", "device", "stream", "start", end=pl.col("start") + pl.col("duration")
+    ).with_row_index("gpu")
+    known = activities.with_columns(launch=rows).filter(pl.col("launch") != NO_ROW)
+    calls = tables.host.select("process", "thread", time="start").select(
+        pl.all().gather(known["launch"].cast(pl.UInt32))
+    )
+    return known.drop("launch").hstack(calls).sort("time", "start", maintain_order=True)
+
+
+def _by_stream(launches: pl.DataFrame) -> pl.DataFrame:
+    """One row per launch and stream: the activity that began first there, and the one that ended last."""
+    return (
+        launches.group_by(*_STREAM, "time", maintain_order=True)
+        .agg(
+            first=pl.col("gpu").sort_by("start").first(),
+            start=pl.col("start").min(),
+            last=pl.col("gpu").sort_by("end").last(),
+            end=pl.col("end").max(),
+        )
+        .sort("time", maintain_order=True)
+    )
+
+
+def _asof(calls: pl.DataFrame, others: pl.DataFrame, by: list[str], strategy: str) -> pl.DataFrame:
+    """Calls beside the last of the others before them, or the first behind them, among equals of ``by``."""
+    return calls.join_asof(
+        others,
+        on="time",
+        by=by,
+        strategy=strategy,  # type: ignore[arg-type]
+        check_sortedness=False,
+    )
+
+
+def _edges(events: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
+    """Of waits with a record, the activities on both sides: wait, waiting, awaited, starts and ended."""
+    waits = events.filter(pl.col("record").is_not_null()).select(
+        "rank", "device", "stream", "time", wait="row", record=pl.col("record").cast(pl.UInt32)
+    )
+    behind = _asof(waits, on_stream.select(*_STREAM, "time", "first", "start"), _STREAM, "forward")
+    records = events.filter(pl.col("kind") == "record").select(*_STREAM, "time", record="row")
+    before = _asof(records, on_stream.select(*_STREAM, "time", "last", "end"), _STREAM, "backward")
+    sides = behind.select("wait", "record", waiting="first", starts="start").join(
+        before.select("record", awaited="last", ended="end"), on="record", maintain_order="left"
+    )
+    return sides.drop_nulls(["waiting", "awaited"]).filter(pl.col("waiting") != pl.col("awaited"))
+
+
+def _on_thread(launches: pl.DataFrame) -> pl.DataFrame:
+    """Launches by thread with the stream of each, and the last other stream that the thread launched on before."""
+    stream = pl.struct("device", "stream")
+    changes = (stream != stream.shift(1).over(_THREAD)).fill_null(value=False)
+    before = pl.when(changes).then(stream.shift(1).over(_THREAD))
+    return launches.select(
+        *_THREAD, "time", on=stream, other=before.forward_fill().over(_THREAD)
+    )  # fmt: skip
+
+
+def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    """Events in order of their rows, with streams, records and known."""
+    if events.is_empty():
+        return events
+    threads = _on_thread(launches)
+    forward = _asof(events, threads.select(*_THREAD, "time", next="on"), _THREAD, "forward")
+    timed = _asof(forward, threads, _THREAD, "backward")
+    is_wait, unknown = pl.col("kind") == "wait", pl.col("stream").is_null()
+    guessed = pl.when(is_wait).then(pl.coalesce("next", "on"))
+    timed = timed.with_columns(
+        guess=guessed, silent=is_wait & pl.col("known").is_null(), guessed=~is_wait & unknown
+    ).with_columns(
+        device=pl.when(is_wait & unknown)
+        .then(pl.col("guess").struct.field("device"))
+        .otherwise("device"),
+        stream=pl.when(is_wait & unknown)
+        .then(pl.col("guess").struct.field("stream"))
+        .otherwise("stream"),
+    )
+    records = timed.filter(~is_wait)
+    made = records.select(*_THREAD, "time", guess_record="row")
+    named = _asof(timed.filter("silent"), made, _THREAD, "backward")
+    anywhere = _asof(
+        named, made.select("rank", "time", any_record="guess_record"), ["rank"], "backward"
+    )
+    named = anywhere.select(
+        "row", waits_on=pl.struct("device", "stream"), guess_record=pl.coalesce("guess_record", "any_record"),
+    )  # fmt: skip
+    timed = timed.join(named, on="row", how="left", maintain_order="left").with_columns(
+        record=pl.coalesce("record", pl.col("guess_record").cast(pl.Int32))
+    )
+    timed = _with_streams_of_records(timed, named)
+    contradicted = _edges(timed, _by_stream(launches)).filter(
+        pl.col("ended") > pl.col("starts") + _CLOCKS_NS
+    )
+    wrong = pl.col("silent") & pl.col("row").is_in(contradicted["wait"].implode())
+    timed = timed.with_columns(record=pl.when(~wrong).then("record"))
+    inferred = pl.when(is_wait, pl.col("record").is_null() | unknown).then(pl.lit("unknown"))
+    inferred = (
+        inferred.when(~is_wait & unknown).then(pl.lit("unknown")).otherwise(pl.lit("inferred"))
+    )
+    return timed.with_columns(known=pl.coalesce("known", inferred)).sort("row")
+
+
+def _with_streams_of_records(timed: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
+    """Records without a stream get that of the last launch on their thread, other than the stream that waits."""
+    awaiting = (
+        named.drop_nulls("guess_record")
+        .group_by(pl.col("guess_record").alias("row"))
+        .agg(pl.col("waits_on").first())
+    )
+    joined = timed.join(awaiting, on="row", how="left", maintain_order="left")
+    same = pl.col("on").eq_missing(pl.col("waits_on"))
+    guess = pl.when(same).then("other").otherwise("on")
+    return joined.with_columns(
+        pl.when("guessed").then(guess.struct.field(name)).otherwise(name).alias(name)
+        for name in ("device", "stream")
+    )
+
+
+def _inferred_waits(
+    waits: pl.DataFrame, events: pl.DataFrame, launches: pl.DataFrame
+) -> pl.DataFrame:
+    """Waits in order of their rows, with streams, records and known."""
+    if waits.is_empty():
+        return waits
+    kind, silent = pl.col("kind"), pl.col("known").is_null()
+    timed = _asof(waits, _on_thread(launches).drop("other"), _THREAD, "backward")
+    guessed = silent & (kind == "stream")
+    timed = timed.with_columns(
+        pl.when(guessed).then(pl.col("on").struct.field(name)).otherwise(name).alias(name)
+        for name in ("device", "stream")
+    )
+    on_stream = _by_stream(launches)
+    records = events.filter(pl.col("kind") == "record").sort("time").select(
+        *_THREAD, "time", guess_record="row"
+    )  # fmt: skip
+    before = _asof(
+        events.filter(pl.col("kind") == "record").sort("time").select(*_STREAM, "time", record_row="row"),
+        on_stream.select(*_STREAM, "time", ended="end"), _STREAM, "backward",
+    )  # fmt: skip
+    timed = _asof(timed, records, _THREAD, "backward")
+    timed = timed.join(
+        before.select("record_row", record_ended="ended"),
+        left_on="guess_record", right_on="record_row", how="left", maintain_order="left",
+    )  # fmt: skip
+    timed = _asof(
+        timed, on_stream.select(*_STREAM, "time", stream_ended="end"), _STREAM, "backward"
+    )
+    returned = pl.col("until") + _RETURN_NS
+    fits_stream = (pl.col("stream_ended") <= returned).fill_null(value=False)
+    fits_record = (pl.col("record_ended") <= returned).fill_null(value=False)
+    guessed_event = silent & (kind == "event")
+    return timed.with_columns(
+        record=pl.when(guessed_event & fits_record)
+        .then(pl.col("guess_record").cast(pl.Int32))
+        .otherwise("record"),
+        stream=pl.when(guessed & ~fits_stream).then(None).otherwise("stream"),
+        known=pl.when(~silent)
+        .then("known")
+        .when((guessed & fits_stream) | (guessed_event & fits_record))
+        .then(pl.lit("inferred"))
+        .otherwise(pl.lit("unknown")),
+    ).sort("row")

@@ -1,0 +1,97 @@
+"""``thence idle``: why the GPU waited, every nanosecond with one cause."""
+
+from __future__ import annotations
+
+import click
+
+from thence.analysis.idle_table import BY
+from thence.cli.inputs import Inputs, trace_options
+from thence.cli.output import (
+    Result,
+    choice_option,
+    console,
+    document_of,
+    notes_of,
+    print_table,
+    result_options,
+)
+from thence.units import format_ns
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence idle trace.json.gz
+  thence idle recording/ --by line --top 20
+  thence idle traces/ --by step --format json
+\b
+Every idle nanosecond between the first and the last activity of a device has one cause:
+  launch      from the beginning of the launch to that of its kernel
+  queued      between two kernels that were both queued, up to 5 us
+  event_wait  queued, but behind an event of another stream
+  sync        a call that waits returned: item(), synchronize()
+  allocation  memory was allocated, freed or pinned
+  loader      the host loaded data (a DataLoader, or ranges and functions so named)
+  first_use   kernels or libraries were loaded
+  compile     the host compiled
+  operator    the host was inside a framework's operator
+  python      the host ran Python between operators
+  gc          the host collected garbage
+  unknown     the trace does not say; the reason stands below
+\b
+Below stand the calls that waited and emptied the queue (no cause: without them the GPU may be idle
+all the same), and, where there are several ranks, the time in which kernels of collectives waited
+for a late one, which is busy time and in no row above.
+"""
+
+_CAUSES = {"cause": "cause", "total_ns": "idle", "share": "share", "count": "pieces", "meaning": ""}
+_ROWS = {
+    "cause": "cause",
+    "by": "by",
+    "name": "name",
+    "total_ns": "idle",
+    "share": "share",
+    "count": "pieces",
+}
+_WAITS = {
+    "name": "last call that waited",
+    "place": "called at",
+    "total_ns": "idle after it",
+    "share": "share",
+    "count": "calls",
+}
+_LATE = {"rank": "rank", "device": "GPU", "wait_ns": "waited in collectives (busy time)"}
+_ROWS_SHOWN = 15
+
+
+@click.command("idle", epilog=_EXAMPLES)
+@trace_options("rank", "device", "steps", "window", "own", "hlo")
+@choice_option(
+    "--by",
+    choices=BY,
+    meaning="What the rows of a cause are by; place is the first of line, label, module, op and call.",
+)
+@result_options()
+def command(inputs: Inputs, by: str, result: Result) -> None:
+    """Why the GPU was idle: every nanosecond by cause and line, module, op, label or step."""
+    trace = inputs.open()
+    found = trace.idle(by)
+    notes = notes_of(trace, found.notes)
+    if result.form != "table":
+        result.emit(document_of(trace, found.to_json()), found.rows, {}, notes)
+        return
+    from rich.text import Text
+
+    from thence.writers.text.printable import printable
+
+    output = console()
+    print_table(output, Text(f"idle: {format_ns(found.idle_ns)}", "bold"))
+    result.table(found.causes, _CAUSES)
+    print_table(output, "")
+    Result(result.form, None, result.top or _ROWS_SHOWN).table(found.rows, _ROWS)
+    for rows, headings in ((found.waits, _WAITS), (found.late, _LATE)):
+        if not rows.is_empty():
+            print_table(output, "")
+            Result(result.form, None, result.top or _ROWS_SHOWN).table(rows, headings)
+    for note in notes:
+        print_table(output, Text(printable(note), "dim"))

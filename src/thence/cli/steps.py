@@ -1,0 +1,78 @@
+"""``thence steps``: how long every step took, and what it was."""
+
+from __future__ import annotations
+
+import click
+
+from thence.cli.inputs import Inputs, trace_options
+from thence.cli.output import (
+    Result,
+    console,
+    document_of,
+    notes_of,
+    print_table,
+    result_options,
+)
+from thence.units import format_ns
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence steps traces/                       every rank of a job
+  thence steps trace.json.gz --rank 0 --format csv
+\b
+A step begins on a GPU when the host has begun it and the work of earlier steps has ended; it ends
+when the host has ended it and its own work has. Its time is busy or idle; exposed is the part of
+the busy time in which it communicates and computes nothing. The causes of idle time are those of
+"thence idle" and add up to it. A step stands out if it takes 5 % and 4 robust standard deviations
+longer than the median of its GPU; beside it stands the part that grew most. Where a trace holds no
+steps, the executions of the XLA program that took most time are the steps.
+"""
+
+_STEPS = {
+    "rank": "rank",
+    "device": "GPU",
+    "step": "step",
+    "duration": "duration",
+    "busy_ns": "busy",
+    "exposed_ns": "exposed",
+    "idle_ns": "idle",
+}
+_SPREAD = {
+    "rank": "rank", "device": "GPU", "steps": "steps", "median_ns": "median", "mean_ns": "mean", "std_ns": "std",
+    "min_ns": "shortest", "max_ns": "longest",
+}  # fmt: skip
+
+
+@click.command("steps", epilog=_EXAMPLES)
+@trace_options("rank", "device", "steps")
+@result_options()
+def command(inputs: Inputs, result: Result) -> None:
+    """Steps in order of time: duration, busy, exposed communication, idle time by cause; outliers."""
+    trace = inputs.open()
+    found = trace.steps()
+    notes = [
+        f"rank {row['rank']} GPU {row['device']}: {row['step']} took {format_ns(row['excess_ns'])} longer than the "
+        f"median: {row['because']} {format_ns(row['because_ns'])} longer"
+        for row in found.outliers.iter_rows(named=True)
+    ]
+    notes = list(notes_of(trace, notes))
+    if result.form != "table":
+        result.emit(document_of(trace, found.to_json()), found.frame, {}, notes)
+        return
+    from rich.text import Text
+
+    from thence.writers.text.printable import printable
+
+    output = console()
+    causes = [
+        name for name in found.frame.columns if name.startswith("idle_") and name != "idle_ns"
+    ]
+    causes.sort(key=lambda name: -int(found.frame[name].to_numpy().sum()))
+    headings = {name: name.removeprefix("idle_").removesuffix("_ns") for name in causes}
+    result.table(found.frame, _STEPS | headings)
+    print_table(output, "")
+    result.table(found.spread, _SPREAD)
+    for note in notes:
+        print_table(output, Text(printable(note), "dim"))

@@ -1,0 +1,152 @@
+"""Host calls that wait, and calls that make streams record events or wait for them, by their names.
+
+A call of the runtime makes the driver's call of the same meaning; producers list one of both.
+"""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+from thence.model.tables import API_CALLS, EVENTS, WAITS
+
+__all__ = ["SAID", "names_of_calls", "said_of_calls", "waiting_tables"]
+
+_CALLS = (
+    ("record", r"(?:cuda|cu|hip)EventRecord(?:WithFlags)?"),
+    ("wait", r"(?:cuda|cu|hip)StreamWaitEvent"),
+    ("device", r"(?:cuda|hip)DeviceSynchronize|cuCtxSynchronize"),
+    ("stream", r"(?:cuda|cu|hip)StreamSynchronize"),
+    ("event", r"(?:cuda|cu|hip)EventSynchronize"),
+    ("copy", r"(?:cuda|hip)Memcpy(?:ToSymbol|FromSymbol|2D|3D)?|cuMemcpy(?:HtoD|DtoH|DtoD|2D|3D)?(?:_v2)?"),
+    ("free", r"(?:cuda|hip)Free|cuMemFree(?:_v2)?"),
+)  # fmt: skip
+_SUFFIX = r"(?:_ptsz|_ptds|_spt)*"  # per-thread default stream
+_PATTERNS = [(kind, re.compile(f"(?:{pattern}){_SUFFIX}")) for kind, pattern in _CALLS]
+_EVENT_CALLS = ("record", "wait")
+
+SAID = {
+    "rank": pl.Int32(),
+    "correlation": pl.Int64(),
+    "device": pl.Int32(),
+    "stream": pl.Int64(),
+    "event": pl.Int64(),
+    "recorded_by": pl.Int64(),
+    "recorded_on": pl.Int64(),
+    "never_recorded": pl.Boolean(),
+}
+"""What a producer says of a call, found by rank and correlation. device, stream: on which it acts. event: id.
+recorded_by: of waits, correlation of the call that made the record; recorded_on: stream of the record.
+never_recorded: whether the producer lists all records, and none is of this event. Null where it does not say."""
+
+
+def names_of_calls(names: pl.Series) -> pl.DataFrame:
+    """The distinct names that are of such calls: name (as given) and kind (of `EVENT_KINDS` or `WAIT_KINDS`)."""
+    used = names.unique().drop_nulls()
+    found = [
+        (number, kind)
+        for number, text in enumerate(used.cast(pl.String))
+        for kind, pattern in _PATTERNS
+        if pattern.fullmatch(text)
+    ]
+    rows = pl.Series([number for number, _ in found], dtype=pl.UInt32)
+    kinds = pl.Series("kind", [kind for _, kind in found], dtype=pl.String)
+    return pl.DataFrame([used.gather(rows).alias("name"), kinds])
+
+
+def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
+    """A frame in the columns of `SAID`; those that are not given are null."""
+    given = pl.DataFrame(columns or {})
+    return given.select(
+        (pl.col(name) if name in given.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in SAID.items()
+    )
+
+
+def waiting_tables(
+    host: pl.DataFrame, said: pl.DataFrame | None = None
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The tables events and waits of the calls in a host table; `known` is null where nothing is said.
+
+    An id is accepted only if the record that it names is in the trace and earlier: profilers that do not list
+    records may name those of an earlier profile.
+
+    Args:
+        host: as `thence.model.tables.HOST`.
+        said: as `SAID`, at most one row for each call.
+    """
+    names = names_of_calls(host["name"])
+    calls = (
+        host.select("rank", "category", "name", "start", "correlation")
+        .with_row_index("host")
+        .filter(pl.col("name").is_in(names["name"].implode()))
+        .filter(pl.col("category").is_in(API_CALLS))
+        .join(names, on="name", how="left", maintain_order="left")
+        .sort("rank", "start", "host")
+    )
+    if calls.is_empty():
+        return EVENTS.empty(), WAITS.empty()
+    told = said_of_calls() if said is None else said
+    once = told.filter(pl.col("correlation").is_not_null()).unique(
+        ["rank", "correlation"], keep="first", maintain_order=True
+    )
+    calls = calls.join(once, on=["rank", "correlation"], how="left", maintain_order="left")
+    of_events = pl.col("kind").is_in(_EVENT_CALLS)
+    events = calls.filter(of_events).with_row_index("row")
+    records = events.filter(pl.col("kind") == "record").select(
+        "rank", recorded_by="correlation", record=pl.col("row").cast(pl.Int32), made="start",
+        on="stream",
+    )  # fmt: skip
+    records = records.drop_nulls("recorded_by").unique(
+        ["rank", "recorded_by"], keep="none", maintain_order=True
+    )
+    events = _with_records(events, records)
+    waits = _with_records(calls.filter(~of_events), records)
+    streams = _streams_named_by_waits(
+        pl.concat([f.select("record", "recorded_on") for f in (events, waits)])
+    )
+    events = events.join(
+        streams, left_on="row", right_on="named", how="left", maintain_order="left"
+    )
+    is_record = pl.col("kind") == "record"
+    stream = pl.when(is_record).then(pl.coalesce("stream", "named_stream")).otherwise("stream")
+    events = events.with_columns(stream=stream).with_columns(
+        known=pl.when(is_record & pl.col("stream").is_not_null())
+        .then(pl.lit("recorded"))
+        .otherwise("known")
+    )
+    return (
+        EVENTS.frame({name: events[name] for name in EVENTS.schema}),
+        WAITS.frame({name: waits[name] for name in WAITS.schema}),
+    )
+
+
+def _with_records(calls: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
+    """Adds record and known to calls."""
+    joined = calls.join(
+        records, on=["rank", "recorded_by"], how="left", maintain_order="left"
+    ).with_columns(
+        record=pl.when(pl.col("made") < pl.col("start")).then("record"),
+    )
+    kind, record = pl.col("kind"), pl.col("record")
+    certain = record.is_not_null() | (
+        kind.is_in(("stream", "device")) & pl.col("stream").is_not_null()
+    )
+    whole = kind.is_in(("device", "copy", "free"))
+    known = (
+        pl.when(certain | whole)
+        .then(pl.lit("recorded"))
+        .when(pl.col("never_recorded").fill_null(value=False))
+        .then(pl.lit("never_recorded"))
+    )
+    return joined.with_columns(known=known)
+
+
+def _streams_named_by_waits(named: pl.DataFrame) -> pl.DataFrame:
+    """The stream of each record (named, named_stream) that a wait names with it."""
+    return (
+        named.drop_nulls()
+        .group_by(pl.col("record").cast(pl.UInt32).alias("named"))
+        .agg(named_stream=pl.col("recorded_on").first())
+    )
