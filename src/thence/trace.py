@@ -15,6 +15,8 @@ from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
+from thence.analysis.diff.compare import Diff, compare
+from thence.analysis.diff.sample import Sample, sample
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
@@ -421,6 +423,18 @@ class Trace(Pictures):
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
+
+    def sample(self, *, outliers: bool = False) -> Sample:
+        """The steps of this run as a comparison takes them; it holds no activities.
+
+        Args:
+            outliers: whether outlying steps count.
+        """
+        return sample(self.attributed, self.soundness, outliers=outliers)
+
+    def diff(self, after: Trace) -> Diff:
+        """What changed from this run to another; of several runs a side see `thence.analysis.diff.compare`."""
+        return compare([self.sample()], [after.sample()])
 
     def overview(self) -> Overview:
         """Every stream over time in a limited number of bins, clocks aligned where they can be.

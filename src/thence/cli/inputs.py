@@ -157,10 +157,16 @@ class Inputs:
             )
 
 
-def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def trace_options(
+    *offered: Option, required: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds the argument INPUT... and options to a command, which gets them as one parameter ``inputs``.
 
     They are validated before anything is read.
+
+    Args:
+        offered: which options.
+        required: whether there must be an input; a verb may take them from options of its own.
     """
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,7 +192,11 @@ def trace_options(*offered: Option) -> Callable[[Callable[..., Any]], Callable[.
         for option in reversed((*(_OPTIONS[name] for name in offered), *_RUNS)):
             wrapped = option(wrapped)
         return click.argument(
-            "inputs", nargs=-1, required=True, metavar="INPUT...", type=click.Path(allow_dash=True)
+            "inputs",
+            nargs=-1,
+            required=required,
+            metavar="INPUT..." if required else "[INPUT]...",
+            type=click.Path(allow_dash=True),
         )(wrapped)
 
     return decorated

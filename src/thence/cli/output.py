@@ -192,6 +192,7 @@ def result_options(
     endings: Mapping[str, str] = _ENDINGS,
     meaning: str = "File ending in .json or .csv, instead of standard output.",
     top: int | None = None,
+    forms: Callable[[_Command], _Command] = format_option,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``-o``, ``--force``, ``--format`` and ``--top``, as one parameter ``result``.
 
@@ -199,6 +200,7 @@ def result_options(
         endings: of the files that the verb writes, and the form that each means.
         meaning: of ``-o``, for ``--help``.
         top: rows that a table shows without ``--top``; None for all.
+        forms: the option ``--format``, where a verb has other formats.
     """
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,7 +221,7 @@ def result_options(
                 show_default=top is not None,
                 help="Rows of the table to show." + ("" if top else " Without it, all."),
             ),
-            format_option,
+            forms,
             output_option(meaning, type=click.Path(dir_okay=False), metavar="OUT"),
             force_option,
         )

@@ -12,6 +12,7 @@ from typing import Literal
 
 __all__ = [
     "BY",
+    "COMPARED",
     "FLAMES",
     "GRAPH_LABELS",
     "HLO",
@@ -28,7 +29,9 @@ __all__ = [
 ]
 
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
-Verb = Literal["stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only"]
+Verb = Literal[
+    "stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class Kind:
         verbs: where it is offered, beside ``--by``. stated: the coverage that a summary states (stated-xla:
             of a trace with XLA programs). page: tables of the HTML report (page-xla likewise). flame: frames
             of a flame graph. lanes: extra lanes of a timeline. graph-labels: what labels of CUDA graphs
-            and annotated traces hold. only: what --only searches, beside the name.
+            and annotated traces hold. only: what --only searches, beside the name. diff: what two sides of
+            runs are compared by.
     """
 
     name: str
@@ -72,12 +76,18 @@ def _verbs(*verbs: Verb) -> frozenset[Verb]:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("kernel", "full name of the kernel, copy or set", "gpu", column="name", verbs=_verbs("page", "page-xla")),
+    Kind(
+        "kernel", "full name of the kernel, copy or set", "gpu", column="name",
+        verbs=_verbs("page", "page-xla", "diff"),
+    ),
     Kind(
         "program", "XLA program", "hlo", missing="no_xla",
         verbs=_verbs("stated-xla", "page-xla"),
     ),
-    Kind("hlo", "HLO instruction", "hlo", missing="no_xla", verbs=_verbs("stated-xla", "page-xla", "only")),
+    Kind(
+        "hlo", "HLO instruction", "hlo", missing="no_xla",
+        verbs=_verbs("stated-xla", "page-xla", "only", "diff"),
+    ),
     Kind("opcode", "opcode of the HLO instruction", "hlo", missing="no_xla", verbs=_verbs("page-xla")),
     Kind(
         "op_name", "op_name of the HLO instruction", "hlo", nests=True, missing="no_xla",
@@ -86,17 +96,17 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "label", "path of the ranges that the user named", "both", categories=("range",), nests=True,
         missing="no_ranges", outside="outside_ranges",
-        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only"),
+        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff"),
     ),
     Kind(
         "module", "path of nn.Module calls", "launch", categories=("module",), nests=True,
         missing="no_modules", outside="outside_modules",
-        verbs=_verbs("stated", "page", "flame", "lanes", "graph-labels", "only"),
+        verbs=_verbs("stated", "page", "flame", "lanes", "graph-labels", "only", "diff"),
     ),
     Kind(
         "op", "innermost framework operator", "launch", heading="operator", categories=("op",),
         follows_forward=False, missing="no_operators", outside="outside_operators",
-        verbs=_verbs("stated", "page", "graph-labels", "only"),
+        verbs=_verbs("stated", "page", "graph-labels", "only", "diff"),
     ),
     Kind(
         "ops", "path of operators, and of ranges that libraries named", "launch", heading="operator stack",
@@ -107,7 +117,7 @@ KINDS: tuple[Kind, ...] = (
         "source", "function or line of the user's own code", "both", heading="function or source line",
         categories=("python",),
         missing="no_python_frames", outside="outside_frames",
-        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "graph-labels"),
+        verbs=_verbs("stated", "stated-xla", "page", "page-xla", "flame", "graph-labels", "diff"),
     ),
     Kind(
         "stack", "path of Python frames", "both", heading="Python stack", categories=("python",), nests=True,
@@ -167,6 +177,8 @@ GRAPH_LABELS = _offered("graph-labels")
 """What a label of a CUDA graph, or an annotated trace, can hold."""
 SEARCHED = _offered("only")
 """Kinds that --only searches, beside the name of the kernel."""
+COMPARED = _offered("diff")
+"""What two sides of runs are compared by."""
 LANES = (*_offered("lanes"), "collective", "process-group", "lane")
 """What extra lanes of a timeline can be by. lane: the lane that a mark named, else the process group."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from thence.model.timeline import Timeline
     from thence.writers.timelines.perfetto.interning import Interned
 
-__all__ = ["gpu_arguments", "host_arguments", "inside_arguments"]
+__all__ = ["columns_as_arguments", "gpu_arguments", "host_arguments", "inside_arguments"]
 
 _GPU = {
     "stream": "stream",
@@ -63,30 +63,37 @@ def gpu_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...
     gpu = timeline.trace.gpu
     rows = pl.DataFrame({"gpu": pl.int_range(gpu.height, dtype=pl.Int32, eager=True)})
     described = timeline.trace.collectives.unique("gpu", keep="first", maintain_order=True)
-    arguments = (*_columns(gpu, _GPU, interned),)
+    arguments = (*columns_as_arguments(gpu, _GPU, interned),)
     named = {place: place for place in PLACES} | {"metadata": "annotations"}
-    arguments += _columns(timeline.trace.places, named, interned)
+    arguments += columns_as_arguments(timeline.trace.places, named, interned)
     if described.height:
         of_gpu = rows.join(described, on="gpu", how="left", maintain_order="left")
-        arguments += _columns(of_gpu, _COLLECTIVE, interned)
+        arguments += columns_as_arguments(of_gpu, _COLLECTIVE, interned)
     return arguments
 
 
 def host_arguments(timeline: Timeline, interned: Interned) -> tuple[Argument, ...]:
     """Ids of each host range, in the order of the table."""
-    return _columns(timeline.trace.host, _HOST, interned)
+    return columns_as_arguments(timeline.trace.host, _HOST, interned)
 
 
 def inside_arguments(ranges: pl.DataFrame, interned: Interned) -> tuple[Argument, ...]:
     """Net time and place of each in-kernel range, in the order of the table."""
     unclosed = pl.when(~pl.col("closed")).then(pl.lit("entered, never left"))
     marked = ranges.with_columns(state=unclosed)
-    return _columns(marked, {**_INSIDE, "state": "state"}, interned)
+    return columns_as_arguments(marked, {**_INSIDE, "state": "state"}, interned)
 
 
-def _columns(
+def columns_as_arguments(
     frame: pl.DataFrame, names: Mapping[str, str], interned: Interned
 ) -> tuple[Argument, ...]:
+    """Those columns of a frame that it has, and that hold anything, as arguments of its rows.
+
+    Args:
+        frame: one row per slice.
+        names: column to the argument's name.
+        interned: of the file.
+    """
     return tuple(
         _argument(frame[column], name, interned)
         for column, name in names.items()

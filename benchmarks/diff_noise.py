@@ -1,0 +1,256 @@
+"""Does `thence diff` call noise noise, and a change a change? On real runs, and on simulated ones.
+
+    python benchmarks/diff_noise.py check RUNS [--draws 1000]     what gpu_diff.py recorded
+    python benchmarks/diff_noise.py power                         simulated runs: the curves of docs/diff.md
+    python benchmarks/diff_noise.py speed [--megabytes 1000]      two large traces: opening them, and comparing them
+
+check: draws of 5 runs of the unchanged program against 5 others of it, of 20 steps each: in how many is any row
+called slower, faster, new or gone? 5 % are allowed, with a 95 % upper bound (Clopper and Pearson) of 7 %. Draws of 5
+planted runs against 5 unchanged ones: in how many is the planted label called slower, and how often is a row that
+holds none of the planted work called different? Then what the first line says of each real change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+import thence
+from kineto_input import write_repeated
+from thence.analysis.diff.compare import compare
+from thence.analysis.diff.estimates import RunMeans, discoveries, estimates
+from thence.analysis.diff.student import highest_share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.sample import Sample
+
+RECORDING = Path(__file__).parent.parent / "tests/data/torch/torch_eager_rank0.json.gz"
+RUNS, STEPS = 5, 20
+PLANTED = "planted"
+DIFFERENT = ["slower", "faster", "new", "gone"]
+ALLOWED, MOST = 0.05, 0.07
+
+
+def samples_of(folder: Path) -> list[Sample]:
+    runs = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return [thence.open(run).sample() for run in runs]
+
+
+def first_steps(sample: Sample, steps: int) -> Sample:
+    """The sample as if only so many steps had counted."""
+    number = sample.steps["left_out"].is_null().cum_sum()
+    return dataclasses.replace(
+        sample,
+        steps=sample.steps.filter(number <= steps),
+        rows=sample.rows.filter(pl.col("step") < steps),
+    )
+
+
+def different(diff: Diff) -> pl.DataFrame:
+    """Rows that are called different, the whole step among them."""
+    rows = diff.rows.select("by", "name", "verdict", "difference_ns")
+    whole = pl.DataFrame(
+        [("step", "all", diff.total.verdict, diff.total.difference_ns)],
+        schema=rows.schema,
+        orient="row",
+    )
+    return pl.concat([whole, rows]).filter(pl.col("verdict").is_in(DIFFERENT))
+
+
+def false_rows(base: Sequence[Sample], draws: int, generator: np.random.Generator) -> None:
+    wrong, rows, tested = 0, Counter[tuple[str, str]](), []
+    begin = time.perf_counter()
+    for _ in range(draws):
+        chosen = generator.permutation(len(base))[: 2 * RUNS]
+        diff = compare([base[n] for n in chosen[:RUNS]], [base[n] for n in chosen[RUNS:]])
+        found = different(diff)
+        wrong += not found.is_empty()
+        rows.update(found.select("by", "name").iter_rows())
+        tested.append(diff.rows.height)
+    bound = highest_share(wrong, draws)
+    verdict = "ok" if wrong <= ALLOWED * draws and bound <= MOST else "TOO MANY"
+    print(
+        f"{draws} draws of {RUNS} against {RUNS} unchanged runs, {STEPS} steps, {np.median(tested):.0f} rows: any row "
+        f"different in {wrong} ({wrong / draws:.1%}), upper bound {bound:.1%}: {verdict} "
+        f"({time.perf_counter() - begin:.0f} s)"
+    )
+    for (by, name), count in rows.most_common(5):
+        print(f"    {count} times {by} {name[:100]}")
+
+
+def power(
+    base: Sequence[Sample], planted: Sequence[Sample], draws: int, generator: np.random.Generator
+) -> None:
+    found = quiet = total = 0
+    others = Counter[tuple[str, str]]()
+    ours = _holding(planted[0])
+    shares = []
+    for _ in range(draws):
+        one = [base[n] for n in generator.permutation(len(base))[:RUNS]]
+        other = [planted[n] for n in generator.permutation(len(planted))[:RUNS]]
+        rows = different(compare(one, other))
+        label = rows.filter(pl.col("by") == "label", pl.col("name").str.contains(PLANTED))
+        found += "slower" in label["verdict"].to_list()
+        rest = [row for row in rows.select("by", "name").iter_rows() if row not in ours]
+        quiet += not rest
+        total += ("step", "all") in rows.select("by", "name").rows()
+        others.update(rest)
+        shares.append(label["difference_ns"].max() or 0.0)
+    print(
+        f"{draws} draws of {RUNS} planted against {RUNS} unchanged runs: the label found slower in {found / draws:.1%} "
+        f"(by {np.median(np.array(shares, float)) / 1e3:.1f} us), all other rows quiet in {quiet / draws:.1%}, "
+        f"the whole step called different in {total / draws:.1%}"
+    )
+    for (by, name), count in others.most_common(5):
+        print(f"    {count} times {by} {name[:100]}")
+
+
+def _holding(sample: Sample) -> set[tuple[str, str]]:
+    """Rows that hold planted work: its label and the paths around it, its kernel and operator, and the whole."""
+    places = sample.kernels.filter(pl.col("label").str.contains(PLANTED))
+    kernels, ops = places["name"].unique(), places["op"].drop_nulls().unique()
+    labels = {
+        f"{head}{end}"
+        for label in places["label"].unique()
+        for head in (label, label.split("/")[0])
+        for end in ("", "/...")
+    }
+    return {
+        *(("kernel", name) for name in kernels),
+        *(("op", name) for name in ops),
+        *(("label", name) for name in labels),
+        *(("step", "all"), ("busy", "all")),
+    }
+
+
+def check(folder: Path, draws: int) -> None:
+    variants = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir()}
+    generator = np.random.default_rng(22)
+    begin = time.perf_counter()
+    base = samples_of(variants.pop("base"))
+    print(
+        f"{len(base)} unchanged runs, opened and summed up in {time.perf_counter() - begin:.0f} s"
+    )
+    counted = [sample.counted for sample in base]
+    print(f"steps that count: {min(counted)} to {max(counted)} of {base[0].steps.height}")
+    short = [first_steps(sample, STEPS) for sample in base]
+    false_rows(short, draws, generator)
+    if "planted" in variants:
+        planted = [first_steps(s, STEPS) for s in samples_of(variants.pop("planted"))]
+        power(short, planted, min(draws, 200), generator)
+    for name, path in variants.items():
+        changed = samples_of(path)
+        diff = compare(base[:RUNS], changed)
+        refused = (
+            f" [not comparable: {', '.join(r.code for r in diff.refusals)}]"
+            if diff.refusals
+            else ""
+        )
+        print(f"\n{name} ({len(changed)} runs){refused}\n    {diff.explanation[0]}")
+
+
+def simulated(
+    rows: int, runs: int, noise: float, shift: float, generator: np.random.Generator, trials: int
+) -> float:
+    """How often the first of some rows is found if it takes longer by a share, and all vary by a share."""
+    steps = 20
+    mean = 1 + noise * generator.standard_normal((trials, rows, 2 * runs))
+    mean[:, 0, runs:] += shift
+    found = 0
+    for of_trial in mean:
+        zero = np.zeros_like(of_trial)
+        means = RunMeans(
+            [("label", str(n)) for n in range(rows)], of_trial, zero, zero, zero + 1, zero, zero + 1,
+            np.full(2 * runs, steps),
+        )  # fmt: skip
+        p = estimates(means, range(runs), range(runs, 2 * runs)).p
+        found += bool(discoveries(p)[0])
+    return found / trials
+
+
+def curves(trials: int) -> None:
+    """The probability to find a change of one row among others, by runs a side, for noise of 0.5 % between runs."""
+    generator = np.random.default_rng(0)
+    changes = (0.5, 1, 2, 3, 5)
+    for rows in (1, 50, 200):
+        print(
+            f"\nOne changed row among {rows}; change of the row in multiples of the noise between runs\n"
+        )
+        print("| runs a side |" + "".join(f" {change:g}x |" for change in changes))
+        print("|--:|" + "--:|" * len(changes))
+        for runs in (2, 3, 5, 8, 12, 20):
+            found = (
+                simulated(rows, runs, 0.005, 0.005 * change, generator, trials)
+                for change in changes
+            )
+            print(f"| {runs} |" + "".join(f" {share:.0%} |" for share in found))
+
+
+SPEED = """
+import sys, time
+import thence
+begin = time.perf_counter()
+opened = summed = 0.0
+samples = []
+for path in sys.argv[1:]:
+    begin = time.perf_counter()
+    trace = thence.open(path)
+    trace.attributed, trace.soundness
+    opened += time.perf_counter() - begin
+    begin = time.perf_counter()
+    samples.append(trace.sample())
+    del trace
+    summed += time.perf_counter() - begin
+begin = time.perf_counter()
+diff = thence.analysis.diff.compare.compare(samples[:1], samples[1:])
+diff.to_json()
+compared = time.perf_counter() - begin
+rows = sum(s.kernels["count"].sum() * s.counted for s in samples)
+print(f"{rows:,.0f} activities, {samples[0].steps.height:,} steps: opened, attributed and checked in {opened:.2f} s, "
+      f"summed up in {summed:.2f} s, compared in {compared:.2f} s: "
+      f"{summed + compared:.2f} s more than opening (1 s wanted)")
+"""
+
+
+def speed(megabytes: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="thence-diff-") as folder:
+        paths = [Path(folder) / f"{side}.json" for side in ("before", "after")]
+        for path in paths:
+            write_repeated(RECORDING, path, megabytes * 1_000_000)
+        print(f"two traces of {paths[0].stat().st_size / 1e6:,.0f} MB")
+        code = f"import thence.analysis.diff.compare\n{SPEED}"
+        subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    checking = verbs.add_parser("check")
+    checking.add_argument("runs", type=Path)
+    checking.add_argument("--draws", type=int, default=1000)
+    verbs.add_parser("power").add_argument("--trials", type=int, default=400)
+    verbs.add_parser("speed").add_argument("--megabytes", type=int, default=1000)
+    given = parser.parse_args()
+    if given.verb == "check":
+        check(given.runs, given.draws)
+    elif given.verb == "power":
+        curves(given.trials)
+    else:
+        speed(given.megabytes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What changed between two sides of runs, and whether it is more than noise."""

@@ -1,0 +1,112 @@
+"""The steps of two runs on one time axis, so that equal steps begin together.
+
+The k-th step that counts of one run begins where that of the other does: each step is moved as a whole by one
+offset, and durations never change. The longer of two decides where the next pair begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.diff.counted_steps import left_out
+from thence.analysis.diff.steps import device_steps, find_steps
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["MOST_STEPS", "SIDES", "AlignedSteps", "aligned_steps"]
+
+SIDES = ("before", "after")
+MOST_STEPS = 20
+"""Pairs of steps that are shown."""
+_PLACES = ("label", "module", "op", "source")
+_GAP = 0.02
+"""Room between two pairs of steps, as a part of the longest step."""
+
+
+@dataclass(frozen=True)
+class AlignedSteps:
+    """The steps of two runs side by side. Times are ns; the first pair begins at 0.
+
+    Attributes:
+        inputs: of the two runs.
+        activities: side (0 before, 1 after), rank, device, stream, name, kind, start, duration and places of the
+            device activities of the steps shown.
+        steps: side, name, start, duration and moved_ns (what was added to the step's times).
+    """
+
+    inputs: tuple[tuple[str, ...], tuple[str, ...]]
+    activities: pl.DataFrame
+    steps: pl.DataFrame
+
+
+def aligned_steps(before: Attributed, after: Attributed) -> AlignedSteps:
+    """The first steps that count of two runs, aligned."""
+    sides = [_steps_of(trace) for trace in (before, after)]
+    count = min(MOST_STEPS, *(frame.height for frame, _ in sides))
+    lengths = np.array([frame["duration"].to_numpy()[:count] for frame, _ in sides])
+    longest = lengths.max(axis=0, initial=0)
+    room = int(_GAP * longest.max(initial=0))
+    starts = np.concatenate([[0], np.cumsum(longest + room)[:-1]]).astype(np.int64)
+    activities, steps = [], []
+    for side, ((frame, gpu), trace) in enumerate(zip(sides, (before, after), strict=True)):
+        shown = frame.head(count)
+        moved = starts[: shown.height] - shown["start"].to_numpy()
+        steps.append(
+            shown.select(
+                pl.lit(side, pl.Int32).alias("side"),
+                "name",
+                pl.Series("start", starts[: shown.height]),
+                "duration",
+                pl.Series("moved_ns", moved),
+            )
+        )
+        activities.append(_moved(trace, gpu, moved, side))
+    inputs = before.meta.inputs, after.meta.inputs
+    return AlignedSteps(inputs, pl.concat(activities), pl.concat(steps))
+
+
+def _steps_of(trace: Attributed) -> tuple[pl.DataFrame, Int64]:
+    """Name, start and duration of the steps that count, and the number of the one of each activity."""
+    steps = find_steps(trace)
+    codes = left_out(device_steps(trace, steps).total, steps.last)
+    counted = np.array([code is None for code in codes], np.bool_)
+    number = np.append(np.where(counted, np.cumsum(counted) - 1, NO_ROW), NO_ROW)
+    times = (
+        trace.gpu.select("start", end=pl.col("start") + pl.col("duration"))
+        .with_columns(step=pl.Series(steps.of_activity))
+        .filter(pl.col("step") != NO_ROW)
+        .group_by("step")
+        .agg(pl.col("start").min(), pl.col("end").max())
+        .sort("step")
+    )
+    names = [steps.names[step] for step in times["step"]]
+    frame = times.select(
+        "step",
+        "start",
+        name=pl.Series(names, dtype=pl.String),
+        duration=pl.col("end") - pl.col("start"),
+    )
+    return frame.filter(pl.Series(counted[times["step"].to_numpy()])), number[steps.of_activity]
+
+
+def _moved(trace: Attributed, step: Int64, moved: Int64, side: int) -> pl.DataFrame:
+    """The activities of the steps shown, each moved with its step."""
+    rows = np.flatnonzero((step != NO_ROW) & (step < len(moved)))
+    columns = ("rank", "device", "stream", "name", "kind", "start", "duration")
+    places = [trace.places[kind].cast(pl.String) for kind in _PLACES]
+    frame = trace.gpu.select(*columns).with_columns(*places)[rows]
+    return frame.with_columns(
+        pl.lit(side, pl.Int32).alias("side"),
+        pl.col("start") + pl.Series(moved[step[rows]]),
+        pl.col("name", "kind").cast(pl.String),
+    )

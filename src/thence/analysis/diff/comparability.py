@@ -1,0 +1,237 @@
+"""Whether two sides may be compared: what else than the program was different."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from thence.analysis.diff.conditions import Conditions
+    from thence.analysis.diff.sample import Sample
+
+__all__ = ["NotChecked", "Refusal", "not_checked", "refusals"]
+
+_MOST_GRIDS = 0.5
+"""Part of the common kernels' time in which grids may differ before inputs count as of other shapes."""
+_FEW_GRIDS = 0.05
+"""The same where the bytes copied to the device differ, too."""
+_SAME_BYTES = 0.01
+_LEAST_COMMON = 0.2
+"""Part of the time that the common kernels need to have for their grids to say anything."""
+_CLOCK_WITHIN = 0.2
+"""Relative spread of the kernels' ratios below which one factor explains them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A reason why two sides cannot be compared.
+
+    Attributes:
+        code: duplicate, unsound, gpu, clocks, world_size, format, profiler_options or shapes.
+        text: one sentence: what is different, on which side.
+    """
+
+    code: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command line prints it."""
+        return {"code": self.code, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A condition that the inputs say nothing of.
+
+    Attributes:
+        code: as of a refusal.
+        text: one sentence.
+    """
+
+    code: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command line prints it."""
+        return {"code": self.code, "text": self.text}
+
+
+def refusals(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[Refusal, ...]:
+    """What stands against comparing two sides; every run is compared with the first."""
+    runs = [*before, *after]
+    found = [
+        *_duplicates(before, "before"),
+        *_duplicates(after, "after"),
+        *_unsound(runs),
+        *(refusal for check in _CHECKS for refusal in check(runs)),
+        *_shapes(before, after),
+    ]
+    return tuple(found)
+
+
+def _name(sample: Sample) -> str:
+    first, *others = sample.inputs or ("a trace",)
+    return f"{first} and {len(others)} more" if others else first
+
+
+def _duplicates(side: Sequence[Sample], name: str) -> Iterator[Refusal]:
+    seen: dict[tuple[object, ...], Sample] = {}
+    for sample in side:
+        other = seen.setdefault(sample.conditions.identity, sample)
+        if other is not sample:
+            yield Refusal(
+                "duplicate",
+                f"{_name(sample)} is the same recording as {_name(other)}: it is one run {name}, not two",
+            )
+
+
+def _unsound(runs: Sequence[Sample]) -> Iterator[Refusal]:
+    for sample in runs:
+        if sample.conditions.unsound is not None:
+            yield Refusal("unsound", f"{_name(sample)}: {sample.conditions.unsound}")
+
+
+def _differing(
+    runs: Sequence[Sample], code: str, what: str, value: Callable[[Conditions], object]
+) -> Iterator[Refusal]:
+    """One refusal for the first run whose value is known and not that of the first run with a known one."""
+    known = [(sample, value(sample.conditions)) for sample in runs]
+    known = [(sample, found) for sample, found in known if found]
+    for sample, found in known[1:]:
+        if found != known[0][1]:
+            yield Refusal(
+                code,
+                f"{what}: {_shown(known[0][1])} in {_name(known[0][0])}, {_shown(found)} in {_name(sample)}",
+            )
+            return
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _gpus(runs: Sequence[Sample]) -> Iterator[Refusal]:
+    yield from _differing(runs, "gpu", "another GPU", lambda c: c.gpus)
+
+
+def _clocks(runs: Sequence[Sample]) -> Iterator[Refusal]:
+    for name in sorted({name for sample in runs for name in sample.conditions.clocks}):
+        yield from _differing(runs, "clocks", f"another {name}", partial(_clock, name))
+
+
+def _ranks(runs: Sequence[Sample]) -> Iterator[Refusal]:
+    yield from _differing(runs, "world_size", "another world size", lambda c: c.world_size)
+    yield from _differing(runs, "world_size", "another number of ranks", lambda c: c.ranks)
+    yield from _differing(runs, "world_size", "another number of GPUs", lambda c: c.devices)
+
+
+def _formats(runs: Sequence[Sample]) -> Iterator[Refusal]:
+    yield from _differing(runs, "format", "recorded by another profiler", lambda c: c.formats)
+
+
+def _options(runs: Sequence[Sample]) -> Iterator[Refusal]:
+    """Options that are not stated are off: Kineto writes only those that are on."""
+    for name in sorted({name for sample in runs for name in sample.conditions.options}):
+        yield from _differing(
+            runs,
+            "profiler_options",
+            f"another option {name} of the profiler",
+            partial(_option, name),
+        )
+
+
+def _option(name: str, conditions: Conditions) -> str:
+    value = conditions.options.get(name, "")
+    return "off" if value in ("0", "False", "false", "") else value
+
+
+def _clock(name: str, conditions: Conditions) -> str | None:
+    return conditions.clocks.get(name)
+
+
+_CHECKS: tuple[Callable[[Sequence[Sample]], Iterator[Refusal]], ...] = (
+    _gpus,
+    _clocks,
+    _ranks,
+    _formats,
+    _options,
+)
+
+
+def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refusal]:
+    """Inputs of other shapes: the kernels that both sides ran have other grids, or inputs are of another size."""
+    one, other = (side[0].conditions for side in (before, after))
+    differing, common = _grid_difference(one.grids, other.grids)
+    sizes = [c.copied_bytes for c in (one, other)]
+    copies_differ = min(sizes) > 0 and abs(sizes[1] - sizes[0]) > _SAME_BYTES * sizes[0]
+    if common < _LEAST_COMMON:
+        return
+    share = format_share(differing, 1)
+    if differing > (_FEW_GRIDS if copies_differ else _MOST_GRIDS):
+        copied = (
+            f", and {format_bytes(sizes[0])} a step are copied to the device in one, {format_bytes(sizes[1])} in "
+            "the other"
+            if copies_differ
+            else ""
+        )
+        yield Refusal(
+            "shapes",
+            f"inputs of other shapes: the same kernels ran in the same number with other grids, in {share} of "
+            f"their time{copied} ({_name(before[0])}, {_name(after[0])})",
+        )
+
+
+def _grid_difference(one: pl.DataFrame, other: pl.DataFrame) -> tuple[float, float]:
+    """Of kernels that ran equally often on both sides: the part of their time in other grids, and their part of all."""
+    counts = [
+        side.group_by("kernel").agg(
+            count=pl.col("count").sum().round(2),
+            total=pl.col("ns").sum(),
+            grids=pl.concat_str("grid", pl.lit(" "), pl.col("count").round(2)).sort().str.join(","),
+        )
+        for side in (one, other)
+    ]
+    both = counts[0].join(counts[1], on=["kernel", "count"])
+    common = float(both["total"].sum())
+    whole = float(one["ns"].sum())
+    if common <= 0 or whole <= 0:
+        return 0.0, 0.0
+    differing = float(both.filter(pl.col("grids") != pl.col("grids_right"))["total"].sum())
+    return differing / common, common / whole
+
+
+def not_checked(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[NotChecked, ...]:
+    """Conditions that the inputs say too little of to be compared."""
+    runs = [*before, *after]
+    found = []
+    if any(not sample.conditions.gpus for sample in runs):
+        found.append(NotChecked("gpu", "not every input says which GPU it ran on"))
+    if any(not sample.conditions.clocks for sample in runs):
+        text = "the inputs do not say at which clocks the GPUs ran"
+        found.append(NotChecked("clocks", f"{text}{_one_factor(before[0], after[0])}"))
+    if any(sample.conditions.grids.is_empty() for sample in runs):
+        found.append(NotChecked("shapes", "not every input says the grids of its kernels"))
+    return tuple(found)
+
+
+def _one_factor(before: Sample, after: Sample) -> str:
+    """A hint that a clock changed: one factor between the times of all kernels that both sides ran alike."""
+    joined = before.conditions.grids.join(after.conditions.grids, on=["kernel", "grid", "count"])
+    joined = joined.filter(pl.col("ns") > 0, pl.col("ns_right") > 0)
+    if joined.height < 8:
+        return ""
+    ratios = (joined["ns_right"] / joined["ns"]).sort()
+    low, middle, high = (float(ratios.quantile(q) or 1.0) for q in (0.25, 0.5, 0.75))
+    if abs(middle - 1) < 0.03 or high - low > _CLOCK_WITHIN * abs(middle - 1):
+        return ""
+    return (
+        f"; but the kernels that both sides ran alike all take {middle:.3f} times as long (half of them from "
+        f"{low:.3f} to {high:.3f} times), as with another clock or power limit"
+    )

@@ -1,0 +1,377 @@
+"""`compare`: every row of two sides with its interval and verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.diff.comparability import not_checked, refusals
+from thence.analysis.diff.counted_steps import RULES
+from thence.analysis.diff.estimates import (
+    MOST_RUNS,
+    discoveries,
+    estimates,
+    more_runs,
+    run_means,
+)
+from thence.analysis.diff.explanation import explain
+from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
+from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, IDLE, STEP
+from thence.errors import UsageError
+from thence.model.kernel_names import short_names
+from thence.units import format_count, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from thence.analysis.diff.comparability import NotChecked, Refusal
+    from thence.analysis.diff.estimates import Estimates, RunMeans
+    from thence.analysis.diff.matching import Match
+    from thence.analysis.diff.sample import Sample
+
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["ROWS", "SAME_SHARE", "VERDICTS", "Diff", "Row", "compare"]
+
+VERDICTS = ("slower", "faster", "new", "gone", "unknown", "same")
+LEVEL = 0.05
+"""The false discovery rate, and the probability that a 95 % interval misses."""
+SAME_SHARE = 0.01
+"""A row is the same if its interval lies within this part of the row."""
+_SAME_SHARE_OF_STEP = 0.001
+"""... or within this part of the step, whichever is more; rows below it on both sides are left out."""
+_WHOLE = (STEP, BUSY, IDLE, COMMUNICATION)
+
+ROWS = {
+    "by": pl.String,
+    "name": pl.String,
+    "short_name": pl.String,
+    "before_ns": pl.Float64,
+    "after_ns": pl.Float64,
+    "difference_ns": pl.Float64,
+    "low_ns": pl.Float64,
+    "high_ns": pl.Float64,
+    "difference_share": pl.Float64,
+    "verdict": pl.String,
+    "more_runs": pl.Int64,
+    "p": pl.Float64,
+    "before_count": pl.Float64,
+    "after_count": pl.Float64,
+    "matched": pl.String,
+}
+"""Columns of `Diff.rows`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The whole step: as a row of `Diff.rows`."""
+
+    before_ns: float
+    after_ns: float
+    low_ns: float | None
+    high_ns: float | None
+    verdict: str
+    more_runs: int | None
+
+    @property
+    def difference_ns(self) -> float:
+        """After less before."""
+        return self.after_ns - self.before_ns
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command line prints it; shares are of before."""
+
+        def share(ns: float | None) -> float | None:
+            return ns / self.before_ns if ns is not None and self.before_ns else None
+
+        return {
+            "before_ns": self.before_ns,
+            "after_ns": self.after_ns,
+            "difference_ns": self.difference_ns,
+            "low_ns": self.low_ns,
+            "high_ns": self.high_ns,
+            "difference_share": share(self.difference_ns),
+            "low_share": share(self.low_ns),
+            "high_share": share(self.high_ns),
+            "verdict": self.verdict,
+            "more_runs": self.more_runs,
+        }
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What changed between two sides. Times are ns per step and device, means over the runs of a side.
+
+    Attributes:
+        before, after: the runs.
+        refusals: why they should not be compared; see `refusals`.
+        not_checked: what the inputs do not say.
+        total: the length of a step.
+        rows: one per row that takes at least a thousandth of a step on one side, in the columns of `ROWS`. by:
+            busy, idle, communication or a kind of place. low_ns and high_ns: 95 % interval of the difference,
+            null where nothing is known of the noise. more_runs: how many more runs a side would tell, null
+            where it is told. p: before correction, null for new and gone. matched: the rule by which rows of
+            different names are one (`Match`). The largest differences that are more than noise come first.
+        moved: as `moved_time` returns it.
+        explanation: sentences; the first names the cause.
+        between: whether the noise is that between runs, or within single ones.
+        left_out: how many rows are smaller, and what they take per step, before and after.
+        means: of all rows in all runs, before those of after; for gates.
+    """
+
+    before: tuple[Sample, ...]
+    after: tuple[Sample, ...]
+    refusals: tuple[Refusal, ...]
+    not_checked: tuple[NotChecked, ...]
+    total: Row
+    rows: pl.DataFrame
+    moved: tuple[dict[str, Any], ...]
+    explanation: tuple[str, ...]
+    between: bool
+    left_out: int
+    means: RunMeans
+
+    def by(self, kinds: Sequence[str]) -> Diff:
+        """The same comparison with the rows of these kinds of place, and those of the whole step; nothing else."""
+        rows = self.rows.filter(pl.col("by").is_in([*_WHOLE, *kinds]))
+        return replace(self, rows=rows)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How the figures were made, one sentence each."""
+        return (*self._noise(), *self._steps(), *self._left_out())
+
+    def _noise(self) -> Iterator[str]:
+        tested = self.rows["p"].count()
+        if self.between:
+            runs = f"{len(self.before)} runs before and {len(self.after)} after"
+            yield (
+                f"noise is what the means of {runs} vary by; verdicts hold at a false discovery rate of 5 % among "
+                f"{format_count(tested)} rows (Benjamini-Hochberg), intervals at 95 % for each row by itself"
+            )
+        else:
+            yield (
+                "one run a side: the noise is only that of the steps within them; whether another run of the same "
+                "program would differ as much is not known: give several runs a side (--before, --after)"
+            )
+
+    def _steps(self) -> Iterator[str]:
+        for side, samples in (("before", self.before), ("after", self.after)):
+            codes = pl.concat([sample.steps["left_out"] for sample in samples])
+            counted = codes.null_count()
+            parts = [
+                f"{count} {RULES[code]}"
+                for code, count in codes.drop_nulls().value_counts(sort=True, name="n").iter_rows()
+            ]
+            left = f"; left out: {', '.join(parts)}" if parts else ""
+            what = samples[0].what
+            yield f"{side}: {format_count(counted)} of {format_count(len(codes))} {what} count{left}"
+            outside = max(sample.outside_share for sample in samples)
+            if outside > 0.01:
+                yield f"{side}: {format_share(outside, 1)} of the device time is of no step, and in no row"
+
+    def _left_out(self) -> Iterator[str]:
+        if self.left_out:
+            yield (
+                f"{format_count(self.left_out)} rows of less than a thousandth of a step on both sides are left out"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command line prints it."""
+        return {
+            "comparable": not self.refusals,
+            "refusals": [refusal.to_json() for refusal in self.refusals],
+            "not_checked": [entry.to_json() for entry in self.not_checked],
+            "runs": {
+                side: [_run_json(sample) for sample in samples]
+                for side, samples in (("before", self.before), ("after", self.after))
+            },
+            "noise": "between runs" if self.between else "within runs",
+            "explanation": list(self.explanation),
+            "total": self.total.to_json(),
+            "rows": self.rows.to_dicts(),
+            "moved": list(self.moved),
+            "notes": list(self.notes),
+        }
+
+
+def _run_json(sample: Sample) -> dict[str, Any]:
+    left_out = sample.steps.drop_nulls("left_out")
+    return {
+        "inputs": list(sample.inputs),
+        "steps_are": sample.what,
+        "steps": sample.steps.height,
+        "counted": sample.counted,
+        "left_out": left_out.select("name", "total_ns", reason="left_out").to_dicts(),
+    }
+
+
+def compare(
+    before: Sequence[Sample], after: Sequence[Sample], same_share: float = SAME_SHARE
+) -> Diff:
+    """Compares two sides of runs.
+
+    Args:
+        before: one run or more.
+        after: likewise.
+        same_share: part of a row, and of the step, within which a difference is none.
+
+    Raises:
+        UsageError: a side has no run, or its runs have no device work.
+    """
+    if not before or not after:
+        raise UsageError("a comparison needs at least one run on either side")
+    kernels = kernels_of(before), kernels_of(after)
+    matches = matched_names(*kernels, (_sources(before), _sources(after)))
+    renamed = {(m.by, name): m.name for m in matches for name in (*m.before, *m.after)}
+    means = run_means([*before, *after], renamed)
+    ours, theirs = range(len(before)), range(len(before), len(before) + len(after))
+    found = estimates(means, ours, theirs)
+    step = means.keys.index((STEP, ALL))
+    frame, left_out = _rows(means, found, step, (ours, theirs), matches, same_share)
+    is_step = (pl.col("by") == STEP) & (pl.col("name") == ALL)
+    whole = frame.filter(is_step).row(0, named=True)
+    total = Row(
+        *(whole[k] for k in ("before_ns", "after_ns", "low_ns", "high_ns", "verdict", "more_runs"))
+    )
+    rows = frame.filter(~is_step)
+    moved = moved_time(*kernels, max(total.before_ns, total.after_ns))
+    return Diff(
+        tuple(before),
+        tuple(after),
+        refusals(before, after),
+        not_checked(before, after),
+        total,
+        rows,
+        tuple(moved),
+        explain(total.to_json(), rows, moved, kernels, between=found.between),
+        found.between,
+        left_out,
+        means,
+    )
+
+
+def _sources(side: Sequence[Sample]) -> set[str]:
+    return {name for s in side for name in s.rows.filter(pl.col("by") == "source")["name"].unique()}
+
+
+def _rows(
+    means: RunMeans,
+    found: Estimates,
+    step: int,
+    sides: tuple[range, range],
+    matches: Sequence[Match],
+    same_share: float,
+) -> tuple[pl.DataFrame, int]:
+    """The rows with their verdicts, as `Diff.rows`, and how many were too small."""
+    step_ns = max(found.before[step], found.after[step])
+    least = _SAME_SHARE_OF_STEP * step_ns
+    whole = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)
+    kept = np.flatnonzero(whole | (np.maximum(found.before, found.after) >= least))
+    new, gone = (_alone(means, one, other)[kept] for one, other in ((sides[1], sides[0]), sides))
+    margin = np.maximum(same_share * found.before[kept], least)
+    verdicts, needed = _verdicts(found, kept, (new, gone), margin, min(map(len, sides)))
+    names = [means.keys[row] for row in kept]
+    shown = dict(_short(names, matches))
+    by_match = {(m.by, m.name): m.rule for m in matches}
+    difference = (found.after - found.before)[kept]
+    base = found.before[kept]
+    frame = pl.DataFrame(
+        {
+            "by": [by for by, _ in names],
+            "name": [name for _, name in names],
+            "short_name": [shown[key] for key in names],
+            "before_ns": base,
+            "after_ns": found.after[kept],
+            "difference_ns": difference,
+            "low_ns": found.low[kept],
+            "high_ns": found.high[kept],
+            "difference_share": np.divide(
+                difference, base, out=np.full(len(base), np.nan), where=base > 0
+            ),
+            "verdict": verdicts,
+            "more_runs": needed,
+            "p": np.where(new | gone, np.nan, found.p[kept]),
+            "before_count": means.count[kept][:, [*sides[0]]].mean(axis=1),
+            "after_count": means.count[kept][:, [*sides[1]]].mean(axis=1),
+            "matched": [by_match.get(key) for key in names],
+        },
+        schema=ROWS,
+    )
+    limits = pl.col("low_ns", "high_ns", "p", "difference_share")
+    frame = frame.with_columns(pl.when(limits.is_finite()).then(limits))
+    frame = frame.with_columns(
+        pl.when(pl.col("more_runs") > 0).then("more_runs").alias("more_runs")
+    )
+    return _ordered(frame), len(means.keys) - len(kept)
+
+
+def _alone(means: RunMeans, one: range, other: range) -> Mask:
+    """Rows that every run of a side has in at least half of its steps, and no run of the other at all."""
+    there = (means.share[:, [*one]] >= 0.5).all(axis=1)
+    absent: Mask = there & (means.share[:, [*other]] == 0).all(axis=1)
+    return absent
+
+
+def _verdicts(
+    found: Estimates,
+    kept: npt.NDArray[np.int64],
+    alone: tuple[Mask, Mask],
+    margin: npt.NDArray[np.float64],
+    runs: int,
+) -> tuple[list[str], list[int]]:
+    """The verdict of each row, and how many more runs would tell; 0 where it is told."""
+    new, gone = alone
+    tested = np.flatnonzero(~(new | gone))
+    differs = np.zeros(len(kept), np.bool_)
+    differs[tested] = discoveries(found.p[kept][tested], LEVEL)
+    difference = (found.after - found.before)[kept]
+    inside = (found.low[kept] >= -margin) & (found.high[kept] <= margin)
+    code = np.select(
+        [new, gone, differs & (difference > 0), differs, inside],
+        [VERDICTS.index(name) for name in ("new", "gone", "slower", "faster", "same")],
+        VERDICTS.index("unknown"),
+    )
+    verdicts = [VERDICTS[number] for number in code]
+    level = LEVEL * (1 + int(differs.sum())) / max(1, len(tested))
+    deviation = np.nan_to_num(found.deviation[kept], nan=np.inf, posinf=np.inf)
+    needed = more_runs(np.maximum(np.abs(difference), margin), deviation, runs, min(level, LEVEL))
+    unknown = code == VERDICTS.index("unknown")
+    if not found.between:
+        needed = np.maximum(needed, 2)  # fewer than three runs a side say little of how runs differ
+    return verdicts, np.where(unknown, np.minimum(needed, MOST_RUNS), 0).tolist()
+
+
+def _short(
+    keys: Sequence[tuple[str, str]], matches: Sequence[Match]
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Names for tables; those of kernels are shortened."""
+    pairs: Mapping[tuple[str, str], Match] = {(m.by, m.name): m for m in matches}
+    kernels = {name for by, name in keys if by == "kernel" and (by, name) not in pairs}
+    kernels |= {n for m in matches if m.by == "kernel" for n in (m.before[0], m.after[0])}
+    short = short_names(sorted(kernels))
+    for key in keys:
+        match = pairs.get(key)
+        if match is None:
+            yield key, short.get(key[1], key[1]) if key[0] == "kernel" else key[1]
+        else:
+            sides = (
+                short.get(names[0], names[0])
+                + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+                for names in (match.before, match.after)
+            )
+            yield key, " -> ".join(sides)
+
+
+def _ordered(frame: pl.DataFrame) -> pl.DataFrame:
+    """What is more than noise first, the largest differences first; of the whole before its parts."""
+    told = pl.col("verdict").is_in(["slower", "faster", "new", "gone"])
+    whole = pl.col("by").is_in([*_WHOLE])
+    return frame.sort(
+        ~whole, ~told, -pl.col("difference_ns").abs(), "by", "name", maintain_order=True
+    )

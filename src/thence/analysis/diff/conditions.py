@@ -1,0 +1,154 @@
+"""The conditions of a run: what two sides must share for their times to mean the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.analysis.soundness.findings import Soundness
+    from thence.model.attributed import Attributed
+
+__all__ = ["PROFILER_OPTIONS", "Conditions", "conditions"]
+
+PROFILER_OPTIONS = (
+    "record_shapes",
+    "with_stack",
+    "profile_memory",
+    "with_modules",
+    "with_flops",
+    "xla_flags",
+)
+"""Facts of an input that say what its profiler or compiler was asked for."""
+_VERSIONS = (
+    *("cuda_driver_version", "cuda_runtime_version", "driver_cuda", "nccl_version"),
+    *("hip_driver_version", "hip_runtime_version", "jax_version", "jaxlib_version"),
+)
+_CLOCKS = ("gpu_clock_mhz", "memory_clock_mhz")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Under which conditions a run was recorded.
+
+    Attributes:
+        identity: the same for two samples of one recording.
+        gpus: model, processors and compute capability of each different GPU, as text; empty where unknown.
+        clocks: of the GPUs, where the inputs say them: name to MHz.
+        ranks: how many have device work.
+        world_size: of the job, as the inputs say; None where they do not.
+        devices: how many GPUs have work.
+        formats: of the inputs.
+        options: of the profiler, as the inputs say them.
+        versions: of drivers and libraries.
+        unsound: why the trace cannot carry figures, as one line; None for a sound one.
+        copied_bytes: bytes copied from the host to a device, per step and device.
+        grids: kernel (name), grid (as text), count and ns per step and device.
+    """
+
+    identity: tuple[object, ...]
+    gpus: tuple[str, ...]
+    clocks: Mapping[str, str]
+    ranks: int
+    world_size: int | None
+    devices: int
+    formats: tuple[str, ...]
+    options: Mapping[str, str]
+    versions: Mapping[str, str]
+    unsound: str | None
+    copied_bytes: float
+    grids: pl.DataFrame
+
+
+def conditions(
+    trace: Attributed, soundness: Soundness, step: pl.Series, shared_by: int
+) -> Conditions:
+    """The conditions of a run.
+
+    Args:
+        trace: attributed; of one run.
+        soundness: of the whole trace.
+        step: number of the step of each row of gpu among those that count, `NO_ROW` for none.
+        shared_by: steps times devices, over which sums are shared.
+    """
+    meta, gpu = trace.meta, trace.gpu
+    sizes = [int(f["world_size"]) for f in meta.facts if _whole(f.get("world_size"))]
+    copies = trace.gpu.filter(pl.col("kind") == "memcpy", step != NO_ROW).select("name", "bytes")
+    from_host = copies.filter(
+        pl.col("name").cast(pl.String).str.contains(r"(?i)HtoD|Host.*-> ?Device")
+    )
+    return Conditions(
+        identity=(meta.epoch_ns, gpu.height, gpu["start"].min(), int(gpu["duration"].sum())),
+        gpus=tuple(sorted({_model(*d) for d in _described(trace)} - {""})),
+        clocks=_facts(trace, _CLOCKS),
+        ranks=gpu["rank"].n_unique(),
+        world_size=max(sizes, default=None),
+        devices=gpu.select("rank", "device").n_unique(),
+        formats=tuple(sorted(set(meta.formats))),
+        options=_facts(trace, PROFILER_OPTIONS),
+        versions=_facts(trace, _VERSIONS),
+        unsound=soundness.statement,
+        copied_bytes=float(from_host["bytes"].fill_null(0).sum()) / shared_by,
+        grids=_grids(gpu.filter(step != NO_ROW), shared_by),
+    )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, str) and value.isdigit())
+
+
+def _described(trace: Attributed) -> list[tuple[str | None, int | None, str | None]]:
+    used = {(rank, device) for rank, device in trace.gpu.select("rank", "device").unique().rows()}
+    return [
+        (d.name, d.multiprocessors, d.compute_capability)
+        for d in trace.meta.devices
+        if (d.rank, d.device) in used
+    ]
+
+
+def _model(name: str | None, processors: int | None, capability: str | None) -> str:
+    about = ", ".join(
+        text
+        for text in (
+            f"{processors} multiprocessors" if processors else "",
+            f"compute capability {capability}" if capability else "",
+        )
+        if text
+    )
+    return f"{name or 'unnamed'} ({about})" if about else name or ""
+
+
+def _facts(trace: Attributed, wanted: tuple[str, ...]) -> dict[str, str]:
+    """What the inputs say, several different values side by side."""
+    found = {
+        name: sorted(
+            {str(facts[name]) for facts in trace.meta.facts if facts.get(name) is not None}
+        )
+        for name in wanted
+    }
+    return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+def _grids(gpu: pl.DataFrame, shared_by: int) -> pl.DataFrame:
+    """Kernels by their grid, as `Conditions.grids`."""
+    axes = [pl.col("grid").arr.get(axis).cast(pl.Int64).alias(f"grid_{axis}") for axis in range(3)]
+    return (
+        gpu.lazy()
+        .filter(pl.col("grid").is_not_null())
+        .select("name", "duration", *axes)
+        .group_by("name", "grid_0", "grid_1", "grid_2")
+        .agg(count=pl.len() / shared_by, ns=pl.col("duration").sum() / shared_by)
+        .select(
+            kernel=pl.col("name").cast(pl.String),
+            grid=pl.format("{}x{}x{}", "grid_0", "grid_1", "grid_2"),
+            count="count",
+            ns="ns",
+        )
+        .collect()
+    )

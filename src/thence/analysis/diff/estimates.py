@@ -1,0 +1,291 @@
+"""Statistics of a comparison: a model of two levels, steps within runs and runs on a side.
+
+The time of a row in step s of run r of a side is modelled as
+
+    side mean + deviation of the run + deviation of the step
+
+Runs are the sample: what a run's mean is off by counts once, however many steps it has. The mean of a run is the
+plain mean over its steps. From three runs on, two sides together, the noise is what the means of the runs vary by:
+
+    Welch's test where either side has three runs or more; its degrees of freedom after Satterthwaite
+    one variance for both sides where one of them has fewer: two runs say too little of their own
+
+in either case at least what independent steps would make the means vary by, which guards against runs that agree by
+chance. With one run a side nothing is known of how runs differ, and the noise is that of the steps alone.
+Steps depend on their neighbours: the mean of n steps with lag-one correlation r varies like that of
+n (1 - r) / (1 + r) independent ones. The r of so few steps is uncertain, and too small a one makes noise look like
+a difference: it is corrected for its bias of about -(1 + 4 r) / n (Marriott and Pope, 1954), and taken one standard
+error higher.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.diff.paths import whole_paths
+from thence.analysis.diff.student import quantile, two_sided
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from thence.analysis.diff.sample import Sample
+
+    Float = npt.NDArray[np.float64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = [
+    "MOST_RUNS",
+    "Estimates",
+    "RunMeans",
+    "discoveries",
+    "estimates",
+    "more_runs",
+    "run_means",
+]
+
+MOST_RUNS = 1000
+"""Runs a side up to which it is said how many would tell."""
+
+_FEWEST_OF_OWN = 3
+"""Runs from which on a side has a variance of its own."""
+_MOST_CORRELATION = 0.9
+_POWER_BOTH_TAILS = 0.4
+"""The t for a power of 80 %: one tail of 20 %."""
+
+
+@dataclass(frozen=True)
+class RunMeans:
+    """The rows of all runs; shape (rows, runs) where it says no other.
+
+    Attributes:
+        keys: by and name of each row, shape (rows,).
+        mean: ns per step.
+        least: variance of that mean by the steps within the run, if they were independent; nan for a single step.
+        error: the same as they depend on their neighbours.
+        freedom: degrees of freedom of that.
+        count: activities per step.
+        share: part of the steps in which the row has any activity.
+        steps: that count, shape (runs,).
+    """
+
+    keys: list[tuple[str, str]]
+    mean: Float
+    least: Float
+    error: Float
+    freedom: Float
+    count: Float
+    share: Float
+    steps: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Differences after - before; shape (rows,) each.
+
+    Attributes:
+        before, after: means of the sides, ns per step.
+        low, high: the 95 % interval of the difference of each row by itself; infinite where nothing is known of
+            the noise.
+        p: probability of a difference as large if there is none; 1 where nothing is known of the noise.
+        deviation: of one run (of the whole run of steps, within runs), ns.
+        freedom: degrees of freedom.
+        between: whether the noise is that between runs.
+    """
+
+    before: Float
+    after: Float
+    low: Float
+    high: Float
+    p: Float
+    deviation: Float
+    freedom: Float
+    between: bool
+
+
+def run_means(samples: Sequence[Sample], renamed: Mapping[tuple[str, str], str]) -> RunMeans:
+    """Means and errors of every row in every run.
+
+    Args:
+        samples: the runs.
+        renamed: by and name of rows that are shown under another name, with that name.
+    """
+    rows = pl.concat([s.rows.with_columns(run=pl.lit(n, pl.Int32)) for n, s in enumerate(samples)])
+    counted = np.array([sample.counted for sample in samples], np.int64)
+    if renamed:
+        names = pl.DataFrame(
+            [(by, name, new) for (by, name), new in renamed.items()],
+            schema={"by": pl.String, "name": pl.String, "new": pl.String},
+            orient="row",
+        )
+        rows = rows.join(names, on=["by", "name"], how="left", maintain_order="left")
+        rows = rows.with_columns(name=pl.coalesce("new", "name")).drop("new")
+    rows = pl.concat([rows, whole_paths(rows)])
+    by_step = rows.group_by("by", "name", "run", "step").agg(pl.col("ns", "count").sum())
+    ordered = by_step.sort("by", "name", "run", "step")
+    same = pl.all_horizontal(
+        *(pl.col(c) == pl.col(c).shift(-1) for c in ("by", "name", "run")),
+        pl.col("step") + 1 == pl.col("step").shift(-1),
+    )
+    sums = ordered.with_columns(
+        lagged=pl.when(same).then(pl.col("ns") * pl.col("ns").shift(-1)).otherwise(0.0),
+        last=pl.lit(pl.Series(counted - 1)).gather(pl.col("run")),
+    )
+    sums = sums.group_by("by", "name", "run", maintain_order=True).agg(
+        total=pl.col("ns").sum(),
+        squares=pl.col("ns").pow(2).sum(),
+        lagged=pl.col("lagged").sum(),
+        ends=pl.col("ns").filter((pl.col("step") == 0) | (pl.col("step") == pl.col("last"))).sum(),
+        count=pl.col("count").sum(),
+        present=(pl.col("ns") > 0).sum(),
+    )
+    return _as_arrays(sums, counted)
+
+
+def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
+    keys = sums.select("by", "name").unique(maintain_order=True).with_row_index("row")
+    row = sums.join(keys, on=["by", "name"], maintain_order="left")["row"].to_numpy()
+    run = sums["run"].to_numpy()
+
+    def matrix(column: str) -> Float:
+        values = np.zeros((keys.height, len(steps)))
+        values[row, run] = sums[column].to_numpy()
+        return values
+
+    n = np.maximum(steps, 1).astype(np.float64)
+    mean = matrix("total") / n
+    several = n > 1
+    variance = np.maximum(matrix("squares") - n * mean**2, 0.0) / np.maximum(n - 1, 1)
+    # Differences of large sums: what is left below their rounding is nothing.
+    variance[variance < 1e-12 * mean**2] = 0.0
+    crossed = mean * (
+        2 * matrix("total") - matrix("ends")
+    )  # the first and the last step are in one pair each
+    covariance = (matrix("lagged") - crossed) / np.maximum(n - 1, 1) + mean**2
+    correlation = np.divide(covariance, variance, out=np.zeros_like(mean), where=variance > 0)
+    known = np.clip(correlation, 0, 1)
+    correlation = correlation + (1 + 4 * known) / n + np.sqrt((1 - known**2) / n)
+    correlation = np.clip(correlation, 0, _MOST_CORRELATION)
+    effective = np.maximum(n * (1 - correlation) / (1 + correlation), 2.0)
+    return RunMeans(
+        keys.select("by", "name").rows(),
+        mean,
+        np.where(several, variance / n, np.nan),
+        np.where(several, variance / effective, np.nan),
+        np.where(several, np.minimum(effective, n) - 1, 0.0),
+        matrix("count") / n,
+        matrix("present") / n,
+        steps,
+    )
+
+
+def estimates(
+    means: RunMeans, before: Sequence[int], after: Sequence[int], bound: float = 0.0
+) -> Estimates:
+    """The difference of every row, with its interval.
+
+    Args:
+        means: of the runs of both sides.
+        before: which runs are of this side.
+        after: which are of the other.
+        bound: share of before that is taken off: the difference is after - (1 + bound) before, so that its
+            interval tells whether the relative change exceeds the bound.
+    """
+    sides = [means.mean[:, [*runs]] for runs in (before, after)]
+    scales = (1.0 + bound, 1.0)
+    centres = [values.mean(axis=1) for values in sides]
+    between = len(before) + len(after) >= 3
+    if between:
+        errors = [means.least[:, [*runs]] for runs in (before, after)]
+        variance, freedom, deviation = _between(sides, errors, scales)
+    else:
+        errors = [means.error[:, [*runs]] for runs in (before, after)]
+        parts = [np.square(s) * e[:, 0] for s, e in zip(scales, errors, strict=True)]
+        degrees = [means.freedom[:, runs[0]] for runs in (before, after)]
+        variance, freedom = _satterthwaite(parts, degrees)
+        deviation = np.sqrt(variance / 2)
+    difference = centres[1] - scales[0] * centres[0]
+    known = np.isfinite(variance) & (freedom > 0)
+    error = np.sqrt(np.where(known, variance, 0.0))
+    freedom = np.where(known, freedom, 1.0)
+    half = np.where(known, quantile(0.05, freedom) * error, np.inf)
+    t = np.divide(difference, error, out=np.where(difference == 0, 0.0, np.inf), where=error > 0)
+    p = np.where(known, two_sided(t, freedom), 1.0)
+    low, high = difference - half, difference + half
+    return Estimates(centres[0], centres[1], low, high, p, deviation, freedom, between=between)
+
+
+def _between(
+    sides: Sequence[Float], errors: Sequence[Float], scales: Sequence[float]
+) -> tuple[Float, Float, Float]:
+    """Variance of the difference, its degrees of freedom, and the deviation of one run."""
+    counts = [values.shape[1] for values in sides]
+    within = [np.nan_to_num(np.nanmean(_filled(e), axis=1)) for e in errors]
+    squares = [np.square(v - v.mean(axis=1, keepdims=True)).sum(axis=1) for v in sides]
+    if min(counts) >= _FEWEST_OF_OWN:
+        own = [np.maximum(s / (n - 1), w) for s, n, w in zip(squares, counts, within, strict=True)]
+    else:
+        pooled = sum(squares) / (sum(counts) - 2)
+        own = [np.maximum(pooled, np.maximum(*within))] * 2
+    parts = [np.square(k) * v / n for k, v, n in zip(scales, own, counts, strict=True)]
+    deviation = np.sqrt((own[0] + own[1]) / 2)
+    if min(counts) >= _FEWEST_OF_OWN:
+        degrees = [np.full(len(v), n - 1.0) for v, n in zip(own, counts, strict=True)]
+        return (*_satterthwaite(parts, degrees), deviation)
+    return parts[0] + parts[1], np.full(len(own[0]), sum(counts) - 2.0), deviation
+
+
+def _filled(errors: Float) -> Float:
+    """Errors of which at least one is a number, so that means of nothing make no noise."""
+    return np.where(np.isnan(errors).all(axis=1, keepdims=True), 0.0, errors)
+
+
+def _satterthwaite(parts: Sequence[Float], degrees: Sequence[Float]) -> tuple[Float, Float]:
+    """The sum of two variances, and its degrees of freedom."""
+    variance = parts[0] + parts[1]
+    spread = sum(np.square(v) / np.maximum(n, 1e-9) for v, n in zip(parts, degrees, strict=True))
+    least = np.minimum(*degrees)
+    freedom = np.divide(np.square(variance), spread, out=least.copy(), where=spread > 0)
+    return variance, np.where(np.minimum(*degrees) > 0, freedom, 0.0)
+
+
+def discoveries(p: Float, level: float = 0.05) -> Mask:
+    """Which rows differ at a false discovery rate, after Benjamini and Hochberg (1995).
+
+    Where no row differs at all, the probability that any is called different is the level at most.
+    """
+    order = np.argsort(p, kind="stable")
+    allowed = level * np.arange(1, len(p) + 1) / max(1, len(p))
+    passing = np.flatnonzero(p[order] <= allowed)
+    found = np.zeros(len(p), np.bool_)
+    if len(passing):
+        found[order[: passing[-1] + 1]] = True
+    return found
+
+
+def more_runs(wanted: Float, deviation: Float, runs: int, level: float) -> npt.NDArray[np.int64]:
+    """How many more runs a side would tell a difference apart from none, four times out of five.
+
+    Args:
+        wanted: the difference, ns, above 0, shape (rows,).
+        deviation: of one run, ns.
+        runs: that the smaller side has.
+        level: at which a row counts as different, after the correction.
+
+    Returns:
+        shape (rows,); `MOST_RUNS` where that many are too few.
+    """
+    sizes = np.unique(np.geomspace(2, MOST_RUNS, 200).astype(np.int64))
+    freedom = (2.0 * sizes - 2).astype(np.float64)
+    rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few different levels, each computed once
+    critical = quantile(float(rounded), freedom) + quantile(_POWER_BOTH_TAILS, freedom)
+    reach = critical * np.sqrt(2.0 / sizes)  # in deviations; falls with the size
+    ratio = np.divide(wanted, deviation, out=np.full(len(wanted), np.inf), where=deviation > 0)
+    place = len(sizes) - np.searchsorted(reach[::-1], ratio, side="right")
+    needed = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], MOST_RUNS)
+    return np.where(needed >= MOST_RUNS, MOST_RUNS, np.maximum(needed - runs, 1))

@@ -1,0 +1,212 @@
+"""What a comparison says first: how the step changed, and because of what.
+
+The cause is looked for among the rows that are more than noise and go the way of the total. A row explains the part
+of the total that its difference is, if that is all of it or less; one that overshoots, as others made up for it,
+explains the inverse of that. Of those that explain nearly as much as the best, the kind that says most is named:
+a cause with a name of its own (`signs`), idle time by cause, labels, modules, source lines, HLO instructions,
+operators, kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.analysis.diff.estimates import MOST_RUNS
+from thence.analysis.diff.paths import PARTS
+from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, IDLE, UNATTRIBUTED
+from thence.analysis.diff.signs import signs
+from thence.model.kernel_names import clip, short_names
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from thence.analysis.diff.signs import Sign
+
+__all__ = ["explain", "signed_ns", "signed_share"]
+
+_TOLD = ("slower", "faster", "new", "gone")
+_NAMED_CAUSE = "cause"
+_ORDER = (
+    *(_NAMED_CAUSE, IDLE, COMMUNICATION, "label", "module"),
+    *("source", "hlo", "op"),
+    *("kernel", BUSY),
+)
+"""Kinds, those that say most first."""
+_NEARLY = 0.7
+"""Part of the best explanation that another must reach to be named instead."""
+_LEAST = 0.2
+"""Part of the total below which a row is no cause of it."""
+_MORE = 5
+_LONGEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    kind: str
+    text: str
+    explained: float
+
+
+def explain(
+    total: Mapping[str, Any],
+    rows: pl.DataFrame,
+    moved: Sequence[Mapping[str, Any]],
+    kernels: tuple[pl.DataFrame, pl.DataFrame],
+    *,
+    between: bool,
+) -> tuple[str, ...]:
+    """Sentences about a comparison, the most important first.
+
+    Args:
+        total: of the step, as `Row.to_json` returns it.
+        rows: as `Diff.rows`.
+        moved: as `moved_time` returns it.
+        kernels: of both sides, as `kernels_of` returns them.
+        between: whether the noise is that between runs.
+    """
+    found = signs(*kernels, rows)
+    head = _head(total, between=between)
+    certain = _told_once(rows.filter(pl.col("verdict").is_in(_TOLD)))
+    if total["verdict"] in _TOLD:
+        causes = _causes(total["difference_ns"], rows, certain, found)
+        named = [cause.text for cause in causes[:1]] or ["no single row explains it"]
+        others = [f"also: {cause.text}" for cause in causes[1:_MORE]]
+    else:
+        named = [_undecided(total)]
+        certainly = [sign.text for sign in found[:1]]
+        certainly += [text for text in [_largest(certain)] if text is not None]
+        if certainly:
+            named.append(f"but for sure {certainly[0]}")
+        others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
+    return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
+
+
+def _told_once(rows: pl.DataFrame) -> pl.DataFrame:
+    """Without what a path has by itself, where there is a row of it with its parts: time often moves between them."""
+    whole = rows.filter(pl.col("name").str.ends_with(PARTS))
+    heads = whole.select("by", name=pl.col("name").str.strip_suffix(PARTS))
+    return rows.join(heads, on=["by", "name"], how="anti", maintain_order="left")
+
+
+def signed_ns(ns: float) -> str:
+    """A difference of times with its sign, such as ``+0.8 ms``."""
+    return f"{'+' if ns >= 0 else '-'}{format_ns(abs(ns))}"
+
+
+def signed_share(share: float) -> str:
+    """A relative difference with its sign, such as ``+7.4 %``."""
+    return f"{100 * share:+.1f} %"
+
+
+def _head(total: Mapping[str, Any], *, between: bool) -> str:
+    times = f"step {format_ns(total['before_ns'])} -> {format_ns(total['after_ns'])}"
+    if total["difference_share"] is None:
+        return times
+    change = signed_share(total["difference_share"])
+    if total["low_share"] is None:
+        return f"{times} ({change}, interval not known: single steps show no noise)"
+    low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
+    scope = "" if between else " within these two runs"
+    return f"{times} ({change}, 95 % interval {low} to {high} %{scope})"
+
+
+def _undecided(total: Mapping[str, Any]) -> str:
+    if total["verdict"] == "same":
+        return "the same"
+    if total["more_runs"] is None:
+        return "not told apart from noise"
+    more = total["more_runs"]
+    if more >= MOST_RUNS:
+        return f"not told apart from noise, and {MOST_RUNS:,} runs a side would not, either"
+    return f"not told apart from noise; some {more:,} more run{'s' if more > 1 else ''} a side would tell"
+
+
+def _causes(
+    difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found: Sequence[Sign]
+) -> list[_Cause]:
+    """What explains a difference of the step: the one to be named first, then one of each other kind."""
+    if not difference:
+        return []
+    causes = [*_of_rows(difference, certain), *_of_signs(difference, rows, found)]
+    causes = [cause for cause in causes if cause.explained >= _LEAST]
+    if not causes:
+        return []
+    best = max(cause.explained for cause in causes)
+    near = [cause for cause in causes if cause.explained >= _NEARLY * best]
+    ordered = sorted(near, key=lambda cause: (_ORDER.index(cause.kind), -cause.explained))
+    rest = sorted(
+        (cause for cause in causes if cause not in near), key=lambda cause: -cause.explained
+    )
+    chosen: dict[str, _Cause] = {}
+    for cause in (*ordered, *rest):
+        chosen.setdefault(cause.kind, cause)
+    return [*chosen.values()]
+
+
+def _explained(part: float, whole: float) -> float:
+    """How much of a difference a part of it explains, from 0 to 1."""
+    share = part / whole
+    if share <= 0:
+        return 0.0
+    return min(share, 1 / share)
+
+
+def _of_rows(difference: float, certain: pl.DataFrame) -> Iterator[_Cause]:
+    for row in certain.iter_rows(named=True):
+        if row["name"] == UNATTRIBUTED or row["by"] not in _ORDER:
+            continue
+        yield _Cause(row["by"], _text(row), _explained(row["difference_ns"], difference))
+
+
+def _of_signs(difference: float, rows: pl.DataFrame, found: Sequence[Sign]) -> Iterator[_Cause]:
+    idle = rows.filter(pl.col("by") == IDLE, pl.col("name") == ALL)["difference_ns"]
+    grown = float(idle.sum())
+    for sign in found:
+        ns = grown if sign.idle else sign.difference_ns
+        what = "idle " if sign.idle else ""
+        yield _Cause(
+            _NAMED_CAUSE, f"{sign.text} ({what}{signed_ns(ns)})", _explained(ns, difference)
+        )
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    """``label forward/attention +0.8 ms``, with what is special about it."""
+    name = "" if row["name"] == ALL else f" {clip(row['short_name'], _LONGEST)}"
+    what = "exposed communication" if row["by"] == COMMUNICATION else f"{row['by']}{name}"
+    parts = [f"{what} {signed_ns(row['difference_ns'])}"]
+    if row["verdict"] in ("new", "gone"):
+        parts.append(f"({row['verdict']})")
+    elif row["difference_share"] is not None:
+        parts.append(f"({signed_share(row['difference_share'])})")
+    counts = row["before_count"], row["after_count"]
+    if row["verdict"] not in ("new", "gone") and abs(counts[1] - counts[0]) >= 0.5:
+        parts.append(f"[{counts[0]:.4g} -> {counts[1]:.4g} times a step]")
+    return " ".join(parts)
+
+
+def _largest(certain: pl.DataFrame) -> str | None:
+    """The row that differs most for sure, of the kind that says most among those nearly as large."""
+    known = [r for r in certain.iter_rows(named=True) if r["name"] != UNATTRIBUTED]
+    if not known:
+        return None
+    best = max(abs(row["difference_ns"]) for row in known)
+    near = [row for row in known if abs(row["difference_ns"]) >= _NEARLY * best]
+    return _text(min(near, key=lambda r: (_ORDER.index(r["by"]), -abs(r["difference_ns"]))))
+
+
+def _moved_texts(moved: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    names = short_names({name for row in moved[:_MORE] for name in (*row["from"], *row["to"])})
+
+    def text(kernels: Sequence[str]) -> str:
+        more = f" and {len(kernels) - 1} more" if len(kernels) > 1 else ""
+        return f"{clip(names[kernels[0]], _LONGEST)}{more}"
+
+    for row in moved[:_MORE]:
+        yield (
+            f"moved in {row['by']} {clip(row['place'], _LONGEST)}: {text(row['from'])} "
+            f"({format_ns(row['before_ns'])}) -> {text(row['to'])} ({format_ns(row['after_ns'])})"
+        )

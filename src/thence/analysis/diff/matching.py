@@ -1,0 +1,266 @@
+"""Which rows of two sides are the same, where names changed.
+
+Equal names are the same row. Of the kernels that only one side has, those are one row, in this order:
+
+place   launched at one place (label, module, op and, of XLA, op_name): one name on either side, or names of one
+        family;
+family  names that differ in what autotuning, a compiler or a rebuild changes: template arguments and sizes of
+        tiles, numbers and hashes at the end;
+group   at one label and module, the only kernel of its kind (GEMM, attention, reduction) on either side.
+
+Source lines of one function that only one side has are one row, too: an edit above moves them. All other rows are
+of one side alone: new or gone. Where kernels of one side stand at a place and others of the other side, the time
+moved; see `moved_time`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.analysis.kernel_groups import KERNEL_PATTERNS
+from thence.model.kernel_names import short_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from thence.analysis.diff.sample import Sample
+
+__all__ = ["Match", "family", "group_of", "kernels_of", "matched_names", "moved_time"]
+
+_CHANGING = (
+    (
+        re.compile(r"_[0-9]+d[0-9de]+$"),
+        "",
+    ),  # Triton's old signature: which arguments are divisible by 16
+    (re.compile(r"_(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{6,64}(?=_|$)"), ""),  # a hash
+    (re.compile(r"[0-9]+(?:x[0-9]+)+"), "#"),  # sizes of tiles
+    (re.compile(r"(?<=[_.])[0-9]+(?=[_.]|$)"), "#"),  # numbers of fusions, stages
+    (re.compile(r"(?:stage|stages|align|splitK|warpgroupsize|tilesize|bias|r|v|k)[0-9#]+"), "#"),
+    (re.compile(r"(?:[_.]?#)+"), "#"),
+    (re.compile(r"[_.]?#$"), ""),
+)
+"""What of a name may differ between two builds of a kernel, and what stands for it."""
+_LINE = re.compile(r":\d+(?= |$)")
+_GROUPS = [(group, re.compile(pattern)) for group, pattern in KERNEL_PATTERNS]
+_TELLING = ("GEMM", "attention", "reduction", "communication")
+"""Groups of which a label and module seldom has more than one kernel that changes."""
+_PLACE = ("label", "module", "op_name", "op")
+_LEAST_MOVED = 0.001
+"""Part of a step below which time that moved is not told."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """One row that has other names on the other side.
+
+    Attributes:
+        by: kernel or source.
+        name: of the row.
+        before, after: the names on either side.
+        rule: place, family, group or line.
+    """
+
+    by: str
+    name: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    rule: str
+
+
+@lru_cache(maxsize=65_536)
+def family(name: str) -> str:
+    """A kernel's name without what autotuning, template arguments or a rebuild change."""
+    text = next(iter(short_names([name]).values()))
+    for pattern, replacement in _CHANGING:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+@lru_cache(maxsize=65_536)
+def group_of(name: str) -> str:
+    """The group of a kernel by its name alone, as `thence.analysis.kernel_groups` has them."""
+    return next((group for group, pattern in _GROUPS if pattern.search(name)), "other")
+
+
+def kernels_of(samples: Sequence[Sample]) -> pl.DataFrame:
+    """The kernels of a side: `Sample.kernels`, means over the runs."""
+    frames = pl.concat([sample.kernels for sample in samples])
+    return frames.group_by("name", *_PLACE, maintain_order=True).agg(
+        pl.col("ns", "count").sum() / len(samples)
+    )
+
+
+def matched_names(
+    before: pl.DataFrame, after: pl.DataFrame, sources: tuple[set[str], set[str]]
+) -> tuple[Match, ...]:
+    """Names of one side that are the same row as other names of the other.
+
+    Args:
+        before: as `kernels_of` returns it.
+        after: of the other side.
+        sources: names of the source lines of either side.
+    """
+    common = set(before["name"]) & set(after["name"])
+    sides = [_main_places(side, common) for side in (before, after)]
+    found: list[Match] = []
+    passes: tuple[tuple[str, Callable[[str, tuple[Any, ...]], Hashable], bool], ...] = (
+        ("place", lambda _, place: place if any(place) else None, True),
+        ("place", lambda name, place: (place, family(name)) if any(place) else None, False),
+        ("family", lambda name, _: family(name), False),
+        ("group", _group_at, True),
+    )
+    for rule, key, single in passes:
+        found += _paired(sides, "kernel", rule, key, single=single)
+    lines = [dict.fromkeys(names - others, ()) for names, others in _both(sources)]
+    found += _paired(lines, "source", "line", lambda name, _: _LINE.sub("", name), single=False)
+    return tuple(found)
+
+
+def _both(pair: tuple[set[str], set[str]]) -> tuple[tuple[set[str], set[str]], ...]:
+    return (pair, pair[::-1])
+
+
+def _group_at(name: str, place: tuple[Any, ...]) -> Hashable:
+    group = group_of(name)
+    return (group, place[:3]) if group in _TELLING and any(place[:3]) else None
+
+
+def _main_places(side: pl.DataFrame, common: set[str]) -> dict[str, tuple[Any, ...]]:
+    """The place with most of the time of each kernel that the other side has not."""
+    rows = side.filter(~pl.col("name").is_in([*common])).sort("ns", *_PLACE, "name")
+    rows = rows.unique("name", keep="last", maintain_order=True)
+    return {name: tuple(place) for name, *place in rows.select("name", *_PLACE).iter_rows()}
+
+
+def _paired(
+    sides: Sequence[dict[str, tuple[Any, ...]]],
+    by: str,
+    rule: str,
+    key: Callable[[str, tuple[Any, ...]], Hashable],
+    *,
+    single: bool,
+) -> list[Match]:
+    """Takes the names that share a key out of both sides; only single ones where that is asked for."""
+    keyed: tuple[dict[Hashable, list[str]], ...] = ({}, {})
+    for by_key, side in zip(keyed, sides, strict=True):
+        for name, place in side.items():
+            if (found := key(name, place)) is not None:
+                by_key.setdefault(found, []).append(name)
+    matches = []
+    for shared in keyed[0].keys() & keyed[1].keys():
+        ours, theirs = sorted(keyed[0][shared]), sorted(keyed[1][shared])
+        if single and (len(ours) > 1 or len(theirs) > 1):
+            continue
+        matches.append(Match(by, _row_name(ours, theirs), tuple(ours), tuple(theirs), rule))
+        for side, names in zip(sides, (ours, theirs), strict=True):
+            for name in names:
+                del side[name]
+    return sorted(matches, key=lambda match: match.name)
+
+
+def _row_name(before: Sequence[str], after: Sequence[str]) -> str:
+    def text(names: Sequence[str]) -> str:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return f"{names[0]}{more}"
+
+    return f"{text(before)} -> {text(after)}"
+
+
+def moved_time(before: pl.DataFrame, after: pl.DataFrame, step_ns: float) -> list[dict[str, Any]]:
+    """Where kernels of one side alone stand in for kernels of the other: time that moved.
+
+    Args:
+        before: as `kernels_of` returns it.
+        after: of the other side.
+        step_ns: length of a step; places where less than a thousandth of it moved are left out.
+
+    Returns:
+        ``by`` and ``place``, ``from`` and ``to`` (names, most time first), ``before_ns`` and ``after_ns`` (their time
+        per step) and ``before_count`` and ``after_count``; most time first.
+    """
+    gone, new = (
+        _alone(one, other)
+        for one, other in ((_placed(before), _placed(after)), (_placed(after), _placed(before)))
+    )
+    rows = []
+    for by, outer in {(by, _outermost(place)) for by, place in gone.keys() | new.keys()}:
+        sides = [
+            {
+                place: kernels
+                for (of, place), kernels in side.items()
+                if (of, _outermost(place)) == (by, outer)
+            }
+            for side in (gone, new)
+        ]
+        if sides[0].keys() == sides[1].keys():
+            rows += [_moved(by, place, sides[0][place], sides[1][place]) for place in sides[0]]
+        else:  # between places, too: told of what is around them
+            rows.append(_moved(by, outer, *(_merged(side.values()) for side in sides)))
+    told = [r for r in rows if min(r["before_ns"], r["after_ns"]) >= _LEAST_MOVED * step_ns]
+    return sorted(told, key=lambda row: (-max(row["before_ns"], row["after_ns"]), row["place"]))
+
+
+_Kernels = dict[str, tuple[float, float]]
+"""Kernel to its time (ns) and count per step."""
+_Placed = dict[tuple[str, str], _Kernels]
+"""Kernels by kind and place."""
+
+
+def _outermost(place: str) -> str:
+    return place.partition("/")[0]
+
+
+def _placed(side: pl.DataFrame) -> _Placed:
+    result: _Placed = {}
+    for name, *places, ns, count in side.select("name", *_PLACE, "ns", "count").iter_rows():
+        known = ((by, place) for by, place in zip(_PLACE, places, strict=True) if place)
+        key = next(known, None)
+        if key is not None:
+            total, times = result.setdefault(key, {}).get(name, (0.0, 0.0))
+            result[key][name] = (total + ns, times + count)
+    return result
+
+
+def _alone(one: _Placed, other: _Placed) -> _Placed:
+    """The kernels of one side that the other has not at the same place."""
+    result: _Placed = {}
+    for key, kernels in one.items():
+        theirs = other.get(key, {})
+        alone = {name: value for name, value in kernels.items() if name not in theirs}
+        if alone:
+            result[key] = alone
+    return result
+
+
+def _merged(places: Iterable[_Kernels]) -> _Kernels:
+    result: _Kernels = {}
+    for kernels in places:
+        for name, (ns, count) in kernels.items():
+            total, times = result.get(name, (0.0, 0.0))
+            result[name] = (total + ns, times + count)
+    return result
+
+
+def _moved(by: str, place: str, gone: _Kernels, new: _Kernels) -> dict[str, Any]:
+    return {
+        "by": by,
+        "place": place,
+        "from": _most_first(gone),
+        "to": _most_first(new),
+        "before_ns": sum(ns for ns, _ in gone.values()),
+        "after_ns": sum(ns for ns, _ in new.values()),
+        "before_count": sum(count for _, count in gone.values()),
+        "after_count": sum(count for _, count in new.values()),
+    }
+
+
+def _most_first(kernels: Mapping[str, tuple[float, float]]) -> list[str]:
+    ordered: Iterable[tuple[str, tuple[float, float]]] = sorted(
+        kernels.items(), key=lambda item: (-item[1][0], item[0])
+    )
+    return [name for name, _ in ordered]

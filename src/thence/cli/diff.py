@@ -1,0 +1,322 @@
+"""``thence diff``: what changed between two sides of runs, and whether it is more than noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli.inputs import SELECTING, Inputs, check_inputs, trace_options
+from thence.cli.messages import put, say
+from thence.cli.output import Result, choice_option, console, print_table, result_options
+from thence.errors import MissingData, UsageError
+from thence.model.places import COMPARED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.gate import Bound, Gate
+    from thence.analysis.diff.sample import Sample
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence diff before.json.gz after.json.gz
+  thence diff --before a1 a2 a3 --after b1 b2 b3     several runs a side: noise is measured between them
+  thence diff --baseline main_runs/ new1 new2 new3   every file or folder in main_runs/ is a run
+  thence diff A B --by label --by kernel --top 50
+  thence diff --baseline main_runs/ new* --fail-on 'total>5%' --fail-on 'label:forward/attention>10%'
+  thence diff --baseline main_runs/ new* --format markdown >> "$GITHUB_STEP_SUMMARY"
+  thence diff A B -o diff.html                       one page with both sides
+  thence diff A B -o diff.pftrace                    their steps below each other, for ui.perfetto.dev
+\b
+A run is one file or folder: all ranks of one execution of the program. Times are per step and GPU.
+Each row has the 95 % interval of its difference and a verdict: slower, faster, new, gone, same (the
+interval is within 1 % of the row, or 0.1 % of the step), or unknown, with how many more runs a side
+would tell. With one run a side only the noise within the runs is known.
+--fail-on WHAT>BOUND: total, busy, idle, communication, or a kind and a name, and a bound in %, ns,
+us, ms or s. With one run a side it needs --within-run.
+\b
+Exit code: 0, also where the sides differ; 1 if a bound is exceeded for sure (with --strict: if it
+may be); 2 if the sides cannot be compared (--anyway does) or could not be read.
+"""
+
+_TABLE = {
+    "by": "by",
+    "row": "name",
+    "before_ns": "before",
+    "after_ns": "after",
+    "change": "change",
+    "interval": "95 % interval",
+    "verdict": "verdict",
+    "calls": "calls a step",
+}
+_SIDES = ("--before", "--after")
+_ENDINGS = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".html": "html",
+    ".pftrace": "pftrace",
+}
+
+
+class _SeveralEach(click.Command):
+    """Lets ``--before`` and ``--after`` take all the inputs up to the next option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*_one_each(args)])
+
+
+def _one_each(arguments: Sequence[str]) -> Iterator[str]:
+    """``--before a b`` as ``--before a --before b``."""
+    option = ""
+    for argument in arguments:
+        if argument in _SIDES:
+            option = argument
+        elif option and not argument.startswith("-"):
+            yield from (option, argument)
+        else:
+            option = ""
+            yield argument
+
+
+@click.command("diff", cls=_SeveralEach, epilog=_EXAMPLES)
+@trace_options(*SELECTING, "own", "hlo", required=False)
+@click.option("--before", "before", multiple=True, metavar="RUN...", help="Runs of the first side.")
+@click.option("--after", "after", multiple=True, metavar="RUN...", help="Runs of the second side.")
+@click.option(
+    "--baseline",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="The first side: every file or folder in it is a run; INPUT... are runs of the second.",
+)
+@click.option(
+    "--by",
+    "kinds",
+    type=click.Choice(COMPARED),
+    multiple=True,
+    help="Rows to show, beside those of the whole step. Repeatable; all without it.",
+)
+@click.option(
+    "--fail-on",
+    "bounds",
+    multiple=True,
+    metavar="BOUND",
+    help="Such as 'total>5%': exit code 1 if the change exceeds it for sure. Repeatable.",
+)
+@click.option("--strict", is_flag=True, help="With --fail-on: also if the bound may be exceeded.")
+@click.option(
+    "--within-run",
+    is_flag=True,
+    help="With --fail-on and one run a side: the noise within the runs may decide.",
+)
+@click.option("--anyway", is_flag=True, help="Compare what should not be compared.")
+@choice_option(
+    "--outliers",
+    choices=("leave-out", "keep"),
+    meaning="Steps far from the ordinary ones, in runs of 8 steps and more.",
+)
+@result_options(
+    _ENDINGS,
+    "File ending in .json, .csv, .md, .html or .pftrace, instead of standard output.",
+    20,
+    choice_option(
+        "--format",
+        "form",
+        choices=("table", "json", "csv", "markdown"),
+        meaning="markdown is for a pull request; json and csv hold every row.",
+    ),
+)
+def command(
+    inputs: Inputs,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+    baseline: str | None,
+    result: Result,
+    **options: object,
+) -> int:
+    """What changed between two sides of runs, because of what, and is it more than noise?"""
+    from thence.analysis.diff.gate import judge, parse_bound
+
+    given = _Options.of(options)
+    bounds = [parse_bound(text) for text in given.bounds]
+    sides = _sides(inputs.paths, before, after, baseline)
+    _check_gates(bounds, sides, within_run=given.within_run)
+    first, second = (
+        [_sample(inputs, run, outliers=given.outliers) for run in side] for side in sides
+    )
+    from thence.analysis.diff.compare import compare
+
+    diff = compare(first, second)
+    if diff.refusals and not given.anyway:
+        return _refuse(diff, result)
+    gates = judge(diff, bounds)
+    shown = diff.by(given.kinds) if given.kinds else diff
+    if result.form == "pftrace":
+        _write_sides(inputs, (sides[0][0], sides[1][0]), result)
+    else:
+        _emit(shown, gates, result)
+    for gate in gates if result.form in ("csv", "pftrace", "html") else ():
+        say(str(gate))
+    return 1 if any(gate.fails(strict=given.strict) for gate in gates) else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """What the user asked for, beside inputs and output."""
+
+    kinds: tuple[str, ...]
+    bounds: tuple[str, ...]
+    strict: bool
+    within_run: bool
+    anyway: bool
+    outliers: bool
+
+    @classmethod
+    def of(cls, options: dict[str, object]) -> _Options:
+        keep = options.pop("outliers") == "keep"
+        return cls(**options, outliers=keep)  # type: ignore[arg-type]
+
+
+def _sides(
+    paths: Sequence[str], before: Sequence[str], after: Sequence[str], baseline: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The runs of both sides.
+
+    Raises:
+        UsageError: they are not two sides.
+        InputError: there is no such run.
+    """
+    if baseline is not None:
+        if before:
+            raise UsageError("--before and --baseline both name the first side; give one of them")
+        sides = _runs_in(baseline), (*paths, *after)
+    elif before or after:
+        if paths:
+            raise UsageError(
+                f"{paths[0]}: with --before and --after, every run belongs behind one of them"
+            )
+        sides = tuple(before), tuple(after)
+    elif len(paths) == 2:
+        sides = (paths[0],), (paths[1],)
+    else:
+        raise UsageError(
+            f"diff compares two runs, or two sides of several; got {len(paths)}: write thence diff A B, or "
+            "thence diff --before a1 a2 --after b1 b2"
+        )
+    for name, side in zip(("before", "after"), sides, strict=True):
+        if not side:
+            raise UsageError(f"there is no run {name}: name one or more")
+        check_inputs(side)
+        if side.count("-"):
+            raise UsageError("diff reads files and folders, not standard input")
+    return sides
+
+
+def _runs_in(folder: str) -> tuple[str, ...]:
+    """Every file and folder in a directory that may be a run."""
+    check_inputs([folder])
+    runs = sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
+    # What commonly lies beside: notes on the runs.
+    runs = [path for path in runs if path.suffix not in (".md", ".txt", ".log")]
+    if not runs:
+        raise UsageError(f"{folder}: holds no run; every file or folder in it is one")
+    return tuple(map(str, runs))
+
+
+def _check_gates(
+    bounds: Sequence[Bound], sides: tuple[Sequence[str], Sequence[str]], *, within_run: bool
+) -> None:
+    from thence.analysis.diff.gate import needs_runs
+
+    if bounds and needs_runs(*map(len, sides)) and not within_run:
+        raise UsageError(
+            "--fail-on with one run a side cannot tell a change from the noise between runs: give several runs a "
+            "side (--before, --after, --baseline), or --within-run to judge by the noise within these two"
+        )
+
+
+def _sample(inputs: Inputs, run: str, *, outliers: bool) -> Sample:
+    """One run; its activities are forgotten as soon as they are summed up."""
+    trace = dataclasses.replace(inputs, paths=(run,)).open()
+    if trace.gpu.is_empty():
+        trace.summary()  # says what the trace lacks
+        raise MissingData(f"{run}: holds no device activity")
+    return trace.sample(outliers=outliers)
+
+
+def _refuse(diff: Diff, result: Result) -> int:
+    """Says why the sides are not compared."""
+    if result.form == "json":
+        from thence.cli.output import json_text
+
+        whole = diff.to_json()
+        left_out: dict[str, object] = {"total": {}, "rows": [], "moved": [], "explanation": []}
+        result.text(json_text({**whole, **left_out}) + "\n")
+    for refusal in diff.refusals:
+        say(f"not comparable ({refusal.code}): {refusal.text}")
+    say("thence: these sides cannot be compared; --anyway does it all the same")
+    return 2
+
+
+def _emit(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
+    from thence.cli.output import json_text
+    from thence.writers.text.diff import markdown
+
+    if result.form == "json":
+        document = {**diff.to_json(), "gates": [gate.to_json() for gate in gates]}
+        result.text(json_text(document) + "\n")
+    elif result.form == "csv":
+        result.text(diff.rows.write_csv())
+        for note in diff.notes:
+            say(note)
+    elif result.form == "markdown":
+        result.text(markdown(diff, gates, result.top))
+    elif result.form == "html":
+        from thence.writers.page.diff_page import diff_html
+
+        result.text(diff_html(diff, gates))
+    else:
+        _show(diff, gates, result)
+
+
+def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
+    """The explanation, the rows, gates and notes on the terminal."""
+    from rich.text import Text
+
+    from thence.writers.text.diff import shown_rows
+    from thence.writers.text.printable import printable
+
+    output = console()
+
+    def line(text: str, style: str = "") -> None:
+        print_table(output, Text(printable(text), style))
+
+    for refusal in diff.refusals:
+        line(f"not comparable ({refusal.code}), compared anyway: {refusal.text}", "bold red")
+    for number, text in enumerate(diff.explanation):
+        line(text, "" if number else "bold")
+    put("\n")
+    result.table(shown_rows(diff), _TABLE)
+    put("\n")
+    for gate in gates:
+        line(str(gate), "bold red" if gate.verdict == "exceeded" else "bold")
+    for entry in diff.not_checked:
+        line(f"not checked ({entry.code}): {entry.text}", "dim")
+    for note in diff.notes:
+        line(note, "dim")
+
+
+def _write_sides(inputs: Inputs, runs: tuple[str, str], result: Result) -> None:
+    """Both sides' steps in one Perfetto trace: the first run of each."""
+    from thence.analysis.diff.aligned import aligned_steps
+    from thence.writers.timelines.perfetto.sides import write_sides_file
+
+    traces = [dataclasses.replace(inputs, paths=(run,)).open().attributed for run in runs]
+    assert result.path is not None
+    write_sides_file(aligned_steps(*traces), result.path)

@@ -1,0 +1,156 @@
+"""A comparison as one HTML page that needs nothing else: no server, no network, no script.
+
+Names come from traces and may hold anything; on the page all of them are escaped text.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.units import format_ns
+from thence.writers.text.diff import shown_rows
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.gate import Gate
+    from thence.analysis.diff.sample import Sample
+
+__all__ = ["diff_html"]
+
+_MOST_ROWS = 300
+"""Rows of one kind; the largest differences come first."""
+_TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole step"}
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #777; --before: #7a8ca3; --after: #3d7fd0;
+  --slower: #c8402f; --faster: #2e8b57; --new: #b06f00; --gone: #6a6a8a; }
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 24px auto; padding: 0 16px; }
+h1 { font-size: 20px; } h2 { font-size: 16px; margin-top: 28px; }
+ul { padding-left: 20px; } li { margin: 2px 0; } .soft, td.soft { color: var(--soft); }
+.refused { border-left: 4px solid var(--slower); padding-left: 10px; }
+.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
+.sides > div { border: 1px solid var(--line); border-radius: 6px; padding: 8px 14px; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: 3px 8px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: middle; }
+th.text, td.text { text-align: left; overflow-wrap: anywhere; }
+.bars { width: 160px; } .bars i { display: block; height: 6px; margin: 2px 0; border-radius: 2px; }
+.bars .b { background: var(--before); } .bars .a { background: var(--after); }
+.slower { color: var(--slower); } .faster { color: var(--faster); } .new { color: var(--new); }
+.gone { color: var(--gone); } .same, .unknown { color: var(--soft); }
+svg { width: 150px; height: 16px; } svg line { stroke: currentColor; } svg .zero { stroke: var(--line); }
+"""
+
+
+def diff_html(diff: Diff, gates: Sequence[Gate] = ()) -> str:
+    """The page of a comparison.
+
+    Args:
+        diff: to be shown.
+        gates: that were judged.
+    """
+    first, *others = diff.explanation
+    refused = [f"Not comparable ({r.code}), compared anyway: {r.text}" for r in diff.refusals]
+    notes = [*(f"not checked ({n.code}): {n.text}" for n in diff.not_checked), *diff.notes]
+    body = (
+        f"<h1>{_text(first)}</h1>",
+        _list(refused, "refused"),
+        _list(map(str, gates)),
+        _list(others),
+        f'<div class="sides">{_side("before", diff.before)}{_side("after", diff.after)}</div>',
+        *_tables(diff),
+        "<h2>How these figures were made</h2>",
+        _list(notes, "soft"),
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>thence diff: {_text(first)}</title><style>{_STYLE}</style></head>"
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def _list(texts: Iterable[str], kind: str = "") -> str:
+    items = "".join(f"<li>{_text(text)}</li>" for text in texts)
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
+
+
+def _side(name: str, samples: Sequence[Sample]) -> str:
+    """The runs of a side with the length of their steps."""
+    runs = []
+    for sample in samples:
+        counted = sample.steps.filter(pl.col("left_out").is_null())["total_ns"]
+        mean, spread = float(counted.mean() or 0), float(counted.std() or 0)  # type: ignore[arg-type]
+        inputs = ", ".join(sample.inputs)
+        runs.append(
+            f"{inputs}: {len(counted)} of {sample.steps.height} {sample.what}, {format_ns(mean)} each "
+            f"(standard deviation {format_ns(spread)})"
+        )
+    return f"<div><b>{name}</b>{_list(runs)}</div>"
+
+
+def _tables(diff: Diff) -> Iterator[str]:
+    rows = shown_rows(diff).with_columns(code=diff.rows["verdict"])
+    titled = rows.with_columns(title=pl.col("by").replace(_TITLES))
+    for title in titled["title"].unique(maintain_order=True):
+        ours = titled.filter(pl.col("title") == title)
+        yield f"<h2>{_text(title if title in _TITLES.values() else f'By {title}')}</h2>"
+        yield _table(ours.head(_MOST_ROWS))
+        if ours.height > _MOST_ROWS:
+            yield f'<p class="soft">{ours.height - _MOST_ROWS:,} more rows of smaller differences</p>'
+
+
+def _table(rows: pl.DataFrame) -> str:
+    longest = max(1.0, *(float(rows[c].max() or 0) for c in ("before_ns", "after_ns")))  # type: ignore[arg-type]
+    limits = [abs(ns) for c in ("low_ns", "high_ns") for ns in rows[c].drop_nulls().head(50)]
+    widest = max(1.0, *limits) if limits else 1.0
+    head = (
+        '<tr><th class="text">name</th><th>before</th><th>after</th><th></th><th>change</th><th>95 % interval</th>'
+        '<th></th><th class="text">verdict</th><th>calls a step</th></tr>'
+    )
+    body = "".join(_row(row, longest, widest) for row in rows.iter_rows(named=True))
+    return f"<table>{head}{body}</table>"
+
+
+def _row(row: Mapping[str, Any], longest: float, widest: float) -> str:
+    whole = row["name"] == "all"
+    name = row["by"] if whole else row["row"]
+    full = escape(printable(row["name"]), quote=True)[:2000]
+    bars = "".join(
+        f'<i class="{kind}" style="width:{100 * row[column] / longest:.1f}%"></i>'
+        for kind, column in (("b", "before_ns"), ("a", "after_ns"))
+    )
+    return (
+        f'<tr><td class="text" title="{full}">{_text(name)}</td><td>{format_ns(row["before_ns"])}</td>'
+        f'<td>{format_ns(row["after_ns"])}</td><td><div class="bars">{bars}</div></td>'
+        f'<td class="{row["code"]}">{row["change"]}</td><td>{row["interval"]}</td>'
+        f'<td class="{row["code"]}">{_whisker(row, widest)}</td>'
+        f'<td class="text {row["code"]}">{row["verdict"]}</td><td class="soft">{row["calls"]}</td></tr>'
+    )
+
+
+def _whisker(row: Mapping[str, Any], widest: float) -> str:
+    """The interval as a line, zero in the middle."""
+    if row["low_ns"] is None:
+        return ""
+
+    def place(ns: float) -> float:
+        return 75 + 72 * max(-1.0, min(1.0, ns / widest))
+
+    low, high, middle = (place(row[k]) for k in ("low_ns", "high_ns", "difference_ns"))
+    return (
+        '<svg viewBox="0 0 150 16" aria-hidden="true"><line class="zero" x1="75" x2="75" y1="0" y2="16"/>'
+        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="8" y2="8" stroke-width="2"/>'
+        f'<circle cx="{middle:.1f}" cy="8" r="3" fill="currentColor"/></svg>'
+    )
