@@ -14,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from thence.hooks.importing import torch_is_being_imported
+from thence.hooks.importing import JAX_ON_CUDA, torch_is_being_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,12 +25,8 @@ SETTINGS = "THENCE_RECORD"
 """Environment variable: JSON of directory and options."""
 
 _TORCH = "torch.cuda"
-_AT_IMPORT = frozenset(
+_AT_IMPORT = JAX_ON_CUDA | frozenset(
     {
-        "jax_cuda12_plugin",
-        "jax_cuda13_plugin",
-        "jax_plugins.xla_cuda12",
-        "jax_plugins.xla_cuda13",
         "cupy",
         "numba.cuda",
         "pycuda",
@@ -63,6 +59,8 @@ class _Watcher:
             collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
         if name in _AT_IMPORT and not torch_is_being_imported():
             self._begin()
+            if name in JAX_ON_CUDA:
+                _record_launches()
         if name != _TORCH:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
@@ -98,6 +96,15 @@ def install() -> None:
 
     nvtx = bool(settings["options"].get("nvtx", True))
     sys.meta_path.insert(0, _Watcher(begin, nvtx=nvtx))
+
+
+def _record_launches() -> None:
+    """A recording that began with another framework records launches for JAX from here on."""
+    from thence.recorder.session import running
+
+    recorder = running()
+    if recorder is not None:
+        recorder.record_launches()
 
 
 def _begin(settings: dict[str, Any]) -> None:

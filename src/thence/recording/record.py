@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
+from thence.hooks.importing import jax_uses_cuda
 from thence.hooks.jax.programs import XlaPrograms
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
@@ -20,6 +22,7 @@ from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
 from thence.recording.endings import Endings
 from thence.recording.mark_log import MarkLog
+from thence.recording.noted_places import NotedPlaces
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -82,6 +85,7 @@ class Recording:
         self._endings = Endings(directory, self.stop)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
+        self._places = NotedPlaces(None)
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._collects_nvtx = False
@@ -110,12 +114,13 @@ class Recording:
             UsageError: this process is being recorded already.
             MissingRequirement: CUPTI cannot be used; the message says why and what to do.
         """
-        self._log = MarkLog()
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
-        recorder = Recorder(self.directory, self._options, self._rows)
+        recorder = Recorder(self.directory, _for_frameworks(self._options), self._rows)
         recorder.start()
         self._recorder = recorder
+        self._places = NotedPlaces(recorder.log)
+        self._log = MarkLog(recorder.log)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
         self._step = self._labelled = 0
@@ -174,7 +179,9 @@ class Recording:
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
-        return self._log.take(names)
+        if self._recorder is not None and jax_uses_cuda():
+            self._recorder.record_launches()
+        return {**self._log.take(names), **self._places.take(names)}
 
     def _keep_labels(self, path: Path) -> None:
         """A program that is killed keeps the labels of the graphs that it had captured by then."""
@@ -199,6 +206,7 @@ class Recording:
         self._collectives.forked()
         self._xla.forked()
         self._log = MarkLog()
+        self._places = NotedPlaces(None)
 
     def __enter__(self) -> Self:
         self.start()
@@ -211,6 +219,13 @@ class Recording:
         _traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _for_frameworks(options: RecordOptions) -> RecordOptions:
+    """These options, with launches where JAX is in use: its graphs are told apart by the calls that build them."""
+    if options.launches is None and jax_uses_cuda():
+        return dataclasses.replace(options, launches=True)
+    return options
 
 
 _alive: weakref.WeakSet[Recording] = weakref.WeakSet()
