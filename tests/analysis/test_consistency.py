@@ -64,11 +64,11 @@ def test_streams_that_cannot_be_are_refused(trace: thence.Trace) -> None:
     (device,) = sound.concurrency
     assert sum(device.busy_streams_ns) == device.busy_ns == 52_000  # 12 to 64 us, without a gap
     for change in ({"busy_ns": 1}, {"hidden_ns": 1}, {"communication_ns": 10**9}):
+        broken = dataclasses.replace(sound, concurrency=(dataclasses.replace(device, **change),))
         with pytest.raises(Contradiction):
-            broken = (dataclasses.replace(device, **change),)
-            consistent_streams(dataclasses.replace(sound, concurrency=broken))
+            consistent_streams(broken)
+    longer = sound.streams.with_columns(concurrent_ns=pl.col("busy_ns") + 1)
     with pytest.raises(Contradiction):
-        longer = sound.streams.with_columns(concurrent_ns=pl.col("busy_ns") + 1)
         consistent_streams(dataclasses.replace(sound, streams=longer))
 
 

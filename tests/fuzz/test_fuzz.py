@@ -14,7 +14,7 @@ from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
 from fuzz.run import run_apart
 
-CASES, SEED, THROUGH_VERBS = 200, 1, 50
+CASES, SEED, THROUGH_VERBS = 200, 1, 100
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits are those of POSIX")
