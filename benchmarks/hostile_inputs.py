@@ -1,4 +1,4 @@
-"""What inputs made to hurt cost: seconds and peak memory of a verb, beside the size of what they hold.
+"""What inputs made to hurt cost: CPU seconds and peak memory of a verb, beside the size of what they hold.
 
     python benchmarks/hostile_inputs.py [NAME...] [--most-memory GB] [--most-seconds S]
 
@@ -22,7 +22,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from contextlib import closing
 from dataclasses import dataclass
@@ -255,15 +254,15 @@ CASES: tuple[Callable[[Path], Made], ...] = (
 
 
 def measured(made: Made, most_bytes: int, most_seconds: int) -> tuple[str, float, float]:
-    """What came of it, seconds, and peak MB of the process or of its largest child."""
+    """What came of it, seconds of CPU time, and peak MB of the process or of its largest child."""
     code = (
         "import resource, subprocess, sys;"
         "done = subprocess.run([sys.executable, '-m', 'thence', *sys.argv[2:]], stdout=subprocess.DEVNULL,"
         " stderr=subprocess.PIPE);"
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, done.returncode);"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
+        "print(used.ru_maxrss, used.ru_utime + used.ru_stime, done.returncode);"
         "sys.stdout.flush(); sys.stdout.buffer.write(done.stderr[:2000])"
     )
-    began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", code, "-", *made.arguments],
         stdout=subprocess.PIPE,
@@ -277,13 +276,13 @@ def measured(made: Made, most_bytes: int, most_seconds: int) -> tuple[str, float
         process.wait()
         return f"stopped after {most_seconds} s", most_seconds, float("nan")
     numbers, _, message = told.partition("\n")
-    peak, status = numbers.split()
+    peak, seconds, status = numbers.split()
     lines = message.strip().splitlines() or [""]
     what = {"0": "read", "2": "refused"}.get(status, f"exit {status}")
     if "Traceback" in message or "should not happen" in message:
         what = "TRACEBACK"
     print(f"    {lines[-1][:180]}", file=sys.stderr)
-    return what, time.monotonic() - began, int(peak) / 1000
+    return what, float(seconds), int(peak) / 1000
 
 
 def main() -> None:
