@@ -5,8 +5,8 @@
     python tests/fuzz/run.py FORMAT --cases 1 --seed N --first I     one case again
 
 Every case is told by format, seed and number alone. It fails where thence ends in anything but a result or one
-sentence, takes longer than `MOST_SECONDS` of CPU time, or more memory than `MOST_BYTES` beside what it had before. Inputs that
-fail are kept in --keep.
+sentence, takes longer than `MOST_SECONDS` of CPU time, or more memory than `MOST_BYTES` beside what it had before.
+Inputs that fail are kept in --keep.
 """
 
 from __future__ import annotations
