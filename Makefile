@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast check format clean
+.PHONY: demo test test-fast fuzz check format clean
 
 demo: $(VENV)/installed  ## the main job on a real recording that ships with the package
 	$(BIN)/thence demo
@@ -13,6 +13,10 @@ test: $(VENV)/installed-dev  ## the tests
 
 test-fast: $(VENV)/installed-dev  ## without those that run a slow, obvious implementation
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 -m 'not gpu and not slow_oracle'
+
+MINUTES ?= 60
+fuzz: $(VENV)/installed-dev  ## mutated inputs of every format for MINUTES, other ones for every SEED; keeps what fails
+	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --seed $(or $(SEED),$(shell date +%s)) --keep fuzz-failures
 
 check: $(VENV)/installed-dev  ## linter, formatter and type checker
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ ThenceError                 exit code 2
  |    +-- UnknownFormat     the bytes are no format that thence reads
  |    +-- DamagedInput      the format is known, its content cannot be read
  +-- MissingData            the trace is valid, but lacks data that the analysis needs
+ +-- Contradiction          figures that cannot be: a defect of thence, or damage that no reader has seen
  +-- MissingRequirement     something that is not installed, or too old
  +-- UsageError             the request is invalid for any input
       +-- WrongArgument     an argument of a Python call; a ValueError as well
@@ -15,6 +16,7 @@ A message names the file, says what was expected, and what to do. Only ``thence.
 from __future__ import annotations
 
 __all__ = [
+    "Contradiction",
     "DamagedInput",
     "InputError",
     "MissingData",
@@ -54,6 +56,10 @@ class DamagedInput(InputError):
 
 class MissingData(ThenceError):
     """The trace does not hold what was asked for; the message says how to record it."""
+
+
+class Contradiction(ThenceError):
+    """Figures of a trace contradict each other; the message says which. None of them is given."""
 
 
 class MissingRequirement(ThenceError):

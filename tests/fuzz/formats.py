@@ -351,13 +351,10 @@ def _nsys_jax() -> Tree:
     trace = {name: [row[i] for row in ranges] for i, name in enumerate(names)}
     compiles = {"Name": [module.replace("Module", "Compile"), "TSL:XlaPass:#name=dce#"], "Start (ns)": [10, 12],
                 "End (ns)": [30, 20], "TID": [1, 1]}  # fmt: skip
+    threads = ["main", "XlaLauncher:#global=5,local=1,process=1,slice=0#"]
     return {
         "nvtx_gpu_proj_trace/trace.parquet": trace | {"PID": [7] * len(ranges)},
-        "thread-metadata.parquet": {
-            "Name": ["main", "XlaLauncher:#global=5,local=1,process=1,slice=0#"],
-            "PID": [7, 7],
-            "TID": [1, 77],
-        },  # fmt: skip
+        "thread-metadata.parquet": {"Name": threads, "PID": [7, 7], "TID": [1, 77]},
         "report_nvtx_pushpop_trace.parquet": compiles,
     }
 
@@ -376,11 +373,8 @@ def _zipped(tree: Tree, folder: Path) -> Path:
 
 
 def _recording() -> Tree:
-    tree: dict[str, Any] = {
-        "recording.json": json.loads(
-            (DATA / "recording/two_ranks/host-rank0-631/recording.json").read_text()
-        )
-    }
+    place = DATA / "recording/two_ranks/host-rank0-631"
+    tree: dict[str, Any] = {"recording.json": json.loads((place / "recording.json").read_text())}
     tree["recording.json"]["version"] = 3
     for table, schema in SCHEMAS.items():
         file = place / f"{table}-000001.arrow"

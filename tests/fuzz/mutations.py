@@ -21,16 +21,18 @@ INTEGERS = (
 )  # fmt: skip
 FLOATS = (0.5, -0.0, 1e-9, 1e15, 9.3e18, 1e300, math.inf, -math.inf, math.nan)
 TEXTS = (
-    "", " ", "\0", "\n", "\r\n", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\u202e", "\ufeff", "é" * 300, "0", "-1", "007",
-    "1e5", "NaN", "99999999999999999999", "[TP01] 5", "stream 7", "ProfilerStep#3", "nn.Module: A_0", "a/b",
-    "../../etc/passwd", "model.py(12): forward", "_Z3fooIfEvPT_i", "a<" * 200, "(" * 300, "%s{}", "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+    "", " ", "\0", "\n", "\r\n", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\u202e", "\ufeff", "é" * 300, "0", "-1",
+    "007", "1e5", "NaN", "99999999999999999999", "[TP01] 5", "stream 7", "ProfilerStep#3", "nn.Module: A_0", "a/b",
+    "../../etc/passwd", "model.py(12): forward", "_Z3fooIfEvPT_i", "a<" * 200, "(" * 300, "%s{}",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
     "jit_step(1)", "<script>", "'; drop table gpu; --", "x" * 5000,
 )  # fmt: skip
 VALUES = (*INTEGERS, *FLOATS, *TEXTS, None, True, False, [], {}, b"", b"\xff\xfe", b"\0" * 64)
 TOKENS = (
     b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\n", b"\x00", b"\xff", b"\xff" * 8, b"null", b"NaN", b"1e999",
     b"-1", b"99999999999999999999999", b"[[", b'"traceEvents":[', b'{"ph":"X"}', b"\xef\xbb\xbf", b"\\ud800",
-    b"PK\x03\x04", b"PAR1", b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", b"\x1f\x8b", b"\x93NUMPY", b"{'descr': '|O'", b"SQLite format 3\0",
+    b"PK\x03\x04", b"PAR1", b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01", b"\x1f\x8b", b"\x93NUMPY", b"{'descr': '|O'",
+    b"SQLite format 3\0",
 )  # fmt: skip
 
 

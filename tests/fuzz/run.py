@@ -5,8 +5,8 @@
     python tests/fuzz/run.py FORMAT --cases 1 --seed N --first I     one case again
 
 Every case is told by format, seed and number alone. It fails where thence ends in anything but a result or one
-sentence, takes longer than `MOST_SECONDS`, or more memory than `MOST_BYTES` beside what it had before. Inputs that
-fail are kept in --keep.
+sentence, takes longer than `MOST_SECONDS` of CPU time, or more memory than `MOST_BYTES` beside what it had before.
+Inputs that fail are kept in --keep.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
 from thence.cli import main as command_line
 from thence.readers import parquet_probe
+from thence.readers.jax.hlo_dump import hlo_dump_modules
+from thence.readers.registry import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +47,8 @@ MOST_SECONDS = 20
 MOST_BYTES = 1 << 30
 VERBS = (
     ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"),
-    ("report", "--by", "step"), ("streams",), ("programs",), ("collectives",), ("compile",), ("check",), ("flame", "-o", "OUT/a.folded"),
+    ("report", "--by", "step"), ("streams",), ("programs",), ("collectives",), ("compile",), ("check",),
+    ("flame", "-o", "OUT/a.folded"),
     ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
     ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
     ("report", "--only", "kernel"),
@@ -79,19 +82,23 @@ def limited() -> Iterator[None]:
     def stop(_signal: int, _frame: object) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, MOST_SECONDS)
+    # CPU time, and a time after which nothing can be but waiting, on a machine of many other programs too.
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, 1), (signal.SIGALRM, signal.ITIMER_REAL, 15))
+    before = {number: signal.signal(number, stop) for number, _, _ in timers}
+    for _, timer, times in timers:
+        signal.setitimer(timer, times * MOST_SECONDS)
     try:
         yield
     except TooLong:
         raise Failure(f"took longer than {MOST_SECONDS} s\n{traceback.format_exc()}") from None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, timer, _ in timers:
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
-def try_one(of: Format, path: Path, dice: random.Random) -> None:
-    """Reads an input, and puts it through verbs.
+def try_one(of: Format, path: Path, dice: random.Random, *, through_verbs: bool) -> None:
+    """Reads an input, and puts it through a verb and the checks of a trace, which takes ten times as long.
 
     Raises:
         Failure: something but a result or a sentence came of it.
@@ -107,6 +114,9 @@ def try_one(of: Format, path: Path, dice: random.Random) -> None:
             inputs = [str(path.parent / "trace.json.gz")]
     else:
         inputs = [str(path)]
+    if not through_verbs:
+        _read(inputs, [str(path)] if beside else [])
+        return
     verb = dice.choice(VERBS if of.name != "hlo" else VERBS[:2])
     arguments = [word.replace("OUT", str(path.parent)) for word in verb]
     form = dice.choice((["--format", "json"], ["--format", "csv"], [])) if "-o" not in verb else []
@@ -154,6 +164,20 @@ def _kept(told: str) -> str:
     return text
 
 
+def _read(inputs: list[str], hlo: list[str]) -> None:
+    with limited():
+        try:
+            read(inputs)
+            for path in hlo:
+                hlo_dump_modules(path)
+        except thence.ThenceError:
+            return
+        except TooLong:
+            raise
+        except BaseException:  # noqa: BLE001
+            raise Failure(f"reading\n{traceback.format_exc()}") from None
+
+
 def _api(inputs: list[str], hlo: list[str]) -> None:
     with limited():
         try:
@@ -176,8 +200,8 @@ def _api(inputs: list[str], hlo: list[str]) -> None:
             )
 
 
-def run(of: Format, cases: int, seed: int, first: int, keep: Path | None) -> int:
-    """Runs cases of one format; the number of those that failed."""
+def run(of: Format, cases: range, seed: int, every: int, keep: Path | None) -> int:
+    """Runs cases of one format, one of ``every`` through verbs; the number of those that failed."""
     tree = of.seed()
     failed = 0
     began = time.monotonic()
@@ -187,7 +211,7 @@ def run(of: Format, cases: int, seed: int, first: int, keep: Path | None) -> int
         most = pages * resource.getpagesize() + MOST_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
     started = parquet_probe._started
-    for number in range(first, first + cases):
+    for number in cases:
         dice = random.Random(f"{of.name} {seed} {number}")
         with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
             folder = Path(name)
@@ -198,7 +222,7 @@ def run(of: Format, cases: int, seed: int, first: int, keep: Path | None) -> int
             parquet_probe._started = (lambda *_: None) if whole else started
             print(f"at {number}", file=sys.stderr, flush=True)  # where an abort happened
             try:
-                try_one(of, path, dice)
+                try_one(of, path, dice, through_verbs=number % every == 0)
             except Failure as failure:
                 failed += 1
                 print(f"{of.name} seed {seed} case {number} failed: {failure}", flush=True)
@@ -209,21 +233,20 @@ def run(of: Format, cases: int, seed: int, first: int, keep: Path | None) -> int
                     (place / "failure.txt").write_text(str(failure), errors="replace")
     seconds = time.monotonic() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    print(
-        f"{of.name}: {cases} cases from {first}, seed {seed}, {failed} failed, {seconds:.1f} s, peak {peak:,.0f} MB",
-        flush=True,
-    )
+    what = f"{of.name}: {len(cases)} cases from {cases[0]}, seed {seed}, {failed} failed"
+    print(f"{what}, {seconds:.1f} s, peak {peak:,.0f} MB", flush=True)
     return failed
 
 
-def run_apart(of: Format, cases: int, seed: int, keep: Path | None) -> tuple[int, str]:
+def run_apart(of: Format, cases: int, seed: int, every: int, keep: Path | None) -> tuple[int, str]:
     """Runs cases of a format in a process; its exit code, and what it printed."""
     command = [sys.executable, __file__, of.name, "--cases", str(cases), "--seed", str(seed)]
+    command += ["--every", str(every)]
     if keep is not None:
         command += ["--keep", str(keep)]
     done = subprocess.run(
         command, capture_output=True, check=False, text=True, errors="replace",
-        timeout=cases * MOST_SECONDS, env=os.environ | {"POLARS_MAX_THREADS": "2"},
+        timeout=60 + cases * MOST_SECONDS, env=os.environ | {"POLARS_MAX_THREADS": "2"},
     )  # fmt: skip
     text = done.stdout
     if done.returncode not in (0, 1):
@@ -242,16 +265,20 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, help="run all formats again and again, with other seeds"
     )
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="one of N cases goes through verbs"
+    )
     parser.add_argument("--keep", type=Path, help="folder for inputs that fail")
     options = parser.parse_args()
     chosen = [f for f in FORMATS if not options.formats or f.name in options.formats]
+    cases = range(options.first, options.first + options.cases)
     if options.minutes is None and len(chosen) == 1:
-        return min(1, run(chosen[0], options.cases, options.seed, options.first, options.keep))
+        return min(1, run(chosen[0], cases, options.seed, options.every, options.keep))
     end = time.monotonic() + 60 * (options.minutes or 0)
     worst, seed, tried = 0, options.seed, 0
     while True:
         for of in chosen:
-            code, text = run_apart(of, options.cases, seed, options.keep)
+            code, text = run_apart(of, options.cases, seed, options.every, options.keep)
             worst, tried = max(worst, abs(code)), tried + options.cases
             print(text, end="", flush=True)
             if options.minutes is not None and time.monotonic() > end:

@@ -185,3 +185,22 @@ def test_damaged_json_is_refused(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(thence.DamagedInput, match="rank0_x"):
         read_labels(path)
+
+
+def test_pickles_made_to_collide_or_to_fill_the_memory_are_refused() -> None:
+    from thence.readers.plain_pickle import PickleRefused, load_plain
+
+    tuples = {(a, b): 1 for a in (-1, -2) for b in (-1, -2)}  # all of one hash
+    assert len({hash(key) for key in tuples}) == 1
+    for value in (tuples, {frozenset([1]): 1}, {(1, 2)}):
+        with pytest.raises(PickleRefused, match="neither texts nor numbers"):
+            load_plain(pickle.dumps(value, protocol=4))
+    with pytest.raises(PickleRefused, match="too large"):
+        load_plain(pickle.dumps({i * ((1 << 61) - 1): 1 for i in range(1, 50)}, protocol=4))
+    with pytest.raises(PickleRefused, match="containers"):
+        load_plain(b"\x80\x04](" + b"}" * 200_000 + b"e.")
+    with pytest.raises(PickleRefused, match="memo"):
+        load_plain(b"\x80\x04Nr\xff\xff\xff\x03.")
+    shared = [{"name": "a"}]
+    sound = {1: shared, 2: [{"name": "b", "x": (1, 2.5, b"y"), "s": {3}}], 3: shared}
+    assert load_plain(pickle.dumps(sound, protocol=4)) == sound

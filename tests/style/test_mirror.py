@@ -15,7 +15,7 @@ import thence
 
 PACKAGE = Path(thence.__file__).parent
 TESTS = Path(__file__).parents[1]
-NO_ROOMS = {"browser", "data", "end_to_end", "style", "support"}
+NO_ROOMS = {"browser", "data", "end_to_end", "fuzz", "style", "support"}
 LARGE = 150
 """Lines above which a module has a test file, or a row in `ELSEWHERE`."""
 
@@ -82,6 +82,11 @@ ELSEWHERE = {
     "readers/nsys_jax/archive.py": "readers/nsys_jax/test_read.py",
     "readers/nsys_jax/programs.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
     "readers/nsys_jax/projection.py": "readers/nsys_jax/test_read.py::test_collectives_are_described_by_the_hlo",
+    "readers/kineto/repair.py": "readers/kineto/test_damage.py::"
+    "test_an_event_gives_the_same_whatever_its_neighbours_are",
+    "readers/parquet_probe.py": "readers/test_expansion.py::test_an_arrow_part_that_ends_its_reader_is_damaged",
+    "readers/plain_pickle.py": "readers/test_torch_annotations.py::"
+    "test_pickles_made_to_collide_or_to_fill_the_memory_are_refused",
     "readers/recording/host.py": "readers/recording/test_read.py::test_marks_around_collectives_describe_their_kernels",
     "readers/recording/parts.py": f"{PROFILERS}::test_a_damaged_part_of_a_recording_is_a_finding",
     "readers/registry.py": "readers/kineto/test_damage.py::test_a_directory_without_traces_says_what_was_looked_for",

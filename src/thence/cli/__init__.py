@@ -117,10 +117,18 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, MemoryError):
         return "not enough memory for this input", 2
-    if isinstance(error, OSError):
-        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        return f"{where}{error.strerror or error}", 2
+    if isinstance(error, UnicodeEncodeError | OSError):
+        return _refused_by_the_system(error), 2
     return unexpected(error), 2
+
+
+def _refused_by_the_system(error: UnicodeEncodeError | OSError) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        # Tables, documents and other programs hold texts; only the system's own calls take other names.
+        given = str(error.object).encode("utf-8", "backslashreplace").decode()[:200]
+        return f"{given!r}: is not UTF-8, as names and options must be here"
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{where}{error.strerror or error}"
 
 
 def _usage(error: click.ClickException) -> str:

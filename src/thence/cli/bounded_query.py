@@ -43,6 +43,7 @@ def bounded_answer(
 
     Raises:
         UsageError: the query is wrong, or takes more than a limit.
+        MissingRequirement: no process can answer it here.
     """
     with tempfile.TemporaryDirectory(prefix="thence-") as name:
         folder = Path(name)
@@ -55,6 +56,10 @@ def bounded_answer(
             return pl.read_ipc(result)
         if code == _REFUSED:
             raise UsageError(result.read_text("utf-8"))
+        if code > 0 and code != _TOO_LARGE:
+            raise MissingRequirement(
+                f"the process that answers queries does not work (exit code {code})"
+            )
         raise UsageError(
             f"the query needs more than {most_bytes / 1e9:g} GB of memory; --memory-limit allows more, a condition or "
             "LIMIT needs less"

@@ -89,7 +89,7 @@ def command(
     notes = notes_of(trace, streams.notes)
     if result.form == "table":
         result.table(streams.rows, _ROWS)
-        _show(streams, notes)
+        _show(streams, notes, result)
     else:
         result.emit(document_of(trace, streams.to_json(checks)), streams.rows, _ROWS, notes)
     _show_checks(checks, result.form)
@@ -104,18 +104,17 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), expression
 
 
-def _show(result: Streams, notes: tuple[str, ...]) -> None:
+def _show(streams: Streams, notes: tuple[str, ...], result: Result) -> None:
     """Prints concurrency and notes below the table of groups."""
     from rich.text import Text
 
-    from thence.writers.text.frame_table import frame_table
     from thence.writers.text.printable import printable
 
     output = console()
     print_table(output, "")
-    print_table(output, frame_table(result.streams, _LANES, output.width))
+    result.table(streams.streams, _LANES)
     print_table(output, "")
-    for device in result.concurrency:
+    for device in streams.concurrency:
         for line in _lines(device):
             print_table(output, Text(printable(line)))
     for note in notes:

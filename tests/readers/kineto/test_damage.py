@@ -266,3 +266,22 @@ def test_two_files_that_claim_one_rank_are_told_apart_if_they_are_to_be_added(
 def test_recordings_that_ship_with_the_tests_are_whole() -> None:
     for path in TORCH.glob("*.json.gz"):
         json.loads(unzipped(path))
+
+
+@pytest.mark.parametrize(
+    "odd", ['"no event"', "7", '{"ph": 5, "ts": {}}', '{"ph": "X", "args": []}']
+)
+def test_an_event_gives_the_same_whatever_its_neighbours_are(tmp_path: Path, odd: str) -> None:
+    """Keys in another order, and numbers of threads beyond 64 bits, beside an event of odd types."""
+    events = [
+        kernel(1, 10, 5),
+        dict(reversed(kernel(2, 20, 5).items())),
+        {**kernel(3, 30, 5), "tid": 1 << 70, "pid": (1 << 70) + 1},
+        kernel(4, 40, 5),
+    ]
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events})
+    alone = opened_text(tmp_path, text)
+    (tmp_path / "beside").mkdir()
+    beside = opened_text(tmp_path / "beside", text.replace("}}, {", "}}, " + odd + ", {", 1))
+    assert alone.gpu.height == 4
+    assert beside.gpu.equals(alone.gpu)

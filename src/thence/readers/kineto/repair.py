@@ -1,12 +1,14 @@
 """Lenient decoding of pieces that strict decoding rejects.
 
 A piece is rejected if one of its events is not valid JSON or has a field of another type than Kineto
-documents. Its events are then decoded one by one: unusual field types are converted or dropped, known
-kinds of broken JSON are repaired, and events that remain unreadable are counted.
+documents. Its events are then decoded one by one: those that strict decoding takes give what they give in any
+other piece, unusual field types of the others are converted or dropped, known kinds of broken JSON are
+repaired, and events that remain unreadable are counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,9 @@ __all__ = ["decode_leniently"]
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 _UNSIGNED = ("graph", "node")
+_OF_ANY_SIZE = ("pid", "tid")  # numbers of lanes are made of them, whatever they are
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+"""May be an integer beyond 64 bits, which strict decoding takes and no column holds."""
 
 # Bare numbers that JSON does not have; Kineto wrote inf for blocks per SM, Python's json writes NaN.
 _NO_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:inf|infinity|nan)\b", re.IGNORECASE)
@@ -46,7 +51,13 @@ def decode_leniently(
         the events that could be read, the text of each, and how many could not.
     """
     events, texts, damaged = [], [], 0
-    for text in split_events(piece):
+    strict = msgspec.json.Decoder(event_type)
+    for text in _split(piece):
+        if _LONG_NUMBER.search(text) is None:
+            with contextlib.suppress(msgspec.MsgspecError, RecursionError, ValueError):
+                events.append(strict.decode(text))
+                texts.append(text)
+                continue
         read = _fields(text)
         if read is None:
             damaged += 1
@@ -64,6 +75,14 @@ def decode_leniently(
     return events, texts, damaged
 
 
+def _split(piece: bytes) -> list[bytes]:
+    """The events of a piece: exactly where it is valid JSON, else where events seem to begin."""
+    try:
+        return [bytes(raw) for raw in _elements.decode(piece)]
+    except (msgspec.MsgspecError, RecursionError):
+        return split_events(piece)
+
+
 class _Times(msgspec.Struct):
     """Times stay text, as in the strict decoding: see times.py."""
 
@@ -72,6 +91,7 @@ class _Times(msgspec.Struct):
 
 
 _times = msgspec.json.Decoder(_Times)
+_elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def _fields(text: bytes) -> tuple[dict[str, Any], dict[str, msgspec.Raw]] | None:
@@ -137,6 +157,8 @@ def _fitting(values: dict[str, Any], struct: type[Any]) -> dict[str, Any]:
             continue
         allowed = _UINT64 if info.name in _UNSIGNED else _INT64
         numbers = fitted if isinstance(fitted, tuple | list) else (fitted,)
-        if all(not isinstance(number, int) or number in allowed for number in numbers):
+        if info.name in _OF_ANY_SIZE or all(
+            not isinstance(number, int) or number in allowed for number in numbers
+        ):
             result[info.name] = fitted
     return result

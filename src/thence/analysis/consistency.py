@@ -1,0 +1,127 @@
+"""What must hold of every trace and every result before it is shown.
+
+Figures that contradict each other are worse than none: where one of these fails, thence has a defect, or an input
+that no reader refused. Everything here is cheap beside what it checks: sums of results, bounds of row references.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.errors import Contradiction
+from thence.model.places import PLACES
+
+if TYPE_CHECKING:
+    from thence.analysis.flame import Flame
+    from thence.analysis.streams import Streams
+    from thence.analysis.summary import Summary
+    from thence.model.attributed import Attributed
+    from thence.model.tables import Meta
+
+__all__ = ["consistent_flame", "consistent_references", "consistent_streams", "consistent_summary"]
+
+
+def consistent_references(trace: Attributed) -> Attributed:
+    """The trace, after checking that its row references point into their tables.
+
+    Raises:
+        Contradiction: they do not, or an activity has neither a place nor a reason for having none.
+    """
+    rows, ranges = trace.gpu.height, trace.host.height
+    references = (
+        ("parents of host ranges", trace.host["parent"], ranges),
+        ("forward ranges", trace.host["forward"], ranges),
+        ("launches", trace.places["launch"], ranges),
+        ("activities of collectives", trace.collectives["gpu"], rows),
+        ("activities of parts of collectives", trace.collective_parts["gpu"], rows),
+        ("host ranges of parts of collectives", trace.collective_parts["host"], ranges),
+        ("activities in CUDA graphs", trace.graph_places["gpu"], rows),
+    )
+    for what, column, count in references:
+        inside = column.drop_nulls().is_between(0, count - 1).all()
+        _must(trace.meta, inside, f"{what} refer to rows that there are not")
+    _must(
+        trace.meta, trace.places.height == rows, "activities have no place in the table of places"
+    )
+    parts = trace.collective_parts["gpu"].is_in(trace.collectives["gpu"].implode()).all()
+    _must(trace.meta, parts, "parts of collectives belong to no collective")
+    unique = trace.graph_places["gpu"].is_unique().all()
+    _must(trace.meta, unique, "an activity has two places in CUDA graphs")
+    for kind in PLACES:
+        told = rows == 0 or trace.places[f"{kind}_rule"].null_count() == 0
+        _must(trace.meta, told, f"activities have neither a {kind} nor a reason why not")
+    return trace
+
+
+def consistent_summary(summary: Summary) -> Summary:
+    """The summary, after checking that its totals can be and add up.
+
+    Raises:
+        Contradiction: they do not.
+    """
+    meta = summary.meta
+    possible = 0 <= summary.busy_ns <= min(summary.span_ns, summary.sum_ns)
+    _must(meta, possible, "devices are busy for longer than they span, or than their work lasts")
+    totals = summary.rows["total_ns"]
+    adds_up = int(totals.sum()) == summary.sum_ns and (
+        totals.is_empty() or int(str(totals.min())) >= 0
+    )
+    _must(meta, adds_up, f"the rows by {summary.by} do not add up to the sum of all work")
+    for kind, attributed in summary.attributed_ns.items():
+        rest = sum(reason.total_ns for reason in summary.unattributed[kind])
+        whole = attributed >= 0 and attributed + rest == summary.sum_ns
+        _must(meta, whole, f"the time with a {kind} and the time without do not add up to the sum")
+    return summary
+
+
+def consistent_streams(streams: Streams) -> Streams:
+    """The streams, after checking that their times can be and add up.
+
+    Raises:
+        Contradiction: they do not.
+    """
+    for device in streams.concurrency:
+        depths = device.busy_streams_ns
+        _must(
+            streams.meta,
+            not depths or sum(depths) == device.busy_ns,
+            "times with one, two and more busy streams do not add up to the busy time",
+        )
+        possible = 0 <= device.hidden_ns <= device.communication_ns <= device.busy_ns
+        _must(streams.meta, possible, "more communication is hidden than there is")
+    lanes = streams.streams
+    bounded = lanes.select(
+        (
+            (pl.col("busy_ns") >= 0) & (pl.col("concurrent_ns").fill_null(0) <= pl.col("busy_ns"))
+        ).all()
+    ).item()
+    _must(streams.meta, bool(bounded), "a stream is busy beside others for longer than it is busy")
+    return streams
+
+
+def consistent_flame(flame: Flame) -> Flame:
+    """The flame graph, after checking that its frames add up.
+
+    Raises:
+        Contradiction: they do not.
+    """
+    nodes = flame.nodes
+    work = nodes.filter(~pl.col("idle").fill_null(value=False))["self_ns"]
+    _must(
+        flame.meta, int(work.sum()) == flame.sum_ns, "frames do not add up to the sum of all work"
+    )
+    least = nodes["self_ns"].min()
+    _must(flame.meta, least is None or int(str(least)) >= 0, "a frame lasts less than nothing")
+    whole = int(nodes["self_ns"].sum()) == int(nodes["total_ns"][0])
+    _must(flame.meta, whole, "the outermost frame is not the sum of all others")
+    return flame
+
+
+def _must(meta: Meta, holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
+    if not holds:
+        raise Contradiction(
+            f"{', '.join(meta.inputs)}: {what}; no figures are shown, because they contradict each other: please "
+            "report it with the trace"
+        )

@@ -1,0 +1,48 @@
+"""Mutated inputs of every format end in a result or in one sentence, within limits of time and memory.
+
+`make fuzz` goes on for hours; `run.py` says how to run one case again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+
+from fuzz.formats import FORMATS, Format
+from fuzz.mutations import damaged, mutated
+from fuzz.run import run_apart
+
+CASES, SEED, THROUGH_VERBS = 200, 1, 100
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits are those of POSIX")
+@pytest.mark.parametrize("of", FORMATS, ids=[of.name for of in FORMATS])
+def test_no_input_does_harm(of: Format) -> None:
+    code, text = run_apart(of, CASES, SEED, THROUGH_VERBS, keep=None)
+    assert code == 0, text
+    assert f"{CASES} cases" in text
+
+
+@pytest.mark.parametrize("of", FORMATS, ids=[of.name for of in FORMATS])
+def test_seeds_are_small_and_sound(of: Format, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is mutated is read without the mutation, or all cases would be refused at once."""
+    folder = tmp_path_factory.mktemp(of.name)
+    path = of.write(of.seed(), folder)
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    assert sum(p.stat().st_size for p in files) < 200_000
+    if of.name not in ("hlo", "inside"):
+        from thence.readers.registry import read
+
+        tables = read([str(folder if of.name == "recording" else path)])
+        assert tables.gpu.height + tables.host.height + len(tables.graph_labels) > 0
+
+
+def test_mutations_change_something() -> None:
+    tree = {"a": [1, 2.5, "x", None, {"b": b"bytes"}], "c": True}
+    changed = [repr(mutated(tree, random.Random(i))) for i in range(200)]
+    assert sum(text != repr(tree) for text in changed) > 150
+    assert len(set(changed)) > 100
+    assert tree == {"a": [1, 2.5, "x", None, {"b": b"bytes"}], "c": True}
+    assert len({damaged(b"0123456789" * 5, random.Random(i)) for i in range(200)}) > 100
