@@ -34,6 +34,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "forward_op": "forward op of the backward op",
         "library_range": "range named by a library",
         "library_frame": "frame of an installed library",
+        "kernel_file": "file of the Triton kernel, which the trace names",
+        "kernel_file_absent": "file of the Triton kernel, which the trace names; it is not here: the line is unknown",
         "launch_time": "time of the launch",
         "loop_rounds": "thunks of the loop around the launch come again in every iteration",
         "autograd_sequence": "autograd sequence number",
