@@ -254,8 +254,6 @@ def _roles(schedule: Schedule, command: Command) -> tuple[Role, Sequence[Role]]:
         return Role.SEVERAL, ()
     if schedule.targets[number].startswith(("__cublas", "__cudnn")):
         return Role.HOLDER, (Role.BEFORE, Role.MAIN, Role.AFTER)
-    if schedule.sliced[number]:
-        return Role.CALL, (Role.LEAF,)
     if schedule.opcodes[number] == "custom-call" or schedule.custom[number]:
-        return Role.CALL, (Role.SEVERAL,)
+        return Role.CALL, (Role.LEAF if schedule.sliced[number] else Role.SEVERAL,)
     return Role.LEAF, ()
