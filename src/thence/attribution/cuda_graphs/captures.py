@@ -184,8 +184,10 @@ class Captures:
     def signatures(self, names: Names) -> NDArray[np.int64]:
         """A number for each launch of ``run`` that equal kernels share; -1 for copies, -2 for sets."""
         kernel = self.run.graph.nodes["kernel"].to_numpy()
-        of_kernel = np.array([names.of_kernel(i) for i in range(len(self.run.kernels))], np.int64)
-        number = of_kernel[kernel]
+        of_kernel: NDArray[np.int64] = np.array(
+            [names.of_kernel(i) for i in range(len(self.run.kernels))], np.int64
+        )
+        number: NDArray[np.int64] = of_kernel[kernel]
         number[self.kinds == "memcpy"], number[self.kinds == "memset"] = -1, -2
         return number
 

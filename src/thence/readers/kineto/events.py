@@ -21,6 +21,7 @@ import numpy as np
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.annotations import annotations_of_piece
+from thence.readers.kineto.launch_facts import coded_texts, source_facts
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
@@ -66,11 +67,10 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     sequence: int = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
     kernel_backend: Any = None
-    # Inductor's launch of a Triton kernel, and the kernel of a launch on AMD's GPUs.
     kernel_file: Any = None
     kernel_hash: Any = None
     kernel_kwargs: Any = None
-    kernel: Any = None
+    kernel: Any = None  # of a launch on AMD's GPUs
     label: str | int | None = msgspec.field(default=None, name="name")
     collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
     in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
@@ -417,27 +417,9 @@ def _host(rows: _Complete, names: _Codes) -> Columns:
     return numbers | {
         "category": rows.number - np.uint8(_FIRST_HOST),
         "is_kernel": np.fromiter(kernels, np.bool_, count),
-        "kernel": _coded_texts(map(attrgetter("kernel"), args), names, count),
-        "metadata": _coded_texts(map(_source_facts, args), names, count),
+        "kernel": coded_texts(map(attrgetter("kernel"), args), names, count),
+        "metadata": coded_texts(map(source_facts, args), names, count),
     }
-
-
-def _coded_texts(values: Iterable[Any], names: _Codes, count: int) -> np.ndarray[Any, Any]:
-    """Numbers of texts, -1 for what is none."""
-    codes = (names[value] if isinstance(value, str) and value else -1 for value in values)
-    return np.fromiter(codes, np.int32, count)
-
-
-_SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
-
-
-def _source_facts(args: Args) -> str | None:
-    """What the launch of a Triton kernel says of its source, as a JSON object."""
-    if args.kernel_file is None:
-        return None
-    facts = {name: getattr(args, name) for name in _SOURCE_FACTS}
-    told = {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
-    return msgspec.json.encode(told).decode() if told else None
 
 
 def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
