@@ -37,7 +37,9 @@ ELSEWHERE = {
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "cli/streams.py": "analysis/test_streams.py",
     "attribution/host_rows.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
-    "attribution/cuda_graphs/captures.py": "attribution/cuda_graphs/test_by_capture.py",
+    "attribution/cuda_graphs/captures.py": (
+        "attribution/cuda_graphs/test_by_capture.py::test_overlapping_captures_take_the_calls_of_their_own_thread"
+    ),
     "attribution/cuda_graphs/by_order.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
     "attribution/cuda_graphs/signatures.py": f"{GRAPHS}::test_edges_in_a_circle_are_refused",
     "attribution/cuda_graphs/topology.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",

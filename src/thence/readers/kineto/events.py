@@ -11,7 +11,7 @@ import zlib
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,12 @@ import numpy as np
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.annotations import annotations_of_piece
-from thence.readers.kineto.launch_facts import coded_texts, source_facts
+from thence.readers.kineto.event_columns import coded, launch_facts, triples
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "MISSING",
@@ -372,15 +372,11 @@ def _numbers(events: Sequence[Any], *fields: str) -> Columns:
     }
 
 
-def _coded(values: Iterable[Any], code: Callable[[Any], int], count: int) -> np.ndarray[Any, Any]:
-    return np.fromiter(map(code, values), np.int32, count)
-
-
 def _common(rows: _Complete, names: _Codes, lanes: _Codes) -> Columns:
     count = len(rows.events)
     return {
-        "name": _coded(map(attrgetter("name"), rows.events), names.__getitem__, count),
-        "lane": _coded(map(attrgetter("pid", "tid"), rows.events), lanes.__getitem__, count),
+        "name": coded(map(attrgetter("name"), rows.events), names.__getitem__, count),
+        "lane": coded(map(attrgetter("pid", "tid"), rows.events), lanes.__getitem__, count),
         "start": rows.start,
         "duration": rows.duration,
     }
@@ -398,28 +394,23 @@ def _gpu(rows: _Complete) -> Columns:
         # Node ids use all 64 bits: executable graph id << 32 | node id.
         "graph": np.fromiter(map(attrgetter("graph"), args), np.uint64, count),
         "node": np.fromiter(map(attrgetter("node"), args), np.uint64, count),
-        "grid": _triples(map(attrgetter("grid"), args), count),
-        "block": _triples(map(attrgetter("block"), args), count),
+        "grid": triples(map(attrgetter("grid"), args), count),
+        "block": triples(map(attrgetter("block"), args), count),
     }
-
-
-def _triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.ndarray[Any, Any]:
-    """Shape (count, 3), -1 where there is none."""
-    flat = chain.from_iterable(value or (-1, -1, -1) for value in values)
-    return np.fromiter(flat, np.int64, 3 * count).reshape(count, 3)
 
 
 def _host(rows: _Complete, names: _Codes) -> Columns:
     args = list(map(attrgetter("args"), rows.events))
-    count = len(args)
     numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
     kernels = (arg.kernel_backend is not None for arg in args)  # Inductor's launch of a kernel
-    return numbers | {
-        "category": rows.number - np.uint8(_FIRST_HOST),
-        "is_kernel": np.fromiter(kernels, np.bool_, count),
-        "kernel": coded_texts(map(attrgetter("kernel"), args), names, count),
-        "metadata": coded_texts(map(source_facts, args), names, count),
-    }
+    return (
+        numbers
+        | launch_facts(args, names)
+        | {
+            "category": rows.number - np.uint8(_FIRST_HOST),
+            "is_kernel": np.fromiter(kernels, np.bool_, len(args)),
+        }
+    )
 
 
 def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
@@ -427,7 +418,7 @@ def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
     return {
         "is_start": np.array(starts, np.bool_),
         "id": _coded_ids(events),
-        "lane": _coded(map(attrgetter("pid", "tid"), events), lanes.__getitem__, len(events)),
+        "lane": coded(map(attrgetter("pid", "tid"), events), lanes.__getitem__, len(events)),
         "time": nanoseconds([event.ts for event in events]),
     }
 
@@ -445,7 +436,7 @@ def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
         if e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str)
     ]
     return {
-        "lane": _coded(((e.pid, e.tid) for e in named), lanes.__getitem__, len(named)),
+        "lane": coded(((e.pid, e.tid) for e in named), lanes.__getitem__, len(named)),
         "name": [str(e.args.label) for e in named],
     }
 
