@@ -37,6 +37,9 @@ ELSEWHERE = {
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "cli/streams.py": "analysis/test_streams.py",
     "attribution/host_rows.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
+    "attribution/cuda_graphs/captures.py": (
+        "attribution/cuda_graphs/test_by_capture.py::test_overlapping_captures_take_the_calls_of_their_own_thread"
+    ),
     "attribution/cuda_graphs/by_order.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
     "attribution/cuda_graphs/signatures.py": f"{GRAPHS}::test_edges_in_a_circle_are_refused",
     "attribution/cuda_graphs/topology.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
@@ -48,6 +51,7 @@ ELSEWHERE = {
     "cli/inside.py": "end_to_end/test_inside.py::test_command_line_prints_json_csv_and_tables",
     "cli/output.py": "end_to_end/test_cli.py::test_csv_is_a_table_with_a_heading",
     "doctor/probe.py": "doctor/test_examine.py",
+    "model/server_steps.py": "analysis/test_step_kinds.py::test_what_a_servers_name_of_a_step_says",
     "inside/clocks.py": "inside/test_formats.py",
     "inside/columns.py": "inside/test_formats.py::test_events_are_as_recorded",
     "inside/description.py": "inside/test_defects.py::test_limits_are_checked_before_the_launch",

@@ -65,13 +65,13 @@ def step_kinds(trace: Attributed) -> StepKinds:
     wanted = trace.host.select(
         (pl.col("category") == "step") & pl.col("name").is_in(known["name"].implode())
     )
-    step = _steps(trace, wanted.to_series().to_numpy())
+    of_launch = _steps(trace, wanted.to_series().to_numpy())
     launched = (
         pl.DataFrame(
             {
-                "step": step,
+                "step": of_launch,
                 "name": trace.host["name"].gather(
-                    pl.Series(step).replace(NO_ROW, None).cast(pl.UInt32)
+                    pl.Series(of_launch).replace(NO_ROW, None).cast(pl.UInt32)
                 ),
                 "layer": pl.select(
                     pl.coalesce(trace.places[kind].cast(pl.String) for kind in _LAYERS)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.host_rows import HostRows, gathered, host_rows, row_numbers, values_at
+from thence.attribution.kernel_files import kernel_places
 from thence.attribution.launch_phases import launch_phases, launch_serving
 from thence.attribution.launches import launch_rows
 from thence.attribution.metadata import merge_metadata, merged_metadata
@@ -271,20 +272,52 @@ def _mark_lane_and_metadata(host: HostRows) -> dict[str, pl.Series]:
 
 
 def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
-    """The innermost frame of the user's own code, else the innermost frame with a file."""
+    """The innermost frame of the user's own code, else a Triton kernel's file, else the innermost frame with one."""
     frames = host.frames
     row, rule = _own_or_forward(host, frames.own)
     library, _ = _own_or_forward(host, frames.own | frames.installed)
     rule = np.where(row == NO_ROW, _number("library_frame"), rule)
+    in_file, of_file = _kernel_files(host, row == NO_ROW)
     row = np.where(row == NO_ROW, library, row)
     unlined = values_at(frames.unlined, row, missing=False)
     rule = np.where(unlined, _number("function_frame"), rule)
     position = gathered(host.tables.host["position"], row).fill_null(Position.FUNCTION.value)
     place = gathered(frames.place, row)
+    if in_file is not None:
+        place = in_file.zip_with(in_file.is_not_null(), place)
+        rule = np.where(in_file.is_not_null().to_numpy(), of_file, rule)
     nowhere = pl.Series([None], dtype=position.dtype)
     return _column(host, kind, place, rule) | {
         "position": position.zip_with(place.is_not_null(), nowhere)
     }
+
+
+def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Codes]:
+    """Files of the Triton kernels that some activities are, with the code of the rule; null for all others."""
+    nothing = np.zeros(len(wanted), np.int64)
+    table = host.tables.host
+    if table["metadata"].null_count() == table.height or not wanted.any():
+        return None, nothing
+    named = pl.DataFrame({"kernel": table["name"], "said": table["metadata"]})
+    launching = named.select(
+        pl.col("said").cast(pl.String).str.contains('"kernel_file":', literal=True)
+    ).to_series()
+    row = host.climb(host.launch, launching.fill_null(value=False).to_numpy())
+    row = np.where(wanted, row, NO_ROW)
+    used = named.filter(launching).unique().select(pl.all().cast(pl.String))
+    places = kernel_places(used.iter_rows())
+    found = pl.DataFrame(
+        {
+            "kernel": pl.Series([kernel for kernel, _ in places], dtype=pl.String),
+            "said": pl.Series([said for _, said in places], dtype=pl.String),
+            "place": pl.Series([place for place, _ in places.values()], dtype=pl.Categorical()),
+            "rule": pl.Series([_number(rule) for _, rule in places.values()], dtype=pl.Int64),
+        }
+    )
+    of_row = pl.DataFrame(
+        {name: gathered(named[name], row).cast(pl.String) for name in named.columns}
+    ).join(found, on=["kernel", "said"], how="left", maintain_order="left")
+    return of_row["place"], of_row["rule"].fill_null(0).to_numpy()
 
 
 def _phase(host: HostRows, kind: Kind) -> dict[str, pl.Series]:

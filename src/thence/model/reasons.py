@@ -36,6 +36,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "library_frame": "frame of an installed library",
         "function_frame": "function: which of its lines is not certain",
         "phase_noted": "phase noted while recording",
+        "kernel_file": "file of the Triton kernel, which the trace names",
+        "kernel_file_absent": "file of the Triton kernel, which the trace names; it is not here: the line is unknown",
         "launch_time": "time of the launch",
         "loop_rounds": "thunks of the loop around the launch come again in every iteration",
         "autograd_sequence": "autograd sequence number",

@@ -185,7 +185,11 @@ HOST = Table(
             "kernel", _NAME, "of API calls: kernel that it launches, where AMD's profiler says so"
         ),
         Column("lane", _NAME, "of marks: extra lane that shows their work; null almost everywhere"),
-        Column("metadata", _NAME, "of marks: further facts as a JSON object; null elsewhere"),
+        Column(
+            "metadata",
+            _NAME,
+            "of marks, and of launches of Triton kernels: further facts as a JSON object; null elsewhere",
+        ),
     ),
 )
 

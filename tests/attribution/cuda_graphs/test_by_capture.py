@@ -9,7 +9,8 @@ import pytest
 
 import thence
 from capture_data import Recorder, layers
-from helpers import opened, written
+from helpers import event, opened, written
+from thence.attribution.cuda_graphs.captures import captured_calls
 from thence.opening import open_runs
 
 if TYPE_CHECKING:
@@ -218,3 +219,40 @@ def test_a_trace_without_work_or_captures_is_refused(tmp_path: Path) -> None:
     empty.capture([])
     with pytest.raises(thence.MissingData, match="no launch that a CUDA graph captured"):
         places(tmp_path, replayed(amd=False, graphs=[layers(1)]), empty)
+
+
+def test_overlapping_captures_take_the_calls_of_their_own_thread(tmp_path: Path) -> None:
+    def call(name: str, at: int, thread: int) -> dict[str, Any]:
+        arguments = {"correlation": 1000 * thread + at}
+        return event("cuda_runtime", name, at, 1, args=arguments) | {"tid": thread}
+
+    bounds = ("cudaStreamBeginCapture", "cudaStreamEndCapture")
+    events = [
+        *(
+            call(bounds[0], 10, 2),
+            call(bounds[1], 50, 2),
+            call(bounds[0], 30, 3),
+            call(bounds[1], 70, 3),
+        ),
+        *(call("cudaLaunchKernel", at, thread) for at in (20, 40, 60) for thread in (2, 3)),
+        # A capture of its own time takes in other threads, such as autograd's; what ran is in none.
+        *(
+            call(bounds[0], 100, 2),
+            call("cudaMemcpyAsync", 110, 4),
+            call("cudaGraphLaunch", 115, 2),
+        ),
+        *(
+            call("cudaMemsetAsync", 120, 2),
+            call(bounds[1], 130, 2),
+            call("cuLaunchKernelEx", 140, 2),
+        ),
+        event("gpu_memset", "Memset", 200, 1, args={"device": 0, "stream": 7, "correlation": 2120}),
+    ]
+    trace = opened(tmp_path, events)
+    calls = captured_calls(trace.tables)
+    host = trace.host[calls["row"]]
+    start = (host["start"] - trace.host["start"].min()) // 1000 + 10
+    found = sorted(zip(calls["capture"], calls["kind"], start, host["thread"], strict=True))
+    assert found == [
+        (0, "kernel", 20, 2), (0, "kernel", 40, 2), (1, "kernel", 40, 3), (1, "kernel", 60, 3), (2, "memcpy", 110, 4),
+    ]  # fmt: skip

@@ -26,7 +26,6 @@ from thence.model.tables import GPU, Tables
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thence.attribution.cuda_graphs.signatures import Names
     from thence.model.attributed import Attributed
 
 __all__ = ["Captures", "captured_calls", "names_of_kinds"]
@@ -180,14 +179,6 @@ class Captures:
         """Whether the trace names the kernel of every launch of ``run``; true for copies and sets."""
         unnamed = pl.Series(self.run.names).str.contains(_CALLS["kernel"])
         return np.asarray((self.kinds != "kernel") | ~unnamed.to_numpy(), np.bool_)
-
-    def signatures(self, names: Names) -> NDArray[np.int64]:
-        """A number for each launch of ``run`` that equal kernels share; -1 for copies, -2 for sets."""
-        kernel = self.run.graph.nodes["kernel"].to_numpy()
-        of_kernel = np.array([names.of_kernel(i) for i in range(len(self.run.kernels))], np.int64)
-        number = of_kernel[kernel]
-        number[self.kinds == "memcpy"], number[self.kinds == "memset"] = -1, -2
-        return number
 
 
 def _as_activities(trace: Attributed, calls: pl.DataFrame) -> Tables:

@@ -45,7 +45,7 @@ class PlaceBook:
 
     def shared(self, numbers: NDArray[np.int64]) -> int:
         """The number of what several places have in common: a row that is null where they differ."""
-        key = tuple(sorted(set(numbers.tolist())))
+        key = tuple(sorted({int(number) for number in numbers}))
         if len(key) == 1:
             return key[0]
         if key not in self._shared:

@@ -89,11 +89,11 @@ def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
 def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
     """The slots without the insides of calls whose own node has an activity: such a node holds no others."""
     many = np.isin(slots.role, MANY)
-    fixed = int(many.argmax()) if many.any() else 0
+    fixed = int(many.argmax()) if many.any() else len(many)
     at = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
     plain = set(zip(slots.command[at].tolist(), slots.level[at].tolist(), strict=True))
     pairs = zip(slots.command.tolist(), slots.level.tolist(), strict=True)
-    kept = ~(many & np.array([pair in plain for pair in pairs], np.bool_))
+    kept = ~((slots.role != Role.CALL) & np.array([pair in plain for pair in pairs], np.bool_))
     return Slots(slots.command[kept], slots.role[kept], slots.level[kept], slots.levels)
 
 

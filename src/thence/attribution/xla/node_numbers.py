@@ -10,6 +10,7 @@ order, what each of them holds. One command adds
     a while in the graph     the commands of its condition, a kernel that decides (set_while_condition), and
                              1 node that holds the commands of body and condition, and such a kernel
     a captured call          1 node, which holds what the library launched (a child graph)
+    an asynchronous copy     1 node, which holds the copy, where it is from or to a slice
     a sort                   several kernels and copies
     the end of an asynchronous command, or a copy of no bytes: none
 
@@ -254,5 +255,5 @@ def _roles(schedule: Schedule, command: Command) -> tuple[Role, Sequence[Role]]:
     if schedule.targets[number].startswith(("__cublas", "__cudnn")):
         return Role.HOLDER, (Role.BEFORE, Role.MAIN, Role.AFTER)
     if schedule.opcodes[number] == "custom-call" or schedule.custom[number]:
-        return Role.CALL, (Role.SEVERAL,)
+        return Role.CALL, (Role.LEAF if schedule.sliced[number] else Role.SEVERAL,)
     return Role.LEAF, ()

@@ -46,7 +46,9 @@ class Schedule:
         called: ids of the computations that each calls.
         by_flag: whether it is a conditional with a predicate, whose branches are true and false.
         sorts: whether it sorts, which takes several kernels and copies.
-        custom: whether it is a fusion that XLA has a library or a copy do, for a slice that it computes.
+        custom: whether it is a fusion that XLA has a library or a copy do, for a slice that it computes
+            (`_custom`).
+        sliced: whether it is an asynchronous copy from or to a slice, which XLA puts into a child graph of its own.
         entry: id of the entry computation.
         bodies: id of a computation to its commands, in the order of its schedule.
         number_of: place of each name among the commands.
@@ -66,6 +68,7 @@ class Schedule:
     by_flag: NDArray[np.bool_]
     sorts: NDArray[np.bool_]
     custom: NDArray[np.bool_]
+    sliced: NDArray[np.bool_]
     entry: int
     bodies: dict[int, list[int]]
     number_of: dict[str, int]
@@ -107,6 +110,7 @@ def schedule_of(module: HloModule) -> Schedule:
     members = classed.group_by("number").agg("command")
     moving = pl.coalesce("moves", pl.col("opcode").is_in(_MOVING))
     bodies = commands.group_by("computation", maintain_order=True).agg("command")
+    custom, sliced = _custom(fused)
     return Schedule(
         names=commands["name"].to_list(),
         opcodes=commands["opcode"].to_list(),
@@ -116,11 +120,8 @@ def schedule_of(module: HloModule) -> Schedule:
         sorts=fused.select(
             sorts=(pl.col("opcode") == "sort") | pl.col("sorts").fill_null(value=False)
         )["sorts"].to_numpy(),
-        custom=fused.select(
-            custom=(
-                (pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls"))
-            ).fill_null(value=False)
-        )["custom"].to_numpy(),
+        custom=custom | sliced,
+        sliced=sliced,
         entry=module.entry,
         bodies=dict(bodies.iter_rows()),
         number_of=dict(commands.unique("name", keep="first").select("name", "command").iter_rows()),
@@ -162,6 +163,24 @@ def _commands(module: HloModule, table: pl.DataFrame) -> list[int]:
     return rows
 
 
+def _custom(fused: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Fusions that a library or a copy does, for a slice: kCustom ones, and slices that are asynchronous.
+
+    XLA makes a DynamicSliceFusion thunk of a copy from or to a slice in an asynchronous computation, as for what a
+    scan reads and stacks (xla/service/gpu/thunk_emitter.cc).
+
+    Args:
+        fused: the commands, with what `_inside` says of the computation that they fuse.
+    """
+    started = fused.filter(pl.col("opcode") == "async-start")["called"].explode().drop_nulls()
+    sliced = pl.col("computation").is_in(started.implode()) & pl.col("slices") & pl.col("moves")
+    by_kind = (pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls"))
+    flags = fused.select(
+        custom=by_kind.fill_null(value=False), sliced=sliced.fill_null(value=False)
+    )
+    return flags["custom"].to_numpy(), flags["sliced"].to_numpy()
+
+
 def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
     """Conditionals whose first operand is a predicate: of one byte, where an index has four."""
     sizes = table.select(pl.col("id").alias("chosen"), chosen_bytes="result_bytes").unique(
@@ -177,12 +196,13 @@ def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
 
 
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
-    """For each computation: ``work``, equal for equal ones; whether it only moves data, sorts, or calls."""
+    """For each computation: ``work``, equal for equal ones; whether it only moves data, sorts, slices, or calls."""
     features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")
     return table.group_by("computation").agg(
         work=features.hash().sort().implode().hash().first(),
         moves=pl.col("opcode").is_in(_MOVING).all(),
         sorts=(pl.col("opcode") == "sort").any(),
+        slices=pl.col("opcode").is_in(["dynamic-slice", "dynamic-update-slice"]).any(),
         calls=(pl.col("opcode") == "custom-call").any(),
     )
 

@@ -156,6 +156,7 @@ class _Part:
         needed = own & np.isin(slots.role, (Role.LEAF, Role.CHOICE, Role.MAIN))
         needed &= ~schedule.copies[slots.command] | (slots.role == Role.CHOICE)
         in_place = own & ~np.isin(slots.role, (Role.BEFORE, Role.MAIN, Role.AFTER, Role.SEVERAL))
+        in_place[1:] &= slots.role[:1] != Role.CALL  # what its node holds is numbered later
         several = bool((slots.role[:1] == Role.SEVERAL).any())
         return cls(
             len(slots.command),

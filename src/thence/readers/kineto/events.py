@@ -11,7 +11,7 @@ import zlib
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ import numpy as np
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.annotations import annotations_of_piece
+from thence.readers.kineto.event_columns import coded, launch_facts, triples
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "MISSING",
@@ -71,11 +72,10 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     wait_on_event: int = msgspec.field(default=MISSING, name="wait_on_cuda_event_id")
     event_id: int = MISSING
     kernel_backend: Any = None
-    # Inductor's launch of a Triton kernel, and the kernel of a launch on AMD's GPUs.
     kernel_file: Any = None
     kernel_hash: Any = None
     kernel_kwargs: Any = None
-    kernel: Any = None
+    kernel: Any = None  # of a launch on AMD's GPUs
     label: str | int | None = msgspec.field(default=None, name="name")
     collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
     in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
@@ -381,15 +381,11 @@ def _numbers(events: Sequence[Any], *fields: str) -> Columns:
     }
 
 
-def _coded(values: Iterable[Any], code: Callable[[Any], int], count: int) -> np.ndarray[Any, Any]:
-    return np.fromiter(map(code, values), np.int32, count)
-
-
 def _common(rows: _Complete, names: _Codes, lanes: _Codes) -> Columns:
     count = len(rows.events)
     return {
-        "name": _coded(map(attrgetter("name"), rows.events), names.__getitem__, count),
-        "lane": _coded(map(attrgetter("pid", "tid"), rows.events), lanes.__getitem__, count),
+        "name": coded(map(attrgetter("name"), rows.events), names.__getitem__, count),
+        "lane": coded(map(attrgetter("pid", "tid"), rows.events), lanes.__getitem__, count),
         "start": rows.start,
         "duration": rows.duration,
     }
@@ -407,46 +403,23 @@ def _gpu(rows: _Complete) -> Columns:
         # Node ids use all 64 bits: executable graph id << 32 | node id.
         "graph": np.fromiter(map(attrgetter("graph"), args), np.uint64, count),
         "node": np.fromiter(map(attrgetter("node"), args), np.uint64, count),
-        "grid": _triples(map(attrgetter("grid"), args), count),
-        "block": _triples(map(attrgetter("block"), args), count),
+        "grid": triples(map(attrgetter("grid"), args), count),
+        "block": triples(map(attrgetter("block"), args), count),
     }
-
-
-def _triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.ndarray[Any, Any]:
-    """Shape (count, 3), -1 where there is none."""
-    flat = chain.from_iterable(value or (-1, -1, -1) for value in values)
-    return np.fromiter(flat, np.int64, 3 * count).reshape(count, 3)
 
 
 def _host(rows: _Complete, names: _Codes) -> Columns:
     args = list(map(attrgetter("args"), rows.events))
-    count = len(args)
     numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
     kernels = (arg.kernel_backend is not None for arg in args)  # Inductor's launch of a kernel
-    return numbers | {
-        "category": rows.number - np.uint8(_FIRST_HOST),
-        "is_kernel": np.fromiter(kernels, np.bool_, count),
-        "kernel": _coded_texts(map(attrgetter("kernel"), args), names, count),
-        "metadata": _coded_texts(map(_source_facts, args), names, count),
-    }
-
-
-def _coded_texts(values: Iterable[Any], names: _Codes, count: int) -> np.ndarray[Any, Any]:
-    """Numbers of texts, -1 for what is none."""
-    codes = (names[value] if isinstance(value, str) and value else -1 for value in values)
-    return np.fromiter(codes, np.int32, count)
-
-
-_SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
-
-
-def _source_facts(args: Args) -> str | None:
-    """What the launch of a Triton kernel says of its source, as a JSON object."""
-    if args.kernel_file is None:
-        return None
-    facts = {name: getattr(args, name) for name in _SOURCE_FACTS}
-    told = {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
-    return msgspec.json.encode(told).decode() if told else None
+    return (
+        numbers
+        | launch_facts(args, names)
+        | {
+            "category": rows.number - np.uint8(_FIRST_HOST),
+            "is_kernel": np.fromiter(kernels, np.bool_, len(args)),
+        }
+    )
 
 
 def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
@@ -454,7 +427,7 @@ def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
     return {
         "is_start": np.array(starts, np.bool_),
         "id": _coded_ids(events),
-        "lane": _coded(map(attrgetter("pid", "tid"), events), lanes.__getitem__, len(events)),
+        "lane": coded(map(attrgetter("pid", "tid"), events), lanes.__getitem__, len(events)),
         "time": nanoseconds([event.ts for event in events]),
     }
 
@@ -480,7 +453,7 @@ def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
         if e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str)
     ]
     return {
-        "lane": _coded(((e.pid, e.tid) for e in named), lanes.__getitem__, len(named)),
+        "lane": coded(((e.pid, e.tid) for e in named), lanes.__getitem__, len(named)),
         "name": [str(e.args.label) for e in named],
     }
 

@@ -1,0 +1,63 @@
+"""The source of Triton kernels, by the files that torch.profiler names beside their launches.
+
+torch._inductor records ``kernel_file`` and others with each launch (triton_heuristics.py). Where the file is on this
+machine, as after compiling here, it is searched for the line on which the kernel is defined; nothing else of it is
+read or shown. A file of that name may have been replaced since: its name holds a hash of its content, which the
+compiler takes for it.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["kernel_places"]
+
+_LARGEST = 4 << 20
+"""Bytes of the largest file that is searched; Inductor's kernels have a few kB."""
+FOUND, ABSENT = "kernel_file", "kernel_file_absent"
+"""Codes of rules: the line was found; the file is not here, or does not define the kernel."""
+
+
+def kernel_places(launches: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """The place, such as ``/tmp/torchinductor_me/ab/cab.py:18 triton_poi_fused_add_0``, and the code of the rule.
+
+    Args:
+        launches: name of the kernel, and what was recorded with its launch (a JSON object), of each.
+
+    Returns:
+        By launch; without those that name no file.
+    """
+    places = {}
+    for kernel, metadata in launches:
+        file = msgspec.json.decode(metadata).get("kernel_file")
+        if isinstance(file, str) and file:
+            line = _line_of(file, kernel)
+            where = file if line is None else f"{file}:{line}"
+            places[kernel, metadata] = f"{where} {kernel}", ABSENT if line is None else FOUND
+    return places
+
+
+@lru_cache(maxsize=4096)
+def _line_of(file: str, kernel: str) -> int | None:
+    """Line, from 1, on which a file defines a function; None where it cannot be told."""
+    path = Path(file)
+    if path.suffix != ".py" or not path.is_absolute():
+        return None
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+            return None
+        content = path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    found = re.search(rb"^def " + re.escape(kernel.encode()) + rb"\s*\(", content, re.MULTILINE)
+    return None if found is None else content.count(b"\n", 0, found.start()) + 1
