@@ -62,11 +62,14 @@ def test_every_row_of_a_recording_is_there_once(path: Path) -> None:
         END,
         pl.col("category").cast(pl.String),
     )
-    kinds = {"kernel", "memcpy", "memset"}
+    kinds = {"kernel", "memcpy", "memset", "span"}
     on_host = [
         (s.name, s.start, s.end, s.category) for s in result.slices if s.category not in kinds
     ]
     assert Counter(on_host) == Counter(host.rows())
+    causes = trace.idle().pieces.select(pl.col("cause").cast(pl.String), "start", END)
+    idle = [(s.name, s.start, s.end) for s in result.slices if result.title(s.track) == "why idle"]
+    assert Counter(idle) == Counter(causes.rows())
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
