@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
 
 __all__ = [
     "LEAST_NOISE",
@@ -144,7 +145,7 @@ def what_if(
 
     Args:
         trace: attributed, whole.
-        changes: none means those of `suggestions`, of which the ten with the largest gain are kept.
+        changes: none means those of `suggestions`, of which the ten with the largest gain above the noise are kept.
         alignment: of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
 
@@ -164,24 +165,38 @@ def what_if(
             "thence.torch.event_ids(), all ranks of the job"
         )
     count = max(len(program.steps), 1)
-    before = _took(program, program.graph.time, program.gpu[1] - program.gpu[0])
+    before = _took(program, program.graph.time, program.gpu[1] - program.gpu[0], _all(program))
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
     rows = [_predicted(trace, program, change, before, count, found.noise) for change in asked]
     frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
     if not changes:
         frame = (
-            frame.filter(pl.col("gain_ns") > 0)
+            frame.filter(pl.col("verdict") == "gain")
             .sort("gain_ns", "change", descending=[True, False])
             .head(_SHOWN)
         )
     return WhatIf(count, before // count, found, frame)
 
 
-def _took(program: Program, time: Int64, duration: Int64) -> int:
-    """From the first step's begin, or the first node, to the end of everything, in ns."""
+def _all(program: Program) -> Mask:
+    return np.ones(len(program.graph.time), np.bool_)
+
+
+def _ranks(trace: Attributed, program: Program) -> Int64:
+    """The rank of each node."""
+    on_host = program.thread != NO_ROW
+    result = np.empty(len(on_host), np.int64)
+    for where, frame in ((on_host, trace.host), (~on_host, trace.gpu)):
+        result[where] = frame["rank"].to_numpy()[program.row[where]]
+    return result
+
+
+def _took(program: Program, time: Int64, duration: Int64, counted: Mask) -> int:
+    """From the first step's begin, or the first node, to the end of all nodes that count, in ns."""
     begin = time[program.steps[0]] if len(program.steps) else time.min()
-    ends = time[program.node_of_activity] + np.where(program.end_of_activity == NO_ROW, duration, 0)
-    return int(max(ends.max(initial=0), time.max())) - int(begin)
+    ends = time.copy()
+    ends[program.node_of_activity] += np.where(program.end_of_activity == NO_ROW, duration, 0)
+    return int(ends[counted].max(initial=int(begin))) - int(begin)
 
 
 def _predicted(
@@ -194,17 +209,21 @@ def _predicted(
     if change.action in ("free", "scale") and of.any():
         graphed = of & trace.gpu["graph"].is_not_null().to_numpy()
         if duration[graphed].sum() > _MOST_GRAPHED * max(int(duration[of].sum()), 1):
-            return (change.text, change.part, before // count, *nothing[1:], "refused")
+            return (change.title, change.part, before // count, *nothing[1:], "refused")
     graph = changed(trace, program, change)
     if graph is None:
-        return (change.text, change.part, before // count, *nothing[1:], "absent")
+        return (change.title, change.part, before // count, *nothing[1:], "absent")
     left = np.where(of, change.factor, 1.0) if change.action in ("free", "scale") else 1.0
-    after = _took(program, replayed(graph), np.rint(duration * left).astype(np.int64))
+    counted = _all(program)
+    if change.action == "on-time":  # what this rank does is then done in time, whatever it is
+        counted = _ranks(trace, program) != int(change.pattern)
+        before = _took(program, program.graph.time, duration, counted)
+    after = _took(program, replayed(graph), np.rint(duration * left).astype(np.int64), counted)
     gain = before - after
     share = gain / max(before, 1)
     verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
     return (
-        change.text, change.part, before // count, after // count, gain // count, share, share - noise, share + noise,
+        change.title, change.part, before // count, after // count, gain // count, share, share - noise, share + noise,
         verdict,
     )  # fmt: skip
 

@@ -74,6 +74,11 @@ class Change:
     part: Part = ""
 
     @property
+    def title(self) -> str:
+        """The action and what it is about."""
+        return f"{self.action} {self.text}"
+
+    @property
     def parts(self) -> list[Change]:
         """The change in each of its meanings."""
         if self.by == "collective":

@@ -9,6 +9,8 @@ device activities; ends of collectives of several ranks. Edges:
     event     the last activity before a record to the first behind a wait for it
     wait      the last activity waited for to the return of the call
     handover  where a thread begins to work soon after another has stopped (autograd's), from that one to it
+    graph     the first activity of a launched CUDA graph to the others, which keep their times after it, and the
+              last to the first of the graph's next launch
     ranks     all ranks' beginnings of a collective to each rank's end
 
 What a node is later than all of these explain stays with it as a delay, so that the replay of what was recorded is
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EDGES", "Program", "program_graph", "stream_weights"]
 
-EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks")
+EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "graph")
 """Kinds of edges; the first of the chains of threads, stream of those of streams."""
 _STEP, _END, _CALL, _START = 0, 1, 2, 3  # of nodes at one time: which come first
 _QUEUED_NS = 20_000  # launched that long before the activity before ended: queued
@@ -155,10 +157,9 @@ def program_graph(
     call_node[calls] = nodes.add(host[0][calls], _CALL, thread[calls], calls)
     ends, moves = _collectives(gpu, nodes, edges, (start, threads + stream), instances)
     latency, gap, overlapping = _device_edges(gpu, host, launch, along)
-    launched = np.flatnonzero(launch != NO_ROW)
-    launched = launched[gpu[0][launched] >= host[0][launch[launched]]]
-    lag = np.minimum(gpu[0][launched] - host[0][launch[launched]], latency)
+    launched, lag = _launch_lags(gpu, host, launch, latency)
     edges.add((call_node[launch[launched]], start[launched]), lag, "launch")
+    _graph_edges(trace, launch, gpu, edges, (start, ends))
     _event_edges(trace, launch, gpu, edges, (start, ends))
     waits = _waits(trace, launch, (gpu, host), nodes, edges, (thread, start, ends))
     steps = np.flatnonzero((trace.host["category"] == "step").to_numpy())
@@ -325,6 +326,73 @@ def _collectives(
     mine, other = both["row"].to_numpy(), both["row_other"].to_numpy()
     edges.add((node[other], ends[mine]), moves[mine], "ranks", mine)
     return ends, moves
+
+
+def _launch_lags(
+    gpu: tuple[Int64, Int64], host: tuple[Int64, Int64], launch: Int64, latency: int
+) -> tuple[Int64, Int64]:
+    """Activities that began after the call that launched them, and the least time from its beginning.
+
+    A call that took long, such as that of a first use, counts where the activity began after it.
+    """
+    launched = np.flatnonzero(launch != NO_ROW)
+    launched = launched[gpu[0][launched] >= host[0][launch[launched]]]
+    begin, call, returned = gpu[0][launched], host[0][launch[launched]], host[1][launch[launched]]
+    took = np.where((begin >= returned) & (returned - call > _QUEUED_NS), returned - call, 0)
+    return launched, np.minimum(begin - call, latency + took)
+
+
+def _graph_edges(
+    trace: Attributed,
+    launch: Int64,
+    gpu: tuple[Int64, Int64],
+    edges: _Edges,
+    nodes: tuple[Int64, Int64],
+) -> None:
+    """Edges inside launches of CUDA graphs, and from each to the next of the same graph."""
+    start = nodes[0]
+    first, others = _of_graphs(trace, launch, gpu[0])
+    edges.add((start[first], start[others]), gpu[0][others] - gpu[0][first], "graph")
+    last, following = _launched_again(trace, launch, gpu)
+    source, duration, activity = _after(last, gpu, nodes)
+    lag = np.minimum(gpu[0][following] - gpu[1][last], _GAP_NS)
+    edges.add((source, start[following]), duration + lag, "graph", activity)
+
+
+def _of_graphs(trace: Attributed, launch: Int64, start: Int64) -> tuple[Int64, Int64]:
+    """The first activity of each launch of a CUDA graph, and each of the others."""
+    graphed = np.flatnonzero((launch != NO_ROW) & trace.gpu["graph"].is_not_null().to_numpy())
+    order = graphed[np.lexsort((start[graphed], launch[graphed]))]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = launch[order][1:] != launch[order][:-1]
+    first = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
+    return first[~begins], order[~begins]
+
+
+def _launched_again(
+    trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64]
+) -> tuple[Int64, Int64]:
+    """The last activity of each launch of a CUDA graph and the first of its next: launches of one do not overlap."""
+    keys = ["rank", "device", "graph"]
+    times = {"start": gpu[0], "end": gpu[1], "launch": launch}
+    rows = trace.gpu.select(keys).with_row_index("gpu").with_columns(**times)
+    runs = (
+        rows.filter(pl.col("graph").is_not_null(), pl.col("launch") != NO_ROW)
+        .group_by(*keys, "launch")
+        .agg(
+            first=pl.col("gpu").sort_by("start").first(),
+            begins=pl.col("start").min(),
+            last=pl.col("gpu").sort_by("end").last(),
+            ends=pl.col("end").max(),
+        )
+        .sort(*keys, "begins")
+        .with_columns(
+            following=pl.col("first").shift(-1).over(keys),
+            starts=pl.col("begins").shift(-1).over(keys),
+        )
+        .filter(pl.col("following").is_not_null(), pl.col("ends") <= pl.col("starts"))
+    )
+    return tuple(runs[name].to_numpy().astype(np.int64) for name in ("last", "following"))  # type: ignore[return-value]
 
 
 def _after(

@@ -25,6 +25,7 @@ from thence.cli import (
     sql,
     steps,
     streams,
+    whatif,
 )
 from thence.cli import compile as compile_verb
 from thence.cli.messages import say, unexpected
@@ -44,6 +45,7 @@ COMMANDS: tuple[click.Command, ...] = (
     compile_verb.command,
     idle.command,
     steps.command,
+    whatif.command,
     check.command,
     label.command,
     inside.command,
