@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.idle_rules import CAUSES, host_causes
-from thence.analysis.idle_timeline import Leaves, leaves_of_threads
+from thence.analysis.idle_timeline import NOWHERE, Leaves, leaves_of_threads
 from thence.analysis.whatif_graph import EDGES
 from thence.model.intervals import NEVER, NO_ROW
 from thence.model.tables import API_CALLS
@@ -171,8 +171,9 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
     shift = program.host[0] - trace.host["start"].to_numpy()
     for number in np.unique(thread[is_host]):
         ours = is_host & (thread == number)
-        moved = int(shift[np.argmax(program.thread_of_row == number)])
-        pieces = leaves[number].within(begin[ours] - moved, end[ours] - moved)
+        moved = 0 if number == NO_ROW else int(shift[np.argmax(program.thread_of_row == number)])
+        of_thread = NOWHERE if number == NO_ROW else leaves[number]
+        pieces = of_thread.within(begin[ours] - moved, end[ours] - moved)
         parts.append((
             pieces.start + moved, pieces.end + moved, np.full(len(pieces.of), host_kind),
             np.full(len(pieces.of), NO_ROW), pieces.row, step[ours][pieces.of],

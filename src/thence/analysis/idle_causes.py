@@ -27,9 +27,16 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.idle_rules import CAUSES, NUMBER, host_causes
-from thence.analysis.idle_timeline import Leaves, Pieces, leaves_of_threads, merged, thread_numbers
+from thence.analysis.idle_timeline import (
+    NOWHERE,
+    Leaves,
+    Pieces,
+    leaves_of_threads,
+    merged,
+    thread_numbers,
+)
 from thence.attribution.waiting import event_edges
-from thence.model.intervals import NEVER, NO_ROW, gaps, last_begun
+from thence.model.intervals import NO_ROW, gaps, last_begun
 from thence.model.tables import API_CALLS, HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -331,7 +338,7 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: _Parts) -> None
     thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
     for number in np.unique(thread):
         ours = waiting[thread == number]
-        leaves = _NOWHERE if number == NO_ROW else facts.leaves[number]
+        leaves = NOWHERE if number == NO_ROW else facts.leaves[number]
         pieces = leaves.within(of.start[ours], until[ours])
         gpu = of.gpu[ours][pieces.of]
         pieces, which = _elsewhere(facts, of.rank, pieces)
@@ -359,9 +366,6 @@ def _elsewhere(facts: _Facts, rank: int, pieces: Pieces) -> tuple[Pieces, Int64]
     anything = facts.anything[rank].within(working.start, working.end)
     row = np.where(row[anything.of] == NO_ROW, anything.row, row[anything.of])
     return Pieces(anything.of, anything.start, anything.end, row), which[anything.of]
-
-
-_NOWHERE = Leaves(np.array([NEVER]), np.array([NO_ROW]))
 
 
 def _of_ranks(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Leaves", "Pieces", "leaves_of_threads", "merged", "thread_numbers"]
+__all__ = ["NOWHERE", "Leaves", "Pieces", "leaves_of_threads", "merged", "thread_numbers"]
 
 _LATEST = int(np.iinfo(np.int64).max)
 
@@ -136,3 +136,7 @@ def _leaves(rows: Int64, start: Int64, end: Int64, parent: Int64) -> Leaves:
     last = np.ones(len(time), np.bool_)
     last[:-1] = time[1:] != time[:-1]
     return Leaves(np.concatenate([[NEVER], time[last]]), np.concatenate([[NO_ROW], row[last]]))
+
+
+NOWHERE = Leaves(np.array([NEVER]), np.array([NO_ROW]))
+"""Of a thread that is in no row at any time."""
