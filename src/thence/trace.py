@@ -375,7 +375,9 @@ class Trace(Pictures):
         if len(self.attributed.ranks) < 2:
             return None
         times = part(lambda: self.collective_times("keep")).result
-        return times and waited_in_collectives(times, self.alignment, self._instances)
+        if times is None:
+            return None
+        return waited_in_collectives(times, self.alignment, self._instances)
 
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.

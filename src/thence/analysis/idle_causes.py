@@ -241,7 +241,9 @@ class _Parts:
         if not self.pieces:
             return pl.DataFrame(schema=IDLE)
         columns = [np.concatenate(column) for column in zip(*self.pieces, strict=True)]
-        order = np.lexsort((columns[2], columns[1], columns[0]))
+        order = np.argsort(columns[2], kind="stable")
+        if (columns[0] != columns[0][0]).any() or (columns[1] != columns[1][0]).any():
+            order = np.lexsort((columns[2], columns[1], columns[0]))
         rank, device, start, end, cause, reason, row, gpu = _joined([c[order] for c in columns])
         unsaid = (cause == NUMBER["unknown"]) & (reason < 0)
         outside, profiler = (list(REASONS).index(name) for name in ("outside", "profiler"))

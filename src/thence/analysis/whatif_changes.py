@@ -195,7 +195,8 @@ def _host_rows_of(trace: Attributed, change: Change) -> Mask:
     """Host rows whose work a change takes away, those of backward operators through their forward ones included."""
     host = trace.host
     if change.by == "cause":
-        return host_causes(host) == NUMBER[change.pattern]
+        of_cause: Mask = host_causes(host) == NUMBER[change.pattern]
+        return of_cause
     if change.part != "with host work":
         return np.zeros(host.height, np.bool_)
     rows = np.flatnonzero(host["category"].is_in(_OF_HOST[change.by]).to_numpy())

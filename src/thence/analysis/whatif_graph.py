@@ -242,7 +242,7 @@ def _first_rank(trace: Attributed) -> int:
 def _inferred(trace: Attributed) -> float:
     """Share of the waits for events whose record is inferred or unknown."""
     waits = trace.events.filter(pl.col("kind") == "wait")
-    unsure = waits["known"].is_in(["inferred", "unknown"]).sum()
+    unsure = waits.filter(pl.col("known").is_in(["inferred", "unknown"])).height
     return unsure / waits.height if waits.height else 0.0
 
 

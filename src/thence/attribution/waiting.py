@@ -199,10 +199,8 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     )
     wrong = pl.col("silent") & pl.col("row").is_in(contradicted["wait"].implode())
     timed = timed.with_columns(record=pl.when(~wrong).then("record"))
-    inferred = pl.when(is_wait, pl.col("record").is_null() | unknown).then(pl.lit("unknown"))
-    inferred = (
-        inferred.when(~is_wait & unknown).then(pl.lit("unknown")).otherwise(pl.lit("inferred"))
-    )
+    unclear = pl.when(is_wait).then(pl.col("record").is_null() | unknown).otherwise(unknown)
+    inferred = pl.when(unclear).then(pl.lit("unknown")).otherwise(pl.lit("inferred"))
     return timed.with_columns(known=pl.coalesce("known", inferred)).sort("row")
 
 
