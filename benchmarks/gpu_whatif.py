@@ -3,8 +3,10 @@
 The list of pairs below was fixed before any run. Each program is a step with a loader, six blocks of attention, mlp and
 a side stream that both wait for each other through events, an optimizer, and item() at the end or not; a change
 makes one of its parts shorter, longer, or none. Programs: limited by the device (gpu), mixed, limited by the host,
-overlapped; with two processes (``torchrun --nproc_per_node 2``) also a late rank and exposed communication. Recording
-and checking are apart, because the recording machine needs torch alone::
+overlapped, and a training step of a small GPT-2 of Hugging Face's transformers (of torch.nn, where they are not
+installed; under FSDP2 with two processes), forward to optimizer; with two processes (``torchrun --nproc_per_node 2``)
+also a late rank and exposed communication. Recording and checking are apart, because the recording machine needs
+torch alone::
 
     python benchmarks/gpu_whatif.py record FOLDER                       # on one GPU, about two minutes
     torchrun --nproc_per_node 2 benchmarks/gpu_whatif.py record FOLDER   # on two
@@ -104,6 +106,15 @@ CHANGES_OF_TWO: tuple[tuple[str, float, str, str], ...] = (
     ("none", 1.0, "scale", "label:^attention$=1"),
 )
 
+MODEL = {"load": 3000.0, "item": 1.0}
+MODEL_CHANGES: tuple[tuple[str, float, str, str], ...] = (
+    ("load", 0.0, "free", "cause:loader"),
+    ("load", 0.5, "scale", "cause:loader=0.5"),
+    ("item", 0.0, "no-wait", "item"),
+    ("none", 1.0, "scale", "cause:loader=1"),
+)
+MODEL_CHANGES_OF_TWO = (MODEL_CHANGES[0], MODEL_CHANGES[-1])
+
 
 class Program:
     """The step, on this process's GPU."""
@@ -116,7 +127,7 @@ class Program:
             int(os.environ.get("WORLD_SIZE", "1")),
         )
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        if self.world > 1:
+        if self.world > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl")
         self.torch = torch
         self.x = torch.randn(512, 512, device="cuda")
@@ -196,6 +207,56 @@ class Program:
         return took
 
 
+class Model(Program):
+    """A training step of a small language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch = self.torch
+        torch.manual_seed(0)
+        self.tokens = torch.randint(0, 1000, (4, 256), device="cuda")
+        try:
+            from transformers import GPT2Config, GPT2LMHeadModel
+
+            config = GPT2Config(vocab_size=1000, n_positions=256, n_embd=512, n_layer=6, n_head=8)
+            self.model = GPT2LMHeadModel(config).cuda()
+            self.blocks = list(self.model.transformer.h)
+            self.loss = lambda: self.model(self.tokens, labels=self.tokens).loss
+        except ImportError:
+            layers = [
+                torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True) for _ in range(6)
+            ]
+            self.model = torch.nn.Sequential(
+                torch.nn.Embedding(1000, 512), *layers, torch.nn.Linear(512, 1000)
+            ).cuda()
+            self.blocks = list(self.model)[1:-1]
+            entropy = torch.nn.functional.cross_entropy
+            self.loss = lambda: entropy(
+                self.model(self.tokens).flatten(0, 1), self.tokens.flatten()
+            )
+        if self.world > 1:
+            from torch.distributed.fsdp import fully_shard
+
+            for block in self.blocks:
+                fully_shard(block)
+            fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+
+    def step(self, times: dict[str, float], number: int) -> None:
+        """One step."""
+        from torch.profiler import record_function as named
+
+        with named(f"ProfilerStep#{number}"):
+            with named("load"):
+                busy(times["load"])
+            loss = self.loss()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if times["item"]:
+                loss.item()
+
+
 def busy(us: float) -> None:
     """Keeps the thread busy."""
     until = time.perf_counter_ns() + int(us * 1000)
@@ -203,44 +264,50 @@ def busy(us: float) -> None:
         pass
 
 
+def _pairs(
+    program: Program,
+    what: tuple[str, dict[str, float], Any],
+    folder: Path,
+    results: list[dict[str, Any]],
+) -> None:
+    """Runs one program with and without each of its changes."""
+    name, times, changes = what
+    program.run(times)
+    program.profiled(times)
+    suffix = f"_rank{program.rank}" if program.world > 1 else ""
+    program.profiled(times, folder / f"{name}{suffix}.json.gz")
+    base = [program.profiled(times) for _ in range(REPEATS)]
+    for part, left, action, text in changes:
+        if part != "none" and not times[part]:
+            continue
+        changed = times | ({} if part == "none" else {part: times[part] * left})
+        after = [program.profiled(changed) for _ in range(REPEATS)]
+        pair = {"program": name, "part": part, "left": left, "action": action, "text": text}
+        results.append(pair | {"base": base, "after": after})
+        if program.rank == 0:
+            print(
+                name,
+                part,
+                left,
+                [round(us) for us in base],
+                [round(us) for us in after],
+                flush=True,
+            )
+
+
 def record(folder: Path) -> None:
     """Runs every program with and without every change, and writes a trace of each program."""
     folder.mkdir(parents=True, exist_ok=True)
-    program = Program()
-    two = program.world > 1
+    two = int(os.environ.get("WORLD_SIZE", "1")) > 1
     results: list[dict[str, Any]] = []
     programs, changes = (PROGRAMS_OF_TWO, CHANGES_OF_TWO) if two else (PROGRAMS, CHANGES)
+    program = Program()
     for name, times in programs.items():
-        program.run(times)
-        program.profiled(times)
-        suffix = f"_rank{program.rank}" if two else ""
-        program.profiled(times, folder / f"{name}{suffix}.json.gz")
-        base = [program.profiled(times) for _ in range(REPEATS)]
-        for part, left, action, text in changes:
-            if part != "none" and not times[part]:
-                continue
-            changed = times | ({} if part == "none" else {part: times[part] * left})
-            after = [program.profiled(changed) for _ in range(REPEATS)]
-            results.append(
-                {
-                    "program": name,
-                    "part": part,
-                    "left": left,
-                    "action": action,
-                    "text": text,
-                    "base": base,
-                    "after": after,
-                }
-            )
-            if program.rank == 0:
-                print(
-                    name,
-                    part,
-                    left,
-                    [round(us) for us in base],
-                    [round(us) for us in after],
-                    flush=True,
-                )
+        _pairs(program, (name, times, changes), folder, results)
+    program = Model()
+    _pairs(
+        program, ("model", MODEL, MODEL_CHANGES_OF_TWO if two else MODEL_CHANGES), folder, results
+    )
     if program.rank == 0:
         (folder / ("runs_of_two.json" if two else "runs.json")).write_text(json.dumps(results))
     if two:
