@@ -411,13 +411,14 @@ class Trace(Pictures):
         """
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
 
-    def sample(self, *, outliers: bool = False) -> Sample:
+    def sample(self, *, outliers: bool = False, causes: bool | None = None) -> Sample:
         """The steps of this run as a comparison takes them; it holds no activities.
 
         Args:
             outliers: whether outlying steps count.
+            causes: whether to divide idle time by cause; None: if that takes little time.
         """
-        return sample(self.attributed, self.soundness, outliers=outliers)
+        return sample(self.attributed, self.soundness, outliers=outliers, causes=causes)
 
     def diff(self, after: Trace) -> Diff:
         """What changed from this run to another; of several runs a side see `thence.analysis.diff.compare`."""

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["explain", "signed_ns", "signed_share"]
 
 _TOLD = ("slower", "faster", "new", "gone")
-_NAMED_CAUSE = "cause"
+_NAMED_CAUSE, _IDLE_CAUSE = "cause", "idle cause"
 _ORDER = (
-    *(_NAMED_CAUSE, IDLE, COMMUNICATION, "label", "module"),
+    *(_NAMED_CAUSE, _IDLE_CAUSE, COMMUNICATION, "label", "module"),
     *("source", "hlo", "op"),
-    *("kernel", BUSY),
+    *("kernel", IDLE, BUSY),
 )
 """Kinds, those that say most first."""
 _NEARLY = 0.7
@@ -159,7 +159,12 @@ def _of_rows(difference: float, certain: pl.DataFrame) -> Iterator[_Cause]:
     for row in certain.iter_rows(named=True):
         if row["name"] == UNATTRIBUTED or row["by"] not in _ORDER:
             continue
-        yield _Cause(row["by"], _text(row), _explained(row["difference_ns"], difference))
+        yield _Cause(_kind(row), _text(row), _explained(row["difference_ns"], difference))
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    of_idle = row["by"] == IDLE and row["name"] != ALL
+    return _IDLE_CAUSE if of_idle else str(row["by"])
 
 
 def _of_signs(difference: float, rows: pl.DataFrame, found: Sequence[Sign]) -> Iterator[_Cause]:
@@ -195,7 +200,7 @@ def _largest(certain: pl.DataFrame) -> str | None:
         return None
     best = max(abs(row["difference_ns"]) for row in known)
     near = [row for row in known if abs(row["difference_ns"]) >= _NEARLY * best]
-    return _text(min(near, key=lambda r: (_ORDER.index(r["by"]), -abs(r["difference_ns"]))))
+    return _text(min(near, key=lambda r: (_ORDER.index(_kind(r)), -abs(r["difference_ns"]))))
 
 
 def _moved_texts(moved: Sequence[Mapping[str, Any]]) -> Iterator[str]:
