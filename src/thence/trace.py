@@ -15,8 +15,6 @@ from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
-from thence.analysis.diff.compare import Diff, compare
-from thence.analysis.diff.sample import Sample, sample
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
@@ -38,6 +36,7 @@ from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.coverage import Coverage, coverage
 from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
+from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
 from thence.model.places import LANES, PLACES, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
@@ -59,7 +58,7 @@ __all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
-class Trace(Pictures):
+class Trace(Comparing, Pictures):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
@@ -410,19 +409,6 @@ class Trace(Pictures):
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
-
-    def sample(self, *, outliers: bool = False, causes: bool | None = None) -> Sample:
-        """The steps of this run as a comparison takes them; it holds no activities.
-
-        Args:
-            outliers: whether outlying steps count.
-            causes: whether to divide idle time by cause; None: if that takes little time.
-        """
-        return sample(self.attributed, self.soundness, outliers=outliers, causes=causes)
-
-    def diff(self, after: Trace) -> Diff:
-        """What changed from this run to another; of several runs a side see `thence.analysis.diff.compare`."""
-        return compare([self.sample()], [after.sample()])
 
     def overview(self) -> Overview:
         """Every stream over time in a limited number of bins, clocks aligned where they can be.

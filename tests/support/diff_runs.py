@@ -108,9 +108,9 @@ def _event(
     }  # fmt: skip
 
 
-def changed(work: Sequence[Work], kernel: str, **changes: Any) -> tuple[Work, ...]:
+def changed(work: Sequence[Work], which: str, /, **changes: Any) -> tuple[Work, ...]:
     """The same step with one kernel changed."""
-    return tuple(replace(part, **changes) if part.kernel == kernel else part for part in work)
+    return tuple(replace(part, **changes) if part.kernel == which else part for part in work)
 
 
 CONDITIONS = Conditions(
