@@ -217,6 +217,7 @@ def _sides(
     for name, side in zip(("before", "after"), sides, strict=True):
         if not side:
             raise UsageError(f"there is no run {name}: name one or more")
+    for side in sides:
         check_inputs(side)
         if side.count("-"):
             raise UsageError("diff reads files and folders, not standard input")
