@@ -27,7 +27,7 @@ def hostile() -> Diff:
     generator = np.random.default_rng(1)
     sides = [
         [
-            simulated(generator, {name: 1e6 * factor for name in EVIL}, between=0.001)
+            simulated(generator, dict.fromkeys(EVIL, 1000000.0 * factor), between=0.001)
             for _ in range(3)
         ]
         for factor in (1, 1.5)
