@@ -166,19 +166,15 @@ def simulated(
     rows: int, runs: int, noise: float, shift: float, generator: np.random.Generator, trials: int
 ) -> float:
     """How often the first of some rows is found if it takes longer by a share, and all vary by a share."""
-    steps = 20
     mean = 1 + noise * generator.standard_normal((trials, rows, 2 * runs))
     mean[:, 0, runs:] += shift
-    found = 0
-    for of_trial in mean:
-        zero = np.zeros_like(of_trial)
-        means = RunMeans(
-            [("label", str(n)) for n in range(rows)], of_trial, zero, zero, zero + 1, zero, zero + 1,
-            np.full(2 * runs, steps),
-        )  # fmt: skip
-        p = estimates(means, range(runs), range(runs, 2 * runs)).p
-        found += bool(discoveries(p)[0])
-    return found / trials
+    of_rows = mean.reshape(trials * rows, 2 * runs)
+    zero = np.zeros_like(of_rows)
+    keys = [("label", "")] * len(of_rows)
+    steps = np.full(2 * runs, STEPS)
+    means = RunMeans(keys, of_rows, zero, zero, zero + 1, zero, zero + 1, steps)
+    p = estimates(means, range(runs), range(runs, 2 * runs)).p.reshape(trials, rows)
+    return float(np.mean([discoveries(of_trial)[0] for of_trial in p]))
 
 
 def curves(trials: int) -> None:
