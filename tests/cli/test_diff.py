@@ -24,10 +24,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "base").mkdir()
     for seed in range(3):
-        trace_file(folder / "base" / f"{seed}.json", seed, steps=8)
-        trace_file(folder / f"slow{seed}.json", 10 + seed, SLOW, steps=8)
+        trace_file(folder / "base" / f"{seed}.json", seed, steps=6)
+        trace_file(folder / f"slow{seed}.json", 10 + seed, SLOW, steps=6)
     trace_file(
-        folder / "other.json", 30, steps=8, deviceProperties=[{**GPU, "name": "NVIDIA A100"}]
+        folder / "other.json", 30, steps=6, deviceProperties=[{**GPU, "name": "NVIDIA A100"}]
     )
     return folder
 
@@ -69,7 +69,7 @@ def test_json_holds_what_it_promises(folder: Path, capsys: pytest.CaptureFixture
         "new",
         "gone",
     }
-    assert [run["steps"] for run in found["runs"]["before"]] == [8, 8, 8]
+    assert [run["steps"] for run in found["runs"]["before"]] == [6, 6, 6]
     assert "label forward/mlp +" in found["explanation"][0]
 
 
@@ -81,18 +81,18 @@ def test_a_folder_of_runs_is_a_baseline(folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_gates_decide_the_exit_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = (folder / "base" / "0.json", folder / "slow0.json", "--within-run", "--top", "1")
+
     def code(*bounds: str) -> int:
-        return thence(
-            *sides(folder), *(x for bound in bounds for x in ("--fail-on", bound)), "--top", "1"
-        )
+        return thence(*pair, *(x for bound in bounds for x in ("--fail-on", bound)))
 
     assert code("total>50%", "label:forward/mlp>0.2ms") == 0
     assert code("total>50%", "label:forward/mlp>5%") == 1
     assert "label:forward/mlp>5%: exceeded" in capsys.readouterr().out
     assert code("label:nothing>5%") == 2
     assert "neither side has the label nothing" in capsys.readouterr().err
-    assert thence(*sides(folder), "--fail-on", "label:forward/mlp>60us") == 0
-    assert thence(*sides(folder), "--fail-on", "label:forward/mlp>60us", "--strict") == 1
+    assert code("label:forward/mlp>12%") == 0
+    assert thence(*pair, "--fail-on", "label:forward/mlp>12%", "--strict") == 1
 
 
 def test_one_run_a_side_judges_only_where_that_is_wanted(
@@ -139,15 +139,16 @@ def test_what_are_not_two_sides_is_said_before_anything_is_read(
 
 
 def test_every_output_is_written(folder: Path, tmp_path: Path) -> None:
+    pair = (folder / "base" / "0.json", folder / "slow0.json")
     for ending in ("json", "csv", "md", "html", "pftrace"):
         target = tmp_path / f"out.{ending}"
-        assert thence(*sides(folder), "-o", target) == 0
+        assert thence(*pair, "-o", target) == 0
         assert target.stat().st_size > 1000
-        assert thence(*sides(folder), "-o", target) == 2  # exists already
+        assert thence(*pair, "-o", target) == 2  # exists already
 
 
 def test_kinds_are_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, *sides(folder), "--by", "op")
+    found = document(capsys, folder / "base" / "0.json", folder / "slow0.json", "--by", "op")
     assert {row["by"] for row in found["rows"]} == {"busy", "idle", "op"}
 
 

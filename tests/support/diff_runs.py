@@ -45,7 +45,7 @@ def trace_file(
     seed: int,
     work: Sequence[Work] = STEP,
     *,
-    steps: int = 12,
+    steps: int = 6,
     noise: float = 0.005,
     between: float = 0.003,
     **metadata: Any,
