@@ -166,19 +166,15 @@ def simulated(
     rows: int, runs: int, noise: float, shift: float, generator: np.random.Generator, trials: int
 ) -> float:
     """How often the first of some rows is found if it takes longer by a share, and all vary by a share."""
-    steps = 20
     mean = 1 + noise * generator.standard_normal((trials, rows, 2 * runs))
     mean[:, 0, runs:] += shift
-    found = 0
-    for of_trial in mean:
-        zero = np.zeros_like(of_trial)
-        means = RunMeans(
-            [("label", str(n)) for n in range(rows)], of_trial, zero, zero, zero + 1, zero, zero + 1,
-            np.full(2 * runs, steps),
-        )  # fmt: skip
-        p = estimates(means, range(runs), range(runs, 2 * runs)).p
-        found += bool(discoveries(p)[0])
-    return found / trials
+    of_rows = mean.reshape(trials * rows, 2 * runs)
+    zero = np.zeros_like(of_rows)
+    keys = [("label", "")] * len(of_rows)
+    steps = np.full(2 * runs, STEPS)
+    means = RunMeans(keys, of_rows, zero, zero, zero + 1, zero, zero + 1, steps)
+    p = estimates(means, range(runs), range(runs, 2 * runs)).p.reshape(trials, rows)
+    return float(np.mean([discoveries(of_trial)[0] for of_trial in p]))
 
 
 def curves(trials: int) -> None:
@@ -202,26 +198,30 @@ def curves(trials: int) -> None:
 SPEED = """
 import sys, time
 import thence
-begin = time.perf_counter()
-opened = summed = 0.0
+from thence.analysis.diff.compare import compare
+
+class Clock:
+    def __init__(self): self.wall = self.cpu = 0.0
+    def __enter__(self): self.begin = time.perf_counter(), time.process_time()
+    def __exit__(self, *_):
+        self.wall += time.perf_counter() - self.begin[0]
+        self.cpu += time.process_time() - self.begin[1]
+    def __str__(self): return f"{self.wall:.2f} s ({self.cpu:.2f} s of CPU)"
+
+opening, more = Clock(), Clock()
 samples = []
 for path in sys.argv[1:]:
-    begin = time.perf_counter()
-    trace = thence.open(path)
-    trace.attributed, trace.soundness
-    opened += time.perf_counter() - begin
-    begin = time.perf_counter()
-    samples.append(trace.sample())
+    with opening:
+        trace = thence.open(path)
+        trace.attributed, trace.soundness
+    with more:
+        samples.append(trace.sample())
     del trace
-    summed += time.perf_counter() - begin
-begin = time.perf_counter()
-diff = thence.analysis.diff.compare.compare(samples[:1], samples[1:])
-diff.to_json()
-compared = time.perf_counter() - begin
-rows = sum(s.kernels["count"].sum() * s.counted for s in samples)
-print(f"{rows:,.0f} activities, {samples[0].steps.height:,} steps: opened, attributed and checked in {opened:.2f} s, "
-      f"summed up in {summed:.2f} s, compared in {compared:.2f} s: "
-      f"{summed + compared:.2f} s more than opening (1 s wanted)")
+with more:
+    compare(samples[:1], samples[1:]).to_json()
+rows = sum(sample.kernels["count"].sum() * sample.counted for sample in samples)
+print(f"{rows:,.0f} activities, {samples[0].steps.height:,} steps: opened, attributed and checked in {opening}; "
+      f"summed up and compared in {more} more (1 s wanted)")
 """
 
 
@@ -231,8 +231,7 @@ def speed(megabytes: int) -> None:
         for path in paths:
             write_repeated(RECORDING, path, megabytes * 1_000_000)
         print(f"two traces of {paths[0].stat().st_size / 1e6:,.0f} MB")
-        code = f"import thence.analysis.diff.compare\n{SPEED}"
-        subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True)
+        subprocess.run([sys.executable, "-c", SPEED, *map(str, paths)], check=True)
 
 
 def main() -> None:

@@ -15,8 +15,6 @@ from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import Autotuning, Compilation, compilation
-from thence.analysis.diff.compare import Diff, compare
-from thence.analysis.diff.sample import Sample, sample
 from thence.analysis.consistency import (
     consistent_flame,
     consistent_references,
@@ -49,6 +47,7 @@ from thence.analysis.whatif_graph import program_graph
 from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.coverage import Coverage, coverage
 from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
+from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
 from thence.model.places import LANES, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
@@ -70,7 +69,7 @@ __all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
-class Trace(Pictures):
+class Trace(Comparing, Pictures):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
@@ -490,18 +489,6 @@ class Trace(Pictures):
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
-
-    def sample(self, *, outliers: bool = False) -> Sample:
-        """The steps of this run as a comparison takes them; it holds no activities.
-
-        Args:
-            outliers: whether outlying steps count.
-        """
-        return sample(self.attributed, self.soundness, outliers=outliers)
-
-    def diff(self, after: Trace) -> Diff:
-        """What changed from this run to another; of several runs a side see `thence.analysis.diff.compare`."""
-        return compare([self.sample()], [after.sample()])
 
     def overview(self) -> Overview:
         """Every stream over time in a limited number of bins, clocks aligned where they can be.

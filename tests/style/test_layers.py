@@ -18,7 +18,7 @@ LAYERS = (
     {"attribution", "hooks", "inside"},
     {"analysis"},
     {"writers"},
-    {"pictures"},
+    {"comparing", "pictures"},
     {"profile", "trace"},
     {"opening"},
     {"timing"},

@@ -23,6 +23,7 @@ FIGURES = "writers/page/test_report_page.py::test_figures_for_notebooks[plot_by]
 GRAPHS = "attribution/cuda_graphs/test_alignment.py"
 CONSTITUENTS = "attribution/xla/test_constituents.py"
 COMMAND_BUFFERS = "attribution/xla/test_command_buffers.py"
+DIFF = "analysis/diff/test_compare.py"
 LABEL = "cli/test_label.py"
 SOUNDNESS = "analysis/soundness"
 PROFILERS = f"{SOUNDNESS}/test_profiler_rules.py"
@@ -30,6 +31,10 @@ NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
 ELSEWHERE = {
+    "analysis/diff/conditions.py": f"{DIFF}::test_figures_are_those_counted_from_the_file",
+    "analysis/diff/explanation.py": "analysis/diff/test_signs.py",
+    "analysis/diff/gate.py": DIFF,
+    "analysis/diff/sample.py": DIFF,
     "analysis/expectations.py": "analysis/test_streams.py",
     "analysis/flame_tree.py": "analysis/test_flame.py",
     "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
@@ -109,6 +114,7 @@ ELSEWHERE = {
     "writers/flame/svg.py": "writers/test_flame_files.py::test_svg_says_what_it_does_not_draw",
     "writers/page/plots.py": FIGURES,
     "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
+    "writers/page/diff_page.py": "writers/text/test_diff.py",
     "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",
     "writers/timelines/perfetto/layout.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
     "writers/timelines/perfetto/packets.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",

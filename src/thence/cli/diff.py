@@ -121,6 +121,11 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     choices=("leave-out", "keep"),
     meaning="Steps far from the ordinary ones, in runs of 8 steps and more.",
 )
+@choice_option(
+    "--idle",
+    choices=("auto", "causes", "total"),
+    meaning="Idle time by cause, which takes some seconds per million host ranges; auto: of traces of up to 300,000.",
+)
 @result_options(
     _ENDINGS,
     "File ending in .json, .csv, .md, .html or .pftrace, instead of standard output.",
@@ -147,9 +152,7 @@ def command(
     bounds = [parse_bound(text) for text in given.bounds]
     sides = _sides(inputs.paths, before, after, baseline)
     _check_gates(bounds, sides, within_run=given.within_run)
-    first, second = (
-        [_sample(inputs, run, outliers=given.outliers) for run in side] for side in sides
-    )
+    first, second = ([_sample(inputs, run, given) for run in side] for side in sides)
     from thence.analysis.diff.compare import compare
 
     diff = compare(first, second)
@@ -176,11 +179,13 @@ class _Options:
     within_run: bool
     anyway: bool
     outliers: bool
+    causes: bool | None
 
     @classmethod
     def of(cls, options: dict[str, object]) -> _Options:
         keep = options.pop("outliers") == "keep"
-        return cls(**options, outliers=keep)  # type: ignore[arg-type]
+        causes = {"auto": None, "causes": True, "total": False}[str(options.pop("idle"))]
+        return cls(**options, outliers=keep, causes=causes)  # type: ignore[arg-type]
 
 
 def _sides(
@@ -212,6 +217,7 @@ def _sides(
     for name, side in zip(("before", "after"), sides, strict=True):
         if not side:
             raise UsageError(f"there is no run {name}: name one or more")
+    for side in sides:
         check_inputs(side)
         if side.count("-"):
             raise UsageError("diff reads files and folders, not standard input")
@@ -241,13 +247,13 @@ def _check_gates(
         )
 
 
-def _sample(inputs: Inputs, run: str, *, outliers: bool) -> Sample:
+def _sample(inputs: Inputs, run: str, given: _Options) -> Sample:
     """One run; its activities are forgotten as soon as they are summed up."""
     trace = dataclasses.replace(inputs, paths=(run,)).open()
     if trace.gpu.is_empty():
         trace.summary()  # says what the trace lacks
         raise MissingData(f"{run}: holds no device activity")
-    return trace.sample(outliers=outliers)
+    return trace.sample(outliers=given.outliers, causes=given.causes)
 
 
 def _refuse(diff: Diff, result: Result) -> int:

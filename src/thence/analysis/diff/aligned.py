@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.counted_steps import left_out
-from thence.analysis.diff.steps import device_steps, find_steps
+from thence.analysis.diff.steps import run_steps
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
@@ -77,26 +77,14 @@ def aligned_steps(before: Attributed, after: Attributed) -> AlignedSteps:
 
 def _steps_of(trace: Attributed) -> tuple[pl.DataFrame, Int64]:
     """Name, start and duration of the steps that count, and the number of the one of each activity."""
-    steps = find_steps(trace)
-    codes = left_out(device_steps(trace, steps).total, steps.last)
+    steps = run_steps(trace, causes=False)
+    codes = left_out(steps.times["total_ns"].to_numpy(), steps.last)
     counted = np.array([code is None for code in codes], np.bool_)
     number = np.append(np.where(counted, np.cumsum(counted) - 1, NO_ROW), NO_ROW)
-    times = (
-        trace.gpu.select("start", end=pl.col("start") + pl.col("duration"))
-        .with_columns(step=pl.Series(steps.of_activity))
-        .filter(pl.col("step") != NO_ROW)
-        .group_by("step")
-        .agg(pl.col("start").min(), pl.col("end").max())
-        .sort("step")
+    frame = steps.times.filter(pl.Series(counted)).select(
+        "name", start="start_ns", duration=pl.col("total_ns").round().cast(pl.Int64)
     )
-    names = [steps.names[step] for step in times["step"]]
-    frame = times.select(
-        "step",
-        "start",
-        name=pl.Series(names, dtype=pl.String),
-        duration=pl.col("end") - pl.col("start"),
-    )
-    return frame.filter(pl.Series(counted[times["step"].to_numpy()])), number[steps.of_activity]
+    return frame, number[steps.of_activity]
 
 
 def _moved(trace: Attributed, step: Int64, moved: Int64, side: int) -> pl.DataFrame:

@@ -84,8 +84,9 @@ def _name(sample: Sample) -> str:
 def _duplicates(side: Sequence[Sample], name: str) -> Iterator[Refusal]:
     seen: dict[tuple[object, ...], Sample] = {}
     for sample in side:
-        other = seen.setdefault(sample.conditions.identity, sample)
-        if other is not sample:
+        other = seen.get(sample.conditions.identity)
+        seen[sample.conditions.identity] = sample
+        if other is not None:
             yield Refusal(
                 "duplicate",
                 f"{_name(sample)} is the same recording as {_name(other)}: it is one run {name}, not two",

@@ -19,7 +19,7 @@ from thence.analysis.diff.estimates import (
 )
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
-from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, IDLE, STEP
+from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
 from thence.units import format_count, format_share
@@ -46,6 +46,8 @@ SAME_SHARE = 0.01
 _SAME_SHARE_OF_STEP = 0.001
 """... or within this part of the step, whichever is more; rows below it on both sides are left out."""
 _WHOLE = (STEP, BUSY, IDLE, COMMUNICATION)
+_ALWAYS = ((STEP, ALL), (BUSY, ALL), (IDLE, ALL), (COMMUNICATION, EXPOSED))
+"""Rows that are shown however small they are."""
 
 ROWS = {
     "by": pl.String,
@@ -176,6 +178,12 @@ class Diff:
                 yield f"{side}: {format_share(outside, 1)} of the device time is of no step, and in no row"
 
     def _left_out(self) -> Iterator[str]:
+        for side, samples in (("before", self.before), ("after", self.after)):
+            if any(sample.idle_is_total for sample in samples):
+                yield (
+                    f"{side}: why the GPU was idle is not told of so many steps and host ranges in one trace "
+                    "(--idle causes takes the time to)"
+                )
         if self.left_out:
             yield (
                 f"{format_count(self.left_out)} rows of less than a thousandth of a step on both sides are left out"
@@ -271,9 +279,12 @@ def _rows(
     """The rows with their verdicts, as `Diff.rows`, and how many were too small."""
     step_ns = max(found.before[step], found.after[step])
     least = _SAME_SHARE_OF_STEP * step_ns
-    whole = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)
+    parts = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)
+    whole = np.array([key in _ALWAYS for key in means.keys], np.bool_)
     kept = np.flatnonzero(whole | (np.maximum(found.before, found.after) >= least))
-    new, gone = (_alone(means, one, other)[kept] for one, other in ((sides[1], sides[0]), sides))
+    new, gone = (
+        (_alone(means, one, other) & ~parts)[kept] for one, other in ((sides[1], sides[0]), sides)
+    )
     margin = np.maximum(same_share * found.before[kept], least)
     verdicts, needed = _verdicts(found, kept, (new, gone), margin, min(map(len, sides)))
     names = [means.keys[row] for row in kept]

@@ -1,8 +1,7 @@
 """Which steps of a run count: stated rules for warm-up, outliers and steps without an end.
 
-last       a step after which the trace shows no next one (the last, or the last before a pause of the profiler)
-           ends with its own last activity, so the idle time before the next step is missing; left out where at
-           least 3 other steps remain.
+last       the last of the steps that are executions of an XLA program: it ends with its own last activity, so the
+           idle time before a next one is missing; left out where at least 3 other steps remain.
 warm_up    steps at the beginning, one after the other, that take longer than any ordinary step; at most half, and
            only in runs of 4 steps and more.
 outlier    other steps that take longer or shorter than any ordinary step; only in runs of 8 steps and more, as

@@ -10,6 +10,7 @@ operators, kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -22,22 +23,24 @@ from thence.model.kernel_names import clip, short_names
 from thence.units import format_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from thence.analysis.diff.signs import Sign
 
 __all__ = ["explain", "signed_ns", "signed_share"]
 
 _TOLD = ("slower", "faster", "new", "gone")
-_NAMED_CAUSE = "cause"
+_NAMED_CAUSE, _IDLE_CAUSE = "cause", "idle cause"
 _ORDER = (
-    *(_NAMED_CAUSE, IDLE, COMMUNICATION, "label", "module"),
+    *(_NAMED_CAUSE, _IDLE_CAUSE, COMMUNICATION, "label", "module"),
     *("source", "hlo", "op"),
-    *("kernel", BUSY),
+    *("kernel", IDLE, BUSY),
 )
 """Kinds, those that say most first."""
 _NEARLY = 0.7
 """Part of the best explanation that another must reach to be named instead."""
+_ALIKE = 0.9
+"""The same between paths of one kind."""
 _LEAST = 0.2
 """Part of the total below which a row is no cause of it."""
 _MORE = 5
@@ -49,6 +52,7 @@ class _Cause:
     kind: str
     text: str
     explained: float
+    depth: int = 0
 
 
 def explain(
@@ -137,7 +141,8 @@ def _causes(
         return []
     best = max(cause.explained for cause in causes)
     near = [cause for cause in causes if cause.explained >= _NEARLY * best]
-    ordered = sorted(near, key=lambda cause: (_ORDER.index(cause.kind), -cause.explained))
+    ordered = sorted(near, key=lambda cause: _ORDER.index(cause.kind))
+    ordered = [_innermost(group) for _, group in groupby(ordered, key=lambda cause: cause.kind)]
     rest = sorted(
         (cause for cause in causes if cause not in near), key=lambda cause: -cause.explained
     )
@@ -145,6 +150,13 @@ def _causes(
     for cause in (*ordered, *rest):
         chosen.setdefault(cause.kind, cause)
     return [*chosen.values()]
+
+
+def _innermost(causes: Iterable[_Cause]) -> _Cause:
+    """Of causes of one kind the one that explains most; of paths that explain nearly as much, the innermost."""
+    ranked = sorted(causes, key=lambda cause: -cause.explained)
+    close = [cause for cause in ranked if cause.explained >= _ALIKE * ranked[0].explained]
+    return max(close, key=lambda cause: cause.depth)
 
 
 def _explained(part: float, whole: float) -> float:
@@ -159,7 +171,19 @@ def _of_rows(difference: float, certain: pl.DataFrame) -> Iterator[_Cause]:
     for row in certain.iter_rows(named=True):
         if row["name"] == UNATTRIBUTED or row["by"] not in _ORDER:
             continue
-        yield _Cause(row["by"], _text(row), _explained(row["difference_ns"], difference))
+        yield _Cause(
+            _kind(row), _text(row), _explained(row["difference_ns"], difference), _depth(row)
+        )
+
+
+def _depth(row: Mapping[str, Any]) -> int:
+    nested = row["by"] in ("label", "module")
+    return str(row["name"]).removesuffix(PARTS).count("/") if nested else 0
+
+
+def _kind(row: Mapping[str, Any]) -> str:
+    of_idle = row["by"] == IDLE and row["name"] != ALL
+    return _IDLE_CAUSE if of_idle else str(row["by"])
 
 
 def _of_signs(difference: float, rows: pl.DataFrame, found: Sequence[Sign]) -> Iterator[_Cause]:
@@ -195,7 +219,7 @@ def _largest(certain: pl.DataFrame) -> str | None:
         return None
     best = max(abs(row["difference_ns"]) for row in known)
     near = [row for row in known if abs(row["difference_ns"]) >= _NEARLY * best]
-    return _text(min(near, key=lambda r: (_ORDER.index(r["by"]), -abs(r["difference_ns"]))))
+    return _text(min(near, key=lambda r: (_ORDER.index(_kind(r)), -abs(r["difference_ns"]))))
 
 
 def _moved_texts(moved: Sequence[Mapping[str, Any]]) -> Iterator[str]:

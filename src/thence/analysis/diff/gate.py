@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from thence.analysis.diff.estimates import estimates
 from thence.analysis.diff.paths import PARTS
-from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, IDLE, STEP
+from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.errors import MissingData, UsageError
 from thence.model.places import COMPARED
 from thence.units import format_ns
@@ -110,8 +110,9 @@ def parse_bound(text: str) -> Bound:
         )
     kind, colon, name = found["what"].strip().partition(":")
     by = _WHOLE.get(kind, kind)
-    if by not in (*_WHOLE.values(), *COMPARED) or (by in COMPARED and not name):
-        kinds = ", ".join((*_WHOLE, *(f"{kind}:NAME" for kind in COMPARED)))
+    named_whole = by in _WHOLE.values() and by != IDLE and colon
+    if by not in (*_WHOLE.values(), *COMPARED) or (by in COMPARED and not name) or named_whole:
+        kinds = ", ".join((*_WHOLE, "idle:CAUSE", *(f"{kind}:NAME" for kind in COMPARED)))
         raise UsageError(
             f"--fail-on {text!r}: cannot judge {found['what']!r}; choose one of {kinds}"
         )
@@ -164,7 +165,7 @@ def _row(diff: Diff, bound: Bound) -> int:
     keys = diff.means.keys
     name = ALL if bound.name is None else bound.name
     if bound.by == COMMUNICATION and bound.name is None:
-        name = "exposed"
+        name = EXPOSED
     for candidate in ((bound.by, f"{name}{PARTS}"), (bound.by, name)):
         if candidate in keys:
             return keys.index(candidate)

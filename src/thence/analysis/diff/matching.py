@@ -32,12 +32,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Match", "family", "group_of", "kernels_of", "matched_names", "moved_time"]
 
+_TYPES = r"(?:b?f(?:8|16|32|64))+"
 _CHANGING = (
     (
         re.compile(r"_[0-9]+d[0-9de]+$"),
         "",
     ),  # Triton's old signature: which arguments are divisible by 16
-    (re.compile(r"_(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{6,64}(?=_|$)"), ""),  # a hash
+    # A hash; bf16bf16 and the like are types.
+    (
+        re.compile(
+            rf"_(?!{_TYPES}(?:_|$))(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{{6,64}}(?=_|$)"
+        ),
+        "",
+    ),
     (re.compile(r"[0-9]+(?:x[0-9]+)+"), "#"),  # sizes of tiles
     (re.compile(r"(?<=[_.])[0-9]+(?=[_.]|$)"), "#"),  # numbers of fusions, stages
     (re.compile(r"(?:stage|stages|align|splitK|warpgroupsize|tilesize|bias|r|v|k)[0-9#]+"), "#"),

@@ -6,6 +6,7 @@ any size read alike. A sample holds sums by step, no activities: many runs fit i
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,25 +15,33 @@ import polars as pl
 
 from thence.analysis.diff.conditions import Conditions, conditions
 from thence.analysis.diff.counted_steps import left_out
-from thence.analysis.diff.steps import device_steps, find_steps
-from thence.analysis.exposure import exposure
+from thence.analysis.diff.steps import IDLE_CAUSE, run_steps
 from thence.analysis.group_by import time_by_place
 from thence.model.intervals import NO_ROW
 from thence.model.places import COMPARED
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
-    from thence.analysis.diff.steps import Steps
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = ["ALL", "BUSY", "COMMUNICATION", "IDLE", "STEP", "UNATTRIBUTED", "Sample", "sample"]
+__all__ = [
+    "ALL",
+    "BUSY",
+    "COMMUNICATION",
+    "EXPOSED",
+    "IDLE",
+    "STEP",
+    "UNATTRIBUTED",
+    "Sample",
+    "sample",
+]
 
 STEP, BUSY, IDLE, COMMUNICATION = "step", "busy", "idle", "communication"
 """What rows can be by, beside the kinds of place: the whole step, and parts of it."""
-ALL = "all"
-"""Name of the row of the whole by one of those."""
+ALL, EXPOSED = "all", "exposed"
+"""Name of the row of the whole by one of those, and of that by communication."""
 UNATTRIBUTED = "[no place known]"
 """Name of the row with the time that has no place of a kind."""
 
@@ -45,6 +54,8 @@ _ROWS = pl.Schema(
         "count": pl.Float64(),
     }
 )
+_MOST_HOST_RANGES = 300_000
+"""Host ranges up to which idle time is divided by cause unless asked otherwise: some seconds per million."""
 _PLACED = ("label", "module", "op_name", "op")
 """Kinds that say where a kernel was launched, for matching; as columns of places."""
 
@@ -55,7 +66,7 @@ class Sample:
 
     Attributes:
         inputs: what was read.
-        what: what its steps are; see `Steps.what`.
+        what: what its steps are; see `RunSteps.what`.
         steps: one row per step in order of time: name, total_ns (its length), left_out (why it does not
             count, null where it does).
         rows: by, name, step (number among those that count), ns and count (of activities) in that step, per
@@ -64,6 +75,7 @@ class Sample:
         kernels: name, label, module, op_name, op, and ns and count per step of the kernels launched there.
         conditions: under which it ran, which two sides must share.
         outside_share: part of the device time that is of no step.
+        idle_is_total: whether idle time was not divided by cause, for the time that it takes.
     """
 
     inputs: tuple[str, ...]
@@ -73,6 +85,7 @@ class Sample:
     kernels: pl.DataFrame
     conditions: Conditions
     outside_share: float
+    idle_is_total: bool = False
 
     @property
     def counted(self) -> int:
@@ -86,6 +99,7 @@ def sample(
     kinds: Collection[str] = COMPARED,
     *,
     outliers: bool = False,
+    causes: bool | None = None,
 ) -> Sample:
     """The sample of a run.
 
@@ -94,23 +108,20 @@ def sample(
         soundness: of the whole trace.
         kinds: of place to divide the time by.
         outliers: whether outlying steps count.
+        causes: whether to divide idle time by cause; None: if that takes little time.
     """
-    steps = find_steps(trace)
-    on_devices = device_steps(trace, steps)
-    codes = left_out(on_devices.total, steps.last, outliers=outliers)
+    if causes is None:
+        causes = trace.host.height <= _MOST_HOST_RANGES
+    steps = run_steps(trace, causes=causes)
+    codes = left_out(steps.times["total_ns"].to_numpy(), steps.last, outliers=outliers)
     counted = np.array([code is None for code in codes], np.bool_)
     number = np.where(counted, np.cumsum(counted) - 1, NO_ROW)
     of_activity = np.append(number, NO_ROW)[steps.of_activity]
     devices = max(1, trace.gpu.select("rank", "device").n_unique())
     step = pl.Series("step", of_activity, dtype=pl.Int32)
-    whole = {
-        STEP: on_devices.total,
-        BUSY: on_devices.busy,
-        IDLE: on_devices.total - on_devices.busy,
-    }
+    shared_by = devices * max(1, int(counted.sum()))
     rows = [
-        *(_of_steps(by, values[counted]) for by, values in whole.items()),
-        _communication(trace, step, devices),
+        *_whole(steps.times.filter(pl.Series(counted))),
         *(_by_place(trace, kind, step, devices) for kind in kinds),
     ]
     duration = trace.gpu["duration"]
@@ -118,48 +129,32 @@ def sample(
     return Sample(
         trace.meta.inputs,
         steps.what,
-        _step_table(steps, on_devices.total, codes),
+        steps.times.select("name", "total_ns", left_out=pl.Series(codes, dtype=pl.String)),
         pl.concat(rows),
-        _kernels(trace, step, devices * max(1, int(counted.sum()))),
-        conditions(trace, soundness, step, devices * max(1, int(counted.sum()))),
+        _kernels(trace, step, shared_by),
+        conditions(trace, soundness, step, shared_by),
         float(outside) / max(1.0, float(duration.sum())),
+        idle_is_total=not causes,
     )
 
 
-def _step_table(steps: Steps, total: np.ndarray, codes: list[str | None]) -> pl.DataFrame:
-    return pl.DataFrame(
-        {"name": list(steps.names), "total_ns": total, "left_out": codes},
-        schema={"name": pl.String, "total_ns": pl.Float64, "left_out": pl.String},
-    )
+def _whole(times: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Rows of the whole step and its parts; idle time by cause where the causes are known."""
+    yield _of_steps(STEP, ALL, times["total_ns"])
+    yield _of_steps(BUSY, ALL, times["busy_ns"])
+    yield _of_steps(IDLE, ALL, times["idle_ns"])
+    if times["communication_ns"].sum():
+        yield _of_steps(COMMUNICATION, EXPOSED, times["exposed_ns"])
+    for column in times.columns:
+        if cause := re.fullmatch(IDLE_CAUSE, column):
+            yield _of_steps(IDLE, cause[1], times[column])
 
 
-def _of_steps(by: str, values: np.ndarray) -> pl.DataFrame:
+def _of_steps(by: str, name: str, ns: pl.Series) -> pl.DataFrame:
     """One row per step for the whole of something; it has no count."""
-    return pl.DataFrame(
-        {
-            "by": [by] * len(values),
-            "name": [ALL] * len(values),
-            "step": np.arange(len(values)),
-            "ns": values,
-            "count": np.zeros(len(values)),
-        },
-        schema=_ROWS,
-    )
-
-
-def _communication(trace: Attributed, step: pl.Series, devices: int) -> pl.DataFrame:
-    """Exposed communication, where the trace has any."""
-    exposed = exposure(trace).rows.select("gpu", "exposed_ns")
-    return (
-        exposed.with_columns(step=step.gather(exposed["gpu"]))
-        .filter(pl.col("step") != NO_ROW)
-        .group_by("step")
-        .agg(ns=pl.col("exposed_ns").sum() / devices, count=pl.len() / devices)
-        .select(
-            by=pl.lit(COMMUNICATION), name=pl.lit("exposed"), step="step", ns="ns", count="count"
-        )
-        .cast(_ROWS)
-    )
+    frame = pl.DataFrame({"step": np.arange(len(ns)), "ns": ns})
+    named = frame.with_columns(by=pl.lit(by), name=pl.lit(name), count=pl.lit(0.0))
+    return named.select(*_ROWS).cast(_ROWS)
 
 
 def _by_place(trace: Attributed, kind: str, step: pl.Series, devices: int) -> pl.DataFrame:

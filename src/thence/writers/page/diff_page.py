@@ -31,15 +31,15 @@ _TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole s
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #777; --before: #7a8ca3; --after: #3d7fd0;
   --slower: #c8402f; --faster: #2e8b57; --new: #b06f00; --gone: #6a6a8a; }
-body { font: 14px/1.5 system-ui, sans-serif; max-width: 1240px; margin: 24px auto; padding: 0 16px; }
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 1400px; margin: 24px auto; padding: 0 16px; }
 h1 { font-size: 20px; } h2 { font-size: 16px; margin-top: 28px; }
 ul { padding-left: 20px; } li { margin: 2px 0; } .soft, td.soft { color: var(--soft); }
 .refused { border-left: 4px solid var(--slower); padding-left: 10px; }
 .sides { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
 .sides > div { border: 1px solid var(--line); border-radius: 6px; padding: 8px 14px; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 8px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: middle; }
-th.text, td.text { text-align: left; overflow-wrap: anywhere; }
+th, td { padding: 3px 6px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: middle; }
+th, td { white-space: nowrap; } th.text, td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .bars { width: 160px; } .bars i { display: block; height: 6px; margin: 2px 0; border-radius: 2px; }
 .bars .b { background: var(--before); } .bars .a { background: var(--after); }
 .slower { color: var(--slower); } .faster { color: var(--faster); } .new { color: var(--new); }

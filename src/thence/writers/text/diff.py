@@ -24,6 +24,8 @@ CELLS = ("change", "interval", "calls")
 """Columns of text that `shown_rows` adds."""
 
 _NAME = 80
+_MOST_SHARE = 10
+"""Multiples of before from which on an interval is told as times."""
 _SIGNS = {"slower": "🔺", "faster": "🔻", "new": "🆕", "gone": "🗑", "unknown": "❔", "same": "✓"}
 _SPECIAL = str.maketrans(
     {c: f"\\{c}" for c in "\\`*_{}[]()#+!|~$"}
@@ -57,8 +59,9 @@ def _interval(row: Mapping[str, Any]) -> str:
     if row["low_ns"] is None:
         return "not known"
     if row["before_ns"] and row["verdict"] != "gone":
-        low, high = (f"{100 * row[key] / row['before_ns']:+.1f}" for key in ("low_ns", "high_ns"))
-        return f"{low} to {high} %"
+        low, high = (row[key] / row["before_ns"] for key in ("low_ns", "high_ns"))
+        if max(abs(low), abs(high)) < _MOST_SHARE:
+            return f"{100 * low:+.1f} to {100 * high:+.1f} %"
     return f"{signed_ns(row['low_ns'])} to {signed_ns(row['high_ns'])}"
 
 
