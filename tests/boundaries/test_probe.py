@@ -156,7 +156,15 @@ def test_the_c_file_is_clean(tmp_path: Path) -> None:
     if not Path(include, "Python.h").is_file():
         pytest.skip("Python's headers are not here")
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
-    command = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-DPy_LIMITED_API=0x030B0000"]
+    command = [
+        "cc",
+        "-std=c11",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-DPy_LIMITED_API=0x030B0000",
+    ]
     built = tmp_path / "_probe.abi3.so"
     compiled = subprocess.run(
         [*command, *sanitize, "-fPIC", "-shared", f"-I{include}", str(source), "-o", str(built)],

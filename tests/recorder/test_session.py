@@ -113,7 +113,9 @@ def test_work_gets_its_mark_by_the_number_of_its_launch(tmp_path: Path, probe: s
     assert about["probe"]["function"].startswith("cudaDriverGetVersion of ")
     assert about["launches"] is False
     assert "calls" not in about["counts"]
-    found = {name: rest for name, *rest in rows(tmp_path).select("name", "label", "label_rule").rows()}
+    found = {
+        name: rest for name, *rest in rows(tmp_path).select("name", "label", "label_rule").rows()
+    }
     assert {name: label for name, (label, _) in found.items()} == {
         "first": None, "deep": "outer/inner", "shallow": "outer", "outside": None, "there": None, "both": None,
         "again": "alone",
@@ -154,7 +156,10 @@ def test_programs_that_use_jax_have_their_launches_recorded(tmp_path: Path) -> N
     )
     about = description(tmp_path)
     assert (about["launches"], about["counts"]["calls"]) == (True, 1)
-    assert dict(rows(tmp_path).select("name", "label").iter_rows()) == {"before": None, "after": "jitted"}
+    assert dict(rows(tmp_path).select("name", "label").iter_rows()) == {
+        "before": None,
+        "after": "jitted",
+    }
 
 
 def test_marks_that_were_open_before_the_recording_count(tmp_path: Path) -> None:

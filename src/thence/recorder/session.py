@@ -212,7 +212,9 @@ class Recorder:
             self._counting.begin(self._cupti, self._subscription)
             self.log = self._counting.log
         if self.log is not None:
-            with contextlib.suppress(CuptiError):  # then a launch lies between its boundaries all the same
+            with contextlib.suppress(
+                CuptiError
+            ):  # then a launch lies between its boundaries all the same
                 self._cupti.latency_timestamps(on=True)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)

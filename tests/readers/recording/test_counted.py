@@ -13,13 +13,13 @@ import thence
 from recording_data import BEGAN, kernel, written
 from thence.boundaries.log import BEGINS, ENDS
 from thence.model.launches import COUNTED, UNCERTAIN
-from thence.writers.flame.folded import folded_lines
 from thence.readers.recording.counted import (
     boundaries_of,
     counted_launches,
     numbers_of,
     outside_of_ranges,
 )
+from thence.writers.flame.folded import folded_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,7 +237,9 @@ def test_what_is_certain_is_right_and_what_can_be_certain_is(
 
 # Through the reader and attribution.
 
-NAMES = ["f", "model", "model.layers.0", "model.layers.0.attn", "train.py", "main", "step", "forward", "decode", "my mark"]  # fmt: skip
+NAMES = [
+    "f", "model", "model.layers.0", "model.layers.0.attn", "train.py", "main", "step", "forward", "decode", "my mark",
+]  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(NAMES, 1)}
 NONE_OF_MODULE, MODEL, LAYER, ATTENTION, LINE_1, LINE_2, FUNCTION, FORWARD, STEP_0, STEP_1 = range(
     1, 11
@@ -265,9 +267,7 @@ PLACES = [
 ]
 
 
-def recorded(
-    folder: Path, notes: list[int | str], **tables: list[list[dict[str, Any]]]
-) -> Trace:
+def recorded(folder: Path, notes: list[int | str], **tables: list[list[dict[str, Any]]]) -> Trace:
     """A process that crosses boundaries (numbers of places), opens and closes a mark, and launches ("launch")."""
     boundaries, kernels, marks = [], [], []
     for counter, note in enumerate(notes, 1):

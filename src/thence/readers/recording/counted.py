@@ -149,7 +149,9 @@ def counted_launches(
         why=pl.Series(why),
         thread=pl.Series(np.where(certain, np.append(boundaries.thread, 0)[at], _NO_THREAD)),
         earliest=pl.Series(np.where(certain, times[at], reached[interval])),
-        latest=pl.Series(np.where(certain, times[np.append(boundaries.following, 0)[at]] - 1, _NEVER)),
+        latest=pl.Series(
+            np.where(certain, times[np.append(boundaries.following, 0)[at]] - 1, _NEVER)
+        ),
     )
     # It came before what it launched began.
     last = pl.min_horizontal("latest", pl.max_horizontal("first", "earliest"))

@@ -102,7 +102,7 @@ class HostRanges:
     collectives: tuple[Collective, ...]
 
 
-def host_ranges(  # noqa: PLR0913 - all that is known of a process
+def host_ranges(
     folder: Folder,
     names: pl.DataFrame,
     gpu: pl.DataFrame,
