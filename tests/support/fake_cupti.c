@@ -114,9 +114,11 @@ void fake_deliver_raw(const uint8_t *content, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
+uint32_t fake_launch(void);
+
 struct many { const uint8_t *record; size_t count; uint64_t start, step; };
 
-/* The same kernel over and over: times go up by `step`, correlations by 1. */
+/* The same kernel over and over: times go up by `step`, correlations as launches are counted. */
 static void *emit_many(void *argument) {
     struct many *many = argument;
     uint8_t record[512];
@@ -124,10 +126,12 @@ static void *emit_many(void *argument) {
     memcpy(record, many->record, bytes);
     for (size_t i = 0; i < many->count; i++) {
         uint64_t start = many->start + i * many->step, end = start + many->step / 2;
-        uint32_t correlation = (uint32_t)i + 1;
+        uint64_t queued = start - many->step / 2;
+        uint32_t correlation = fake_launch();
         memcpy(record + 16, &start, 8);
         memcpy(record + 24, &end, 8);
         memcpy(record + 92, &correlation, 4);
+        memcpy(record + 120, &queued, 8);
         pthread_mutex_lock(&lock);
         if (enabled[10] && completed) put(record, bytes);
         pthread_mutex_unlock(&lock);
