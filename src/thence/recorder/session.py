@@ -269,24 +269,21 @@ class Recorder:
     def _work(self) -> None:
         self._due = time.monotonic() + self._flush_seconds
         self._buffers.stock()
-        arrived = False
         while True:
             filled = self._next()
             if filled is not None:
                 self._read(filled)
-                arrived = True
             elif self._stopping.is_set():
                 break
             now = time.monotonic()
             if now >= self._due:
-                if not arrived:  # a slow program's records would stay in half-full buffers
-                    self._try(lambda: self._cupti.flush(unfinished=False))
-                    self._read_all()
-                self._save()
-                arrived = False
+                # What lies in half-full buffers, of threads that launch little, would stay there.
+                self._try(lambda: self._cupti.flush(unfinished=False))
+                self._read_all()
                 age = (time.time_ns() - self._began_ns) / 1e9
                 self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
                 self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
+                self._save()  # with the time to the next one: that much may be lost
                 self._due = now + self._flush_seconds
         self._read_all()
         self._save()
