@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=4)
     options = parser.parse_args()
     from fake_cupti import library_path
-
     from killed_programs import killed
 
     library_path()

@@ -90,10 +90,15 @@ def killed(scratch: Path, seconds: float) -> Killed:
     if contents.unwritten:
         told, stated_seconds, stated = True, 0.1, len(numbers)
     elif contents.processes:
-        trace = thence.open(str(out))
-        recorded = trace.gpu["correlation"].to_numpy()
-        labelled = (trace.places["label"].cast(str) == "step").mean() or 0.0
-        text = "\n".join(trace.meta.warnings)
+        try:
+            trace = thence.open(str(out))
+        except thence.DamagedInput as error:  # nothing was written yet
+            text = str(error)
+            stated_seconds, stated = (ended - began) / 1e9, len(numbers)
+        else:
+            recorded = trace.gpu["correlation"].to_numpy()
+            labelled = (trace.places["label"].cast(str) == "step").mean() or 0.0
+            text = "\n".join(trace.meta.warnings)
         told = "the recording was cut" in text
         match = re.search(r"normally at most ([\d.]+) s of it, some ([\d,]+) activities", text)
         if match:

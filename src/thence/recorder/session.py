@@ -222,6 +222,9 @@ class Recorder:
                 CuptiError
             ):  # then a launch lies between its boundaries all the same
                 self._cupti.latency_timestamps(on=True)
+            if not self._options.records_calls:
+                wanted = self._options.calls_back
+                self._counting.call_back(self._cupti, self._subscription, wanted)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
             self.warn(
@@ -233,6 +236,7 @@ class Recorder:
         """Record every launch from now on, if the options leave that open."""
         if self._options.launches is None and self.alive:
             self._options = replace(self._options, launches=True)
+            self._counting.call_back(self._cupti, self._subscription, lambda _name: False)
             if not self._paused:
                 self._try(self._enable)
 
@@ -341,6 +345,11 @@ class Recorder:
         try:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
+            if self.log is not None:
+                calls = self._counting.take_calls(
+                    lambda name: self._names.of_text(_SUFFIX.sub("", name))
+                )
+                self.parts.add("calls", calls)
         except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
             self.warn(f"some marks could not be written and are lost: {error!r}")
         try:
