@@ -224,3 +224,71 @@ def test_the_c_file_is_clean(tmp_path: Path) -> None:
     assert "skipped" not in done.stdout
     assert "ERROR: AddressSanitizer" not in done.stderr + done.stdout
     assert "runtime error" not in done.stderr + done.stdout
+
+
+LAUNCH, DRIVER, DRIVER_LAUNCH = 2, 1, 2
+
+
+@pytest.fixture
+def launching(probe: Probe, cupti: ctypes.CDLL) -> ctypes.CDLL:
+    """The fake CUPTI, which calls back for cudaLaunchKernel and cuLaunchKernel too."""
+    if not probe.notes_launches:
+        pytest.skip("the probe in Python notes no launches")
+    subscriber = ctypes.c_void_p(ctypes.c_void_p.in_dll(cupti, "fake_subscriber").value)
+    for domain, function in ((RUNTIME, LAUNCH), (DRIVER, DRIVER_LAUNCH)):
+        assert cupti.cuptiEnableCallback(1, subscriber, domain, function) == 0
+    probe.take_calls()
+    return cupti
+
+
+def test_a_launch_is_noted_once_between_its_boundaries(
+    probe: Probe, launching: ctypes.CDLL
+) -> None:
+    """A call of the runtime calls the driver, whose own number no activity has."""
+    log = log_of(probe, launching)
+    log.note(1)
+    expected = [launching.fake_launch(), launching.fake_driver_launch(0), launching.fake_launch()]
+    log.note(2)
+    calls, boundaries = probe.take_calls(), log.take()
+    assert calls["number"].tolist() == expected == [2, 3, 4]
+    assert calls["domain"].tolist() == [RUNTIME, DRIVER, RUNTIME]
+    assert calls["thread"].tolist() == [threading.get_native_id()] * 3
+    times = [boundaries["time"][0], *np.stack([calls["begin"], calls["end"]], 1).ravel()]
+    assert [*times, boundaries["time"][1]] == sorted([*times, boundaries["time"][1]])
+
+
+def test_launches_of_threads_that_come_and_go_are_all_noted(
+    probe: Probe, launching: ctypes.CDLL
+) -> None:
+    """While another thread takes them."""
+    said: dict[int, list[int]] = {}
+    taken: dict[int, list[int]] = {}
+    going = True
+
+    def take() -> None:
+        calls = probe.take_calls()
+        for thread, number in zip(calls["thread"].tolist(), calls["number"].tolist(), strict=True):
+            taken.setdefault(thread, []).append(number)
+
+    def work(number: int) -> None:
+        numbers = [launching.fake_launch() for _ in range(100 * number)]
+        said.setdefault(threading.get_native_id(), []).extend(numbers)
+
+    def taking() -> None:
+        while going:
+            take()
+
+    taker = threading.Thread(target=taking)
+    taker.start()
+    for _ in range(5):
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    going = False
+    taker.join()
+    take()
+    assert taken == said
+    assert sum(map(len, said.values())) == 5 * 100 * 36
+    assert probe.lost_calls == 0

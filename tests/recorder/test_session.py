@@ -83,7 +83,8 @@ def test_work_gets_the_mark_that_was_open_on_the_launching_thread(tmp_path: Path
 
 @pytest.mark.parametrize("probe", ["c", "python"])
 def test_work_gets_its_mark_by_the_number_of_its_launch(tmp_path: Path, probe: str) -> None:
-    """Whatever the clock said when it was queued; where two threads can have launched it, the reason."""
+    """Whatever the clock said when it was queued. The probe in C notes the thread of each launch; for that in
+    Python there is the reason where two threads can have launched it."""
     program(
         """
         def other():
@@ -112,15 +113,18 @@ def test_work_gets_its_mark_by_the_number_of_its_launch(tmp_path: Path, probe: s
     assert about["probe"]["kind"] == probe
     assert about["probe"]["function"].startswith("cudaDriverGetVersion of ")
     assert about["launches"] is False
-    assert "calls" not in about["counts"]
+    assert about["counts"].get("calls", 0) == (7 if probe == "c" else 0)
     found = {
         name: rest for name, *rest in rows(tmp_path).select("name", "label", "label_rule").rows()
     }
     assert {name: label for name, (label, _) in found.items()} == {
-        "first": None, "deep": "outer/inner", "shallow": "outer", "outside": None, "there": None, "both": None,
-        "again": "alone",
+        "first": None, "deep": "outer/inner", "shallow": "outer", "outside": None,
+        "there": "other" if probe == "c" else None, "both": None, "again": "alone",
     }  # fmt: skip
-    assert found["there"][1] == found["both"][1] == "launched_together"
+    if probe == "python":
+        assert found["there"][1] == found["both"][1] == "launched_together"
+    else:
+        assert found["both"][1] == "outside_ranges"
     assert found["first"][1] == found["outside"][1] == "outside_ranges"
 
 
@@ -137,7 +141,7 @@ def test_few_calls_are_noted_without_recording_launches(tmp_path: Path, probe: s
         env={"THENCE_PROBE": probe},
     )
     trace = thence.open(tmp_path)
-    assert description(tmp_path)["counts"]["calls"] == 1
+    assert description(tmp_path)["counts"]["calls"] == (2 if probe == "c" else 1)  # with the launch
     (call,) = trace.host.filter(
         pl.col("name").cast(pl.String) == "cudaStreamSynchronize"
     ).to_dicts()
@@ -215,7 +219,8 @@ def test_programs_that_use_jax_have_their_launches_recorded(tmp_path: Path) -> N
         tmp_path,
     )
     about = description(tmp_path)
-    assert (about["launches"], about["counts"]["calls"]) == (True, 1)
+    noted = about["probe"]["kind"] == "c"  # then the launch before is a call too
+    assert (about["launches"], about["counts"]["calls"]) == (True, 2 if noted else 1)
     assert dict(rows(tmp_path).select("name", "label").iter_rows()) == {
         "before": None,
         "after": "jitted",
@@ -388,7 +393,8 @@ def test_many_kernels_are_all_there_in_many_buffers(tmp_path: Path, own_thread: 
         tmp_path,
     )
     gpu = thence.open(tmp_path).gpu.sort("correlation")
-    assert gpu["correlation"].to_list() == list(range(1, count + 1))
+    assert gpu.height == count
+    assert gpu["correlation"].diff().drop_nulls().unique().to_list() == [1]
     assert gpu["start"].diff().drop_nulls().unique().to_list() == [1000]
     assert gpu["duration"].unique().to_list() == [500]
 

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CHUNK_ROWS = 4096, MOST_CALLS = 1 << 20, ENTER = 0 };
+enum { CHUNK_ROWS = 4096, MOST_CALLS = 1 << 22, ENTER = 0, RUNTIME_API = 2 };
 
 /* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
 typedef struct {
@@ -55,11 +55,13 @@ typedef struct {
 static __thread uint32_t number; /* of the call that this thread makes to read it */
 static __thread int reading;
 static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
+static __thread int domain_of; /* that call's, */
+static __thread uint32_t number_of; /* and its number */
 static __thread uint32_t thread_id, thread_of;
 static uint32_t forks = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Call *calls;
-static size_t call_count, call_room;
+static size_t call_count, call_room, lost_calls;
 
 static int64_t now(void) {
     struct timespec time;
@@ -83,6 +85,7 @@ static void keep(Call call) {
         if (more) calls = more, call_room = room;
     }
     if (call_count < call_room) calls[call_count++] = call;
+    else lost_calls++;
     pthread_mutex_unlock(&lock);
 }
 
@@ -91,9 +94,12 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
     if (reading) {
         if (data->site == ENTER) number = data->correlation;
     } else if (data->site == ENTER) {
+        if (began && domain != RUNTIME_API) return; /* the runtime calls the driver: one call, with its number */
+        domain_of = domain;
+        number_of = data->correlation;
         began = now();
-    } else if (began) {
-        keep((Call){began, now(), (uint32_t)domain, function, this_thread(), data->correlation});
+    } else if (began && domain == domain_of && data->correlation == number_of) {
+        keep((Call){began, now(), (uint32_t)domain, function, this_thread(), number_of});
         began = 0;
     }
 }
@@ -219,7 +225,13 @@ static PyObject *take_calls(PyObject *module, PyObject *unused) {
     return content;
 }
 
+static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromSize_t(lost_calls);
+}
+
 static PyMethodDef functions[] = {
+    {"lost_calls", count_lost_calls, METH_NOARGS, "lost_calls()\n\nOther calls for which there was no memory."},
     {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
     {NULL, NULL, 0, NULL}};
 

@@ -1,11 +1,13 @@
 """Reading CUPTI's counter of launches: by the compiled probe (``_probe.c``), else in Python.
 
 CUPTI tells the number of a call when it calls back for it. Enabled for one function that does nearly nothing,
-calling this function tells the number. Launches are not slowed down, and need not be recorded. Few other
-functions may be called back for, those that wait or build graphs: their calls are noted with begin and end.
+calling this function tells the number. Other functions may be called back for: their calls are noted with number,
+thread, begin and end. For the compiled probe these can be those that launch work, which adds some 0.1 us to each
+launch and leaves nothing to find out. The probe in Python would hold up every launch: it is for the few functions
+that wait or build graphs, and launches are found by their number (`thence.readers.recording.counted`).
 
 The compiled probe is there where it was built; free-threaded Pythons go without it. The environment variable
-THENCE_PROBE=python does, too. Both behave alike, but that in Python costs some 1 us a boundary, not 0.1.
+THENCE_PROBE=python does, too. Both note boundaries alike, but that in Python costs some 1 us a boundary, not 0.1.
 """
 
 from __future__ import annotations
@@ -51,10 +53,16 @@ class Probe(Protocol):
     Attributes:
         name: ``c`` or ``python``.
         callback: address of the function that CUPTI calls back, a CUpti_CallbackFunc.
+        notes_launches: whether it is quick enough to be called back for every launch.
+        lost_calls: calls that could not be kept, since the process began.
     """
 
     name: str
     callback: int
+    notes_launches: bool
+
+    @property
+    def lost_calls(self) -> int: ...
 
     def log(self, function: int) -> BoundaryLog:
         """A log that reads the counter by calling a CUDA function: its address; it takes an int pointer."""
@@ -85,6 +93,7 @@ class NativeProbe:
     """By the compiled probe."""
 
     name = "c"
+    notes_launches = True
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -93,6 +102,11 @@ class NativeProbe:
     def log(self, function: int) -> BoundaryLog:
         """See `Probe`."""
         return NativeBoundaryLog(self._module.Log(function))
+
+    @property
+    def lost_calls(self) -> int:
+        """See `Probe`."""
+        return self._module.lost_calls()  # type: ignore[no-any-return]
 
     def take_calls(self) -> Calls:
         """See `Probe`."""
@@ -104,6 +118,8 @@ class PythonProbe:
     """In Python, through ctypes."""
 
     name = "python"
+    notes_launches = False
+    lost_calls = 0
 
     def __init__(self) -> None:
         local = _Local()

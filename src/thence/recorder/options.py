@@ -57,9 +57,15 @@ class RecordOptions:
             or (self.synchronization and _WAITS.search(function))
         )
 
-    def calls_back(self, function: str) -> bool:
-        """Whether calls of an API function are noted by callbacks, where no kind of API call is recorded."""
-        return bool(_FEW.match(function) or _GRAPHS.match(function))
+    def calls_back(self, function: str, *, launches: bool) -> bool:
+        """Whether calls of an API function are noted by callbacks, where no kind of API call is recorded.
+
+        Args:
+            function: its name, as in CUDA's headers.
+            launches: whether what launches work counts.
+        """
+        few = _FEW.match(function) or _GRAPHS.match(function)
+        return bool(few or (launches and _LAUNCHES.match(function)))
 
     @property
     def records_calls(self) -> bool:

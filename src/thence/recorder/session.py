@@ -16,6 +16,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -218,12 +219,13 @@ class Recorder:
             self._counting.begin(self._cupti, self._subscription)
             self.log = self._counting.log
         if self.log is not None:
-            with contextlib.suppress(
-                CuptiError
-            ):  # then a launch lies between its boundaries all the same
-                self._cupti.latency_timestamps(on=True)
+            noted = self._counting.notes_launches and not self._options.records_calls
+            if not noted:
+                # Refused, a launch lies between its boundaries all the same.
+                with contextlib.suppress(CuptiError):
+                    self._cupti.latency_timestamps(on=True)
             if not self._options.records_calls:
-                wanted = self._options.calls_back
+                wanted = partial(self._options.calls_back, launches=noted)
                 self._counting.call_back(self._cupti, self._subscription, wanted)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
@@ -263,7 +265,7 @@ class Recorder:
             if name is None:
                 break
             if self._options.wants_call(name):
-                numbers[callback_id] = self._names.of_text(_SUFFIX.sub("", name))
+                numbers[callback_id] = self._function_number(name)
             else:
                 unwanted.append(callback_id)
         return numbers, unwanted
@@ -313,6 +315,7 @@ class Recorder:
         try:
             for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
+            self._take_calls()
             self._count_dropped(filled.context, filled.stream)
         except Exception as error:  # noqa: BLE001 - the program must go on, whatever happens here
             self.warn(f"records could not be read and are lost, up to a buffer of them: {error!r}")
@@ -341,15 +344,19 @@ class Recorder:
             )
         self.dropped += dropped
 
+    def _take_calls(self) -> None:
+        """Calls that callbacks noted: whenever a buffer was read, so that few wait in memory."""
+        if self.log is not None:
+            self.parts.add("calls", self._counting.take_calls(self._function_number))
+
+    def _function_number(self, name: str) -> int:
+        return self._names.of_text(_SUFFIX.sub("", name))
+
     def _save(self) -> None:
         try:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
-            if self.log is not None:
-                calls = self._counting.take_calls(
-                    lambda name: self._names.of_text(_SUFFIX.sub("", name))
-                )
-                self.parts.add("calls", calls)
+            self._take_calls()
         except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
             self.warn(f"some marks could not be written and are lost: {error!r}")
         try:
@@ -380,11 +387,16 @@ class Recorder:
             "parts": self.parts.numbers,
             "written_ns": time.time_ns(),
             "flush_seconds": self._flush_seconds,
-            "lost": self.parts.lost,
+            "lost": self._lost(),
             "dropped": self.dropped,
             "unknown_kinds": {str(kind): n for kind, n in self._walker.unknown.items()},
             "warnings": self._warnings,
         }
+
+    def _lost(self) -> dict[str, int]:
+        """Rows that could not be kept or written, by table."""
+        calls = self.parts.lost.get("calls", 0) + self._counting.lost_calls
+        return {**self.parts.lost, "calls": calls} if calls else self.parts.lost
 
     def _known_rank(self) -> int | None:
         """What the framework once said, which may have forgotten it when the program ends."""
