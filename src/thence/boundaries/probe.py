@@ -54,7 +54,6 @@ class Probe(Protocol):
         name: ``c`` or ``python``.
         callback: address of the function that CUPTI calls back, a CUpti_CallbackFunc.
         notes_launches: whether it is quick enough to be called back for every launch.
-        lost_calls: calls that could not be kept, since the process began.
     """
 
     name: str
@@ -62,7 +61,9 @@ class Probe(Protocol):
     notes_launches: bool
 
     @property
-    def lost_calls(self) -> int: ...
+    def lost_calls(self) -> int:
+        """Calls that could not be kept, since the process began."""
+        ...
 
     def log(self, function: int) -> BoundaryLog:
         """A log that reads the counter by calling a CUDA function: its address; it takes an int pointer."""
