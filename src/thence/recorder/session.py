@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.boundaries.log import BoundaryLog
 from thence.cuda import layouts
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from thence.boundaries.log import BoundaryLog
     from thence.recorder.options import RecordOptions
 
 __all__ = ["Recorder", "running"]
@@ -76,7 +76,8 @@ class Recorder:
     Attributes:
         parts: what is on disk.
         dropped: records that CUPTI lost for want of a buffer.
-        log: notes boundaries, from `start` on; None where every launch is recorded instead.
+        log: notes boundaries, from `start` on; with the counter 0 where every launch is recorded instead.
+        counts: whether launches are counted, not recorded.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class Recorder:
     ) -> None:
         self.parts = Parts(directory, lambda: identity.folder_name(self._known_rank()))
         self.dropped = 0
-        self.log: BoundaryLog | None = None
+        self.log = BoundaryLog(lambda: 0)
+        self.counts = False
         self._counting = Counting()
         self._options = options
         self._source = source
@@ -217,8 +219,8 @@ class Recorder:
         """Have launches found by their number, or recorded, as the options say."""
         if not self._options.launches:
             self._counting.begin(self._cupti, self._subscription)
-            self.log = self._counting.log
-        if self.log is not None:
+        if self._counting.log is not None:
+            self.log, self.counts = self._counting.log, True
             noted = self._counting.notes_launches and not self._options.records_calls
             if not noted:
                 # Refused, a launch lies between its boundaries all the same.
@@ -346,7 +348,7 @@ class Recorder:
 
     def _take_calls(self) -> None:
         """Calls that callbacks noted: whenever a buffer was read, so that few wait in memory."""
-        if self.log is not None:
+        if self.counts:
             self.parts.add("calls", self._counting.take_calls(self._function_number))
 
     def _function_number(self, name: str) -> int:

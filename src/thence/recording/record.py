@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from thence.boundaries.log import BoundaryLog
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.hooks.importing import jax_uses_cuda
@@ -87,7 +88,7 @@ class Recording:
         self._endings = Endings(directory, self.stop)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
-        self.noted = NotedPlaces(None)
+        self.noted = NotedPlaces(BoundaryLog(lambda: 0))
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._giving_way = GivingWay(self._give_way)
@@ -124,7 +125,7 @@ class Recording:
         recorder.start()
         self._recorder = recorder
         self.noted = NotedPlaces(recorder.log)
-        self._log = MarkLog(recorder.log)
+        self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
         self._step = self._labelled = 0
@@ -222,7 +223,7 @@ class Recording:
         self._collectives.forked()
         self._xla.forked()
         self._log = MarkLog()
-        self.noted = NotedPlaces(None)
+        self.noted = NotedPlaces(BoundaryLog(lambda: 0))
 
     def __enter__(self) -> Self:
         self.start()
