@@ -115,6 +115,34 @@ def test_where_cupti_does_not_call_back_the_counter_is_0(probe: Probe, cupti: ct
     assert handle_free.note(2) == 0
 
 
+def test_other_calls_are_noted_with_their_times(probe: Probe, cupti: ctypes.CDLL) -> None:
+    """Those that CUPTI calls back for while nobody reads the counter: here on another thread, without the GIL."""
+    log = log_of(probe, cupti)
+    log.note(1)
+    probe.take_calls()
+    threads: list[int] = []
+
+    def wait() -> None:
+        threads.append(threading.get_native_id())
+        for _ in range(300):
+            assert cupti.cudaDriverGetVersion(ctypes.byref(ctypes.c_int())) == 0
+
+    before = time.time_ns()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    log.note(2)
+    calls = probe.take_calls()
+    assert calls["number"].tolist() == list(range(2, 302))
+    assert (calls["thread"] == threads[0]).all()
+    assert (calls["domain"] == RUNTIME).all()
+    assert (calls["function"] == VERSION).all()
+    assert (np.diff(calls["begin"], prepend=before) >= 0).all()
+    assert (calls["end"] >= calls["begin"]).all()
+    assert calls["end"][-1] <= time.time_ns()
+    assert [len(column) for column in probe.take_calls().values()] == [0] * 6
+
+
 def test_a_forked_child_has_ids_of_its_own(probe: Probe, cupti: ctypes.CDLL) -> None:
     log = log_of(probe, cupti)
     log.note(1)
@@ -156,7 +184,15 @@ def test_the_c_file_is_clean(tmp_path: Path) -> None:
     if not Path(include, "Python.h").is_file():
         pytest.skip("Python's headers are not here")
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
-    command = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-DPy_LIMITED_API=0x030B0000"]
+    command = [
+        "cc",
+        "-std=c11",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-DPy_LIMITED_API=0x030B0000",
+    ]
     built = tmp_path / "_probe.abi3.so"
     compiled = subprocess.run(
         [*command, *sanitize, "-fPIC", "-shared", f"-I{include}", str(source), "-o", str(built)],
@@ -188,3 +224,71 @@ def test_the_c_file_is_clean(tmp_path: Path) -> None:
     assert "skipped" not in done.stdout
     assert "ERROR: AddressSanitizer" not in done.stderr + done.stdout
     assert "runtime error" not in done.stderr + done.stdout
+
+
+LAUNCH, DRIVER, DRIVER_LAUNCH = 2, 1, 2
+
+
+@pytest.fixture
+def launching(probe: Probe, cupti: ctypes.CDLL) -> ctypes.CDLL:
+    """The fake CUPTI, which calls back for cudaLaunchKernel and cuLaunchKernel too."""
+    if not probe.notes_launches:
+        pytest.skip("the probe in Python notes no launches")
+    subscriber = ctypes.c_void_p(ctypes.c_void_p.in_dll(cupti, "fake_subscriber").value)
+    for domain, function in ((RUNTIME, LAUNCH), (DRIVER, DRIVER_LAUNCH)):
+        assert cupti.cuptiEnableCallback(1, subscriber, domain, function) == 0
+    probe.take_calls()
+    return cupti
+
+
+def test_a_launch_is_noted_once_between_its_boundaries(
+    probe: Probe, launching: ctypes.CDLL
+) -> None:
+    """A call of the runtime calls the driver, whose own number no activity has."""
+    log = log_of(probe, launching)
+    log.note(1)
+    expected = [launching.fake_launch(), launching.fake_driver_launch(0), launching.fake_launch()]
+    log.note(2)
+    calls, boundaries = probe.take_calls(), log.take()
+    assert calls["number"].tolist() == expected == [2, 3, 4]
+    assert calls["domain"].tolist() == [RUNTIME, DRIVER, RUNTIME]
+    assert calls["thread"].tolist() == [threading.get_native_id()] * 3
+    times = [boundaries["time"][0], *np.stack([calls["begin"], calls["end"]], 1).ravel()]
+    assert [*times, boundaries["time"][1]] == sorted([*times, boundaries["time"][1]])
+
+
+def test_launches_of_threads_that_come_and_go_are_all_noted(
+    probe: Probe, launching: ctypes.CDLL
+) -> None:
+    """While another thread takes them."""
+    said: dict[int, list[int]] = {}
+    taken: dict[int, list[int]] = {}
+    going = True
+
+    def take() -> None:
+        calls = probe.take_calls()
+        for thread, number in zip(calls["thread"].tolist(), calls["number"].tolist(), strict=True):
+            taken.setdefault(thread, []).append(number)
+
+    def work(number: int) -> None:
+        numbers = [launching.fake_launch() for _ in range(100 * number)]
+        said.setdefault(threading.get_native_id(), []).extend(numbers)
+
+    def taking() -> None:
+        while going:
+            take()
+
+    taker = threading.Thread(target=taking)
+    taker.start()
+    for _ in range(5):
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    going = False
+    taker.join()
+    take()
+    assert taken == said
+    assert sum(map(len, said.values())) == 5 * 100 * 36
+    assert probe.lost_calls == 0

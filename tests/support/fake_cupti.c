@@ -28,6 +28,7 @@ static uint32_t counter; /* of launches, and of calls that are called back for *
 static uint8_t latency, called_back[3][IDS];
 typedef void (*Callback)(void *user, int domain, uint32_t id, const void *data);
 static Callback callback;
+void *fake_subscriber; /* the handle of whoever subscribed */
 
 /* Control, for the tests. */
 
@@ -40,7 +41,33 @@ int fake_thread_ids(void) { return thread_ids; }
 int fake_dirty(void) { return dirty; } /* buffers that were promised to be zero and are not */
 int fake_api_off(int domain, uint32_t id) { return api_off[domain][id]; }
 
-uint32_t fake_launch(void) { return __sync_add_and_fetch(&counter, 1); }
+struct called { int site; const char *function; void *rest[6]; uint32_t correlation; };
+
+static uint32_t next_number(void) { return __sync_add_and_fetch(&counter, 1); }
+
+static void call_back(int domain, uint32_t id, int site, uint32_t number) {
+    struct called data = {0};
+    data.site = site;
+    data.correlation = number;
+    if (called_back[domain][id]) callback(NULL, domain, id, &data);
+}
+
+/* cuLaunchKernel */
+uint32_t fake_driver_launch(uint32_t number) {
+    if (!number) number = next_number();
+    call_back(1, 2, 0, number);
+    call_back(1, 2, 1, number);
+    return number;
+}
+
+/* cudaLaunchKernel, which calls the driver. */
+uint32_t fake_launch(void) {
+    uint32_t number = next_number();
+    call_back(2, 2, 0, number);
+    fake_driver_launch(number + 1000000);
+    call_back(2, 2, 1, number);
+    return number;
+}
 void fake_count_from(uint32_t number) { counter = number; }
 int fake_latency(void) { return latency; }
 
@@ -114,9 +141,11 @@ void fake_deliver_raw(const uint8_t *content, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
+uint32_t fake_launch(void);
+
 struct many { const uint8_t *record; size_t count; uint64_t start, step; };
 
-/* The same kernel over and over: times go up by `step`, correlations by 1. */
+/* The same kernel over and over: times go up by `step`, correlations as launches are counted. */
 static void *emit_many(void *argument) {
     struct many *many = argument;
     uint8_t record[512];
@@ -124,10 +153,12 @@ static void *emit_many(void *argument) {
     memcpy(record, many->record, bytes);
     for (size_t i = 0; i < many->count; i++) {
         uint64_t start = many->start + i * many->step, end = start + many->step / 2;
-        uint32_t correlation = (uint32_t)i + 1;
+        uint64_t queued = start - many->step / 2;
+        uint32_t correlation = fake_launch();
         memcpy(record + 16, &start, 8);
         memcpy(record + 24, &end, 8);
         memcpy(record + 92, &correlation, 4);
+        memcpy(record + 120, &queued, 8);
         pthread_mutex_lock(&lock);
         if (enabled[10] && completed) put(record, bytes);
         pthread_mutex_unlock(&lock);
@@ -168,7 +199,7 @@ int cuptiSubscribe(void **handle, void *function, void *data) {
     callback = (Callback)(uintptr_t)function;
     subscribed = 1;
     finalized = 0;
-    *handle = &subscribed;
+    *handle = fake_subscriber = &subscribed;
     return 0;
 }
 
@@ -193,14 +224,22 @@ int cuptiActivityEnableLatencyTimestamps(uint8_t on) {
     return code;
 }
 
-/* CUDA's, of which tests say that CUPTI knows it. */
+/* CUDA's functions, of which CUPTI tells. */
 int cudaDriverGetVersion(int *number) {
-    struct { int site; const char *function; void *rest[6]; uint32_t correlation; } data = {0};
+    uint32_t called = called_back[2][1] ? next_number() : 0;
     *number = 13000;
-    if (!called_back[2][1]) return 0;
-    data.correlation = fake_launch();
-    for (; data.site < 2; data.site++) callback(NULL, 2, 1, &data);
+    call_back(2, 1, 0, called);
+    call_back(2, 1, 1, called);
     return 0;
+}
+
+/* cudaStreamSynchronize, which lasts so many ns. */
+void fake_wait(uint32_t ns) {
+    struct timespec time = {0, ns};
+    uint32_t called = called_back[2][8] ? next_number() : 0;
+    call_back(2, 8, 0, called);
+    nanosleep(&time, NULL);
+    call_back(2, 8, 1, called);
 }
 
 int cuptiActivityRegisterCallbacks(Requested ask, Completed take) {
@@ -244,7 +283,7 @@ int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {
     static const char *const runtime[] = {
         NULL, "cudaDriverGetVersion_v3020", "cudaLaunchKernel_v7000", "cudaGetLastError_v3020",
         "cudaMemcpyAsync_ptsz_v7000", "cudaGraphLaunch_v10000", "cudaLaunchHostFunc_v10000",
-        "cudaLaunchKernelExC_v11060"};
+        "cudaLaunchKernelExC_v11060", "cudaStreamSynchronize_v3020"};
     static const char *const driver[] = {
         NULL, "cuInit", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2_ptsz", "cuLaunchKernelEx"};
     size_t count = domain == 2 ? sizeof runtime / sizeof *runtime : sizeof driver / sizeof *driver;

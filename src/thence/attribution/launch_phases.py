@@ -119,9 +119,7 @@ def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], Codes]:
         (backward, Phase.BACKWARD, "autograd_sequence"),
         (_recomputing(host, engine, backward), Phase.RECOMPUTE, "checkpoint"),
     ]
-    found += [
-        (host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase
-    ]
+    found += [(host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase]
     phase = np.zeros(len(host.parent), np.uint8)
     rule = np.zeros(len(host.parent), np.int64)
     for rows, name, code in found:  # where a row tells two, the later one

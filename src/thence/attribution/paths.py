@@ -98,19 +98,27 @@ class PathTree:
             texts = names.slice(low, high - low)
             if low:
                 around = levels[-1].gather(position[self.parent[rows[low:high]]] - above)
-                texts = self._below(around, self.name.gather(self.parent[rows[low:high]]), texts, separator)
+                texts = self._below(
+                    around, self.name.gather(self.parent[rows[low:high]]), texts, separator
+                )
             levels.append(texts)
             above = low
         return pl.concat(levels).gather(position[nodes])
 
-    def _below(self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str) -> pl.Series:
+    def _below(
+        self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str
+    ) -> pl.Series:
         """The paths of these names below other paths, whose last names are given."""
         joined = path + separator + name
         if not self.dotted:
             return joined
-        rows = pl.DataFrame({"path": path, "last": last.cast(pl.String), "name": name, "joined": joined})
+        rows = pl.DataFrame(
+            {"path": path, "last": last.cast(pl.String), "name": name, "joined": joined}
+        )
         extends = pl.col("name").str.starts_with(pl.col("last") + ".")
-        head = pl.col("path").str.head(pl.col("path").str.len_chars() - pl.col("last").str.len_chars())
+        head = pl.col("path").str.head(
+            pl.col("path").str.len_chars() - pl.col("last").str.len_chars()
+        )
         return rows.select(
             pl.when(extends).then(head + pl.col("name")).otherwise("joined").alias("")
         ).to_series()

@@ -17,7 +17,7 @@ from thence.cuda.libraries import find_libcupti, mapped_copies
 from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "DRIVER_API",
@@ -164,13 +164,18 @@ class Cupti:
 
     def callback_id(self, domain: int, function: str) -> int | None:
         """Callback id of an API function, named as in CUDA's headers; None where there is none."""
-        for callback_id in range(1, MOST_CALLBACK_IDS):
-            name = self.callback_name(domain, callback_id)
-            if name is None:
-                return None
+        for callback_id, name in self.callbacks(domain):
             if name == function or name.startswith(f"{function}_v"):
                 return callback_id
         return None
+
+    def callbacks(self, domain: int) -> Iterator[tuple[int, str]]:
+        """Callback ids and names of the API functions of a domain."""
+        for callback_id in range(1, MOST_CALLBACK_IDS):
+            name = self.callback_name(domain, callback_id)
+            if name is None:
+                return
+            yield callback_id, name
 
     def latency_timestamps(self, *, on: bool) -> None:
         """Have kernel records hold when the host queued them; before their kind is enabled."""

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from thence.boundaries.probe import choose_probe
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import DRIVER_API, RUNTIME_API, CuptiError
+from thence.cuda.layouts import DRIVER, RUNTIME
 from thence.cuda.libraries import find_libcudart
 from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from thence.boundaries.log import BoundaryLog
     from thence.cuda.cupti import Cupti
 
 __all__ = ["Counting"]
+
+_TELLING = ("cudaDriverGetVersion", "cuDriverGetVersion")
+"""Functions that tell the counter: they do nearly nothing and take a pointer to an int."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,17 @@ class Counting:
         function: CUDA function whose call tells the counter; None before `begin`, and where none does.
         log: notes boundaries; None where the counter cannot be read.
         trouble: why it cannot, in words.
+        notes_launches: whether the probe is quick enough to be called back for every launch.
     """
 
     def __init__(self) -> None:
         self._probe = choose_probe()
         self.callback = self._probe.callback
+        self.notes_launches = self._probe.notes_launches
+        self._lost_before = self._probe.lost_calls
         self.function: str | None = None
         self.log: BoundaryLog | None = None
+        self._called_back: dict[tuple[int, int], str] = {}
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
@@ -72,6 +82,43 @@ class Counting:
             self.trouble = f"CUPTI did not number calls of {function.name}"
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
 
+    def call_back(self, cupti: Cupti, subscription: int, wanted: Callable[[str], bool]) -> None:
+        """Have calls of other functions noted, named as in CUDA's headers; of none: no longer."""
+        for domain in (RUNTIME_API, DRIVER_API):
+            for callback_id, name in cupti.callbacks(domain):
+                known = (domain, callback_id) in self._called_back
+                if wanted(name) == known or name.startswith(_TELLING):
+                    continue
+                try:
+                    cupti.enable_callback(subscription, domain, callback_id, on=not known)
+                except CuptiError:
+                    continue  # one that this driver does not have
+                if not known:
+                    self._called_back[domain, callback_id] = name
+                else:
+                    del self._called_back[domain, callback_id]
+
+    def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
+        """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""
+        rows = self._probe.take_calls()
+        keys = rows["domain"].astype(np.uint64) << 32 | rows["function"]
+        distinct, which = np.unique(keys, return_inverse=True)
+        names = [self._called_back.get(divmod(int(key), 1 << 32), "") for key in distinct]
+        numbers = np.array([number_of(name) for name in names], np.uint32)
+        return {
+            "start": rows["begin"],
+            "end": rows["end"],
+            "thread": rows["thread"],
+            "correlation": rows["number"],
+            "function": numbers[which],
+            "api": np.where(rows["domain"] == RUNTIME_API, RUNTIME, DRIVER).astype(np.uint8),
+        }
+
+    @property
+    def lost_calls(self) -> int:
+        """Calls that could not be noted, for want of memory."""
+        return self._probe.lost_calls - self._lost_before
+
     def facts(self) -> dict[str, str | None]:
         """For ``recording.json``: which probe ran, and by which function, or why not."""
         if self.log is None:
@@ -82,8 +129,8 @@ class Counting:
 def _functions() -> Iterator[_Function]:
     runtime = find_libcudart()
     if runtime is not None:
-        yield from _function(RUNTIME_API, "cudaDriverGetVersion", runtime)
-    yield from _function(DRIVER_API, "cuDriverGetVersion", None)
+        yield from _function(RUNTIME_API, _TELLING[0], runtime)
+    yield from _function(DRIVER_API, _TELLING[1], None)
 
 
 def _function(domain: int, name: str, path: str | None) -> Iterator[_Function]:

@@ -16,10 +16,12 @@ import re
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.boundaries.log import BoundaryLog
 from thence.cuda import layouts
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from thence.boundaries.log import BoundaryLog
     from thence.recorder.options import RecordOptions
 
 __all__ = ["Recorder", "running"]
@@ -75,7 +76,8 @@ class Recorder:
     Attributes:
         parts: what is on disk.
         dropped: records that CUPTI lost for want of a buffer.
-        log: notes boundaries, from `start` on; None where every launch is recorded instead.
+        log: notes boundaries, from `start` on; with the counter 0 where every launch is recorded instead.
+        counts: whether launches are counted, not recorded.
     """
 
     def __init__(
@@ -87,7 +89,8 @@ class Recorder:
     ) -> None:
         self.parts = Parts(directory, lambda: identity.folder_name(self._known_rank()))
         self.dropped = 0
-        self.log: BoundaryLog | None = None
+        self.log = BoundaryLog(lambda: 0)
+        self.counts = False
         self._counting = Counting()
         self._options = options
         self._source = source
@@ -162,7 +165,7 @@ class Recorder:
                 return
             self._finished = True
         if not self._paused and not synchronize(_PATIENCE_SECONDS):
-            self._warn(
+            self.warn(
                 f"the device was still busy {_PATIENCE_SECONDS:g} s after the recording should have "
                 "ended: what had not finished by then is missing"
             )
@@ -178,6 +181,12 @@ class Recorder:
             self._try(self._cupti.finalize)
         with _lock:
             _running = None
+
+    def warn(self, message: str) -> None:
+        """Say something once, to the user and in ``recording.json``."""
+        if message not in self._warnings:
+            self._warnings.append(message)
+            _LOG.warning("thence: %s", message)
 
     # Setting CUPTI up.
 
@@ -210,13 +219,19 @@ class Recorder:
         """Have launches found by their number, or recorded, as the options say."""
         if not self._options.launches:
             self._counting.begin(self._cupti, self._subscription)
-            self.log = self._counting.log
-        if self.log is not None:
-            with contextlib.suppress(CuptiError):  # then a launch lies between its boundaries all the same
-                self._cupti.latency_timestamps(on=True)
+        if self._counting.log is not None:
+            self.log, self.counts = self._counting.log, True
+            noted = self._counting.notes_launches and not self._options.records_calls
+            if not noted:
+                # Refused, a launch lies between its boundaries all the same.
+                with contextlib.suppress(CuptiError):
+                    self._cupti.latency_timestamps(on=True)
+            if not self._options.records_calls:
+                wanted = partial(self._options.calls_back, launches=noted)
+                self._counting.call_back(self._cupti, self._subscription, wanted)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
-            self._warn(
+            self.warn(
                 f"launches cannot be counted here ({self._counting.trouble}), so every one is recorded, which "
                 "costs more time"
             )
@@ -225,6 +240,7 @@ class Recorder:
         """Record every launch from now on, if the options leave that open."""
         if self._options.launches is None and self.alive:
             self._options = replace(self._options, launches=True)
+            self._counting.call_back(self._cupti, self._subscription, lambda _name: False)
             if not self._paused:
                 self._try(self._enable)
 
@@ -251,7 +267,7 @@ class Recorder:
             if name is None:
                 break
             if self._options.wants_call(name):
-                numbers[callback_id] = self._names.of_text(_SUFFIX.sub("", name))
+                numbers[callback_id] = self._function_number(name)
             else:
                 unwanted.append(callback_id)
         return numbers, unwanted
@@ -261,24 +277,21 @@ class Recorder:
     def _work(self) -> None:
         self._due = time.monotonic() + self._flush_seconds
         self._buffers.stock()
-        arrived = False
         while True:
             filled = self._next()
             if filled is not None:
                 self._read(filled)
-                arrived = True
             elif self._stopping.is_set():
                 break
             now = time.monotonic()
             if now >= self._due:
-                if not arrived:  # a slow program's records would stay in half-full buffers
-                    self._try(lambda: self._cupti.flush(unfinished=False))
-                    self._read_all()
-                self._save()
-                arrived = False
+                # What lies in half-full buffers, of threads that launch little, would stay there.
+                self._try(lambda: self._cupti.flush(unfinished=False))
+                self._read_all()
                 age = (time.time_ns() - self._began_ns) / 1e9
                 self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
                 self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
+                self._save()  # with the time to the next one: that much may be lost
                 self._due = now + self._flush_seconds
         self._read_all()
         self._save()
@@ -304,9 +317,10 @@ class Recorder:
         try:
             for kind, columns in self._walker.read(filled.address, filled.valid_bytes):
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
+            self._take_calls()
             self._count_dropped(filled.context, filled.stream)
         except Exception as error:  # noqa: BLE001 - the program must go on, whatever happens here
-            self._warn(f"records could not be read and are lost, up to a buffer of them: {error!r}")
+            self.warn(f"records could not be read and are lost, up to a buffer of them: {error!r}")
         finally:
             self._buffers.recycle(filled)
         if self.parts.pending_bytes >= self._most_waiting:
@@ -332,23 +346,32 @@ class Recorder:
             )
         self.dropped += dropped
 
+    def _take_calls(self) -> None:
+        """Calls that callbacks noted: whenever a buffer was read, so that few wait in memory."""
+        if self.counts:
+            self.parts.add("calls", self._counting.take_calls(self._function_number))
+
+    def _function_number(self, name: str) -> int:
+        return self._names.of_text(_SUFFIX.sub("", name))
+
     def _save(self) -> None:
         try:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
+            self._take_calls()
         except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
-            self._warn(f"some marks could not be written and are lost: {error!r}")
+            self.warn(f"some marks could not be written and are lost: {error!r}")
         try:
             self._known_rank()
             self.parts.save(lambda: self._description(finished=False), self._names.new())
         except Exception as error:  # noqa: BLE001 - as above
-            self._warn(f"some records could not be written and are lost: {error!r}")
+            self.warn(f"some records could not be written and are lost: {error!r}")
 
     def _finish(self) -> None:
         try:
             self.parts.describe(self._description(finished=True))
         except Exception as error:  # noqa: BLE001 - as above
-            self._warn(f"the recording could not be finished: {error!r}")
+            self.warn(f"the recording could not be finished: {error!r}")
 
     def _description(self, *, finished: bool) -> dict[str, Any]:
         return {
@@ -366,11 +389,16 @@ class Recorder:
             "parts": self.parts.numbers,
             "written_ns": time.time_ns(),
             "flush_seconds": self._flush_seconds,
-            "lost": self.parts.lost,
+            "lost": self._lost(),
             "dropped": self.dropped,
             "unknown_kinds": {str(kind): n for kind, n in self._walker.unknown.items()},
             "warnings": self._warnings,
         }
+
+    def _lost(self) -> dict[str, int]:
+        """Rows that could not be kept or written, by table."""
+        calls = self.parts.lost.get("calls", 0) + self._counting.lost_calls
+        return {**self.parts.lost, "calls": calls} if calls else self.parts.lost
 
     def _known_rank(self) -> int | None:
         """What the framework once said, which may have forgotten it when the program ends."""
@@ -379,17 +407,12 @@ class Recorder:
             self._rank = said
         return identity.rank_of_environment() if self._rank is None else self._rank
 
-    def _warn(self, message: str) -> None:
-        if message not in self._warnings:
-            self._warnings.append(message)
-            _LOG.warning("thence: %s", message)
-
     def _try(self, call: Callable[[], None]) -> None:
         """A call whose failure matters to nobody any more."""
         try:
             call()
         except CuptiError as error:
-            self._warn(str(error))
+            self.warn(str(error))
 
 
 def running() -> Recorder | None:

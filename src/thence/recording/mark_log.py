@@ -73,7 +73,17 @@ class MarkLog:
     ) -> None:
         """A mark opens on this thread."""
         self._beginnings.append(
-            (OPENED, number, _NONE, time_ns(), self._note(0), self._local.thread, name, lane, metadata)
+            (
+                OPENED,
+                number,
+                _NONE,
+                time_ns(),
+                self._note(0),
+                self._local.thread,
+                name,
+                lane,
+                metadata,
+            )
         )
 
     def closed(self, number: int) -> None:
@@ -101,7 +111,9 @@ class MarkLog:
         beginnings, endings = _emptied(self._beginnings), _emptied(self._endings)
         if not beginnings and not endings:
             return {}
-        what, serial, forward, moment, begins, thread, name, lane, metadata = _columns(beginnings, 9)
+        what, serial, forward, moment, begins, thread, name, lane, metadata = _columns(
+            beginnings, 9
+        )
         ended, end, ends = _columns(endings, 3)
         facts = _texts(metadata)
         texts = dict.fromkeys((*name, *lane, *facts))

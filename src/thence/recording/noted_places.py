@@ -27,24 +27,21 @@ class NotedPlaces:
     """What hooks and marks noted in one recording.
 
     Args:
-        log: their boundaries; None where launches are recorded instead.
+        log: their boundaries.
 
     Attributes:
         log: the same.
         places: that hooks name.
     """
 
-    def __init__(self, log: BoundaryLog | None) -> None:
+    def __init__(self, log: BoundaryLog) -> None:
         self.log = log
         self.places = Places()
         self._may_launch: set[int] = set()
-        if log is not None:
-            log.note(0)  # what this thread launches before its first place is its own
+        log.note(0)  # what this thread launches before its first place is its own
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of ``boundaries`` and ``places`` since this was last asked."""
-        if self.log is None:
-            return {}
         rows = self.log.take()
         ended = self._ended(rows)
         if ended:
@@ -58,7 +55,9 @@ class NotedPlaces:
                 for name, column in rows.items()
             }
         tables = {"boundaries": rows, "places": self._new_places(names)}
-        return {name: columns for name, columns in tables.items() if len(next(iter(columns.values())))}
+        return {
+            name: columns for name, columns in tables.items() if len(next(iter(columns.values())))
+        }
 
     def _ended(self, rows: dict[str, np.ndarray[Any, Any]]) -> list[int]:
         """Threads that may launch by what they said, and are not there any more."""
@@ -80,7 +79,14 @@ class NotedPlaces:
     def _new_places(self, names: Names) -> dict[str, Any]:
         new = self.places.take()
         texts = [(place.name, place.detail) for _, place in new]
-        name, detail = ([names.of_text(text) if text else 0 for text in column] for column in zip(*texts, strict=True)) if new else ([], [])
+        name, detail = (
+            (
+                [names.of_text(text) if text else 0 for text in column]
+                for column in zip(*texts, strict=True)
+            )
+            if new
+            else ([], [])
+        )
         return {
             "number": np.array([number for number, _ in new], np.uint32),
             "kind": np.array([place.kind for _, place in new], np.uint8),

@@ -10,10 +10,12 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from thence.boundaries.log import BoundaryLog
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.hooks.importing import jax_uses_cuda
 from thence.hooks.jax.programs import XlaPrograms
+from thence.hooks.torch.giving_way import GivingWay
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
@@ -76,6 +78,7 @@ class Recording:
 
     Attributes:
         directory: as named by the user; folders of other processes may be in it too.
+        noted: the places of the program, and the log of its boundaries: what hooks tell of where it is.
     """
 
     def __init__(self, directory: Path, options: RecordOptions, schedule: Schedule | None) -> None:
@@ -85,9 +88,10 @@ class Recording:
         self._endings = Endings(directory, self.stop)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
-        self._places = NotedPlaces(None)
+        self.noted = NotedPlaces(BoundaryLog(lambda: 0))
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
+        self._giving_way = GivingWay(self._give_way)
         self._collects_nvtx = False
         self._step = 0
         self._labelled = 0
@@ -116,11 +120,12 @@ class Recording:
         """
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
+        self._giving_way = GivingWay(self._give_way)
         recorder = Recorder(self.directory, _for_frameworks(self._options), self._rows)
         recorder.start()
         self._recorder = recorder
-        self._places = NotedPlaces(recorder.log)
-        self._log = MarkLog(recorder.log)
+        self.noted = NotedPlaces(recorder.log)
+        self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
         self._step = self._labelled = 0
@@ -129,6 +134,7 @@ class Recording:
         listen(self._log)
         if self._options.collectives:
             self._collectives.begin()
+        self._giving_way.look()
         _alive.add(self)
         self._endings.expect()
         self._begin_step()
@@ -147,6 +153,7 @@ class Recording:
         with self._endings.finishing():
             unlisten(self._log)
             self._collectives.end()
+            self._giving_way.end()
             if self._collects_nvtx:
                 leave_nvtx()
             self._xla.end()
@@ -176,12 +183,13 @@ class Recording:
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """What the recorder writes with its own, from time to time."""
         self._xla.look()
+        self._giving_way.look()
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
         if self._recorder is not None and jax_uses_cuda():
             self._recorder.record_launches()
-        return {**self._log.take(names), **self._places.take(names)}
+        return {**self._log.take(names), **self.noted.take(names)}
 
     def _keep_labels(self, path: Path) -> None:
         """A program that is killed keeps the labels of the graphs that it had captured by then."""
@@ -200,13 +208,22 @@ class Recording:
         else:
             self._recorder.pause()
 
+    def _give_way(self) -> None:
+        """The program starts a profiler of its own, which needs CUPTI."""
+        if self._recorder is not None and self._recorder.alive:
+            self._recorder.warn(
+                "the program started torch.profiler, and CUPTI serves one profiler at a time: the recording ended "
+                "there; what came later is missing"
+            )
+            self.stop()
+
     def _forked(self) -> None:
         """This is a child process now: the recording is its parent's."""
         unlisten(self._log)
         self._collectives.forked()
         self._xla.forked()
         self._log = MarkLog()
-        self._places = NotedPlaces(None)
+        self.noted = NotedPlaces(BoundaryLog(lambda: 0))
 
     def __enter__(self) -> Self:
         self.start()

@@ -13,13 +13,13 @@ import thence
 from recording_data import BEGAN, kernel, written
 from thence.boundaries.log import BEGINS, ENDS
 from thence.model.launches import COUNTED, UNCERTAIN
-from thence.writers.flame.folded import folded_lines
 from thence.readers.recording.counted import (
     boundaries_of,
     counted_launches,
     numbers_of,
     outside_of_ranges,
 )
+from thence.writers.flame.folded import folded_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,7 +237,9 @@ def test_what_is_certain_is_right_and_what_can_be_certain_is(
 
 # Through the reader and attribution.
 
-NAMES = ["f", "model", "model.layers.0", "model.layers.0.attn", "train.py", "main", "step", "forward", "decode", "my mark"]  # fmt: skip
+NAMES = [
+    "f", "model", "model.layers.0", "model.layers.0.attn", "train.py", "main", "step", "forward", "decode", "my mark",
+]  # fmt: skip
 NUMBER = {name: number for number, name in enumerate(NAMES, 1)}
 NONE_OF_MODULE, MODEL, LAYER, ATTENTION, LINE_1, LINE_2, FUNCTION, FORWARD, STEP_0, STEP_1 = range(
     1, 11
@@ -265,9 +267,7 @@ PLACES = [
 ]
 
 
-def recorded(
-    folder: Path, notes: list[int | str], **tables: list[list[dict[str, Any]]]
-) -> Trace:
+def recorded(folder: Path, notes: list[int | str], **tables: list[list[dict[str, Any]]]) -> Trace:
     """A process that crosses boundaries (numbers of places), opens and closes a mark, and launches ("launch")."""
     boundaries, kernels, marks = [], [], []
     for counter, note in enumerate(notes, 1):
@@ -340,6 +340,31 @@ def test_phases_steps_and_serving_are_as_noted(tmp_path: Path) -> None:
     assert places_of(trace, "serving") == [None, "decode", "decode"]
     steps = trace.host.filter(pl.col("category") == "step")
     assert steps.height == 3
+
+
+def test_places_without_numbers_go_by_time(tmp_path: Path) -> None:
+    """Where every launch is recorded the counter is not read."""
+    boundaries = [
+        {"counter": 0, "time": BEGAN + time, "thread": A, "place": number, "flags": 0}
+        for time, number in ((100, MODEL), (200, LAYER), (300, NONE_OF_MODULE))
+    ]
+    calls = [
+        {
+            "start": BEGAN + time,
+            "end": BEGAN + time + 5,
+            "thread": thread,
+            "correlation": time,
+            "function": 1,
+            "api": 5,
+        }
+        for time, thread in ((150, A), (250, A), (260, B), (350, A))
+    ]
+    kernels = [kernel(correlation=call["correlation"], start=call["start"] + 1000, end=call["start"] + 1001, name=1)
+               for call in calls]  # fmt: skip
+    tables = {"boundaries": [boundaries], "calls": [calls], "kernels": [kernels]}
+    trace = recorded(tmp_path / "a", [], **tables)
+    assert places_of(trace, "module") == ["model", "model.layers.0", None, None]
+    assert places_of(trace, "module_rule")[2] == "outside_modules"
 
 
 def test_steps_of_the_program_itself_win(tmp_path: Path) -> None:

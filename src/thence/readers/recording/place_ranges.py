@@ -146,10 +146,14 @@ def _ranges_of_kind(boundaries: Boundaries, tree: _Tree, kind: int, last: int) -
         ends = np.append(time, last)[following]
         ends[np.append(new_thread, True)[following]] = last
         wanted = here[begin] > 0
-        found.append((here[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted]))
-    columns = [np.concatenate(parts) for parts in zip(*found, strict=True)] if found else [
-        np.empty(0, np.int64)
-    ] * 4
+        found.append(
+            (here[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted])
+        )
+    columns = (
+        [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        if found
+        else [np.empty(0, np.int64)] * 4
+    )
     frame = pl.DataFrame(dict(zip(("place", *_RANGE), columns, strict=True)))
     return frame.with_columns(pl.max_horizontal("end", pl.col("start") + 1).alias("end"))
 
