@@ -13,7 +13,7 @@ import polars as pl
 
 from thence.attribution.collectives import complete_collectives
 from thence.attribution.launch_places import launch_places
-from thence.attribution.own_code import OwnCode, packages_shown
+from thence.model.own_code import OwnCode, packages_shown
 from thence.attribution.sources import file_of_frame
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.hlo_places import PLACES as OF_INSTRUCTION
@@ -42,7 +42,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
 
     Args:
         tables: as the readers returned them, labels of CUDA graphs joined (`graphs.labelling`).
-        own: what else counts as the user's own code, as `thence.attribution.own_code` takes it.
+        own: what else counts as the user's own code, as `thence.model.own_code` takes it.
     """
     installed = packages_shown(_files(tables))
     own_code = OwnCode.of(own, installed)

@@ -15,7 +15,7 @@ from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
-    from thence.attribution.own_code import OwnCode
+    from thence.model.own_code import OwnCode
     from thence.attribution.sources import Frames
     from thence.model.tables import Tables
 

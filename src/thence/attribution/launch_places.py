@@ -37,7 +37,7 @@ from thence.model.reasons import CODES, RULES
 
 if TYPE_CHECKING:
     from thence.attribution.host_rows import Mask, Rows
-    from thence.attribution.own_code import OwnCode
+    from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
 __all__ = ["launch_places", "paths_of"]

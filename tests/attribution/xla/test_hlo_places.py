@@ -12,7 +12,7 @@ import pytest
 
 from helpers import DATA
 from protowire import every, first, message, pack
-from thence.attribution.own_code import OwnCode
+from thence.model.own_code import OwnCode
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.xla.hlo_places import (

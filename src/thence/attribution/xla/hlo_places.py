@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.attribution.own_code import OwnCode
+from thence.model.own_code import OwnCode
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.attribution.xla.constituents import constituents_by_cost

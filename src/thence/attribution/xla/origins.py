@@ -19,7 +19,7 @@ from thence.attribution.xla.written import source_frames
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thence.attribution.own_code import OwnCode
+    from thence.model.own_code import OwnCode
     from thence.model.hlo import HloModule
 
 __all__ = ["origins"]
