@@ -95,6 +95,7 @@ class Watched:
         modules: bool = False,
         lines: bool = True,
         variables: dict[str, Any] | None = None,
+        between: bool = False,
     ) -> None:
         self.file = str(file)
         counter = Counter(own, self.file)
@@ -108,6 +109,7 @@ class Watched:
             "launch": library["launch"],
             "step": self.hooks.step,
             "__name__": "program",
+            **({"hooks": self.hooks, "again": (self.log, self.places, options)} if between else {}),
             **(variables or {}),
         }
         code = compile(source, str(file), "exec")

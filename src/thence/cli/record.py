@@ -39,8 +39,15 @@ _NOTHING = 2
     "--without",
     "left_out",
     multiple=True,
-    type=click.Choice(("launches", "nvtx", "collectives")),
-    help="Do not record launches (eager work then gets no labels), NVTX ranges, or sizes of collectives.",
+    type=click.Choice(("launches", "nvtx", "collectives", "modules", "lines")),
+    help="Do not record launches (eager work then gets no labels), NVTX ranges, sizes of collectives, modules "
+    "with phases and steps, or lines of the program.",
+)
+@click.option(
+    "--own",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Record lines of this package, too, as if it were the program's own code; after a ! leave it out.",
 )
 @click.option(
     "--flush",
@@ -57,6 +64,7 @@ def command(
     output: str | None,
     added: tuple[str, ...],
     left_out: tuple[str, ...],
+    own: tuple[str, ...],
     flush: float,
     program: tuple[str, ...],
 ) -> None:
@@ -67,6 +75,8 @@ def command(
         thence record -- python train.py
 
         thence record -o run1 -- torchrun --nproc-per-node 8 train.py
+
+        thence record --own transformers -- python finetune.py
     """
     from thence.launcher.content import content
     from thence.launcher.launch import claimed_directory, run
@@ -76,6 +86,9 @@ def command(
         launches="launches" not in left_out,
         nvtx="nvtx" not in left_out,
         collectives="collectives" not in left_out,
+        modules="modules" not in left_out,
+        lines="lines" not in left_out,
+        own=own,
         synchronization="synchronization" in added,
         overhead="overhead" in added,
         flush_seconds=flush,
