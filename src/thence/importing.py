@@ -14,13 +14,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
 
-__all__ = ["before_import", "import_is_complete", "torch_is_being_imported", "when_imported"]
+__all__ = [
+    "JAX_ON_CUDA",
+    "before_import",
+    "import_is_complete",
+    "jax_uses_cuda",
+    "torch_is_being_imported",
+    "when_imported",
+]
+
+JAX_ON_CUDA = frozenset(
+    {"jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"}
+)
+"""Modules that JAX imports when it looks for GPUs."""
 
 
 def import_is_complete(name: str) -> bool:
     """Whether a module is there and its import has ended."""
     module = sys.modules.get(name)
     return module is not None and not _is_initialising(module)
+
+
+def jax_uses_cuda() -> bool:
+    """Whether JAX has looked for GPUs in this process."""
+    return not JAX_ON_CUDA.isdisjoint(sys.modules)
 
 
 def torch_is_being_imported() -> bool:

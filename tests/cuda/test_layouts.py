@@ -29,7 +29,7 @@ SHARED = {
 OWN = {
     "CONCURRENT_KERNEL": {
         "registers": "registersPerThread", "static_shared": "staticSharedMemory",
-        "dynamic_shared": "dynamicSharedMemory",
+        "dynamic_shared": "dynamicSharedMemory", "queued": "queued",
         **{f"{what}_{axis}": f"{what}{axis.upper()}" for what in ("grid", "block") for axis in "xyz"},
     },
     "MEMCPY": {"copy_kind": "copyKind", "source_memory": "srcKind", "destination_memory": "dstKind"},

@@ -65,7 +65,7 @@ def test_work_gets_the_mark_that_was_open_on_the_launching_thread(tmp_path: Path
         def other():
             with thence.mark("other"):
                 launch("there", 3)
-        with thence.record(OUT):
+        with thence.record(OUT, thence.RecordOptions(launches=True)):
             with thence.mark("outer", layer=3):
                 with thence.mark("inner"):
                     launch("deep", 1)
@@ -79,6 +79,87 @@ def test_work_gets_the_mark_that_was_open_on_the_launching_thread(tmp_path: Path
     assert "MainThread" in thence.open(tmp_path).threads["name"].to_list()
     found = dict(rows(tmp_path).select("name", "label").iter_rows())
     assert found == {"deep": "outer/inner", "shallow": "outer", "there": "other", "outside": None}
+
+
+@pytest.mark.parametrize("probe", ["c", "python"])
+def test_work_gets_its_mark_by_the_number_of_its_launch(tmp_path: Path, probe: str) -> None:
+    """Whatever the clock said when it was queued; where two threads can have launched it, the reason."""
+    program(
+        """
+        def other():
+            with thence.mark("other"):
+                launch("there")
+        with thence.record(OUT, thence.RecordOptions(flush_seconds=0.1)):
+            launch("first")
+            with thence.mark("outer"):
+                with thence.mark("inner"):
+                    launch("deep")
+                launch("shallow")
+            launch("outside")
+            thread = threading.Thread(target=other)
+            thread.start(); thread.join()
+            launch("both")
+            time.sleep(1)  # until it is noticed that the thread has ended
+            with thence.mark("alone"):
+                launch("again")
+        """,
+        tmp_path,
+        env={"THENCE_PROBE": probe},
+    )
+    about = description(tmp_path)
+    if probe == "c" and about["probe"]["kind"] == "python":
+        pytest.skip("the probe was not compiled")
+    assert about["probe"]["kind"] == probe
+    assert about["probe"]["function"].startswith("cudaDriverGetVersion of ")
+    assert about["launches"] is False
+    assert "calls" not in about["counts"]
+    found = {
+        name: rest for name, *rest in rows(tmp_path).select("name", "label", "label_rule").rows()
+    }
+    assert {name: label for name, (label, _) in found.items()} == {
+        "first": None, "deep": "outer/inner", "shallow": "outer", "outside": None, "there": None, "both": None,
+        "again": "alone",
+    }  # fmt: skip
+    assert found["there"][1] == found["both"][1] == "launched_together"
+    assert found["first"][1] == found["outside"][1] == "outside_ranges"
+
+
+def test_where_the_counter_cannot_be_read_launches_are_recorded(tmp_path: Path) -> None:
+    program(
+        """
+        fake.fail("cuptiEnableCallback", 15)
+        with thence.record(OUT):
+            with thence.mark("here"):
+                launch("k")
+        """,
+        tmp_path,
+    )
+    about = description(tmp_path)
+    assert about["launches"] is True
+    assert about["probe"]["kind"] is None
+    assert any("launches cannot be counted here" in warning for warning in about["warnings"])
+    assert rows(tmp_path)["label"].to_list() == ["here"]
+
+
+def test_programs_that_use_jax_have_their_launches_recorded(tmp_path: Path) -> None:
+    program(
+        """
+        with thence.record(OUT, thence.RecordOptions(flush_seconds=0.1)):
+            launch("before")
+            time.sleep(0.5)
+            sys.modules["jax_plugins.xla_cuda13"] = os  # as JAX imports it when it looks for GPUs
+            time.sleep(1)
+            with thence.mark("jitted"):
+                launch("after")
+        """,
+        tmp_path,
+    )
+    about = description(tmp_path)
+    assert (about["launches"], about["counts"]["calls"]) == (True, 1)
+    assert dict(rows(tmp_path).select("name", "label").iter_rows()) == {
+        "before": None,
+        "after": "jitted",
+    }
 
 
 def test_marks_that_were_open_before_the_recording_count(tmp_path: Path) -> None:
@@ -122,7 +203,7 @@ def test_backward_work_gets_the_mark_of_its_forward_op(tmp_path: Path) -> None:
 def test_only_launches_are_recorded_of_all_api_calls(tmp_path: Path) -> None:
     said = program(
         """
-        with thence.record(OUT):
+        with thence.record(OUT, thence.RecordOptions(launches=True)):
             off = {d: [i for i in range(1, n) if fake.library.fake_api_off(d, i)] for d, n in ((2, 8), (1, 5))}
             print(off, fake.library.fake_thread_ids())
             launch("k", 1)
@@ -147,7 +228,7 @@ def test_xla_flags_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calls_that_build_graphs_are_recorded_with_those_that_launch() -> None:
-    options = RecordOptions()
+    options = RecordOptions(launches=True)
     building = ("cuGraphAddKernelNode_v2", "cuGraphAddNode_v2", "cuGraphInstantiateWithFlags")
     building += ("cudaGraphInstantiate_v10000", "cuGraphConditionalHandleCreate")
     building += ("cuStreamBeginCaptureToGraph", "cuStreamEndCapture")
@@ -256,7 +337,7 @@ def test_kinds_that_alternate_and_kinds_that_nobody_knows(tmp_path: Path) -> Non
     program(
         """
         fake.library.fake_size(37, 24)
-        with thence.record(OUT):
+        with thence.record(OUT, thence.RecordOptions(launches=True)):
             fake.library.cuptiActivityEnable(37)
             stranger = (37).to_bytes(4, "little") + bytes(20)
             for i in range(3000):

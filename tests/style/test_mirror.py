@@ -57,6 +57,7 @@ ELSEWHERE = {
     "inside/formats/thence.py": "inside/test_formats.py::test_events_are_as_recorded",
     "inside/launches.py": "inside/test_cuda.py",
     "inside/ranges.py": "inside/test_defects.py::test_ranges_that_cross_keep_their_own_ends",
+    "readers/recording/place_ranges.py": "readers/recording/test_counted.py",
     "marks/backward.py": "marks/test_marking_torch.py",
     "marks/compiling.py": "marks/test_marking_torch.py",
     "marks/frames.py": "marks/test_marking.py",

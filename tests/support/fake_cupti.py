@@ -81,6 +81,10 @@ class Fake:
             own_thread,
         )
 
+    def launch(self) -> int:
+        """The number of a launch that happens now."""
+        return int(ctypes.c_uint32(self.library.fake_launch()).value)
+
     def fail(self, call: str, code: int) -> None:
         """Have a call return an error from now on."""
         self.library.fake_fail(call.encode(), code)

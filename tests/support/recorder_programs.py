@@ -31,12 +31,17 @@ OUT = Path(sys.argv[1])
 def kernel(name="_Z3addPfi", start=1000, end=1500, **more):
     return fake.record("CONCURRENT_KERNEL", start=start, end=end, name=fake.text(name), **more)
 
-def launch(name, correlation, thread=None):
-    now = time.time_ns()
-    call = fake.record("RUNTIME", start=now, end=now + 1, cbid=2, correlationId=correlation,
+def launch(name, _number=None, thread=None):
+    now, number = time.time_ns(), fake.launch()
+    call = fake.record("RUNTIME", start=now, end=now + 1, cbid=2, correlationId=number,
                        threadId=thread or threading.get_native_id())
-    fake.emit(call, kernel(name, now, now + 5, correlationId=correlation))
+    fake.emit(call, kernel(name, now, now + 5, correlationId=number, queued=now))
 """
+
+
+def fake_libraries() -> dict[str, str]:
+    """Environment variables that name the fake libcupti, which is a libcudart too."""
+    return {"THENCE_LIBCUPTI": library_path(), "THENCE_LIBCUDART": library_path()}
 
 
 def program(
@@ -49,7 +54,7 @@ def program(
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "THENCE_LIBCUPTI": library_path(), **(env or {})},
+        env={**os.environ, **fake_libraries(), **(env or {})},
     )
     assert done.returncode == code, done.stderr
     return done

@@ -15,6 +15,8 @@ from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from thence.model.own_code import OwnCode
     from thence.attribution.sources import Frames
     from thence.model.tables import Tables
@@ -105,6 +107,11 @@ class HostRows:
         """The different names of host rows of these categories."""
         chosen = pl.col("category").is_in(categories)
         return self._used.filter(chosen)["name"].unique().drop_nulls()
+
+    def calls_named(self, names: Collection[str]) -> pl.Series:
+        """Those of these names that API calls have, Categorical."""
+        used = self.used_names("runtime", "driver")
+        return used.filter(used.cast(pl.String).is_in(list(names)))
 
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name in which the pattern finds something."""

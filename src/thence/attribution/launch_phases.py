@@ -9,6 +9,8 @@ recompute  the operators of a checkpoint, run again inside the autograd engine
 optimizer  ``Optimizer.step#...``, ``Optimizer.zero_grad#...``, and frames of a library's optimizers
 input      ``enumerate(DataLoader)#...``
 
+A recording may have noted phases itself (category ``phase``); they come before all others.
+
 Without such a range, of the work that operators launched a copy to the device inside a profiler step is
 ``input``, all else ``other``. Work of an operator that recorded a sequence number, with no backward pass after
 it in the trace, is unknown: whether autograd differentiated it may have been seen after the trace ended. So is
@@ -117,6 +119,7 @@ def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], Codes]:
         (backward, Phase.BACKWARD, "autograd_sequence"),
         (_recomputing(host, engine, backward), Phase.RECOMPUTE, "checkpoint"),
     ]
+    found += [(host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase]
     phase = np.zeros(len(host.parent), np.uint8)
     rule = np.zeros(len(host.parent), np.int64)
     for rows, name, code in found:  # where a row tells two, the later one

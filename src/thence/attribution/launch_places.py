@@ -31,6 +31,7 @@ from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.attribution.xla.iterations import iterations
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW
+from thence.model.launches import UNCERTAIN
 from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
@@ -46,6 +47,8 @@ Codes = npt.NDArray[np.int64]
 """Positions in `CODES`."""
 
 _KIND = {kind.name: kind for kind in LAUNCH}
+_DOTTED = "module"
+"""The kind whose names may be whole paths with dots, of which the innermost says all (`PathTree`)."""
 
 
 def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
@@ -91,7 +94,7 @@ def paths_of(tables: Tables, launch: pl.Series, kind: str, own: OwnCode) -> tupl
     if kind == "source":
         names, wanted = host.frames.place, host.frames.own
     row, _ = _own_or_forward(host, wanted)
-    return path_tree(host.parent, names, row, wanted)
+    return path_tree(host.parent, names, row, wanted, dotted=kind == _DOTTED)
 
 
 def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
@@ -181,7 +184,8 @@ def _enclosing_ranges(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     else:
         row, rule = host.climb(host.launch, wanted), _number("launch_ranges")
     if kind.nests:
-        return _column(host, kind, path_names(host.parent, host.names, row, wanted), rule)
+        paths = path_names(host.parent, host.names, row, wanted, dotted=kind.name == _DOTTED)
+        return _column(host, kind, paths, rule)
     return _column(host, kind, gathered(host.names, row), rule)
 
 
@@ -195,6 +199,10 @@ def _column(
     absent = _number(kind.outside if recorded else kind.missing)
     reason = np.where(hidden, _number("graph"), absent)
     reason = np.where(recorded & (host.launch == NO_ROW), _number("no_launch"), reason)
+    for code, names in UNCERTAIN.items() if recorded else ():
+        reason[values_at(host.with_names(host.calls_named(names)), host.launch, missing=False)] = (
+            _number(code)
+        )
     rules = np.where(place.is_null().to_numpy(), reason, rule)
     return {kind.name: place, f"{kind.name}_rule": _coded(rules, len(place))}
 
@@ -246,6 +254,8 @@ def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     library, _ = _own_or_forward(host, frames.own | frames.installed)
     rule = np.where(row == NO_ROW, _number("library_frame"), rule)
     row = np.where(row == NO_ROW, library, row)
+    unlined = values_at(frames.unlined, row, missing=False)
+    rule = np.where(unlined, _number("function_frame"), rule)
     position = gathered(host.tables.host["position"], row).fill_null(Position.FUNCTION.value)
     place = gathered(frames.place, row)
     nowhere = pl.Series([None], dtype=position.dtype)

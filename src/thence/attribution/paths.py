@@ -46,12 +46,15 @@ class PathTree:
     Attributes:
         parent: node of the path without its last name, `NO_ROW` where there is only one; shape (n,).
         name: last name of each path, Categorical or String. Two nodes with the same parent differ in it.
+        dotted: whether names can be whole paths: one that begins with the name around it and a dot, as
+            ``model.layers.3`` in ``model``, then takes its place in the text.
 
     Nodes are in order of their depth, parents before children.
     """
 
     parent: npt.NDArray[np.int64]
     name: pl.Series
+    dotted: bool = False
 
     def texts(self, nodes: npt.NDArray[np.int64], separator: str = SEPARATOR) -> pl.Series:
         """The paths as text, shortened where they are very deep; see the head of this module.
@@ -95,10 +98,30 @@ class PathTree:
             texts = names.slice(low, high - low)
             if low:
                 around = levels[-1].gather(position[self.parent[rows[low:high]]] - above)
-                texts = around + separator + texts
+                texts = self._below(
+                    around, self.name.gather(self.parent[rows[low:high]]), texts, separator
+                )
             levels.append(texts)
             above = low
         return pl.concat(levels).gather(position[nodes])
+
+    def _below(
+        self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str
+    ) -> pl.Series:
+        """The paths of these names below other paths, whose last names are given."""
+        joined = path + separator + name
+        if not self.dotted:
+            return joined
+        rows = pl.DataFrame(
+            {"path": path, "last": last.cast(pl.String), "name": name, "joined": joined}
+        )
+        extends = pl.col("name").str.starts_with(pl.col("last") + ".")
+        head = pl.col("path").str.head(
+            pl.col("path").str.len_chars() - pl.col("last").str.len_chars()
+        )
+        return rows.select(
+            pl.when(extends).then(head + pl.col("name")).otherwise("joined").alias("")
+        ).to_series()
 
     def _tails(self, nodes: npt.NDArray[np.int64], separator: str) -> pl.Series:
         """The innermost names of deep paths."""
@@ -148,7 +171,9 @@ def path_names(
     names: pl.Series,
     rows: npt.NDArray[np.int64],
     wanted: npt.NDArray[np.bool_],
+    *,
     separator: str = SEPARATOR,
+    dotted: bool = False,
 ) -> pl.Series:
     """The path of the wanted rows around each row as text, such as ``forward/attention``.
 
@@ -158,11 +183,12 @@ def path_names(
         rows: innermost wanted row of each activity; `NO_ROW` gives null.
         wanted: which host rows belong on the path.
         separator: what stands between two names.
+        dotted: as in `PathTree`.
 
     Returns:
         Categorical Series, one value per row, null where there is no path.
     """
-    tree, node = path_tree(parent, names, rows, wanted)
+    tree, node = path_tree(parent, names, rows, wanted, dotted=dotted)
     used = np.unique(node[node != NO_ROW])
     position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last one is that of NO_ROW
     position[used] = np.arange(len(used))
@@ -175,6 +201,8 @@ def path_tree(
     names: pl.Series,
     rows: npt.NDArray[np.int64],
     wanted: npt.NDArray[np.bool_],
+    *,
+    dotted: bool = False,
 ) -> tuple[PathTree, npt.NDArray[np.int64]]:
     """The path of the wanted rows around each row as a node of a prefix tree.
 
@@ -185,6 +213,7 @@ def path_tree(
         names: Categorical name of every host row; only those of wanted rows matter.
         rows: innermost wanted row of each activity; `NO_ROW` gives `NO_ROW`.
         wanted: which host rows belong on the path.
+        dotted: as in `PathTree`.
 
     Returns:
         The paths of the rows and of all that are around them, and the node of each row.
@@ -197,5 +226,5 @@ def path_tree(
     node, first = trie(around, codes)
     above = around[first]
     tree_parent = np.where(above == NO_ROW, NO_ROW, node[above]) if len(node) else above
-    tree = PathTree(tree_parent, names.gather(on_path[first]))
+    tree = PathTree(tree_parent, names.gather(on_path[first]), dotted)
     return tree, np.append(node, NO_ROW)[number[rows]]

@@ -2,7 +2,8 @@
 
 A frame is written ``file.py(12): function``, a place ``file.py:12 Block.forward``. What its line number is
 depends on the producer (column ``position`` of host): profilers that trace calls write where the function
-begins, others the line at hand.
+begins, others the line at hand. Where only the function is certain a frame is written ``file.py(): function`` and
+the place ``file.py function``.
 
 Such profilers write the bare name of a function. The class of a ``forward`` is that of the module whose call is
 directly around it, with nothing between but PyTorch's own ``nn.Module.__call__``. A ``forward`` that modules
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Frames", "file_of_frame", "parse_frames"]
 
-_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d*)\): (?P<function>.*)", re.DOTALL)
 _CALLS_FORWARD = re.compile(r"(?:^|/)torch/nn/modules/module\.py$")
 _FORWARD = "forward"
 _NUMBERED = re.compile(r"_\d+$")  # Block_0 is the first module of class Block
@@ -44,11 +45,13 @@ class Frames:
         place: Categorical ``file.py:12 function``, null where the row is no frame with a file.
         own: rows that are frames of the user's code.
         installed: rows that are frames of the standard library or of installed packages.
+        unlined: rows that are frames without a line.
     """
 
     place: pl.Series
     own: Mask
     installed: Mask
+    unlined: Mask
 
 
 def file_of_frame(name: str) -> str:
@@ -73,18 +76,20 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
     code = names.to_physical().fill_null(0).to_numpy().astype(np.int64)
     is_frame = python & np.isin(code, list(frames)) & names.is_not_null().to_numpy()
     of_user = is_frame & np.isin(code, [c for c, match in frames.items() if own(match["file"])])
+    unlined = is_frame & np.isin(code, [c for c, match in frames.items() if not match["line"]])
     classes = _classes(host, code, is_frame, frames)
     texts = [_function(match, classes.get(c)) for c, match in frames.items()]
     number = np.full(len(code), NO_ROW, np.int64)
     number[is_frame] = np.searchsorted(np.array(list(frames), np.int64), code[is_frame])
     rows = pl.Series(number).replace(NO_ROW, None).cast(pl.UInt32)
     place = pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(rows)
-    return Frames(place, of_user, is_frame & ~of_user)
+    return Frames(place, of_user, is_frame & ~of_user, unlined)
 
 
 def _function(match: re.Match[str], of_class: str | None) -> str:
     function = f"{of_class}.{match['function']}" if of_class else match["function"]
-    return f"{match['file']}:{match['line']} {function}"
+    line = f":{match['line']}" if match["line"] else ""
+    return f"{match['file']}{line} {function}"
 
 
 def _classes(

@@ -32,15 +32,16 @@ _NOTHING = 2
     "--with",
     "added",
     multiple=True,
-    type=click.Choice(("synchronization", "overhead")),
-    help="Also record synchronizing API calls, or the overhead of CUPTI itself.",
+    type=click.Choice(("launches", "synchronization", "overhead")),
+    help="Also record every API call that launches work (else launches are counted, which costs far less), "
+    "synchronizing API calls, or the overhead of CUPTI itself.",
 )
 @click.option(
     "--without",
     "left_out",
     multiple=True,
     type=click.Choice(("launches", "nvtx", "collectives", "modules", "lines")),
-    help="Do not record launches (eager work then gets no labels), NVTX ranges, sizes of collectives, modules "
+    help="Do not record launches of JAX programs (they get few places then), NVTX ranges, sizes of collectives, modules "
     "with phases and steps, or lines of the program.",
 )
 @click.option(
@@ -83,7 +84,7 @@ def command(
     from thence.recorder.options import RecordOptions
 
     options = RecordOptions(
-        launches="launches" not in left_out,
+        launches=True if "launches" in added else False if "launches" in left_out else None,
         nvtx="nvtx" not in left_out,
         collectives="collectives" not in left_out,
         modules="modules" not in left_out,

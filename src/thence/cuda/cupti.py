@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "DRIVER_API",
+    "MOST_CALLBACK_IDS",
     "RUNTIME_API",
     "TAKEN",
     "BufferCompleted",
@@ -29,8 +31,12 @@ __all__ = [
     "load",
 ]
 
+DRIVER_API = 1
+"""CUPTI_CB_DOMAIN_DRIVER_API"""
 RUNTIME_API = 2
 """CUPTI_CB_DOMAIN_RUNTIME_API"""
+MOST_CALLBACK_IDS = 4096
+"""More than any domain has."""
 
 TAKEN = 39
 """CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another profiler has it."""
@@ -131,17 +137,44 @@ class Cupti:
         """Whether this libcupti knows a function."""
         return hasattr(self._library, function)
 
-    def subscribe(self) -> int:
+    def subscribe(self, callback: int | None = None) -> int:
         """Become the process's one user of CUPTI; the handle is for `unsubscribe`.
+
+        Args:
+            callback: address of a CUpti_CallbackFunc that lives as long as the process; None: nothing is
+                called back for.
 
         Raises:
             CuptiError: code 39 when another profiler holds it, 15 without a usable driver.
         """
-        callback = _Callback(lambda *_: None)
-        self._kept.append(callback)
+        if callback is None:
+            nothing = _Callback(lambda *_: None)
+            self._kept.append(nothing)
+            callback = ctypes.cast(nothing, c_void_p).value
         handle = c_void_p()
-        self._call("cuptiSubscribe", byref(handle), callback, None)
+        self._call("cuptiSubscribe", byref(handle), c_void_p(callback), None)
         return handle.value or 0
+
+    def enable_callback(self, handle: int, domain: int, callback_id: int, *, on: bool) -> None:
+        """Have the subscriber's callback called for one API function, or no longer."""
+        self._call(
+            "cuptiEnableCallback",
+            c_uint32(on), c_void_p(handle), ctypes.c_int(domain), c_uint32(callback_id),
+        )  # fmt: skip
+
+    def callback_id(self, domain: int, function: str) -> int | None:
+        """Callback id of an API function, named as in CUDA's headers; None where there is none."""
+        for callback_id in range(1, MOST_CALLBACK_IDS):
+            name = self.callback_name(domain, callback_id)
+            if name is None:
+                return None
+            if name == function or name.startswith(f"{function}_v"):
+                return callback_id
+        return None
+
+    def latency_timestamps(self, *, on: bool) -> None:
+        """Have kernel records hold when the host queued them; before their kind is enabled."""
+        self._call("cuptiActivityEnableLatencyTimestamps", c_uint8(on))
 
     def unsubscribe(self, handle: int) -> None:
         """Give CUPTI back."""

@@ -103,6 +103,7 @@ LAYOUTS = {
             "dynamic_shared": (80, "<u4"),
             "correlation": (92, "<u4"),
             "name": (104, "<u8"),
+            "queued": (120, "<u8"),
             "node": (144, "<u8"),
             "graph": (156, "<u4"),
         },

@@ -12,7 +12,7 @@ from pathlib import Path
 from thence.cuda.cuda_events import served_cuda
 from thence.errors import MissingRequirement
 
-__all__ = ["find_libcupti", "mapped_copies", "mapped_files"]
+__all__ = ["find_libcudart", "find_libcupti", "mapped_copies", "mapped_files"]
 
 _WHEEL_PATTERNS = (
     "nvidia/cu*/lib/libcupti.so.*",  # nvidia-cuda-cupti, CUDA 13 and later
@@ -51,6 +51,16 @@ def find_libcupti() -> str:
         "there is no libcupti: install it with `pip install nvidia-cuda-cupti` (for CUDA 12: "
         "nvidia-cuda-cupti-cu12), or name the file in THENCE_LIBCUPTI"
     )
+
+
+def find_libcudart() -> str | None:
+    """Path of the CUDA runtime that this process has loaded; None where it has none of its own file.
+
+    The environment variable THENCE_LIBCUDART names another.
+    """
+    named = os.environ.get("THENCE_LIBCUDART")
+    loaded = (path for path in mapped_files() if Path(path).name.startswith("libcudart"))
+    return named or min(loaded, default=None)
 
 
 def mapped_files() -> set[str]:

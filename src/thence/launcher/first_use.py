@@ -14,7 +14,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from thence.importing import before_import, torch_is_being_imported, when_imported
+from thence.importing import (
+    JAX_ON_CUDA,
+    before_import,
+    torch_is_being_imported,
+    when_imported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +30,8 @@ SETTINGS = "THENCE_RECORD"
 """Environment variable: JSON of directory and options."""
 
 _TORCH = "torch.cuda"
-_AT_IMPORT = frozenset(
+_AT_IMPORT = JAX_ON_CUDA | frozenset(
     {
-        "jax_cuda12_plugin",
-        "jax_cuda13_plugin",
-        "jax_plugins.xla_cuda12",
-        "jax_plugins.xla_cuda13",
         "cupy",
         "numba.cuda",
         "pycuda",
@@ -72,16 +73,28 @@ def install() -> None:
             begun.add(os.getpid())
             _begin(settings)
 
-    def begin_at_import() -> None:
-        if not torch_is_being_imported():
-            begin()
+    def begin_at_import(name: str) -> None:
+        if torch_is_being_imported():
+            return
+        begin()
+        if name in JAX_ON_CUDA:
+            _record_launches()
 
     if settings["options"].get("nvtx", True):
         for name in _USERS_OF_NVTX:
             before_import(name, _collect_nvtx)
     for name in _AT_IMPORT:
-        before_import(name, begin_at_import)
+        before_import(name, functools.partial(begin_at_import, name))
     when_imported(_TORCH, lambda torch_cuda: _torch_is_there(torch_cuda, begin))
+
+
+def _record_launches() -> None:
+    """A recording that began with another framework records launches for JAX from here on."""
+    from thence.recorder.session import running
+
+    recorder = running()
+    if recorder is not None:
+        recorder.record_launches()
 
 
 def _begin(settings: dict[str, Any]) -> None:

@@ -57,9 +57,9 @@ __all__ = [
 ]
 
 RECORDING = "thence.recording"
-RECORDING_VERSION = 3
+RECORDING_VERSION = 4
 """1: what describes a collective was JSON, the metadata of its mark. 2: parts were Arrow IPC files without
-a count (`OLD_PART_ENDING`)."""
+a count (`OLD_PART_ENDING`). 3: no boundaries; every launch was a row of calls."""
 DESCRIPTION = "recording.json"
 """File of a recording that says which process it is of."""
 PART_ENDING, OLD_PART_ENDING = ".npz", ".arrow"
@@ -87,7 +87,7 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "names": {"number": "Int64", "name": "String", "demangled": "String"},
         "kernels": _ACTIVITY
-        | _integers("name", "registers", *_GRID, "static_shared", "dynamic_shared"),
+        | _integers("name", "registers", *_GRID, "static_shared", "dynamic_shared", "queued"),
         "copies": _ACTIVITY
         | _integers("bytes", "copy_kind", "source_memory", "destination_memory"),
         "sets": _ACTIVITY | _integers("bytes", "memory"),
@@ -95,18 +95,27 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "ranges": _integers("flags", "time", "id", "thread", "name", "domain"),
         "overheads": _integers("overhead_kind", "object_kind", "thread", "start", "end"),
         "marks": _integers(
-            *("what", "serial", "forward", "time", "thread", "name", "lane", "metadata")
+            *("what", "serial", "forward", "time", "thread", "name", "lane", "metadata", "counter")
         ),
+        "boundaries": _integers("counter", "time", "thread", "place", "flags"),
+        "places": _integers("number", "kind", "parent", "name", "detail", "line"),
         "collectives": _integers("serial", *TEXTS, *NUMBERS),
     }
 )
 """Columns of each table of a recording, and names of the Polars types that they are read as; narrower
-integers may be written. Times are Unix time in ns. name, function, domain, lane, metadata, and the texts that
-describe a collective, are numbers of names, 0 for none. serial says which mark is meant."""
+integers may be written. Times are Unix time in ns. name, function, domain, lane, metadata, detail, and the texts
+that describe a collective, are numbers of names, 0 for none. serial says which mark is meant. queued is when the
+host queued a kernel, 0 where CUPTI does not say. counter is what CUPTI had numbered (`thence.boundaries.log`), in
+marks that of the boundary at the same moment, 0 where there is none; places are those of
+`thence.boundaries.places`."""
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"collectives": frozenset((*TEXTS, *NUMBERS)) - {"sequence"}}
+    {
+        "collectives": frozenset((*TEXTS, *NUMBERS)) - {"sequence"},
+        "kernels": frozenset({"queued"}),
+        "marks": frozenset({"counter"}),
+    }
 )
-"""Columns that recordings of version 1 do not have, by table."""
+"""Columns that recordings of version 1, or of versions before 4, do not have, by table."""
 ACTIVITIES = ("kernels", "copies", "sets")
 """Tables of what ran on a device."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -10,10 +11,26 @@ from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["CALLS", "IDENTIFIED", "launch_correlations", "matched_rows"]
+__all__ = ["CALLS", "COUNTED", "IDENTIFIED", "UNCERTAIN", "launch_correlations", "matched_rows"]
+
+COUNTED = ("launch, by its number", "GraphLaunch, by its number")
+"""Names of launches, of something else and of a CUDA graph, that were found by CUPTI's number of them: the call
+itself was not recorded (`thence.readers.recording.counted`)."""
+UNCERTAIN: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "launched_together": ("launch, of which thread?", "GraphLaunch, of which thread?"),
+        "launched_unseen": ("launch, unseen", "GraphLaunch, unseen"),
+        "launched_before": ("launch, before all places", "GraphLaunch, before all places"),
+        "number_reused": ("launch, of a number used twice", "GraphLaunch, of a number used twice"),
+    }
+)
+"""Names of launches whose number does not tell their thread, by the code of the reason. They have a time, on a
+thread of their own, 0."""
 
 CALLS = pl.col("category").is_in(API_CALLS)
 """Host rows that are API calls."""

@@ -16,6 +16,8 @@ class Phase(StrEnum):
     """Inside the reverse differentiation of it."""
     RECOMPUTE = "recompute"
     """The forward pass of a checkpoint, run again during the backward pass."""
+    GRADIENT = "gradient"
+    """What is done with gradients between backward and optimizer: summed, scaled, clipped."""
     OPTIMIZER = "optimizer"
     """The update of the parameters."""
     INPUT = "input"

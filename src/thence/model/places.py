@@ -113,7 +113,8 @@ KINDS: tuple[Kind, ...] = (
         missing="no_python_frames", outside="outside_frames", verbs=_verbs("flame", "graph-labels"),
     ),
     Kind(
-        "phase", "forward, backward, recompute, optimizer, input, other or mixed", "both", categories=("op",),
+        "phase", "forward, backward, recompute, gradient, optimizer, input, other or mixed", "both",
+        categories=("op", "phase"),
         missing="no_autograd", outside="outside_operators",
         verbs=_verbs("stated", "stated-xla", "page", "page-xla", "graph-labels"),
     ),

@@ -34,6 +34,8 @@ RULES: Mapping[str, str] = MappingProxyType(
         "forward_op": "forward op of the backward op",
         "library_range": "range named by a library",
         "library_frame": "frame of an installed library",
+        "function_frame": "function: which of its lines is not certain",
+        "phase_noted": "phase noted while recording",
         "launch_time": "time of the launch",
         "loop_rounds": "thunks of the loop around the launch come again in every iteration",
         "autograd_sequence": "autograd sequence number",
@@ -85,6 +87,10 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "not_said": "the trace does not say",
         # The launch.
         "no_launch": "the trace holds no API call that launched it",
+        "launched_together": "launched while two threads were launching",
+        "launched_unseen": "launched while all threads that were watched had said that they launch nothing",
+        "launched_before": "launched before thence noted the first place",
+        "number_reused": "CUPTI gave its number to two launches",
         "no_ranges": "no named ranges recorded",
         "no_modules": "no nn.Module calls recorded",
         "no_operators": "no operators recorded",
@@ -187,6 +193,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "thence recording": {
+        "launched_together": "thence record --with launches records the thread of every launch",
         "no_loops": "loops inside a fusion or a CUDA graph have none; NVTX records the others",
         "no_ranges": "thence.mark, NVTX",
         "no_modules": _CALLS,

@@ -103,6 +103,7 @@ kernels."""
 
 HOST_CATEGORIES = (
     "step",
+    "phase",
     "module",
     "python",
     "range",
@@ -114,10 +115,10 @@ HOST_CATEGORIES = (
     "overhead",
 )
 """What a host range can be, outermost first: of equal intervals the earlier category contains the
-later. step: one profiler step. module: a call of an nn.Module. python: a Python frame,
-``file.py(12): function``. range: a range that the user named (record_function, NVTX). framework: a
-range that a library named. op: a framework operator. compile: a compilation phase. runtime, driver:
-a CUDA or HIP API call. overhead: time taken by the profiler itself."""
+later. step: one profiler step. phase: a part of a training step, named as `Phase`. module: a call of an
+nn.Module. python: a Python frame, ``file.py(12): function``. range: a range that the user named
+(record_function, NVTX). framework: a range that a library named. op: a framework operator. compile: a
+compilation phase. runtime, driver: a CUDA or HIP API call. overhead: time taken by the profiler itself."""
 
 API_CALLS = ("runtime", "driver")
 """Categories of `HOST_CATEGORIES` that are API calls: what they launched shares their correlation id."""

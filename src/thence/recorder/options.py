@@ -23,9 +23,11 @@ class RecordOptions:
     """What a recording holds, beside kernels, copies and sets, which are always in it.
 
     Attributes:
-        launches: the API calls that launch work, so that eager work finds its label, those that begin and
-            end a capture, in which nothing is launched, and those that build CUDA graphs, so that XLA's
-            graphs can be told apart.
+        launches: the API calls that launch work, those that begin and end a capture, in which nothing is
+            launched, and those that build CUDA graphs, so that XLA's graphs can be told apart. Without them a
+            kernel finds its thread and place by CUPTI's number of its launch, which costs far less, but not
+            where several threads launch at the same time. None: where they are needed, that is in programs
+            that use JAX, and where that number cannot be read.
         nvtx: NVTX ranges of the program and of its libraries.
         collectives: what each collective of torch.distributed moves, and in which process group; see
             `thence.torch.label_collectives`, which need not be called then.
@@ -39,7 +41,7 @@ class RecordOptions:
             and counted.
     """
 
-    launches: bool = True
+    launches: bool | None = None
     nvtx: bool = True
     collectives: bool = True
     modules: bool = True
@@ -51,14 +53,14 @@ class RecordOptions:
     buffer_megabytes: int = 160
 
     def wants_call(self, function: str) -> bool:
-        """Whether calls of an API function, named as in CUDA's headers, are recorded."""
+        """Whether calls of an API function, named as in CUDA's headers, are recorded; None counts as False."""
         return bool(
             (self.launches and (_LAUNCHES.match(function) or _GRAPHS.match(function)))
             or (self.synchronization and _WAITS.search(function))
         )
 
     def kinds(self) -> tuple[int, ...]:
-        """The CUpti_ActivityKinds to enable."""
+        """The CUpti_ActivityKinds to enable; launches not said count as not wanted."""
         wanted = [layouts.KERNEL, layouts.MEMCPY, layouts.MEMCPY2, layouts.MEMSET]
         wanted += [layouts.RUNTIME, layouts.DRIVER] if self.launches or self.synchronization else []
         wanted += [layouts.MARKER] if self.nvtx else []

@@ -15,19 +15,21 @@ import queue
 import re
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thence.cuda import layouts
 from thence.cuda.cuda_events import load_driver
-from thence.cuda.cupti import TAKEN, CuptiError, load
+from thence.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
 from thence.cuda.holders import taken
 from thence.cuda.synchronizing import synchronize
 from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.model.formats import RECORDING, RECORDING_VERSION
 from thence.recorder import identity
 from thence.recorder.buffers import Buffers, Filled
+from thence.recorder.counting import Counting
 from thence.recorder.names import Names
 from thence.recorder.parts import Parts
 from thence.recorder.walking import Walker
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from thence.boundaries.log import BoundaryLog
     from thence.recorder.options import RecordOptions
 
 __all__ = ["Recorder", "running"]
@@ -50,7 +53,6 @@ _FIRST_FLUSH_SECONDS = 0.1
 _PATIENCE_SECONDS = 10.0
 """How long stopping waits for the device, and for the reading of what is left."""
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
-_MOST_CALLBACK_IDS = 4096
 _NO_DRIVER = (15, 999)
 """CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: what there is without a driver."""
 
@@ -73,6 +75,7 @@ class Recorder:
     Attributes:
         parts: what is on disk.
         dropped: records that CUPTI lost for want of a buffer.
+        log: notes boundaries, from `start` on; None where every launch is recorded instead.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class Recorder:
     ) -> None:
         self.parts = Parts(directory, lambda: identity.folder_name(self._known_rank()))
         self.dropped = 0
+        self.log: BoundaryLog | None = None
+        self._counting = Counting()
         self._options = options
         self._source = source
         self._facts = facts
@@ -185,7 +190,7 @@ class Recorder:
             inherited = _running._subscription  # noqa: SLF001 - of this class
             self._try(lambda: self._cupti.unsubscribe(inherited))
         try:
-            self._subscription = self._cupti.subscribe()
+            self._subscription = self._cupti.subscribe(self._counting.callback)
         except CuptiError as error:
             raise _explained(error) from error
         try:
@@ -194,11 +199,36 @@ class Recorder:
             self._cupti.system_thread_ids()
             with contextlib.suppress(CuptiError):
                 self._cupti.dropped(None, 0)  # what another profiler lost before is not ours
+            self._count_launches()
             self._enable()
         except CuptiError as error:
             self._try(lambda: self._cupti.unsubscribe(self._subscription))
             raise _explained(error) from error
         self._paused = False
+
+    def _count_launches(self) -> None:
+        """Have launches found by their number, or recorded, as the options say."""
+        if not self._options.launches:
+            self._counting.begin(self._cupti, self._subscription)
+            self.log = self._counting.log
+        if self.log is not None:
+            with contextlib.suppress(
+                CuptiError
+            ):  # then a launch lies between its boundaries all the same
+                self._cupti.latency_timestamps(on=True)
+        elif self._options.launches is None:
+            self._options = replace(self._options, launches=True)
+            self._warn(
+                f"launches cannot be counted here ({self._counting.trouble}), so every one is recorded, which "
+                "costs more time"
+            )
+
+    def record_launches(self) -> None:
+        """Record every launch from now on, if the options leave that open."""
+        if self._options.launches is None and self.alive:
+            self._options = replace(self._options, launches=True)
+            if not self._paused:
+                self._try(self._enable)
 
     def _enable(self) -> None:
         for kind in self._options.kinds():
@@ -216,9 +246,9 @@ class Recorder:
 
     def _known_calls(self, domain: int) -> tuple[np.ndarray[Any, Any], list[int]]:
         """Numbers of the names of the wanted API functions by callback id, and ids of the others."""
-        numbers = np.zeros(_MOST_CALLBACK_IDS, dtype=np.uint32)
+        numbers = np.zeros(MOST_CALLBACK_IDS, dtype=np.uint32)
         unwanted = []
-        for callback_id in range(1, _MOST_CALLBACK_IDS):
+        for callback_id in range(1, MOST_CALLBACK_IDS):
             name = self._cupti.callback_name(domain, callback_id)
             if name is None:
                 break
@@ -329,6 +359,8 @@ class Recorder:
             **identity.process_facts(self._known_rank()),
             **self._facts(),
             "cupti": {"version": self._version, "path": self._cupti.path},
+            "probe": self._counting.facts(),
+            "launches": bool(self._options.launches),
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
             "finished": finished,

@@ -27,6 +27,7 @@ from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from thence.boundaries.log import BoundaryLog
     from thence.recorder.names import Names
 
 __all__ = ["MarkLog"]
@@ -36,8 +37,8 @@ _SEQUENCE = KINETO_KEYS["sequence"]
 _FIRST_BACKWARD = 1 << 62
 """Serials of backward nodes count from here: marks have numbers of their own."""
 
-_Beginning = tuple[int, int, int, int, int, str, str | None, "Mapping[str, object] | None"]
-"""what, serial, forward, time, thread, name, lane, metadata"""
+_Beginning = tuple[int, int, int, int, int, int, str, str | None, "Mapping[str, object] | None"]
+"""what, serial, forward, time, counter, thread, name, lane, metadata"""
 _NO_THREAD = 0
 """Of endings: the serial says what ends, and finding the thread out would cost more than all the rest."""
 
@@ -54,11 +55,16 @@ class MarkLog:
     """A `thence.marks.Listener` that notes when, and on which thread, marks open and close.
 
     A forked child needs one of its own: this one remembers the ids of the parent's threads.
+
+    Args:
+        boundaries: has a boundary noted with every moment, so that launches find their marks; None where the
+            launches are recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, boundaries: BoundaryLog | None = None) -> None:
+        self._note = _no_counter if boundaries is None else boundaries.note
         self._beginnings: deque[_Beginning] = deque()
-        self._endings: deque[tuple[int, int]] = deque()
+        self._endings: deque[tuple[int, int, int]] = deque()
         self._serials = itertools.count(_FIRST_BACKWARD)
         self._local = _Local()
 
@@ -67,12 +73,22 @@ class MarkLog:
     ) -> None:
         """A mark opens on this thread."""
         self._beginnings.append(
-            (OPENED, number, _NONE, time_ns(), self._local.thread, name, lane, metadata)
+            (
+                OPENED,
+                number,
+                _NONE,
+                time_ns(),
+                self._note(0),
+                self._local.thread,
+                name,
+                lane,
+                metadata,
+            )
         )
 
     def closed(self, number: int) -> None:
         """A mark closes on this thread."""
-        self._endings.append((number, time_ns()))
+        self._endings.append((number, time_ns(), self._note(0)))
 
     def backward_opened(self, number: int | None, name: str) -> None:
         """A node of autograd begins on this thread; `number` is the mark around its forward op."""
@@ -95,8 +111,10 @@ class MarkLog:
         beginnings, endings = _emptied(self._beginnings), _emptied(self._endings)
         if not beginnings and not endings:
             return {}
-        what, serial, forward, moment, thread, name, lane, metadata = _columns(beginnings, 8)
-        ended, end = _columns(endings, 2)
+        what, serial, forward, moment, begins, thread, name, lane, metadata = _columns(
+            beginnings, 9
+        )
+        ended, end, ends = _columns(endings, 3)
         facts = _texts(metadata)
         texts = dict.fromkeys((*name, *lane, *facts))
         known = {text: names.of_text(text) if text else 0 for text in texts}
@@ -105,6 +123,7 @@ class MarkLog:
             "serial": ([*serial, *ended], 0, np.int64),
             "forward": ([*forward], _NONE, np.int64),
             "time": ([*moment, *end], 0, np.int64),
+            "counter": ([*begins, *ends], 0, np.uint32),
             "thread": ([*thread], _NO_THREAD, np.int64),
             "name": ([known[text] for text in name], 0, np.uint32),
             "lane": ([known[text] for text in lane], 0, np.uint32),
@@ -119,8 +138,12 @@ class MarkLog:
 
     def _begin(self, what: int, serial: int, forward: int, name: str) -> None:
         self._beginnings.append(
-            (what, serial, forward, time_ns(), self._local.thread, name, None, None)
+            (what, serial, forward, time_ns(), self._note(0), self._local.thread, name, None, None)
         )
+
+
+def _no_counter(_place: int) -> int:
+    return 0
 
 
 def _emptied(events: deque[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
+from thence.importing import jax_uses_cuda
 from thence.hooks.jax.programs import XlaPrograms
+from thence.hooks.torch.hooks import Hooks
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
@@ -20,6 +23,7 @@ from thence.recorder.options import RecordOptions, Schedule
 from thence.recorder.session import Recorder
 from thence.recording.endings import Endings
 from thence.recording.mark_log import MarkLog
+from thence.recording.noted_places import NotedPlaces
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -82,8 +86,10 @@ class Recording:
         self._endings = Endings(directory, self.stop)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
+        self._places = NotedPlaces(None)
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
+        self._hooks: Hooks | None = None
         self._collects_nvtx = False
         self._step = 0
         self._labelled = 0
@@ -110,12 +116,13 @@ class Recording:
             UsageError: this process is being recorded already.
             MissingRequirement: CUPTI cannot be used; the message says why and what to do.
         """
-        self._log = MarkLog()
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
-        recorder = Recorder(self.directory, self._options, self._rows)
+        recorder = Recorder(self.directory, _for_frameworks(self._options), self._rows)
         recorder.start()
         self._recorder = recorder
+        self._places = NotedPlaces(recorder.log)
+        self._log = MarkLog(recorder.log)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
         self._step = self._labelled = 0
@@ -126,6 +133,7 @@ class Recording:
             self._collectives.begin()
         _alive.add(self)
         self._endings.expect()
+        self._start_hooks()
         self._begin_step()
 
     def step(self) -> None:
@@ -133,6 +141,8 @@ class Recording:
         if self._recorder is not None and self._recorder.alive:
             self._step += 1
             self._begin_step()
+            if self._hooks is not None:
+                self._hooks.step()
 
     def stop(self) -> None:
         """Finish: wait for the device, and write what is left. Stopping twice does nothing."""
@@ -140,6 +150,7 @@ class Recording:
         if recorder is None or not recorder.alive:
             return
         with self._endings.finishing():
+            self._stop_hooks()
             unlisten(self._log)
             self._collectives.end()
             if self._collects_nvtx:
@@ -174,7 +185,9 @@ class Recording:
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
-        return self._log.take(names)
+        if self._recorder is not None and jax_uses_cuda():
+            self._recorder.record_launches()
+        return {**self._log.take(names), **self._places.take(names)}
 
     def _keep_labels(self, path: Path) -> None:
         """A program that is killed keeps the labels of the graphs that it had captured by then."""
@@ -183,6 +196,19 @@ class Recording:
         except UsageError as error:  # a full disk: the records come first, and stopping tries again
             _LOG.warning("thence: %s", error)
             self._labelled = sys.maxsize
+
+    def _start_hooks(self) -> None:
+        """Follow modules and lines, where boundaries are noted."""
+        if self.noted.log is not None:
+            self._hooks = Hooks(self.noted.log, self.noted.places, self._options)
+            self._hooks.start()
+
+    def _stop_hooks(self) -> None:
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None and self._recorder is not None:
+            hooks.stop()
+            for sentence in hooks.said():
+                self._recorder.warn(sentence)
 
     def _begin_step(self) -> None:
         assert self._recorder is not None
@@ -195,10 +221,14 @@ class Recording:
 
     def _forked(self) -> None:
         """This is a child process now: the recording is its parent's."""
+        if self._hooks is not None:
+            self._hooks.forked()
+            self._hooks = None
         unlisten(self._log)
         self._collectives.forked()
         self._xla.forked()
         self._log = MarkLog()
+        self._places = NotedPlaces(None)
 
     def __enter__(self) -> Self:
         self.start()
@@ -211,6 +241,13 @@ class Recording:
         _traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _for_frameworks(options: RecordOptions) -> RecordOptions:
+    """These options, with launches where JAX is in use: its graphs are told apart by the calls that build them."""
+    if options.launches is None and jax_uses_cuda():
+        return dataclasses.replace(options, launches=True)
+    return options
 
 
 _alive: weakref.WeakSet[Recording] = weakref.WeakSet()

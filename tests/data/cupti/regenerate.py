@@ -24,6 +24,7 @@ RECORDS = {
         (
             "kind", *TIMES, *PLACE, *GRAPH, "registersPerThread", "gridX", "gridY", "gridZ", "blockX",
             "blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory", "name",
+            "queued",
         ),
     ),
     "MEMCPY": (

@@ -21,6 +21,7 @@ import polars as pl
 from thence.analysis.soundness.evidence import Evidence, Judgement, called, rows_by_rank
 from thence.analysis.soundness.findings import Finding, NotChecked
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
+from thence.model.launches import COUNTED
 
 if TYPE_CHECKING:
     from thence.analysis.soundness.evidence import Int64, Mask
@@ -98,6 +99,8 @@ def _unknown_kernel_launches(evidence: Evidence) -> list[NotChecked]:
 
 def _jump(evidence: Evidence, rank: int) -> str | None:
     """What the correlation ids of device work show where launches are not recorded; None if they show nothing."""
+    if evidence.calls["name"].cast(pl.String).is_in(COUNTED).any():
+        return None  # what was noted between launches took numbers too
     work = evidence.tables.gpu.filter(pl.col("rank") == rank, pl.col("correlation") > 0)
     ids = work.group_by("correlation").agg(pl.col("start").min()).sort("correlation")
     if ids.height < 3:

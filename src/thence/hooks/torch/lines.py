@@ -193,8 +193,10 @@ class Function:
             if self.quiet == QUIET_CALLS:
                 watch.monitor.rearm(self.code, 0)
 
-    def resume(self) -> None:
+    def resume(self) -> Any:
         """It goes on after a yield, in the middle of a line."""
+        if self.quiet >= QUIET_CALLS:
+            return self._watch.monitor.disable
         thread = self._watch.threads.now
         stack = thread.stack
         activation = Activation(self, stack[-1].place() if stack else 0)
@@ -204,6 +206,7 @@ class Function:
         self._watch.common.line(thread, activation.place())
         activation.line = self.lines.setdefault(number, _Line())
         activation.moved = activation.began = thread.moved
+        return None
 
     def _return_to_caller(self, thread: Thread) -> None:
         stack = thread.stack

@@ -1,8 +1,8 @@
 """Events of Python code from `sys.monitoring` (Python 3.12 and newer), for one tool of ours.
 
 Every code object that we care about has a `Handler`; all others answer `DISABLE` once and then cost nothing. A
-handler's events are set on its own code object, except for beginnings, exceptions that leave a function and
-exceptions that are thrown into a generator, which `sys.monitoring` has for all code or none.
+handler's events are set on its own code object, except for beginnings and resumptions, by which code is found, and
+for exceptions that leave a function or are thrown into a generator, which `sys.monitoring` has for all code or none.
 
 Callbacks run with events off, so nothing that they call is seen. What they raise would be raised in the program:
 the first error ends the watching, and is told.
@@ -38,14 +38,14 @@ class Handler(Protocol):
     The frame of the code is `sys._getframe(2)` in each of these methods.
     """
 
-    def enter(self) -> None:
-        """The function begins."""
+    def enter(self) -> Any:
+        """The function begins; may return `Monitor.disable`, to be called no more."""
 
     def leave(self) -> None:
         """It returns, yields, or an exception leaves it."""
 
-    def resume(self) -> None:
-        """It goes on after a yield, in the middle of a line."""
+    def resume(self) -> Any:
+        """It goes on after a yield, in the middle of a line; may return the same."""
 
 
 def why_not() -> str | None:
@@ -118,8 +118,8 @@ class Monitor:
         _monitoring.use_tool_id(self._tool, _NAME)
         for event, callback in self._callbacks().items():
             _monitoring.register_callback(self._tool, event, callback)
-        always = _EVENTS.PY_UNWIND | _EVENTS.PY_THROW
-        _monitoring.set_events(self._tool, always | (_EVENTS.PY_START if everywhere else 0))
+        always, begins = _EVENTS.PY_UNWIND | _EVENTS.PY_THROW, _EVENTS.PY_START | _EVENTS.PY_RESUME
+        _monitoring.set_events(self._tool, always | (begins if everywhere else 0))
 
     def stop(self) -> None:
         """No event from now on."""
@@ -145,7 +145,7 @@ class Monitor:
                     handler = self._unknown(code)
                     if handler is None:
                         return disable
-                handler.enter()
+                return handler.enter()
             except Exception as error:  # noqa: BLE001 - the program comes first
                 self._failed(error)
 
@@ -157,7 +157,18 @@ class Monitor:
                 except Exception as error:  # noqa: BLE001
                     self._failed(error)
 
-        def resume(code: CodeType, _offset: int, _value: object = None) -> Any:
+        def resume(code: CodeType, _offset: int) -> Any:
+            handler = handlers.get(id(code))
+            try:
+                if handler is None:
+                    handler = self._unknown(code)
+                    if handler is None:
+                        return disable
+                return handler.resume()
+            except Exception as error:  # noqa: BLE001
+                self._failed(error)
+
+        def throw(code: CodeType, _offset: int, _error: BaseException) -> None:
             handler = handlers.get(id(code))
             if handler is not None:
                 try:
@@ -171,6 +182,6 @@ class Monitor:
             _EVENTS.PY_YIELD: leave,
             _EVENTS.PY_UNWIND: leave,
             _EVENTS.PY_RESUME: resume,
-            _EVENTS.PY_THROW: resume,
+            _EVENTS.PY_THROW: throw,
             _EVENTS.LINE: self._lines(self._failed),
         }

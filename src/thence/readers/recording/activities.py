@@ -24,8 +24,10 @@ _MEMORIES = (
 _UNNAMED = pl.lit("(unnamed)").cast(pl.Categorical())
 
 
-def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
-    """Rows of `GPU`, sorted by device and start.
+def activities(
+    folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int
+) -> tuple[pl.DataFrame, pl.Series]:
+    """Rows of `GPU`, sorted by device and start, and when the host queued each (Unix ns; 0 or null: unknown).
 
     Args:
         folder: the recording.
@@ -46,7 +48,8 @@ def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> 
             lost,
             f"{lost:,} activities have no end, because the recording ended before they did, and are left out",
         )
-    return timed.sort("device", "start", "stream", maintain_order=True)
+    timed = timed.sort("device", "start", "stream", maintain_order=True)
+    return timed.drop("queued"), timed["queued"]
 
 
 def _kernels(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
@@ -104,11 +107,11 @@ def _as_gpu_rows(frame: pl.DataFrame, zero_ns: int, rank: int) -> pl.DataFrame:
         pl.when(inside).then(pl.col("node")).alias("node"),
         *(
             c
-            for c in ("grid", "block", "registers", "shared_memory", "bytes")
+            for c in ("grid", "block", "registers", "shared_memory", "bytes", "queued")
             if c in frame.columns
         ),
     )
     return frame.select(
         pl.col(c).cast(dtype, strict=False) if c in frame.columns else pl.lit(None, dtype).alias(c)
-        for c, dtype in GPU.schema.items()
+        for c, dtype in (GPU.schema | {"queued": pl.Int64()}).items()
     )

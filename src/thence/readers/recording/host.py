@@ -1,4 +1,4 @@
-"""Host ranges of a recording (API calls, marks, backward nodes, steps, NVTX ranges, overhead) and collectives.
+"""Host ranges of a recording (API calls, marks, places, steps, NVTX ranges, overhead) and collectives.
 
 Marks and NVTX ranges are recorded as separate events for opening and closing, which are paired into ranges
 here. A range that was open when the recording ended lasts until the last recorded time, except for ranges
@@ -18,20 +18,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from thence.model.collective_columns import described, described_structs
 from thence.model.collectives import NUMBERS, TEXTS, split
 from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
+from thence.model.phases import POSITIONS
 from thence.model.tables import COLLECTIVES, HOST, HOST_CATEGORIES
 from thence.readers.categories import category_of
 from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.nsight.ranges import LIBRARIES, NCCL
+from thence.readers.recording.counted import (
+    boundaries_of,
+    counted_launches,
+    numbers_of,
+    outside_of_ranges,
+)
+from thence.readers.recording.place_ranges import place_ranges
 from thence.readers.recording.xla import compile_phases
 
 if TYPE_CHECKING:
     from thence.model.collectives import Collective
+    from thence.readers.recording.counted import Boundaries
     from thence.readers.recording.parts import Folder
+
 __all__ = ["HostRanges", "described_collectives", "host_ranges"]
 
 _START, _END = 2, 4
@@ -54,6 +65,7 @@ _OVERHEADS = {
 }
 """CUpti_ActivityOverheadKind"""
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
+_TIMED = pl.all_horizontal(pl.col("start", "end", "thread").is_not_null()) & (pl.col("start") > 0)
 _COLUMNS = {
     "thread": pl.Int64(),
     "category": _CATEGORY,
@@ -67,6 +79,7 @@ _COLUMNS = {
     "lane": pl.Categorical(),
     "metadata": pl.Categorical(),
     "described": pl.UInt32(),
+    "position": pl.Enum(POSITIONS),
 }
 
 
@@ -90,7 +103,12 @@ class HostRanges:
 
 
 def host_ranges(
-    folder: Folder, names: pl.DataFrame, gpu: pl.DataFrame, zero_ns: int, rank: int
+    folder: Folder,
+    names: pl.DataFrame,
+    gpu: pl.DataFrame,
+    queued: pl.Series,
+    zero_ns: int,
+    rank: int,
 ) -> HostRanges:
     """All host ranges of one process.
 
@@ -98,34 +116,66 @@ def host_ranges(
         folder: the recording.
         names: number and text (Categorical).
         gpu: rows of `GPU` of the process.
+        queued: when the host queued each of them, Unix ns; 0 or null where it is not known.
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.
     """
     calls, marks, ranges = map(folder.table, ("calls", "marks", "ranges"))
+    boundaries = boundaries_of(folder.table("boundaries"))
+    marks = _at_boundaries(marks, boundaries)
     end = pl.col("start") + pl.col("duration") + zero_ns
     ends = gpu.select(end.filter(pl.col("kind") == "kernel").max()).to_series()
     # The last moment that the recording knows of.
-    times = [marks["time"], ranges["time"], calls["end"], ends]
+    times = [marks["time"], ranges["time"], calls["end"], ends, pl.Series(boundaries.time)]
     moments = [folder.description.stopped_ns, *(series.max() for series in times)]
     last = max((int(moment) for moment in moments if moment is not None), default=0)  # type: ignore[arg-type]
     facts = _Facts.of(_names_of_numbers(marks, "metadata", names).cast(pl.String).unique())
-    parts = [
-        _calls(calls, names),
-        _marks(folder, marks, names, facts, last),
-        _steps(marks, names, last),
-        _nvtx(folder, ranges, names, last),
-        _overheads(folder),
-    ]
+    nvtx = _with_all_columns(_nvtx(folder, ranges, names, last))
+    parts = [_marks(folder, marks, names, facts, last), _steps(marks, names, last)]
+    named = pl.concat([*map(_with_all_columns, parts), nvtx])
+    parts = [named, _calls(calls, names), _overheads(folder)]
+    if len(boundaries):
+        places = _places(folder.table("places"), names)
+        parts.append(place_ranges(boundaries, places, named.filter(_TIMED), last))
+        activities = gpu.select("correlation", "graph", start=pl.col("start") + zero_ns)
+        launches = counted_launches(activities, queued, calls["correlation"], boundaries)
+        parts.append(_counted(outside_of_ranges(launches, nvtx.filter(_TIMED))))
     whole = pl.concat(_with_all_columns(part) for part in parts)
-    timed = whole.filter(
-        pl.all_horizontal(pl.col("start", "end", "thread").is_not_null()) & (pl.col("start") > 0)
-    )
+    timed = whole.filter(_TIMED)
     if timed.height < whole.height:
         folder.warnings.append(
             f"{whole.height - timed.height:,} host ranges have no time; left out"
         )
     frame, domain, serial, described = _nested(timed, folder.description.pid, zero_ns, rank)
     return HostRanges(frame, domain, serial, described, facts.collectives)
+
+
+def _at_boundaries(marks: pl.DataFrame, boundaries: Boundaries) -> pl.DataFrame:
+    """Marks with the times of the boundaries that were noted with them, so that they lie between the same launches."""
+    if not len(boundaries) or not (marks["counter"] > 0).any():
+        return marks
+    rows = marks.with_row_index().filter(pl.col("counter") > 0).sort("time")
+    number = numbers_of(rows["counter"].to_numpy(), boundaries.first)
+    at = np.minimum(np.searchsorted(boundaries.counter, number), len(boundaries) - 1)
+    found = pl.Series(boundaries.counter[at] == number)
+    moments = rows.select("index", moment=pl.Series(boundaries.time[at])).filter(found)
+    return (
+        marks.with_row_index()
+        .join(moments, on="index", how="left", maintain_order="left")
+        .with_columns(pl.coalesce("moment", "time").alias("time"))
+        .drop("index", "moment")
+    )
+
+
+def _places(table: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """Places with name and detail as text."""
+    return table.with_columns(
+        _text(table, "name", names).alias("name"), _text(table, "detail", names).alias("detail")
+    )
+
+
+def _counted(launches: pl.DataFrame) -> pl.DataFrame:
+    return launches.with_columns(category=pl.lit("runtime"))
 
 
 @dataclass(frozen=True)
@@ -305,6 +355,7 @@ def _nested(
         (pl.col("start") - zero_ns).alias("start"),
         "duration",
         parent_column(parent),
+        "position",
         forward.alias("forward"),
     )  # fmt: skip
     shaped = frame.select(

@@ -73,8 +73,8 @@ def _tables(folder: Folder) -> Tables:
     table = folder.table("names").drop_nulls("number").unique("number", keep="first")
     names = table.select("number", text=pl.coalesce("demangled", "name").cast(pl.Categorical()))
     zero = about.began_ns or 0
-    gpu = activities(folder, names, zero, rank)
-    host = host_ranges(folder, names, gpu, zero, rank)
+    gpu, queued = activities(folder, names, zero, rank)
+    host = host_ranges(folder, names, gpu, queued, zero, rank)
     tracks = host.table.select("rank", "process", "thread").unique(maintain_order=True)
     _recorder_losses(folder)
     tables = Tables(

@@ -39,6 +39,7 @@ _GPU_CATEGORIES = {
 }
 _HOST_CATEGORIES = {
     "step": "user_annotation",
+    "phase": "user_annotation",
     "module": "python_function",
     "python": "python_function",
     "range": "user_annotation",

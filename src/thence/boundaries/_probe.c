@@ -1,0 +1,208 @@
+/* Reads CUPTI's counter of launches and notes boundaries: the fast twin of probe.py and log.py, which say what
+ * the rows mean. CUPTI calls `on_call` for one cheap CUDA function alone; calling that function therefore tells
+ * the counter. Everything but `on_call` runs with the GIL held, which is what protects the rows. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CHUNK_ROWS = 4096, ENTER = 0 };
+
+/* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
+typedef struct {
+    int site;
+    const char *function, *_parameters[3];
+    void *_context;
+    uint32_t _context_id;
+    uint64_t *_correlation_data;
+    uint32_t correlation;
+} CallbackData;
+_Static_assert(offsetof(CallbackData, correlation) == 64, "CUpti_CallbackData.correlationId");
+
+typedef struct {
+    int64_t time;
+    uint32_t counter, thread, place, flags;
+} Row;
+_Static_assert(sizeof(Row) == 24, "rows are read as NumPy records of 24 bytes");
+
+typedef struct Chunk {
+    struct Chunk *next;
+    size_t rows;
+    Row row[CHUNK_ROWS];
+} Chunk;
+
+typedef struct {
+    PyObject_HEAD
+    int (*call)(int *);
+    Chunk *first, *last;
+    size_t rows, lost;
+} Log;
+
+static __thread uint32_t number; /* of the call that this thread makes */
+static __thread uint32_t thread_id, thread_of;
+static uint32_t forks = 1;
+
+static void on_call(void *user, int domain, uint32_t callback_id, const CallbackData *data) {
+    (void)user, (void)domain, (void)callback_id;
+    if (data->site == ENTER) number = data->correlation;
+}
+
+static void forked(void) { forks++; }
+
+static uint32_t this_thread(void) {
+    if (thread_of != forks) { /* first asked, or another process since */
+        thread_id = (uint32_t)syscall(SYS_gettid);
+        thread_of = forks;
+    }
+    return thread_id;
+}
+
+static uint32_t read_counter(const Log *log) {
+    int version;
+    number = 0;
+    log->call(&version);
+    return number;
+}
+
+static Row *new_row(Log *log) {
+    if (!log->last || log->last->rows == CHUNK_ROWS) {
+        Chunk *chunk = malloc(sizeof *chunk);
+        if (!chunk) return NULL;
+        chunk->next = NULL;
+        chunk->rows = 0;
+        if (log->last) log->last->next = chunk;
+        else log->first = chunk;
+        log->last = chunk;
+    }
+    log->rows++;
+    return &log->last->row[log->last->rows++];
+}
+
+static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    Log *log = (Log *)self;
+    if (count < 1 || count > 2) {
+        PyErr_Format(PyExc_TypeError, "note takes a place and flags, not %zd arguments", count);
+        return NULL;
+    }
+    unsigned long place = PyLong_AsUnsignedLong(arguments[0]);
+    if (place == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+    unsigned long flags = count == 2 ? PyLong_AsUnsignedLong(arguments[1]) : 0;
+    if (flags == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+    uint32_t counter = read_counter(log);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    Row *row = new_row(log);
+    if (row) {
+        int64_t time = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+        *row = (Row){time, counter, this_thread(), (uint32_t)place, (uint32_t)flags};
+    } else {
+        log->lost++;
+    }
+    return PyLong_FromUnsignedLong(counter);
+}
+
+static PyObject *log_take(PyObject *self, PyObject *unused) {
+    Log *log = (Log *)self;
+    Chunk *chunk = log->first;
+    size_t rows = log->rows;
+    (void)unused;
+    log->first = log->last = NULL;
+    log->rows = 0;
+    PyObject *content = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * sizeof(Row)));
+    char *to = content ? PyBytes_AsString(content) : NULL;
+    for (Chunk *next; chunk; chunk = next) {
+        if (to) {
+            memcpy(to, chunk->row, chunk->rows * sizeof(Row));
+            to += chunk->rows * sizeof(Row);
+        }
+        next = chunk->next;
+        free(chunk);
+    }
+    if (!content) log->lost += rows;
+    return content;
+}
+
+static PyObject *log_counter(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(read_counter((Log *)self));
+}
+
+static PyObject *log_lost(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromSize_t(((Log *)self)->lost);
+}
+
+static PyObject *log_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
+    static char *names[] = {"call", NULL};
+    Py_ssize_t address;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "n", names, &address)) return NULL;
+    if (!address) {
+        PyErr_SetString(PyExc_ValueError, "the address of a function is not 0");
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Log *log = (Log *)allocate(type, 0);
+    if (log) log->call = (int (*)(int *))address;
+    return (PyObject *)log;
+}
+
+static void log_free(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(log_take(self, NULL));
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef log_methods[] = {
+    {"note", (PyCFunction)(void (*)(void))log_note, METH_FASTCALL,
+     "note(place, flags=0)\n\nThis thread is in a place from here on; returns the counter."},
+    {"take", log_take, METH_NOARGS, "take()\n\nThe rows since this was last asked, as bytes."},
+    {"counter", log_counter, METH_NOARGS, "counter()\n\nCUPTI's counter; it takes a number itself."},
+    {NULL, NULL, 0, NULL}};
+
+static PyGetSetDef log_attributes[] = {
+    {"lost", log_lost, NULL, "rows for which there was no memory", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+
+static PyType_Slot log_slots[] = {
+    {Py_tp_new, (void *)log_new},         {Py_tp_dealloc, (void *)log_free}, {Py_tp_methods, log_methods},
+    {Py_tp_getset, log_attributes},       {Py_tp_doc, "Boundaries of this process, by a CUDA function."},
+    {0, NULL}};
+
+static PyType_Spec log_type = {
+    .name = "thence.boundaries._probe.Log",
+    .basicsize = sizeof(Log),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = log_slots};
+
+static int fill(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&log_type);
+    if (!type || PyModule_AddObjectRef(module, "Log", type) < 0) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    Py_DECREF(type);
+    PyObject *address = PyLong_FromVoidPtr((void *)(uintptr_t)on_call);
+    if (!address || PyModule_AddObjectRef(module, "CALLBACK", address) < 0) {
+        Py_XDECREF(address);
+        return -1;
+    }
+    Py_DECREF(address);
+    return pthread_atfork(NULL, NULL, forked) ? -1 : 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
+
+static struct PyModuleDef module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "thence.boundaries._probe",
+    .m_doc = "CUPTI's counter of launches, and boundaries noted with it.",
+    .m_slots = module_slots};
+
+PyMODINIT_FUNC PyInit__probe(void) { return PyModuleDef_Init(&module); }

@@ -1,0 +1,268 @@
+"""Launches that were not recorded, found by CUPTI's number of them.
+
+CUPTI numbers what a process launches with one counter, and every activity holds the number of its launch. A
+boundary (`thence.boundaries.log`) holds what the counter read when a thread crossed it, and takes a number
+itself. So a launch lies after the last boundary with a smaller number and before the first with a greater one:
+exactly, whatever the clocks say.
+
+Which thread launched it is certain where one thread alone can have launched between these two boundaries. A
+thread can launch from each of its boundaries to its next one, unless the former says that it goes idle
+(`ENDS`) or the latter that it was (`BEGINS`); before its first boundary it does not. Where several can, or
+none, the launch gets the code of the reason in place of its thread: never a guess. Threads that cross no
+boundary at all are not seen.
+
+Numbers are 32 bits wide and wrap around; they are counted on from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.boundaries.log import BEGINS, ENDS
+from thence.model.intervals import NO_ROW
+from thence.model.launches import COUNTED, UNCERTAIN
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = [
+    "Boundaries",
+    "boundaries_of",
+    "counted_launches",
+    "numbers_of",
+    "outside_of_ranges",
+]
+
+_WORD = 1 << 32
+_NO_THREAD = 0
+_NEVER = np.iinfo(np.int64).max
+_CODES = (None, *UNCERTAIN)
+"""What `_owners` says of a launch: None that its thread is certain, else the code of the reason."""
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """The boundaries of one process, in order of the counter.
+
+    Attributes:
+        counter: what CUPTI had numbered, counted on where it wrapped around.
+        time: Unix ns. On each thread it grows from row to row.
+        thread: id.
+        place: number of the place from here on; 0 changes none.
+        following: row of the thread's next boundary, the number of rows where there is none.
+        launches: whether the thread may have launched between this boundary and its next.
+        reused: lowest and highest number of those that CUPTI gave twice; None without any.
+        first: first number as it was recorded, and counted on: where counting on began.
+    """
+
+    counter: Int64
+    time: Int64
+    thread: Int64
+    place: Int64
+    following: Int64
+    launches: npt.NDArray[np.bool_]
+    reused: tuple[int, int] | None
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.counter)
+
+
+def boundaries_of(table: pl.DataFrame) -> Boundaries:
+    """The boundaries of a recording.
+
+    Args:
+        table: rows of ``boundaries``, in the order of recording.
+    """
+    table = table.drop_nulls()
+    raw = table["counter"].to_numpy()
+    first = int(raw[0]) if len(raw) else 0
+    counter = numbers_of(raw, first)
+    frame = table.select("time", "thread", "place", "flags").with_columns(
+        counter=pl.Series(counter), arrival=pl.int_range(pl.len())
+    )
+    # A thread notes one boundary after the other, so its numbers grow: unless counting began anew.
+    before = pl.col("counter").cum_max().shift(1).over("thread")
+    again = frame.select("counter", before=before).filter(pl.col("counter") <= pl.col("before"))
+    reused = None
+    if again.height:
+        reused = int(again["counter"].min()), int(again["before"].max())  # type: ignore[arg-type]
+    frame = frame.sort("counter", "arrival").with_columns(row=pl.int_range(pl.len()))
+    # Times of a thread grow by 1 ns at least, so that each of its ranges has a length.
+    number = pl.int_range(pl.len())
+    frame = frame.with_columns(
+        time=((pl.col("time") - number).cum_max() + number).over("thread"),
+        following=pl.col("row").shift(-1).over("thread"),
+        idle_before_next=((pl.col("flags") & BEGINS) != 0).shift(-1).over("thread"),
+    )
+    launches = ((pl.col("flags") & ENDS) == 0) & ~pl.col("idle_before_next").fill_null(value=False)
+    columns = frame.select(
+        *("counter", "time", "thread", "place"),
+        pl.col("following").fill_null(frame.height),
+        launches=launches,
+    )
+    arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in columns.columns}
+    return Boundaries(**arrays, reused=reused, first=first)
+
+
+def numbers_of(raw: Int64, first: int) -> Int64:
+    """Numbers of 32 bits, counted on where they wrapped around: each is nearest to the one before it.
+
+    Args:
+        raw: numbers nearly in order, shape (n,).
+        first: a number that is near the first of them, and counts as it is.
+    """
+    steps = np.diff(raw.astype(np.int64), prepend=first)
+    return first + np.cumsum((steps + _WORD // 2) % _WORD - _WORD // 2)
+
+
+def counted_launches(
+    gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries
+) -> pl.DataFrame:
+    """The launches of activities whose call was not recorded.
+
+    Args:
+        gpu: columns kind, start (Unix ns), graph and correlation of the activities, in order of time.
+        queued: when the host queued each, Unix ns; 0 or null where CUPTI does not say.
+        calls: correlation ids of recorded calls.
+        boundaries: of the process.
+
+    Returns:
+        correlation, thread, name (of `COUNTED` or `UNCERTAIN`), start and end (Unix ns, equal), and latest: the
+        last moment at which it can have been, equal to start where the time is known. Ordered by number.
+    """
+    launches = _distinct(gpu, queued, calls, boundaries)
+    number = launches["number"].to_numpy()
+    interval = np.searchsorted(boundaries.counter, number, "left") - 1
+    owner, why = _owners(boundaries, interval, number)
+    at = np.maximum(owner, 0)
+    certain = owner != NO_ROW
+    times = np.append(boundaries.time, _NEVER)  # the last one follows a thread's last boundary
+    reached = np.append(np.maximum.accumulate(boundaries.time), 0)
+    frame = launches.with_columns(
+        why=pl.Series(why),
+        thread=pl.Series(np.where(certain, np.append(boundaries.thread, 0)[at], _NO_THREAD)),
+        earliest=pl.Series(np.where(certain, times[at], reached[interval])),
+        latest=pl.Series(
+            np.where(certain, times[np.append(boundaries.following, 0)[at]] - 1, _NEVER)
+        ),
+    )
+    # It came before what it launched began.
+    last = pl.min_horizontal("latest", pl.max_horizontal("first", "earliest"))
+    exact = pl.when(pl.col("queued") > 0).then(pl.col("queued").clip("earliest", last))
+    frame = frame.with_columns(last.alias("latest"), exact=exact)
+    # Of a copy or a graph the time is not known, but what its thread launched before and after.
+    known = pl.coalesce("exact", "earliest").cum_max().over("thread")
+    until = pl.col("exact").fill_null(_NEVER).cum_min(reverse=True).over("thread")
+    frame = frame.with_columns(
+        start=pl.coalesce("exact", pl.max_horizontal(known, "earliest")),
+        until=pl.min_horizontal("latest", until),
+    )
+    return frame.select(
+        "correlation",
+        "thread",
+        _names(why, launches["graphs"].to_numpy()),
+        "start",
+        end="start",
+        latest=pl.coalesce("exact", pl.max_horizontal("start", "until")),
+    )
+
+
+def outside_of_ranges(launches: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Launches whose time is not known at a moment of that time at which the fewest of some ranges are open.
+
+    So they are in no range that began or ended meanwhile: in which of these they were is not known.
+
+    Args:
+        launches: as `counted_launches` gives them; only their start and end change.
+        ranges: thread, start and end of ranges that no boundaries were noted for.
+    """
+    start = launches["start"].to_numpy().copy()
+    open_for = launches.with_row_index("row").filter(pl.col("latest") > pl.col("start"))
+    for (thread,), rows in open_for.group_by("thread"):
+        of_thread = ranges.filter(pl.col("thread") == thread)
+        times = np.concatenate([of_thread["start"].to_numpy(), of_thread["end"].to_numpy()])
+        order = np.argsort(times, kind="stable")
+        times = times[order]
+        change = np.where(order < of_thread.height, 1, -1)
+        depth = np.concatenate([[0], np.cumsum(change)])  # before each event, and after the last
+        begin = np.searchsorted(times, rows["start"].to_numpy(), "right")
+        end = np.searchsorted(times, rows["latest"].to_numpy(), "right")
+        crossing = np.flatnonzero(end > begin)
+        if not len(crossing):
+            continue
+        # The lowest depth of events begin to end, and the first event that reaches it.
+        key = np.append(depth[1:] * len(depth) + np.arange(len(times)), _NEVER)
+        pairs = np.column_stack([begin[crossing], end[crossing]]).ravel()
+        lowest = np.minimum.reduceat(key, pairs)[::2]
+        lower = lowest // len(depth) < depth[begin[crossing]]
+        start[rows["row"].to_numpy()[crossing[lower]]] = times[lowest[lower] % len(depth)]
+    return launches.with_columns(start=pl.Series(start), end=pl.Series(start))
+
+
+def _names(why: Int64, graphs: npt.NDArray[np.bool_]) -> pl.Series:
+    """The name of each launch, by the position of its reason in `_CODES`."""
+    pairs = [COUNTED if code is None else UNCERTAIN[code] for code in _CODES]
+    names = pl.Series("name", [name for pair in pairs for name in pair], dtype=pl.Categorical())
+    return names.gather(2 * why + graphs)
+
+
+def _distinct(
+    gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, boundaries: Boundaries
+) -> pl.DataFrame:
+    """One row for each launch: correlation, number, queued (0: not known), first start, and graphs."""
+    in_graph = pl.col("graph").is_not_null()
+    rows = gpu.select("correlation", "start", graphs=in_graph, queued=queued.fill_null(0))
+    rows = rows.filter(pl.col("correlation") > 0)
+    recorded = calls.drop_nulls().unique()
+    if len(recorded):
+        rows = rows.filter(~pl.col("correlation").is_in(recorded.implode()))
+    number = numbers_of(rows["correlation"].to_numpy() % _WORD, boundaries.first)
+    # Of kernels in graphs CUPTI repeats an old time.
+    rows = rows.with_columns(
+        pl.when("graphs").then(0).otherwise("queued").alias("queued"), number=pl.Series(number)
+    )
+    return (
+        rows.group_by("number")
+        .agg(
+            pl.col("correlation").first(),
+            pl.col("queued").max(),
+            pl.col("graphs").any(),
+            first=pl.col("start").min(),
+        )
+        .sort("number")
+    )
+
+
+def _owners(boundaries: Boundaries, interval: Int64, number: Int64) -> tuple[Int64, Int64]:
+    """The boundary after which each launch came on its own thread, `NO_ROW` if unknown, and the position in `_CODES`.
+
+    Args:
+        boundaries: of the process.
+        interval: row of the last boundary before each launch, -1 for none.
+        number: of each launch.
+    """
+    rows = len(boundaries)
+    begins = np.flatnonzero(boundaries.launches)
+    ends = boundaries.following[begins]
+    threads = np.bincount(begins, minlength=rows + 1) - np.bincount(ends, minlength=rows + 1)
+    sums = np.zeros(rows + 1, np.int64)
+    sums[begins] += begins
+    np.subtract.at(sums, ends, begins)
+    threads, sums = np.cumsum(threads), np.cumsum(sums)
+    # Where one thread alone may launch, the sum of the rows of all such threads is its row.
+    of = np.maximum(interval, 0)
+    code = np.full(len(interval), _CODES.index("launched_together"))
+    code[threads[of] == 0] = _CODES.index("launched_unseen")
+    code[threads[of] == 1] = 0
+    code[interval < 0] = _CODES.index("launched_before")
+    if boundaries.reused is not None:
+        low, high = boundaries.reused
+        code[(number >= low) & (number <= high)] = _CODES.index("number_reused")
+    return np.where(code == 0, sums[of], NO_ROW), code

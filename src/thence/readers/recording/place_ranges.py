@@ -1,0 +1,216 @@
+"""Host ranges of the places that a recording noted: modules, lines, phases and steps.
+
+A boundary says in which place of a kind its thread is from then on, and a place has others of its kind around
+it. So each level of the trees of places makes ranges of its own, which nest in those of the level above.
+
+Ranges of several kinds may cross: a line that opens a ``with`` block and is left inside it. What is around a
+launch is found by nesting, so one of the two is cut at the moment at which they cross: a phase by steps and
+ranges that the user named, a module by these and by phases, a line by all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.boundaries.places import KINDS, LINE, MODULE, PHASE, STEP
+from thence.model.forest import depths
+from thence.model.intervals import NO_ROW, chain_to, enclosing
+from thence.model.phases import POSITIONS, Position
+from thence.readers.nesting import host_order
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.readers.recording.counted import Boundaries
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = ["place_ranges"]
+
+_CATEGORY = {MODULE: "module", LINE: "python", PHASE: "phase", STEP: "step"}
+_MOST_LEVELS = 512
+"""Of places: what lies deeper has the place at this level."""
+_RANGE = {"thread": pl.Int64(), "start": pl.Int64(), "end": pl.Int64()}
+
+
+def place_ranges(
+    boundaries: Boundaries, places: pl.DataFrame, fixed: pl.DataFrame, last: int
+) -> pl.DataFrame:
+    """Ranges of all places of one process.
+
+    Args:
+        boundaries: of the process.
+        places: number, kind, parent and line of each place; name and detail as text, null for none.
+        fixed: thread, start and end (Unix ns) of ranges that are not cut. With a column category that says
+            ``step`` somewhere, the steps are known, and those noted here are left out.
+        last: the last moment that the recording knows of, at which places end that were not left.
+
+    Returns:
+        thread, category, name, position, start and end (Unix ns).
+    """
+    tree = _Tree(places)
+    around = fixed.select(pl.col(name).cast(dtype) for name, dtype in _RANGE.items())
+    kinds = [STEP, PHASE, MODULE, LINE]
+    if (fixed["category"] == "step").any():
+        kinds.remove(STEP)
+    parts = []
+    for kind in kinds:
+        ranges = _cut(_ranges_of_kind(boundaries, tree, kind, last), around)
+        parts.append(ranges.with_columns(category=pl.lit(_CATEGORY[kind])))
+        around = pl.concat([around, ranges.select(*_RANGE)])
+    whole = pl.concat(parts)
+    shown = tree.shown.gather(whole["place"])
+    function_only = (whole["category"] == "python") & (tree.line.gather(whole["place"]) == 0)
+    position = pl.Series([Position.LINE.value, Position.FUNCTION.value], dtype=pl.Enum(POSITIONS))
+    return whole.select(
+        "thread", "category", shown.alias("name"), "start", "end",
+        position=position.gather(function_only.cast(pl.UInt32)),
+    )  # fmt: skip
+
+
+class _Tree:
+    """The places of a process, as rows: row 0 stands for numbers that are not in the table.
+
+    Attributes:
+        kind: of each, 0 for row 0.
+        depth: 1 for those without another around them, 0 where it says that there is no place of its kind.
+        parent: row of the place around it, 0 for none.
+        shown: name of its host range.
+        line: number of the line.
+    """
+
+    def __init__(self, places: pl.DataFrame) -> None:
+        known = places.filter(pl.col("number") > 0, pl.col("kind").is_in(list(KINDS)))
+        known = known.unique("number", keep="first").sort("number")
+        self._numbers = known["number"].to_numpy()
+        parent = self.of(known["parent"].fill_null(0).to_numpy())
+        self.kind = np.concatenate([[0], known["kind"].to_numpy()])
+        named = np.concatenate([[False], known["name"].is_not_null().to_numpy()])
+        # Places are numbered when they are first asked for, so what is around one has a smaller number.
+        wrong = (parent >= np.arange(1, len(parent) + 1)) | (self.kind[parent] != self.kind[1:])
+        self.parent = np.concatenate([[0], np.where(wrong | ~named[parent], 0, parent)])
+        above = np.where(self.parent[1:] == 0, NO_ROW, self.parent[1:] - 1)
+        depth = np.minimum(depths(above), _MOST_LEVELS)
+        self.depth = np.where(named, np.concatenate([[0], depth]), 0)
+        nothing = pl.Series([None], dtype=pl.String)
+        self.shown = pl.concat([nothing, known.select(_shown()).to_series()]).cast(pl.Categorical())
+        self.line = pl.concat([pl.Series([0]), known["line"].fill_null(0).cast(pl.Int64)])
+
+    def of(self, numbers: Int64) -> Int64:
+        """Rows of places with these numbers."""
+        if not len(self._numbers):
+            return np.zeros(len(numbers), np.int64)
+        at = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
+        return np.where(self._numbers[at] == numbers, at + 1, 0)
+
+
+def _shown() -> pl.Expr:
+    """The name of the host range of a place, as `HOST_CATEGORIES` says."""
+    line = pl.when(pl.col("line") > 0).then(pl.col("line").cast(pl.String)).otherwise(pl.lit(""))
+    frame = pl.format("{}({}): {}", pl.col("detail").fill_null("(unknown)"), line, "name")
+    detailed = pl.format("{} ({})", "name", "detail")
+    return (
+        pl.when(pl.col("kind") == LINE)
+        .then(frame)
+        .when((pl.col("kind") == STEP) & pl.col("detail").is_not_null())
+        .then(detailed)
+        .otherwise("name")
+        .alias("name")
+    )
+
+
+def _ranges_of_kind(boundaries: Boundaries, tree: _Tree, kind: int, last: int) -> pl.DataFrame:
+    """Ranges of the places of one kind, those of a thread nested in each other: place (row), thread, start, end."""
+    place = tree.of(boundaries.place)
+    rows = np.flatnonzero(tree.kind[place] == kind)
+    rows = rows[np.argsort(boundaries.thread[rows], kind="stable")]
+    place = place[rows]
+    thread, time = boundaries.thread[rows], boundaries.time[rows]
+    new_thread = np.ones(len(rows), np.bool_)
+    new_thread[1:] = thread[1:] != thread[:-1]
+    found = []
+    ancestor = np.arange(len(tree.depth))
+    for level in range(int(tree.depth[place].max(initial=0)), 0, -1):
+        deeper = tree.depth > level
+        ancestor[deeper] = tree.parent[ancestor[deeper]]
+        here = np.where(tree.depth >= level, ancestor, 0)[place]
+        change = new_thread | np.concatenate([[True], here[1:] != here[:-1]])[: len(here)]
+        if kind == STEP:
+            change[:] = True  # steps of one name follow each other
+        begin = np.flatnonzero(change)
+        following = np.append(begin[1:], len(rows))
+        ends = np.append(time, last)[following]
+        ends[np.append(new_thread, True)[following]] = last
+        wanted = here[begin] > 0
+        found.append(
+            (here[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted])
+        )
+    columns = (
+        [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        if found
+        else [np.empty(0, np.int64)] * 4
+    )
+    frame = pl.DataFrame(dict(zip(("place", *_RANGE), columns, strict=True)))
+    return frame.with_columns(pl.max_horizontal("end", pl.col("start") + 1).alias("end"))
+
+
+def _cut(ranges: pl.DataFrame, fixed: pl.DataFrame) -> pl.DataFrame:
+    """The ranges in pieces that cross none of the fixed ones.
+
+    Args:
+        ranges: place, thread, start and end; those of a thread nest in each other.
+        fixed: thread, start and end.
+    """
+    if ranges.is_empty() or fixed.is_empty():
+        return ranges
+    begins, ends = ranges["start"].to_numpy(), ranges["end"].to_numpy()
+    others = fixed.filter(pl.col("thread").is_in(ranges["thread"].unique().implode()))
+    # Each fixed range has one end inside of what it crosses, and the other one beyond.
+    thread = np.tile(others["thread"].to_numpy(), 2)
+    inside = np.concatenate([others["start"].to_numpy(), others["end"].to_numpy()])
+    beyond = np.concatenate([others["end"].to_numpy(), others["start"].to_numpy()])
+    row, parent = _innermost(ranges["thread"].to_numpy(), begins, ends, thread, inside)
+    cuts: list[tuple[Int64, Int64]] = []
+    while len(row):
+        known = row != NO_ROW
+        row, inside, beyond = row[known], inside[known], beyond[known]
+        strictly = (begins[row] < inside) & (inside < ends[row])
+        crosses = strictly & np.where(beyond > inside, ends[row] < beyond, beyond < begins[row])
+        cuts.append((row[crosses], inside[crosses]))
+        further = crosses | ~strictly
+        row, inside, beyond = parent[row[further]], inside[further], beyond[further]
+    at = pl.DataFrame(
+        {
+            "row": np.concatenate([rows for rows, _ in cuts]),
+            "start": np.concatenate([times for _, times in cuts]),
+        }
+    ).unique()
+    if at.is_empty():
+        return ranges
+    whole = ranges.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    pieces = pl.concat([whole.select("row", "start"), at]).sort("row", "start")
+    return (
+        pieces.with_columns(until=pl.col("start").shift(-1).over("row"))
+        .join(whole.drop("start"), on="row", how="left", maintain_order="left")
+        .select("place", "thread", "start", pl.coalesce("until", "end").alias("end"))
+    )
+
+
+def _innermost(
+    thread: Int64, start: Int64, end: Int64, point_thread: Int64, points: Int64
+) -> tuple[Int64, Int64]:
+    """The innermost range around each point, and around each range; `NO_ROW` for none."""
+    count = len(start)
+    threads = np.concatenate([thread, point_thread])
+    starts = np.concatenate([start, points])
+    lengths = np.concatenate([end - start, np.zeros(len(points), np.int64)])
+    order = host_order(threads, np.zeros(len(threads), np.uint8), starts, lengths)
+    above = enclosing(threads[order], starts[order], (starts + lengths)[order])
+    above = chain_to(above, above, order < count)  # equal points contain one another
+    result = np.empty(len(order), np.int64)
+    result[order] = np.where(above == NO_ROW, NO_ROW, order[above])
+    return result[count:], result[:count]

@@ -1,0 +1,198 @@
+"""The compiled probe and the one in Python: the same rows from the same calls."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import thence
+from fake_cupti import library_path
+from thence.boundaries.log import BEGINS, COLUMNS, ENDS, BoundaryLog
+from thence.boundaries.probe import Probe, choose_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUNTIME, VERSION = 2, 1
+
+
+@pytest.fixture(params=["c", "python"])
+def probe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Probe:
+    monkeypatch.setenv("THENCE_PROBE", request.param)
+    chosen = choose_probe()
+    if chosen.name != request.param:
+        pytest.skip("the probe was not compiled")
+    return chosen
+
+
+@pytest.fixture
+def cupti(probe: Probe) -> Iterator[ctypes.CDLL]:
+    """The fake CUPTI, which counts from 1 and calls the probe back for cudaDriverGetVersion."""
+    library = ctypes.CDLL(library_path())
+    handle = ctypes.c_void_p()
+    assert library.cuptiSubscribe(ctypes.byref(handle), ctypes.c_void_p(probe.callback), None) == 0
+    library.cuptiEnableCallback(1, handle, RUNTIME, VERSION)
+    library.fake_count_from(0)
+    yield library
+    library.cuptiUnsubscribe(handle)
+
+
+def log_of(probe: Probe, cupti: ctypes.CDLL) -> BoundaryLog:
+    address = ctypes.cast(cupti.cudaDriverGetVersion, ctypes.c_void_p).value
+    assert address
+    return probe.log(address)
+
+
+def test_a_boundary_lies_between_the_launches(probe: Probe, cupti: ctypes.CDLL) -> None:
+    log = log_of(probe, cupti)
+    before = time.time_ns()
+    first = log.note(7)
+    launches = [cupti.fake_launch() for _ in range(3)]
+    second = log.note(9, BEGINS | ENDS)
+    rows = log.take()
+    assert {name: str(column.dtype) for name, column in rows.items()} == {
+        "counter": "uint32", "time": "int64", "thread": "uint32", "place": "uint32", "flags": "uint8",
+    }  # fmt: skip
+    assert list(rows) == list(COLUMNS)
+    assert rows["counter"].tolist() == [first, second] == [1, 5]
+    assert launches == [2, 3, 4]
+    assert rows["place"].tolist() == [7, 9]
+    assert rows["flags"].tolist() == [0, 3]
+    assert rows["thread"].tolist() == [threading.get_native_id()] * 2
+    assert before <= rows["time"][0] <= rows["time"][1] <= time.time_ns()
+    assert [len(column) for column in log.take().values()] == [0] * 5
+
+
+def test_many_boundaries_come_back_in_order(probe: Probe, cupti: ctypes.CDLL) -> None:
+    """More than one chunk of memory holds, taken in several portions."""
+    log = log_of(probe, cupti)
+    places = []
+    for count in (1, 4096, 4095, 10_000, 0):
+        for place in range(count):
+            log.note(place)
+        taken = log.take()
+        assert taken["place"].tolist() == list(range(count))
+        places += taken["counter"].tolist()
+    assert places == list(range(1, len(places) + 1))
+    assert log.lost == 0
+
+
+def test_each_thread_notes_its_own_number_and_id(probe: Probe, cupti: ctypes.CDLL) -> None:
+    log = log_of(probe, cupti)
+    said: dict[int, tuple[int, list[int]]] = {}
+
+    def work(number: int) -> None:
+        said[number] = threading.get_native_id(), [log.note(number) for _ in range(2000)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = log.take()
+    assert sorted(rows["counter"].tolist()) == list(range(1, 8001))
+    for number, (thread_id, counters) in said.items():
+        own = rows["place"] == number
+        assert rows["counter"][own].tolist() == counters
+        assert np.unique(rows["thread"][own]).tolist() == [thread_id]
+
+
+def test_where_cupti_does_not_call_back_the_counter_is_0(probe: Probe, cupti: ctypes.CDLL) -> None:
+    log = log_of(probe, cupti)
+    assert log.note(1) == 1
+    cupti.cuptiEnableCallback(0, ctypes.c_void_p(), RUNTIME, VERSION)
+    handle_free = probe.log(ctypes.cast(cupti.fake_latency, ctypes.c_void_p).value or 0)
+    assert handle_free.note(2) == 0
+
+
+def test_a_forked_child_has_ids_of_its_own(probe: Probe, cupti: ctypes.CDLL) -> None:
+    log = log_of(probe, cupti)
+    log.note(1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        log = log_of(probe, cupti)
+        log.note(2)
+        os.write(write, str(int(log.take()["thread"][-1])).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(read, 100)) == child
+
+
+@pytest.mark.parametrize("arguments", [(), (1, 2, 3), ("text",), (None,)])
+def test_the_compiled_probe_refuses_what_is_no_place(
+    arguments: tuple[object, ...], cupti: ctypes.CDLL, probe: Probe
+) -> None:
+    if probe.name == "python":
+        pytest.skip("Python looks at types only when rows are taken")
+    log = log_of(probe, cupti)
+    with pytest.raises(TypeError):
+        log.note(*arguments)  # type: ignore[arg-type]
+    assert len(log.take()["place"]) == 0
+
+
+def test_the_compiled_probe_has_no_function_at_0(probe: Probe) -> None:
+    if probe.name == "python":
+        pytest.skip("of the compiled probe")
+    with pytest.raises(ValueError, match="not 0"):
+        probe.log(0)
+
+
+def test_the_c_file_is_clean(tmp_path: Path) -> None:
+    """No warning, and nothing that the sanitizers find while the tests above run."""
+    library_path()  # skips where there is no compiler
+    source = Path(thence.__file__).parent / "boundaries" / "_probe.c"
+    include = sysconfig.get_path("include")
+    if not Path(include, "Python.h").is_file():
+        pytest.skip("Python's headers are not here")
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
+    command = [
+        "cc",
+        "-std=c11",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-DPy_LIMITED_API=0x030B0000",
+    ]
+    built = tmp_path / "_probe.abi3.so"
+    compiled = subprocess.run(
+        [*command, *sanitize, "-fPIC", "-shared", f"-I{include}", str(source), "-o", str(built)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert compiled.returncode == 0, compiled.stderr
+    find = subprocess.run(
+        ["cc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+    )
+    runtime = find.stdout.strip()
+    if not Path(runtime).is_file():
+        pytest.skip("the compiler has no library for the sanitizers")
+    program = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('thence.boundaries._probe', sys.argv[1])\n"
+        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)\n"
+        "import thence.boundaries; thence.boundaries._probe = module\n"
+        "sys.modules['thence.boundaries._probe'] = module\n"
+        "import pytest\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-n0', sys.argv[2], '-k', '[c] or c-']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(built), __file__],
+        check=False, capture_output=True, text=True,
+        env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "THENCE_PROBE": "c"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+    assert "ERROR: AddressSanitizer" not in done.stderr + done.stdout
+    assert "runtime error" not in done.stderr + done.stdout
