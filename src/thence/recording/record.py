@@ -199,8 +199,8 @@ class Recording:
 
     def _start_hooks(self) -> None:
         """Follow modules and lines, where boundaries are noted."""
-        if self.noted.log is not None:
-            self._hooks = Hooks(self.noted.log, self.noted.places, self._options)
+        if self._places.log is not None:
+            self._hooks = Hooks(self._places.log, self._places.places, self._options)
             self._hooks.start()
 
     def _stop_hooks(self) -> None:
@@ -208,7 +208,7 @@ class Recording:
         if hooks is not None and self._recorder is not None:
             hooks.stop()
             for sentence in hooks.said():
-                self._recorder.warn(sentence)
+                _LOG.warning("thence: %s", sentence)
 
     def _begin_step(self) -> None:
         assert self._recorder is not None

@@ -164,7 +164,9 @@ class BackwardCalls:
         if self._torch.cuda.device_count() < 2 if self._torch.cuda.is_initialized() else True:
             return False
         devices = {
-            one.device for at in order for one in nodes[at]._input_metadata  # noqa: SLF001 - no public name
+            one.device
+            for at in order
+            for one in nodes[at]._input_metadata  # noqa: SLF001 - no public name
         }
         return len(devices) > 1
 
@@ -182,7 +184,9 @@ class BackwardCalls:
             if any(after in waiting for after, _ in nodes[at].next_functions):
                 changes[place + 1] = True
 
-    def _begin(self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any) -> None:
+    def _begin(
+        self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any
+    ) -> None:
         """A node begins, on this thread."""
         thread = self._threads.now
         flags = 0

@@ -163,7 +163,9 @@ class Hooks:
             self._watch(code_of(torch.nn.Module, "_wrapped_call_impl"), calls, "modules are")
             graph = torch.autograd.graph
             self._watch(
-                code_of(graph, "_engine_run_backward"), backward, "the backward pass's modules and lines are"
+                code_of(graph, "_engine_run_backward"),
+                backward,
+                "the backward pass's modules and lines are",
             )
             for name in ("backward", "grad"):
                 ending = PhaseCalls(common, threads, phases.backward, self._backward_over)
@@ -173,13 +175,17 @@ class Hooks:
             self._watch(wrapper, stepping, "the optimizer's steps are")
             recompute = PhaseCalls(common, threads, phases.recompute)
             self._waiting.append(
-                when_imported("torch.utils.checkpoint", lambda module: self._checkpoint(module, recompute))
+                when_imported(
+                    "torch.utils.checkpoint", lambda module: self._checkpoint(module, recompute)
+                )
             )
         except Exception as error:  # noqa: BLE001 - the program comes first
             self._failed(error)
 
     def _checkpoint(self, module: Any, handler: Handler) -> None:
-        inner = inner_code(code_of(module, "_checkpoint_without_reentrant_generator"), "recompute_fn")
+        inner = inner_code(
+            code_of(module, "_checkpoint_without_reentrant_generator"), "recompute_fn"
+        )
         self._watch(inner, handler, "recomputation is")
 
     def _outermost(self, thread: Thread, module: Any, frame: Any) -> None:

@@ -89,7 +89,9 @@ class ModulePaths:
         """Name every module of one that is called outside of all others."""
         inside = {id(one) for _, one in paths(root)}
         for prefix, ref in tuple(self._roots.items()):
-            if (other := ref()) is None or id(other) in inside:  # a part that was called before the whole
+            if (other := ref()) is None or id(
+                other
+            ) in inside:  # a part that was called before the whole
                 del self._roots[prefix]
         prefix = "" if not self._roots and len(inside) > 1 else f"{class_name(root)}."
         count = 1
@@ -104,7 +106,9 @@ class ModulePaths:
             named.add(id(module))
             if path not in above:
                 parent = path.rpartition(".")[0]
-                place = Place(MODULE, above.get(parent, above[""]), prefix + path, class_name(module))
+                place = Place(
+                    MODULE, above.get(parent, above[""]), prefix + path, class_name(module)
+                )
                 above[path] = self._places.number(place)
             self._keep(module, above[path])
 

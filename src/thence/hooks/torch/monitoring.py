@@ -24,12 +24,12 @@ _IDS = (3, 4)
 """Those that no kind of tool has a claim to: 0 is of debuggers, 1 of coverage, 2 of profilers, 5 of optimizers."""
 _monitoring: Any = getattr(sys, "monitoring", None)
 _EVENTS: Any = getattr(_monitoring, "events", None)
-CALLS: int = _EVENTS.PY_RETURN if _EVENTS else 0
-"""Events of a function that is no generator, beside its beginning: set on its code."""
+CALLS: int = _EVENTS.PY_START | _EVENTS.PY_RETURN if _EVENTS else 0
+"""Events of a function that is no generator."""
 ALL_LINES: int = (
     _EVENTS.LINE | _EVENTS.PY_RETURN | _EVENTS.PY_YIELD | _EVENTS.PY_RESUME if _EVENTS else 0
 )
-"""Events of a function that is followed line by line."""
+"""Events of a function that is followed line by line; its beginning is found by the events of all code."""
 
 
 class Handler(Protocol):

@@ -80,7 +80,18 @@ class Thread:
     """
 
     __slots__ = (
-        *("__weakref__", "around", "below", "forward", "last", "line", "log", "module", "modules", "moved"),
+        *(
+            "__weakref__",
+            "around",
+            "below",
+            "forward",
+            "last",
+            "line",
+            "log",
+            "module",
+            "modules",
+            "moved",
+        ),
         *("number", "phase", "phases", "running", "stack"),
     )
 
