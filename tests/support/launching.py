@@ -104,7 +104,7 @@ class Watched:
         options = SimpleNamespace(modules=modules, lines=lines, own=(*packages, "!launching"))
         self.hooks = Hooks(self.log, self.places, options)
         library: dict[str, Any] = {"counter": counter, "sys": sys}
-        exec(compile(_LAUNCH, "/lib/site-packages/gpu/launch.py", "exec"), library)  # noqa: S102
+        exec(compile(_LAUNCH, "/lib/site-packages/gpu/launch.py", "exec"), library)
         self.variables = {
             "launch": library["launch"],
             "step": self.hooks.step,
@@ -115,7 +115,7 @@ class Watched:
         code = compile(source, str(file), "exec")
         self.hooks.start()
         try:
-            exec(code, self.variables)  # noqa: S102
+            exec(code, self.variables)
         finally:
             self.hooks.stop()
         self.said = self.hooks.said()

@@ -13,7 +13,6 @@ import polars as pl
 
 from thence.attribution.collectives import complete_collectives
 from thence.attribution.launch_places import launch_places
-from thence.model.own_code import OwnCode, packages_shown
 from thence.attribution.sources import file_of_frame
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.hlo_places import PLACES as OF_INSTRUCTION
@@ -24,6 +23,7 @@ from thence.attribution.xla.hlo_places import (
     source_shares,
 )
 from thence.model.attributed import RULE, Attributed
+from thence.model.own_code import OwnCode, packages_shown
 from thence.model.phases import Position
 from thence.model.places import HLO, LAUNCH
 from thence.model.tables import Tables

@@ -41,8 +41,8 @@ _NOTHING = 2
     "left_out",
     multiple=True,
     type=click.Choice(("launches", "nvtx", "collectives", "modules", "lines")),
-    help="Do not record launches of JAX programs (they get few places then), NVTX ranges, sizes of collectives, modules "
-    "with phases and steps, or lines of the program.",
+    help="Do not record launches of JAX programs (they get few places then), NVTX ranges, sizes of collectives, "
+    "modules with phases and steps, or lines of the program.",
 )
 @click.option(
     "--own",
@@ -60,7 +60,7 @@ _NOTHING = 2
 )
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context
-def command(
+def command(  # noqa: PLR0913, PLR0917 - one for each option
     context: click.Context,
     output: str | None,
     added: tuple[str, ...],

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
-from thence.importing import jax_uses_cuda
 from thence.hooks.jax.programs import XlaPrograms
 from thence.hooks.torch.hooks import Hooks
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
+from thence.importing import jax_uses_cuda
 from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
 from thence.model.formats import LABELS_FILE

@@ -94,7 +94,7 @@ MODULES = {"net": "Net", "head": "Net"} | {
 def watched(body: str, tmp_path: Path, **variables: Any) -> Watched:
     def kernel_of(launch: object) -> Any:
         library: dict[str, Any] = {"launch": launch}
-        exec(compile(KERNEL, "/lib/site-packages/kernels.py", "exec"), library)  # noqa: S102
+        exec(compile(KERNEL, "/lib/site-packages/kernels.py", "exec"), library)
         return library["kernel"]
 
     source = "kernel = kernel_of(launch)\nimport torch\n" + MODEL + textwrap.dedent(body)
@@ -240,7 +240,7 @@ def test_shared_late_and_failing_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_modules_are_recomputed(tmp_path: Path, reentrant: bool) -> None:  # noqa: FBT001
+def test_checkpointed_modules_are_recomputed(tmp_path: Path, reentrant: bool) -> None:
     program = watched(
         f"""
         from torch.utils.checkpoint import checkpoint
@@ -283,11 +283,7 @@ class Launching(SGD):
         return super().step(*args)
     def zero_grad(self, *args):
         return super().zero_grad(*args)
-class Noisy(nn.Parameter):
-    pass
 a, b = Launching(net.parameters(), 0.1), Launching(net.parameters(), 0.1)
-def clip():
-    original = torch.nn.utils.clip_grad._get_total_norm if hasattr(torch.nn.utils.clip_grad, "_get_total_norm") else None
 def train(optimizers, times, accumulate=1):
     for i in range(times):
         for o in optimizers:

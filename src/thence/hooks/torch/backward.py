@@ -24,7 +24,7 @@ from thence.boundaries.log import BEGINS, ENDS
 from thence.hooks.torch.threads import ForwardLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from thence.hooks.torch.phases import PhasePlaces
     from thence.hooks.torch.threads import Common, Thread, Threads

@@ -180,7 +180,7 @@ class Function:
         stack = thread.stack
         if not stack or stack[-1].function is not self:
             if any(one.function is self for one in stack) or not stack:
-                thread.stack = watch.activations(thread, sys._getframe(2).f_back)  # noqa: SLF001
+                thread.stack = watch.activations(sys._getframe(2).f_back)  # noqa: SLF001
                 self._return_to_caller(thread)
             return
         activation = stack.pop()
@@ -281,15 +281,16 @@ class Lines:
             self.too_many, parent = True, 0
         return self._places.number(Place(LINE, parent, code.co_qualname, code.co_filename, number))
 
-    def judge(self, activation: Activation, line: _Line, thread: Thread) -> None:
-        """A line is over that is not known to launch."""
+    @staticmethod
+    def judge(activation: Activation, line: _Line, thread: Thread) -> None:
+        """A line is over that was not known to launch."""
         if thread.moved == activation.moved:
             line.quiet += 1
         else:
             activation.function.launched(activation.number)
 
-    def activations(self, thread: Thread, frame: FrameType | None) -> list[Activation]:
-        """The stack of a thread, found by its frames: where events were missed."""
+    def activations(self, frame: FrameType | None) -> list[Activation]:
+        """The stack of a thread in a frame: where events were missed."""
         frames = []
         while frame is not None and len(frames) < _MOST_FRAMES:
             function = self.monitor.handler(frame.f_code)
@@ -314,7 +315,7 @@ class Lines:
                 thread = threads.now
                 stack = thread.stack
                 if not stack or stack[-1].function.code is not code:
-                    stack = thread.stack = activations(thread, sys._getframe(1))  # noqa: SLF001
+                    stack = thread.stack = activations(sys._getframe(1))  # noqa: SLF001
                     if not stack or stack[-1].function.code is not code:
                         return None
                 activation = stack[-1]

@@ -10,6 +10,7 @@ the first error ends the watching, and is told.
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -136,20 +137,39 @@ class Monitor:
         self._codes.clear()
 
     def _callbacks(self) -> dict[int, Callable[..., Any]]:
-        handlers, disable = self._handlers, self.disable
+        leave, throw = self._ending(), self._throwing()
+        return {
+            _EVENTS.PY_START: self._beginning("enter"),
+            _EVENTS.PY_RESUME: self._beginning("resume"),
+            _EVENTS.PY_RETURN: leave,
+            _EVENTS.PY_YIELD: leave,
+            _EVENTS.PY_UNWIND: leave,
+            _EVENTS.PY_THROW: throw,
+            _EVENTS.LINE: self._lines(self._failed),
+        }
 
-        def start(code: CodeType, _offset: int) -> Any:
+    def _beginning(self, method: str) -> Callable[..., Any]:
+        handlers, unknown, disable = self._handlers, self._unknown, self.disable
+        call = operator.methodcaller(method)
+
+        def begins(code: CodeType, _offset: int) -> Any:
             handler = handlers.get(id(code))
             try:
                 if handler is None:
-                    handler = self._unknown(code)
+                    handler = unknown(code)
                     if handler is None:
                         return disable
-                return handler.enter()
+                return call(handler)
             except Exception as error:  # noqa: BLE001 - the program comes first
                 self._failed(error)
+                return None
 
-        def leave(code: CodeType, _offset: int, _value: object) -> Any:
+        return begins
+
+    def _ending(self) -> Callable[..., None]:
+        handlers = self._handlers
+
+        def ends(code: CodeType, _offset: int, _value: object) -> None:
             handler = handlers.get(id(code))
             if handler is not None:
                 try:
@@ -157,18 +177,12 @@ class Monitor:
                 except Exception as error:  # noqa: BLE001
                     self._failed(error)
 
-        def resume(code: CodeType, _offset: int) -> Any:
-            handler = handlers.get(id(code))
-            try:
-                if handler is None:
-                    handler = self._unknown(code)
-                    if handler is None:
-                        return disable
-                return handler.resume()
-            except Exception as error:  # noqa: BLE001
-                self._failed(error)
+        return ends
 
-        def throw(code: CodeType, _offset: int, _error: BaseException) -> None:
+    def _throwing(self) -> Callable[..., None]:
+        handlers = self._handlers
+
+        def throws(code: CodeType, _offset: int, _error: object) -> None:
             handler = handlers.get(id(code))
             if handler is not None:
                 try:
@@ -176,12 +190,4 @@ class Monitor:
                 except Exception as error:  # noqa: BLE001
                     self._failed(error)
 
-        return {
-            _EVENTS.PY_START: start,
-            _EVENTS.PY_RETURN: leave,
-            _EVENTS.PY_YIELD: leave,
-            _EVENTS.PY_UNWIND: leave,
-            _EVENTS.PY_RESUME: resume,
-            _EVENTS.PY_THROW: throw,
-            _EVENTS.LINE: self._lines(self._failed),
-        }
+        return throws

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_right
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from thence.boundaries.places import LINE, MODULE, PHASE
@@ -150,8 +151,7 @@ class Common:
     def calibrate(self) -> None:
         """See by how much a boundary itself moves the counter: other threads may move it, too."""
         counters = [self.note(0) for _ in range(5)]
-        pairs = zip(counters, counters[1:], strict=False)
-        self.own = min((after - before) & _WORD for before, after in pairs)
+        self.own = min((after - before) & _WORD for before, after in pairwise(counters))
 
     def add(self, thread: Thread) -> None:
         """A thread that crosses its first boundary."""
