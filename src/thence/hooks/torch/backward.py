@@ -82,6 +82,7 @@ class BackwardCalls:
         if self._traces():
             return
         roots = sys._getframe(2).f_locals["t_outputs"]  # noqa: SLF001 - no other way to the caller's frame
+        self._common.made(thread)
         run.state = thread.state()
         self._hook(run, nodes_of(roots))
         self._common.cross(thread, 0, ENDS)
@@ -139,26 +140,26 @@ class BackwardCalls:
     def _forward(self, run: _Run, numbers: Any) -> tuple[Any, Any]:
         """Places of module and line in which the nodes of these numbers were made."""
         nowhere = self._common.nowhere[0]
-        log, upcoming = self._log(run.caller)
-        if log is None or not len(numbers):
+        log = self._log(run.caller)
+        if log is None or not log.starts or not len(numbers):
             return np.full(len(numbers), nowhere), np.full(len(numbers), run.line)
         starts, modules, lines = map(np.array, log.since(int(numbers[-1])))
         at = np.searchsorted(starts, numbers.astype(np.int64), "right") - 1
         # Made before the recording, or by a thread that crossed no boundary.
-        known = (at >= 0) & (modules[at] > 0) & (numbers < upcoming)
+        known = (at >= 0) & (numbers < log.upcoming)
+        lines = np.where(lines == self._common.nowhere[1], run.line, lines)
         return np.where(known, modules[at], nowhere), np.where(known, lines[at], run.line)
 
-    def _log(self, caller: Thread) -> tuple[ForwardLog | None, int]:
-        """The log of the thread that made the nodes, None where two may have; and the number that it gives next."""
+    def _log(self, caller: Thread) -> ForwardLog | None:
+        """The log of the thread that made the nodes, None where two may have."""
         if caller.log is not caller.forward:
-            return caller.log, self._common.sequence()
-        logs = [one.forward for one in self._common.all() if len(one.forward.starts) > 2]
+            return caller.log
+        # What a thread did before its first boundary is one entry.
+        logs = [one.forward for one in self._common.all() if len(one.forward.starts) > 1]
         if len(logs) > 1:
             self.unknown_threads = True
-            return None, 0
-        if logs and logs[0] is not caller.forward:
-            return logs[0], _LEAF
-        return caller.forward, self._common.sequence()
+            return None
+        return logs[0] if logs else caller.forward
 
     def _several_devices(self, nodes: list[Any], order: Any) -> bool:
         if self._torch.cuda.device_count() < 2 if self._torch.cuda.is_initialized() else True:
@@ -199,7 +200,7 @@ class BackwardCalls:
             engine = self._torch.autograd.Variable._execution_engine  # noqa: SLF001 - no public name
             engine.queue_callback(functools.partial(self._end, thread))
         if thread.log is thread.forward:
-            thread.log = ForwardLog()
+            thread.log = ForwardLog(self._common.sequence())
         common = self._common
         thread.around = thread.module if module is None else module
         thread.below = thread.line if line is None else line

@@ -183,9 +183,9 @@ class Hooks:
             self._failed(error)
 
     def _checkpoint(self, module: Any, handler: Handler) -> None:
-        inner = inner_code(
-            code_of(module, "_checkpoint_without_reentrant_generator"), "recompute_fn"
-        )
+        name = "_checkpoint_without_reentrant_generator"
+        codes = (code_of(module, name + ending) for ending in ("_impl", ""))
+        inner = next((one for code in codes if (one := inner_code(code, "recompute_fn"))), None)
         self._watch(inner, handler, "recomputation is")
 
     def _outermost(self, thread: Thread, module: Any, frame: Any) -> None:

@@ -184,7 +184,13 @@ class Function:
                 self._return_to_caller(thread)
             return
         activation = stack.pop()
-        self._return_to_caller(thread)
+        if stack:
+            caller = stack[-1]
+            place = caller.table.get(caller.number) or caller.place()
+            if place != thread.line:
+                watch.common.line(thread, place)
+        else:
+            self._return_to_caller(thread)
         line = activation.line
         if line is not None and not line.loud:
             watch.judge(activation, line, thread)
@@ -291,7 +297,7 @@ class Lines:
 
     def activations(self, frame: FrameType | None) -> list[Activation]:
         """The stack of a thread in a frame: where events were missed."""
-        frames = []
+        frames: list[tuple[Function, int]] = []
         while frame is not None and len(frames) < _MOST_FRAMES:
             function = self.monitor.handler(frame.f_code)
             if isinstance(function, Function) and function.quiet < QUIET_CALLS:
@@ -334,8 +340,10 @@ class Lines:
                 activation.line, activation.number, activation.moved = line, number, thread.moved
                 if activation.began < 0:
                     activation.began = thread.moved
+                upcoming, log = common.sequence(), thread.log
+                if upcoming != log.upcoming:
+                    log.made(upcoming, thread.module, thread.line)
                 thread.line = place
-                thread.log.note(common.sequence(), thread.module, place)
                 if line.quiet >= line.most and not line.loud and number not in function.kept:
                     function.switch_off(number)
                     return disable

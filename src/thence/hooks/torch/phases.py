@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PhaseCalls", "PhasePlaces", "code_of", "inner_code", "phase_functions"]
 
-_OF_PHASE = {
+_OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
     "gradient": {
         "torch.nn.utils.clip_grad": (
             *("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"),

@@ -32,30 +32,28 @@ class ForwardLog:
     """In which module and line the autograd nodes of a thread were made.
 
     Attributes:
-        starts: sequence numbers that autograd would give out next, ascending, each once.
+        starts: sequence numbers of nodes, ascending: the first of those that were made in one place.
         modules: place of the innermost module from there on.
         lines: place of the innermost line from there on.
+        upcoming: sequence number from which on nothing is noted yet.
     """
 
-    __slots__ = ("lines", "modules", "starts")
+    __slots__ = ("lines", "modules", "starts", "upcoming")
 
-    def __init__(self) -> None:
-        self.starts = [-1]
-        self.modules = [0]
-        self.lines = [0]
+    def __init__(self, upcoming: int = 0) -> None:
+        self.starts: list[int] = []
+        self.modules: list[int] = []
+        self.lines: list[int] = []
+        self.upcoming = upcoming
 
-    def note(self, sequence: int, module: int, line: int) -> None:
-        """A module and a line are innermost from a sequence number on."""
-        starts = self.starts
-        if starts[-1] == sequence:  # no node was made since
-            self.modules[-1] = module
-            self.lines[-1] = line
-            return
-        starts.append(sequence)
+    def made(self, upcoming: int, module: int, line: int) -> None:
+        """Nodes were made, up to before this number, while a module and a line were innermost."""
+        self.starts.append(self.upcoming)
         self.modules.append(module)
         self.lines.append(line)
-        if len(starts) > 2 * _LOG_LIMIT:
-            del starts[:_LOG_LIMIT], self.modules[:_LOG_LIMIT], self.lines[:_LOG_LIMIT]
+        self.upcoming = upcoming
+        if len(self.starts) > 2 * _LOG_LIMIT:
+            del self.starts[:_LOG_LIMIT], self.modules[:_LOG_LIMIT], self.lines[:_LOG_LIMIT]
 
     def since(self, sequence: int) -> tuple[list[int], list[int], list[int]]:
         """`starts`, `modules` and `lines` that hold for nodes of a sequence number and greater ones."""
@@ -170,17 +168,33 @@ class Common:
             thread.moved += 1
         thread.last = now
 
-    def module(self, thread: Thread, place: int, flags: int = 0) -> None:
+    def made(self, thread: Thread) -> None:
+        """The calling thread may have made autograd nodes since its boundary before, in the places that it was in."""
+        upcoming, log = self.sequence(), thread.log
+        if upcoming != log.upcoming:
+            log.made(upcoming, thread.module, thread.line)
+
+    def module(self, thread: Thread, place: int) -> None:
         """A module is the innermost one now."""
-        self.cross(thread, place, flags)
+        now = self.note(place, 0)
+        if now - thread.last != self.own:
+            thread.moved += 1
+        thread.last = now
+        upcoming, log = self.sequence(), thread.log
+        if upcoming != log.upcoming:
+            log.made(upcoming, thread.module, thread.line)
         thread.module = place
-        thread.log.note(self.sequence(), place, thread.line)
 
     def line(self, thread: Thread, place: int, flags: int = 0) -> None:
         """A line is the innermost one now."""
-        self.cross(thread, place, flags)
+        now = self.note(place, flags)
+        if now - thread.last != self.own:
+            thread.moved += 1
+        thread.last = now
+        upcoming, log = self.sequence(), thread.log
+        if upcoming != log.upcoming:
+            log.made(upcoming, thread.module, thread.line)
         thread.line = place
-        thread.log.note(self.sequence(), thread.module, place)
 
     def phase(self, thread: Thread, place: int, flags: int = 0) -> None:
         """A phase begins."""
