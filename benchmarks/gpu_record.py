@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SCRATCH = Path(tempfile.mkdtemp(prefix="thence-record-"))
 LAUNCHES, NODES = 10_000, 100
 KERNELS_ONLY = thence.RecordOptions(launches=False, nvtx=False)
-EVERYTHING = thence.RecordOptions()
+EVERYTHING = thence.RecordOptions(launches=True)
 GRAPHS = {"64": (1 << 6, 300), "1M": (1 << 20, 150), "4M": (1 << 22, 60)}
 """Graphs of additions: how many numbers a kernel adds to, and how often the graph is replayed."""
 
@@ -146,11 +146,12 @@ def collector_library() -> Path:
     return library
 
 
-LAUNCHES_TOO = thence.RecordOptions(nvtx=False)
+LAUNCHES_TOO = thence.RecordOptions(launches=True, nvtx=False)
 WAYS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "CUPTI alone, kernels": lambda: by_cupti_alone(KERNELS_ONLY),
     "CUPTI alone, launches too": lambda: by_cupti_alone(LAUNCHES_TOO),
     "thence, kernels": lambda: by_thence(KERNELS_ONLY),
+    "thence, default": lambda: by_thence(thence.RecordOptions()),
     "thence, launches + labels": lambda: by_thence(LAUNCHES_TOO),
     "thence, everything": lambda: by_thence(EVERYTHING),
     "torch.profiler, CUDA": lambda: by_torch(ProfilerActivity.CUDA),

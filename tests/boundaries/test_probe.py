@@ -115,6 +115,34 @@ def test_where_cupti_does_not_call_back_the_counter_is_0(probe: Probe, cupti: ct
     assert handle_free.note(2) == 0
 
 
+def test_other_calls_are_noted_with_their_times(probe: Probe, cupti: ctypes.CDLL) -> None:
+    """Those that CUPTI calls back for while nobody reads the counter: here on another thread, without the GIL."""
+    log = log_of(probe, cupti)
+    log.note(1)
+    probe.take_calls()
+    threads: list[int] = []
+
+    def wait() -> None:
+        threads.append(threading.get_native_id())
+        for _ in range(300):
+            assert cupti.cudaDriverGetVersion(ctypes.byref(ctypes.c_int())) == 0
+
+    before = time.time_ns()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    log.note(2)
+    calls = probe.take_calls()
+    assert calls["number"].tolist() == list(range(2, 302))
+    assert (calls["thread"] == threads[0]).all()
+    assert (calls["domain"] == RUNTIME).all()
+    assert (calls["function"] == VERSION).all()
+    assert (np.diff(calls["begin"], prepend=before) >= 0).all()
+    assert (calls["end"] >= calls["begin"]).all()
+    assert calls["end"][-1] <= time.time_ns()
+    assert [len(column) for column in probe.take_calls().values()] == [0] * 6
+
+
 def test_a_forked_child_has_ids_of_its_own(probe: Probe, cupti: ctypes.CDLL) -> None:
     log = log_of(probe, cupti)
     log.note(1)

@@ -124,6 +124,66 @@ def test_work_gets_its_mark_by_the_number_of_its_launch(tmp_path: Path, probe: s
     assert found["first"][1] == found["outside"][1] == "outside_ranges"
 
 
+@pytest.mark.parametrize("probe", ["c", "python"])
+def test_few_calls_are_noted_without_recording_launches(tmp_path: Path, probe: str) -> None:
+    program(
+        """
+        with thence.record(OUT):
+            with thence.mark("waiting"):
+                launch("k")
+                fake.library.fake_wait(2_000_000)
+        """,
+        tmp_path,
+        env={"THENCE_PROBE": probe},
+    )
+    trace = thence.open(tmp_path)
+    assert description(tmp_path)["counts"]["calls"] == 1
+    (call,) = trace.host.filter(
+        pl.col("name").cast(pl.String) == "cudaStreamSynchronize"
+    ).to_dicts()
+    (mark,) = trace.host.filter(pl.col("name").cast(pl.String) == "waiting").to_dicts()
+    assert call["category"] == "runtime"
+    assert call["duration"] >= 2_000_000
+    assert (
+        mark["start"]
+        < call["start"]
+        < call["start"] + call["duration"]
+        < mark["start"] + mark["duration"]
+    )
+    assert call["thread"] == mark["thread"]
+    assert rows(tmp_path)["label"].to_list() == ["waiting"]
+
+
+def test_a_profiler_that_the_program_starts_gets_cupti(tmp_path: Path) -> None:
+    """The profile of the program comes first; a profile of the CPU alone does not matter."""
+    said = program(
+        """
+        import enum, types
+        Activity = enum.Enum("Activity", ["CPU", "CUDA"])
+        profiler = types.ModuleType("torch.autograd.profiler")
+        def prepare(config, activities):
+            print([one.name for one in activities], "free:", not fake.library.fake_subscribed())
+        profiler._prepare_profiler = prepare
+        sys.modules["torch.autograd.profiler"] = profiler
+        recording = thence.record(OUT)
+        recording.start()
+        launch("before")
+        profiler._prepare_profiler("config", {Activity.CPU})
+        launch("still")
+        profiler._prepare_profiler("config", {Activity.CUDA})
+        launch("after")
+        print(profiler._prepare_profiler is prepare)
+        with thence.record(OUT): launch("again")
+        """,
+        tmp_path,
+    )
+    assert said.stdout.splitlines() == ["['CPU'] free: False", "['CUDA'] free: True", "True"]
+    assert "the program started torch.profiler" in said.stderr
+    trace = thence.open(tmp_path)
+    assert sorted(trace.gpu["name"].cast(pl.String)) == ["again", "before", "still"]
+    assert any("the recording ended there" in warning for warning in trace.meta.warnings)
+
+
 def test_where_the_counter_cannot_be_read_launches_are_recorded(tmp_path: Path) -> None:
     program(
         """

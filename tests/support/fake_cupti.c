@@ -114,9 +114,11 @@ void fake_deliver_raw(const uint8_t *content, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
+uint32_t fake_launch(void);
+
 struct many { const uint8_t *record; size_t count; uint64_t start, step; };
 
-/* The same kernel over and over: times go up by `step`, correlations by 1. */
+/* The same kernel over and over: times go up by `step`, correlations as launches are counted. */
 static void *emit_many(void *argument) {
     struct many *many = argument;
     uint8_t record[512];
@@ -124,10 +126,12 @@ static void *emit_many(void *argument) {
     memcpy(record, many->record, bytes);
     for (size_t i = 0; i < many->count; i++) {
         uint64_t start = many->start + i * many->step, end = start + many->step / 2;
-        uint32_t correlation = (uint32_t)i + 1;
+        uint64_t queued = start - many->step / 2;
+        uint32_t correlation = fake_launch();
         memcpy(record + 16, &start, 8);
         memcpy(record + 24, &end, 8);
         memcpy(record + 92, &correlation, 4);
+        memcpy(record + 120, &queued, 8);
         pthread_mutex_lock(&lock);
         if (enabled[10] && completed) put(record, bytes);
         pthread_mutex_unlock(&lock);
@@ -193,14 +197,26 @@ int cuptiActivityEnableLatencyTimestamps(uint8_t on) {
     return code;
 }
 
-/* CUDA's, of which tests say that CUPTI knows it. */
+struct called { int site; const char *function; void *rest[6]; uint32_t correlation; };
+
+/* CUDA's functions, of which CUPTI tells. */
 int cudaDriverGetVersion(int *number) {
-    struct { int site; const char *function; void *rest[6]; uint32_t correlation; } data = {0};
+    struct called data = {0};
     *number = 13000;
     if (!called_back[2][1]) return 0;
     data.correlation = fake_launch();
     for (; data.site < 2; data.site++) callback(NULL, 2, 1, &data);
     return 0;
+}
+
+/* cudaStreamSynchronize, which lasts so many ns. */
+void fake_wait(uint32_t ns) {
+    struct called data = {0};
+    struct timespec time = {0, ns};
+    if (called_back[2][8]) data.correlation = fake_launch(), callback(NULL, 2, 8, &data);
+    nanosleep(&time, NULL);
+    data.site = 1;
+    if (called_back[2][8]) callback(NULL, 2, 8, &data);
 }
 
 int cuptiActivityRegisterCallbacks(Requested ask, Completed take) {
@@ -244,7 +260,7 @@ int cuptiGetCallbackName(int domain, uint32_t id, const char **name) {
     static const char *const runtime[] = {
         NULL, "cudaDriverGetVersion_v3020", "cudaLaunchKernel_v7000", "cudaGetLastError_v3020",
         "cudaMemcpyAsync_ptsz_v7000", "cudaGraphLaunch_v10000", "cudaLaunchHostFunc_v10000",
-        "cudaLaunchKernelExC_v11060"};
+        "cudaLaunchKernelExC_v11060", "cudaStreamSynchronize_v3020"};
     static const char *const driver[] = {
         NULL, "cuInit", "cuLaunchKernel", "cuMemcpyHtoDAsync_v2_ptsz", "cuLaunchKernelEx"};
     size_t count = domain == 2 ? sizeof runtime / sizeof *runtime : sizeof driver / sizeof *driver;

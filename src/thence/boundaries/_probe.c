@@ -1,6 +1,7 @@
 /* Reads CUPTI's counter of launches and notes boundaries: the fast twin of probe.py and log.py, which say what
- * the rows mean. CUPTI calls `on_call` for one cheap CUDA function alone; calling that function therefore tells
- * the counter. Everything but `on_call` runs with the GIL held, which is what protects the rows. */
+ * the rows mean. CUPTI calls `on_call` for one cheap CUDA function; calling that function therefore tells the
+ * counter. It may call it for others, too: those are noted with their times. Everything but `on_call` runs with
+ * the GIL held, which protects the boundaries; a lock protects the calls. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CHUNK_ROWS = 4096, ENTER = 0 };
+enum { CHUNK_ROWS = 4096, MOST_CALLS = 1 << 20, ENTER = 0 };
 
 /* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
 typedef struct {
@@ -32,6 +33,12 @@ typedef struct {
 } Row;
 _Static_assert(sizeof(Row) == 24, "rows are read as NumPy records of 24 bytes");
 
+typedef struct {
+    int64_t begin, end;
+    uint32_t domain, function, thread, number;
+} Call;
+_Static_assert(sizeof(Call) == 32, "calls are read as NumPy records of 32 bytes");
+
 typedef struct Chunk {
     struct Chunk *next;
     size_t rows;
@@ -45,16 +52,20 @@ typedef struct {
     size_t rows, lost;
 } Log;
 
-static __thread uint32_t number; /* of the call that this thread makes */
+static __thread uint32_t number; /* of the call that this thread makes to read it */
+static __thread int reading;
+static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
 static __thread uint32_t thread_id, thread_of;
 static uint32_t forks = 1;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Call *calls;
+static size_t call_count, call_room;
 
-static void on_call(void *user, int domain, uint32_t callback_id, const CallbackData *data) {
-    (void)user, (void)domain, (void)callback_id;
-    if (data->site == ENTER) number = data->correlation;
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
-
-static void forked(void) { forks++; }
 
 static uint32_t this_thread(void) {
     if (thread_of != forks) { /* first asked, or another process since */
@@ -64,10 +75,41 @@ static uint32_t this_thread(void) {
     return thread_id;
 }
 
+static void keep(Call call) {
+    pthread_mutex_lock(&lock);
+    if (call_count == call_room && call_room < MOST_CALLS) {
+        size_t room = call_room ? 2 * call_room : 256;
+        Call *more = realloc(calls, room * sizeof *more);
+        if (more) calls = more, call_room = room;
+    }
+    if (call_count < call_room) calls[call_count++] = call;
+    pthread_mutex_unlock(&lock);
+}
+
+static void on_call(void *user, int domain, uint32_t function, const CallbackData *data) {
+    (void)user;
+    if (reading) {
+        if (data->site == ENTER) number = data->correlation;
+    } else if (data->site == ENTER) {
+        began = now();
+    } else if (began) {
+        keep((Call){began, now(), (uint32_t)domain, function, this_thread(), data->correlation});
+        began = 0;
+    }
+}
+
+static void forked(void) { /* another thread of the parent may have held the lock */
+    forks++;
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    call_count = 0;
+}
+
 static uint32_t read_counter(const Log *log) {
     int version;
     number = 0;
+    reading = 1;
     log->call(&version);
+    reading = 0;
     return number;
 }
 
@@ -87,24 +129,17 @@ static Row *new_row(Log *log) {
 
 static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     Log *log = (Log *)self;
-    if (count < 1 || count > 2) {
-        PyErr_Format(PyExc_TypeError, "note takes a place and flags, not %zd arguments", count);
-        return NULL;
-    }
+    if (count < 1 || count > 2)
+        return PyErr_Format(PyExc_TypeError, "note takes a place and flags, not %zd arguments", count);
     unsigned long place = PyLong_AsUnsignedLong(arguments[0]);
     if (place == (unsigned long)-1 && PyErr_Occurred()) return NULL;
     unsigned long flags = count == 2 ? PyLong_AsUnsignedLong(arguments[1]) : 0;
     if (flags == (unsigned long)-1 && PyErr_Occurred()) return NULL;
     uint32_t counter = read_counter(log);
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    int64_t time = now();
     Row *row = new_row(log);
-    if (row) {
-        int64_t time = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-        *row = (Row){time, counter, this_thread(), (uint32_t)place, (uint32_t)flags};
-    } else {
-        log->lost++;
-    }
+    if (row) *row = (Row){time, counter, this_thread(), (uint32_t)place, (uint32_t)flags};
+    else log->lost++;
     return PyLong_FromUnsignedLong(counter);
 }
 
@@ -129,26 +164,17 @@ static PyObject *log_take(PyObject *self, PyObject *unused) {
     return content;
 }
 
-static PyObject *log_counter(PyObject *self, PyObject *unused) {
-    (void)unused;
-    return PyLong_FromUnsignedLong(read_counter((Log *)self));
-}
-
 static PyObject *log_lost(PyObject *self, void *unused) {
     (void)unused;
     return PyLong_FromSize_t(((Log *)self)->lost);
 }
 
-static PyObject *log_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
-    static char *names[] = {"call", NULL};
+static PyObject *log_new(PyTypeObject *type, PyObject *arguments, PyObject *unused) {
     Py_ssize_t address;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "n", names, &address)) return NULL;
-    if (!address) {
-        PyErr_SetString(PyExc_ValueError, "the address of a function is not 0");
-        return NULL;
-    }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Log *log = (Log *)allocate(type, 0);
+    (void)unused;
+    if (!PyArg_ParseTuple(arguments, "n", &address)) return NULL;
+    if (!address) return PyErr_SetString(PyExc_ValueError, "the address of a function is not 0"), NULL;
+    Log *log = (Log *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (log) log->call = (int (*)(int *))address;
     return (PyObject *)log;
 }
@@ -164,7 +190,6 @@ static PyMethodDef log_methods[] = {
     {"note", (PyCFunction)(void (*)(void))log_note, METH_FASTCALL,
      "note(place, flags=0)\n\nThis thread is in a place from here on; returns the counter."},
     {"take", log_take, METH_NOARGS, "take()\n\nThe rows since this was last asked, as bytes."},
-    {"counter", log_counter, METH_NOARGS, "counter()\n\nCUPTI's counter; it takes a number itself."},
     {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef log_attributes[] = {
@@ -181,20 +206,31 @@ static PyType_Spec log_type = {
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = log_slots};
 
+static PyObject *take_calls(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pthread_mutex_lock(&lock);
+    Call *taken = calls;
+    size_t count = call_count;
+    calls = NULL;
+    call_count = call_room = 0;
+    pthread_mutex_unlock(&lock);
+    PyObject *content = PyBytes_FromStringAndSize((char *)taken, (Py_ssize_t)(count * sizeof(Call)));
+    free(taken);
+    return content;
+}
+
+static PyMethodDef functions[] = {
+    {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
+    {NULL, NULL, 0, NULL}};
+
 static int fill(PyObject *module) {
     PyObject *type = PyType_FromSpec(&log_type);
-    if (!type || PyModule_AddObjectRef(module, "Log", type) < 0) {
-        Py_XDECREF(type);
-        return -1;
-    }
-    Py_DECREF(type);
     PyObject *address = PyLong_FromVoidPtr((void *)(uintptr_t)on_call);
-    if (!address || PyModule_AddObjectRef(module, "CALLBACK", address) < 0) {
-        Py_XDECREF(address);
-        return -1;
-    }
-    Py_DECREF(address);
-    return pthread_atfork(NULL, NULL, forked) ? -1 : 0;
+    int failed = PyModule_AddObjectRef(module, "Log", type) < 0
+              || PyModule_AddObjectRef(module, "CALLBACK", address) < 0; /* NULL with an error set fails too */
+    Py_XDECREF(type);
+    Py_XDECREF(address);
+    return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
@@ -203,6 +239,7 @@ static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "thence.boundaries._probe",
     .m_doc = "CUPTI's counter of launches, and boundaries noted with it.",
+    .m_methods = functions,
     .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__probe(void) { return PyModuleDef_Init(&module); }

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
         def take(self) -> bytes:
             """Rows of `_RECORD` since this was last asked."""
 
-        def counter(self) -> int:
-            """CUPTI's counter."""
-
 
 __all__ = ["BEGINS", "COLUMNS", "ENDS", "BoundaryLog", "NativeBoundaryLog"]
 

@@ -1,8 +1,8 @@
 """Reading CUPTI's counter of launches: by the compiled probe (``_probe.c``), else in Python.
 
-CUPTI tells the number of a call when it calls back for it. Enabled for one function alone, one that does
-nearly nothing, calling this function tells the number. Nothing else is slowed down, and launches need not be
-recorded.
+CUPTI tells the number of a call when it calls back for it. Enabled for one function that does nearly nothing,
+calling this function tells the number. Launches are not slowed down, and need not be recorded. Few other
+functions may be called back for, those that wait or build graphs: their calls are noted with begin and end.
 
 The compiled probe is there where it was built; free-threaded Pythons go without it. The environment variable
 THENCE_PROBE=python does, too. Both behave alike, but that in Python costs some 1 us a boundary, not 0.1.
@@ -13,15 +13,27 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections import deque
 from ctypes import CFUNCTYPE, PYFUNCTYPE, byref, c_int, c_uint32, c_void_p
-from typing import TYPE_CHECKING, Protocol
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from thence.boundaries.log import BoundaryLog, NativeBoundaryLog
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["Probe", "choose_probe"]
+__all__ = ["Calls", "Probe", "choose_probe"]
+
+Calls = dict[str, np.ndarray[Any, Any]]
+_CALL = np.dtype(
+    [("begin", "<i8"), ("end", "<i8")]
+    + [(name, "<u4") for name in ("domain", "function", "thread", "number")]
+)
+"""``Call`` of _probe.c."""
+_MOST_CALLS = 1 << 20
 
 VARIABLE = "THENCE_PROBE"
 """Environment variable: ``python`` goes without the compiled probe."""
@@ -46,6 +58,13 @@ class Probe(Protocol):
 
     def log(self, function: int) -> BoundaryLog:
         """A log that reads the counter by calling a CUDA function: its address; it takes an int pointer."""
+
+    def take_calls(self) -> Calls:
+        """Calls that CUPTI called back for otherwise, since this was last asked.
+
+        Returns:
+            begin and end (Unix ns), domain, function (callback id), thread and number of each.
+        """
 
 
 def choose_probe() -> Probe:
@@ -75,6 +94,11 @@ class NativeProbe:
         """See `Probe`."""
         return NativeBoundaryLog(self._module.Log(function))
 
+    def take_calls(self) -> Calls:
+        """See `Probe`."""
+        rows = np.frombuffer(self._module.take_calls(), _CALL)
+        return {name: rows[name].copy() for name in _CALL.names or ()}
+
 
 class PythonProbe:
     """In Python, through ctypes."""
@@ -82,38 +106,57 @@ class PythonProbe:
     name = "python"
 
     def __init__(self) -> None:
-        local = threading.local()
+        local = _Local()
+        calls: deque[tuple[int, ...]] = deque(maxlen=_MOST_CALLS)
 
-        def on_call(_user: int, _domain: int, _callback_id: int, data: int) -> None:
-            if c_int.from_address(data).value == _ENTER:
+        def on_call(_user: int, domain: int, function: int, data: int) -> None:
+            enters = c_int.from_address(data).value == _ENTER
+            if local.reading and enters:
                 local.number = c_uint32.from_address(data + _CORRELATION).value
+            elif not local.reading and enters:
+                local.began = time_ns()
+            elif not local.reading and local.began:
+                number = c_uint32.from_address(data + _CORRELATION).value
+                calls.append((local.began, time_ns(), domain, function, local.thread, number))
+                local.began = 0
 
         self._local = local
+        self._calls = calls
         self._kept = _Callback(on_call)  # CUPTI may call it as long as it lives
         _KEPT.append(self._kept)
         self.callback = ctypes.cast(self._kept, c_void_p).value or 0
 
     def log(self, function: int) -> BoundaryLog:
         """See `Probe`."""
-        call, local, result = _Function(function), self._local, threading.local()
+        call, local = _Function(function), self._local
 
         def counter() -> int:
             local.number = 0
-            call(_version_of(result))
-            return local.number  # type: ignore[no-any-return]
+            local.reading = True
+            call(local.version)
+            local.reading = False
+            return local.number
 
         return BoundaryLog(counter)
+
+    def take_calls(self) -> Calls:
+        """See `Probe`."""
+        rows = [self._calls.popleft() for _ in range(len(self._calls))]
+        table = np.array(rows, _CALL)
+        return {name: table[name].copy() for name in _CALL.names or ()}
+
+
+class _Local(threading.local):
+    """What one thread is at: whether it reads the counter, and what it read; when its call of another kind began."""
+
+    def __init__(self) -> None:
+        self.reading = False
+        self.number = 0
+        self.began = 0
+        self.thread = threading.get_native_id()
+        self._version = c_int()
+        self.version = byref(self._version)
 
 
 _KEPT: list[object] = []
 """Callbacks: CUPTI may call one after its recording has ended, in another thread."""
-
-
-def _version_of(local: threading.local) -> object:
-    """Where a thread's calls write what they give back."""
-    try:
-        return local.reference
-    except AttributeError:
-        local.version = c_int()
-        local.reference = byref(local.version)
-        return local.reference

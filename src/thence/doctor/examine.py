@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,22 @@ def _recording(machine: _Machine) -> _Answer:
     if error:
         return _no(error, _recording_cure(machine))
     finding = machine.findings["recording"]
-    text = f"a kernel was launched and recorded ({finding['microseconds']:.1f} us)"
+    text = f"a kernel was launched and recorded ({finding['microseconds']:.1f} us); {_probe_text()}"
     if _admins_only() and not _may_profile():
         text += "; counters, which thence does not use, are for administrators only"
     return _yes(text)
+
+
+def _probe_text() -> str:
+    """Which probe counts launches here, as `thence.boundaries.probe.choose_probe` chooses."""
+    if os.environ.get("THENCE_PROBE") == "python":
+        return "launches are counted in Python, as THENCE_PROBE says"
+    if find_spec("thence.boundaries._probe") is None:
+        return (
+            "launches are counted in Python, some 1 us at each place of the program: the compiled probe, ten times as "
+            "fast, is in the wheels of Linux and is built where there is a C compiler"
+        )
+    return "launches are counted by the compiled probe"
 
 
 def _recording_cure(machine: _Machine) -> str:

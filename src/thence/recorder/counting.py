@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from thence.boundaries.probe import choose_probe
 from thence.cuda.cuda_events import load_driver
-from thence.cuda.cupti import DRIVER_API, RUNTIME_API, CuptiError
+from thence.cuda.cupti import DRIVER_API, MOST_CALLBACK_IDS, RUNTIME_API, CuptiError
+from thence.cuda.layouts import DRIVER, RUNTIME
 from thence.cuda.libraries import find_libcudart
 from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from thence.boundaries.log import BoundaryLog
     from thence.cuda.cupti import Cupti
@@ -46,6 +49,8 @@ class Counting:
         self.callback = self._probe.callback
         self.function: str | None = None
         self.log: BoundaryLog | None = None
+        self._domain = 0
+        self._called_back: dict[int, str] = {}
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
@@ -68,9 +73,43 @@ class Counting:
             log.take()
             if 0 < first != second > 0:
                 self.log, self.function = log, f"{function.name} of {function.library}"
+                self._domain = function.domain
                 return
             self.trouble = f"CUPTI did not number calls of {function.name}"
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
+
+    def call_back(self, cupti: Cupti, subscription: int, wanted: Callable[[str], bool]) -> None:
+        """Have calls of other functions of the same API noted, named as in CUDA's headers; of none: no longer."""
+        for callback_id in range(1, MOST_CALLBACK_IDS):
+            name = cupti.callback_name(self._domain, callback_id)
+            if name is None:
+                return
+            known = callback_id in self._called_back
+            if wanted(name) == known:
+                continue
+            try:
+                cupti.enable_callback(subscription, self._domain, callback_id, on=not known)
+            except CuptiError:
+                continue  # one that this driver does not have
+            if not known:
+                self._called_back[callback_id] = name
+            else:
+                del self._called_back[callback_id]
+
+    def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
+        """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""
+        rows = self._probe.take_calls()
+        ids, which = np.unique(rows["function"], return_inverse=True)
+        names = [self._called_back.get(int(one), "") for one in ids]
+        numbers = np.array([number_of(name) for name in names], np.uint32)
+        return {
+            "start": rows["begin"],
+            "end": rows["end"],
+            "thread": rows["thread"],
+            "correlation": rows["number"],
+            "function": numbers[which],
+            "api": np.where(rows["domain"] == RUNTIME_API, RUNTIME, DRIVER).astype(np.uint8),
+        }
 
     def facts(self) -> dict[str, str | None]:
         """For ``recording.json``: which probe ran, and by which function, or why not."""

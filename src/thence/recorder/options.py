@@ -15,6 +15,10 @@ _LAUNCHES = re.compile(
 )
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
+_FEW = re.compile(
+    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|StreamEndCapture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
+)
+"""Calls that wait, record events, end captures, or allocate: of which there are few."""
 _WAITS = re.compile(r"Synchronize|StreamWaitEvent")
 
 
@@ -59,10 +63,19 @@ class RecordOptions:
             or (self.synchronization and _WAITS.search(function))
         )
 
+    def calls_back(self, function: str) -> bool:
+        """Whether calls of an API function are noted by callbacks, where no kind of API call is recorded."""
+        return bool(_FEW.match(function) or _GRAPHS.match(function))
+
+    @property
+    def records_calls(self) -> bool:
+        """Whether API calls are recorded by their kinds."""
+        return bool(self.launches or self.synchronization)
+
     def kinds(self) -> tuple[int, ...]:
         """The CUpti_ActivityKinds to enable; launches not said count as not wanted."""
         wanted = [layouts.KERNEL, layouts.MEMCPY, layouts.MEMCPY2, layouts.MEMSET]
-        wanted += [layouts.RUNTIME, layouts.DRIVER] if self.launches or self.synchronization else []
+        wanted += [layouts.RUNTIME, layouts.DRIVER] if self.records_calls else []
         wanted += [layouts.MARKER] if self.nvtx else []
         wanted += [layouts.OVERHEAD] if self.overhead else []
         return tuple(wanted)

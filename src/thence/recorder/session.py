@@ -162,7 +162,7 @@ class Recorder:
                 return
             self._finished = True
         if not self._paused and not synchronize(_PATIENCE_SECONDS):
-            self._warn(
+            self.warn(
                 f"the device was still busy {_PATIENCE_SECONDS:g} s after the recording should have "
                 "ended: what had not finished by then is missing"
             )
@@ -178,6 +178,12 @@ class Recorder:
             self._try(self._cupti.finalize)
         with _lock:
             _running = None
+
+    def warn(self, message: str) -> None:
+        """Say something once, to the user and in ``recording.json``."""
+        if message not in self._warnings:
+            self._warnings.append(message)
+            _LOG.warning("thence: %s", message)
 
     # Setting CUPTI up.
 
@@ -216,9 +222,12 @@ class Recorder:
                 CuptiError
             ):  # then a launch lies between its boundaries all the same
                 self._cupti.latency_timestamps(on=True)
+            if not self._options.records_calls:
+                wanted = self._options.calls_back
+                self._counting.call_back(self._cupti, self._subscription, wanted)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
-            self._warn(
+            self.warn(
                 f"launches cannot be counted here ({self._counting.trouble}), so every one is recorded, which "
                 "costs more time"
             )
@@ -227,6 +236,7 @@ class Recorder:
         """Record every launch from now on, if the options leave that open."""
         if self._options.launches is None and self.alive:
             self._options = replace(self._options, launches=True)
+            self._counting.call_back(self._cupti, self._subscription, lambda _name: False)
             if not self._paused:
                 self._try(self._enable)
 
@@ -263,24 +273,21 @@ class Recorder:
     def _work(self) -> None:
         self._due = time.monotonic() + self._flush_seconds
         self._buffers.stock()
-        arrived = False
         while True:
             filled = self._next()
             if filled is not None:
                 self._read(filled)
-                arrived = True
             elif self._stopping.is_set():
                 break
             now = time.monotonic()
             if now >= self._due:
-                if not arrived:  # a slow program's records would stay in half-full buffers
-                    self._try(lambda: self._cupti.flush(unfinished=False))
-                    self._read_all()
-                self._save()
-                arrived = False
+                # What lies in half-full buffers, of threads that launch little, would stay there.
+                self._try(lambda: self._cupti.flush(unfinished=False))
+                self._read_all()
                 age = (time.time_ns() - self._began_ns) / 1e9
                 self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
                 self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
+                self._save()  # with the time to the next one: that much may be lost
                 self._due = now + self._flush_seconds
         self._read_all()
         self._save()
@@ -308,7 +315,7 @@ class Recorder:
                 self.parts.add(layouts.LAYOUTS[kind].table, self._named(kind, columns))
             self._count_dropped(filled.context, filled.stream)
         except Exception as error:  # noqa: BLE001 - the program must go on, whatever happens here
-            self._warn(f"records could not be read and are lost, up to a buffer of them: {error!r}")
+            self.warn(f"records could not be read and are lost, up to a buffer of them: {error!r}")
         finally:
             self._buffers.recycle(filled)
         if self.parts.pending_bytes >= self._most_waiting:
@@ -338,19 +345,24 @@ class Recorder:
         try:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
+            if self.log is not None:
+                calls = self._counting.take_calls(
+                    lambda name: self._names.of_text(_SUFFIX.sub("", name))
+                )
+                self.parts.add("calls", calls)
         except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
-            self._warn(f"some marks could not be written and are lost: {error!r}")
+            self.warn(f"some marks could not be written and are lost: {error!r}")
         try:
             self._known_rank()
             self.parts.save(lambda: self._description(finished=False), self._names.new())
         except Exception as error:  # noqa: BLE001 - as above
-            self._warn(f"some records could not be written and are lost: {error!r}")
+            self.warn(f"some records could not be written and are lost: {error!r}")
 
     def _finish(self) -> None:
         try:
             self.parts.describe(self._description(finished=True))
         except Exception as error:  # noqa: BLE001 - as above
-            self._warn(f"the recording could not be finished: {error!r}")
+            self.warn(f"the recording could not be finished: {error!r}")
 
     def _description(self, *, finished: bool) -> dict[str, Any]:
         return {
@@ -381,17 +393,12 @@ class Recorder:
             self._rank = said
         return identity.rank_of_environment() if self._rank is None else self._rank
 
-    def _warn(self, message: str) -> None:
-        if message not in self._warnings:
-            self._warnings.append(message)
-            _LOG.warning("thence: %s", message)
-
     def _try(self, call: Callable[[], None]) -> None:
         """A call whose failure matters to nobody any more."""
         try:
             call()
         except CuptiError as error:
-            self._warn(str(error))
+            self.warn(str(error))
 
 
 def running() -> Recorder | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.hooks.jax.programs import XlaPrograms
+from thence.hooks.torch.giving_way import GivingWay
 from thence.hooks.torch.hooks import Hooks
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.importing import jax_uses_cuda
@@ -77,6 +78,7 @@ class Recording:
 
     Attributes:
         directory: as named by the user; folders of other processes may be in it too.
+        noted: the places of the program, and the log of its boundaries: what hooks tell of where it is.
     """
 
     def __init__(self, directory: Path, options: RecordOptions, schedule: Schedule | None) -> None:
@@ -86,9 +88,10 @@ class Recording:
         self._endings = Endings(directory, self.stop)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
-        self._places = NotedPlaces(None)
+        self.noted = NotedPlaces(None)
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
+        self._giving_way = GivingWay(self._give_way)
         self._hooks: Hooks | None = None
         self._collects_nvtx = False
         self._step = 0
@@ -118,10 +121,11 @@ class Recording:
         """
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
+        self._giving_way = GivingWay(self._give_way)
         recorder = Recorder(self.directory, _for_frameworks(self._options), self._rows)
         recorder.start()
         self._recorder = recorder
-        self._places = NotedPlaces(recorder.log)
+        self.noted = NotedPlaces(recorder.log)
         self._log = MarkLog(recorder.log)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
@@ -131,6 +135,7 @@ class Recording:
         listen(self._log)
         if self._options.collectives:
             self._collectives.begin()
+        self._giving_way.look()
         _alive.add(self)
         self._endings.expect()
         self._start_hooks()
@@ -153,6 +158,7 @@ class Recording:
             self._stop_hooks()
             unlisten(self._log)
             self._collectives.end()
+            self._giving_way.end()
             if self._collects_nvtx:
                 leave_nvtx()
             self._xla.end()
@@ -182,12 +188,13 @@ class Recording:
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """What the recorder writes with its own, from time to time."""
         self._xla.look()
+        self._giving_way.look()
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
         if self._recorder is not None and jax_uses_cuda():
             self._recorder.record_launches()
-        return {**self._log.take(names), **self._places.take(names)}
+        return {**self._log.take(names), **self.noted.take(names)}
 
     def _keep_labels(self, path: Path) -> None:
         """A program that is killed keeps the labels of the graphs that it had captured by then."""
@@ -199,8 +206,8 @@ class Recording:
 
     def _start_hooks(self) -> None:
         """Follow modules and lines, where boundaries are noted."""
-        if self._places.log is not None:
-            self._hooks = Hooks(self._places.log, self._places.places, self._options)
+        if self.noted.log is not None:
+            self._hooks = Hooks(self.noted.log, self.noted.places, self._options)
             self._hooks.start()
 
     def _stop_hooks(self) -> None:
@@ -208,7 +215,7 @@ class Recording:
         if hooks is not None and self._recorder is not None:
             hooks.stop()
             for sentence in hooks.said():
-                _LOG.warning("thence: %s", sentence)
+                self._recorder.warn(sentence)
 
     def _begin_step(self) -> None:
         assert self._recorder is not None
@@ -219,6 +226,15 @@ class Recording:
         else:
             self._recorder.pause()
 
+    def _give_way(self) -> None:
+        """The program starts a profiler of its own, which needs CUPTI."""
+        if self._recorder is not None and self._recorder.alive:
+            self._recorder.warn(
+                "the program started torch.profiler, and CUPTI serves one profiler at a time: the recording ended "
+                "there; what came later is missing"
+            )
+            self.stop()
+
     def _forked(self) -> None:
         """This is a child process now: the recording is its parent's."""
         if self._hooks is not None:
@@ -228,7 +244,7 @@ class Recording:
         self._collectives.forked()
         self._xla.forked()
         self._log = MarkLog()
-        self._places = NotedPlaces(None)
+        self.noted = NotedPlaces(None)
 
     def __enter__(self) -> Self:
         self.start()

@@ -76,7 +76,7 @@ def _tables(folder: Folder) -> Tables:
     gpu, queued = activities(folder, names, zero, rank)
     host = host_ranges(folder, names, gpu, queued, zero, rank)
     tracks = host.table.select("rank", "process", "thread").unique(maintain_order=True)
-    _recorder_losses(folder)
+    _recorder_losses(folder, gpu)
     tables = Tables(
         gpu=gpu,
         host=host.table,
@@ -134,13 +134,13 @@ def _facts(folder: Folder) -> dict[str, Any]:
     }
 
 
-def _recorder_losses(folder: Folder) -> None:
+def _recorder_losses(folder: Folder, gpu: pl.DataFrame) -> None:
     """Notes what the recorder says that it lost, from the description of the recording."""
     about = folder.description
     for text in filter(says_lost, about.warnings):
         folder.lose("dropped", 1, f"while recording: {text}")
     if not about.finished:
-        folder.lose("cut", 1, _cut(about))
+        folder.lose("cut", 1, _cut(about, gpu))
     if about.dropped:
         folder.lose(
             "dropped",
@@ -162,18 +162,22 @@ def _recorder_warnings(folder: Folder) -> list[str]:
     return warnings
 
 
-def _cut(about: Description) -> str:
-    """A sentence on a recording whose process ended before it could finish it."""
+def _cut(about: Description, gpu: pl.DataFrame) -> str:
+    """A sentence on a recording whose process ended before it could finish it; `gpu` counts from ``began_ns``."""
     text = "the recording was cut: the process ended before it could finish it; what came last is missing"
     if about.written_ns is None or about.began_ns is None or about.flush_seconds is None:
         return text
+    if about.version > 2 and not any(about.counts.values()):
+        return "the recording was cut: the process ended before the first of it was written; all is missing"
     seconds = (about.written_ns - about.began_ns) / 1e9
     lost = f"{text}: what ran later than {seconds:.1f} s after its beginning and was not written"
     if not 0 < about.flush_seconds < 1e6:
         return lost
     lost += f", normally at most {about.flush_seconds:.1g} s of it"
     rate = sum(about.counts.get(table, 0) for table in ACTIVITIES) / max(seconds, 1e-3)
-    return f"{lost}, some {round(rate * about.flush_seconds):,} activities at the rate until then"
+    lately = gpu.filter(pl.col("start") / 1e9 > seconds - about.flush_seconds).height
+    count = max(round(rate * about.flush_seconds), lately)
+    return f"{lost}, some {count:,} activities at the rate until then"
 
 
 def _disjoint_runs_warning(name: str, parts: list[Tables]) -> list[str]:

@@ -1,0 +1,22 @@
+"""What a kill loses is at the end, and is stated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from killed_programs import killed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.35, 1.1])
+def test_a_killed_program_loses_its_end_alone_and_says_so(tmp_path: Path, seconds: float) -> None:
+    result = killed(tmp_path, seconds)
+    assert result.launched >= result.recorded
+    assert not result.gap
+    assert result.told
+    assert result.stated > 0
+    assert result.labelled == 1

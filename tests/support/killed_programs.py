@@ -1,0 +1,118 @@
+"""Programs that are killed at a random moment, and what their recordings say of what was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recorder_programs import PREAMBLE, fake_libraries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLUSH_SECONDS = 0.4
+BODY = f"""
+import struct
+progress = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
+recording = thence.record(OUT, thence.RecordOptions(flush_seconds={FLUSH_SECONDS}))
+recording.start()
+name = fake.text("k")
+print("ready", flush=True)
+while True:
+    with thence.mark("step"):
+        for _ in range(20):
+            number, now = fake.launch(), time.time_ns()
+            fake.emit(fake.record("CONCURRENT_KERNEL", start=now, end=now + 5, name=name, correlationId=number,
+                                  queued=now))
+            os.write(progress, struct.pack("=qq", number, now))
+    time.sleep(0.001)
+"""
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What a kill cost.
+
+    Attributes:
+        ran_seconds: from the beginning of the recording to the kill.
+        launched, recorded: kernels.
+        gap: whether a kernel is missing that was launched before one that is there.
+        lost_seconds: from the first lost launch to the kill; 0 where nothing was lost.
+        stated_seconds, stated: the most that the recording says may be lost; 0 where it says nothing.
+        told: whether anything says that the recording is incomplete.
+        labelled: share of the recorded kernels that have the mark they were launched in.
+    """
+
+    ran_seconds: float
+    launched: int
+    recorded: int
+    gap: bool
+    lost_seconds: float
+    stated_seconds: float
+    stated: int
+    told: bool
+    labelled: float
+
+
+def killed(scratch: Path, seconds: float) -> Killed:
+    """Record a program that launches all the time, and kill it after a time."""
+    import re
+
+    import thence
+    from thence.launcher.content import content
+
+    out, progress = scratch / "out", scratch / "progress"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + BODY, str(out), str(progress)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **fake_libraries()},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    began = time.time_ns()
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    ended = time.time_ns()
+    process.wait()
+    process.stdout.close()
+    launched = np.frombuffer(progress.read_bytes()[: progress.stat().st_size // 16 * 16], np.int64)
+    numbers, times = launched[::2], launched[1::2]
+    recorded, labelled = np.empty(0, np.int64), 1.0
+    stated_seconds, stated, told = 0.0, 0, False
+    contents = content(out)
+    if contents.unwritten:
+        told, stated_seconds, stated = True, 0.1, len(numbers)
+    elif contents.processes:
+        try:
+            trace = thence.open(str(out))
+        except thence.DamagedInput as error:  # nothing was written yet
+            text = str(error)
+            stated_seconds, stated = (ended - began) / 1e9, len(numbers)
+        else:
+            recorded = trace.gpu["correlation"].to_numpy()
+            labelled = (trace.places["label"].cast(str) == "step").mean() or 0.0
+            text = "\n".join(trace.meta.warnings)
+        told = "the recording was cut" in text
+        match = re.search(r"normally at most ([\d.]+) s of it, some ([\d,]+) activities", text)
+        if match:
+            stated_seconds, stated = float(match[1]), int(match[2].replace(",", ""))
+    missing = ~np.isin(numbers, recorded)
+    first = int(np.argmax(missing)) if missing.any() else len(numbers)
+    return Killed(
+        (ended - began) / 1e9,
+        len(numbers),
+        len(recorded),
+        bool((~missing[first:]).any()),
+        (ended - int(times[first])) / 1e9 if missing.any() else 0.0,
+        stated_seconds,
+        stated,
+        told,
+        float(labelled),
+    )
