@@ -310,7 +310,9 @@ class Lines:
             stack.append(activation)
         return stack
 
-    def on_line(self, failed: Callable[[BaseException], None]) -> Callable[[CodeType, int], Any]:
+    def on_line(  # noqa: C901 - every call would cost more than what it does
+        self, failed: Callable[[BaseException], None]
+    ) -> Callable[[CodeType, int], Any]:
         """The callback of `sys.monitoring` for lines that begin; `failed` is told of its errors."""
         threads, common, note = self.threads, self.common, self.common.note
         own, disable = common.own, self.monitor.disable
