@@ -140,7 +140,7 @@ class BackwardCalls:
     def _forward(self, run: _Run, numbers: Any) -> tuple[Any, Any]:
         """Places of module and line in which the nodes of these numbers were made."""
         nowhere = self._common.nowhere[0]
-        log = self._log(run.caller)
+        log = self._log(run.caller, int(numbers[0]) if len(numbers) else 0)
         if log is None or not log.starts or not len(numbers):
             return np.full(len(numbers), nowhere), np.full(len(numbers), run.line)
         starts, modules, lines = map(np.array, log.since(int(numbers[-1])))
@@ -150,12 +150,11 @@ class BackwardCalls:
         lines = np.where(lines == self._common.nowhere[1], run.line, lines)
         return np.where(known, modules[at], nowhere), np.where(known, lines[at], run.line)
 
-    def _log(self, caller: Thread) -> ForwardLog | None:
-        """The log of the thread that made the nodes, None where two may have."""
+    def _log(self, caller: Thread, root: int) -> ForwardLog | None:
+        """The log of the thread that made the node of the highest number, None where two may have."""
         if caller.log is not caller.forward:
             return caller.log
-        # What a thread did before its first boundary is one entry.
-        logs = [one.forward for one in self._common.all() if len(one.forward.starts) > 1]
+        logs = [one for one in self._common.makers if root < one.upcoming]
         if len(logs) > 1:
             self.unknown_threads = True
             return None

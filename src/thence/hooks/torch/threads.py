@@ -7,7 +7,6 @@ before; another thread's launches count too, so that "nothing was launched" is c
 from __future__ import annotations
 
 import threading
-import weakref
 from bisect import bisect_right
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -25,6 +24,8 @@ __all__ = ["ForwardLog", "Thread", "Threads"]
 
 _LOG_LIMIT = 1 << 17
 """Entries of a forward log that are kept at least: those of one forward pass, many times over."""
+_MOST_MAKERS = 64
+"""Threads whose forward logs are kept, those that have ended included."""
 _WORD = (1 << 32) - 1
 
 
@@ -36,11 +37,16 @@ class ForwardLog:
         modules: place of the innermost module from there on.
         lines: place of the innermost line from there on.
         upcoming: sequence number from which on nothing is noted yet.
+
+    Args:
+        upcoming: the same.
+        makers: gets this log when it has more than what a thread did before its first boundary.
     """
 
-    __slots__ = ("lines", "modules", "starts", "upcoming")
+    __slots__ = ("lines", "makers", "modules", "starts", "upcoming")
 
-    def __init__(self, upcoming: int = 0) -> None:
+    def __init__(self, upcoming: int = 0, makers: list[ForwardLog] | None = None) -> None:
+        self.makers = makers
         self.starts: list[int] = []
         self.modules: list[int] = []
         self.lines: list[int] = []
@@ -52,6 +58,9 @@ class ForwardLog:
         self.modules.append(module)
         self.lines.append(line)
         self.upcoming = upcoming
+        if len(self.starts) == 2 and self.makers is not None:
+            self.makers.append(self)
+            del self.makers[:-_MOST_MAKERS]
         if len(self.starts) > 2 * _LOG_LIMIT:
             del self.starts[:_LOG_LIMIT], self.modules[:_LOG_LIMIT], self.lines[:_LOG_LIMIT]
 
@@ -94,7 +103,7 @@ class Thread:
         *("number", "phase", "phases", "running", "stack"),
     )
 
-    def __init__(self, nowhere: tuple[int, int, int]) -> None:
+    def __init__(self, nowhere: tuple[int, int, int], makers: list[ForwardLog]) -> None:
         self.number = threading.get_ident()
         self.last = 0
         self.moved = 0
@@ -103,7 +112,7 @@ class Thread:
         self.modules: list[int] = []
         self.phases: list[int] = []
         self.stack: list[Activation] = []
-        self.log = self.forward = ForwardLog()
+        self.log = self.forward = ForwardLog(makers=makers)
         self.running: object = None
 
     def state(self) -> tuple[object, ...]:
@@ -125,8 +134,7 @@ class Threads(threading.local):
     """
 
     def __init__(self, common: Common) -> None:
-        self.now = Thread(common.nowhere)
-        common.add(self.now)
+        self.now = Thread(common.nowhere, common.makers)
 
 
 class Common:
@@ -136,6 +144,7 @@ class Common:
         note: `BoundaryLog.note`.
         own: by how much a boundary itself moves the counter.
         nowhere: places for no module, no line, no phase.
+        makers: forward logs of the threads that made autograd nodes.
         sequence: the next sequence number of autograd on the calling thread; 0 always as long as torch is not there.
     """
 
@@ -144,22 +153,12 @@ class Common:
         self.own = 0
         self.nowhere = (places.nothing(MODULE), places.nothing(LINE), places.nothing(PHASE))
         self.sequence: Callable[[], int] = lambda: 0
-        self._threads: list[weakref.ref[Thread]] = []
+        self.makers: list[ForwardLog] = []
 
     def calibrate(self) -> None:
         """See by how much a boundary itself moves the counter: other threads may move it, too."""
         counters = [self.note(0) for _ in range(5)]
         self.own = min((after - before) & _WORD for before, after in pairwise(counters))
-
-    def add(self, thread: Thread) -> None:
-        """A thread that crosses its first boundary."""
-        self._threads = [ref for ref in self._threads if ref() is not None]
-        self._threads.append(weakref.ref(thread))
-
-    def all(self) -> list[Thread]:
-        """The threads that have crossed a boundary and live."""
-        found = (ref() for ref in self._threads)
-        return [thread for thread in found if thread is not None]
 
     def cross(self, thread: Thread, place: int, flags: int = 0) -> None:
         """The calling thread crosses a boundary."""
