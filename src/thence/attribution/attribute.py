@@ -14,7 +14,6 @@ import polars as pl
 from thence.attribution.collectives import complete_collectives
 from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import launch_places
-from thence.attribution.own_code import OwnCode, packages_shown
 from thence.attribution.sources import file_of_frame
 from thence.attribution.waiting import completed_waiting
 from thence.attribution.xla.autotuning import autotuned
@@ -26,6 +25,7 @@ from thence.attribution.xla.hlo_places import (
     source_shares,
 )
 from thence.model.attributed import RULE, Attributed
+from thence.model.own_code import OwnCode, packages_shown
 from thence.model.phases import Position
 from thence.model.places import HLO, LAUNCH
 from thence.model.tables import Tables
@@ -44,7 +44,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
 
     Args:
         tables: as the readers returned them, labels of CUDA graphs joined (`graphs.labelling`).
-        own: what else counts as the user's own code, as `thence.attribution.own_code` takes it.
+        own: what else counts as the user's own code, as `thence.model.own_code` takes it.
     """
     installed = packages_shown(_files(tables))
     own_code = OwnCode.of(own, installed)

@@ -17,8 +17,8 @@ from thence.model.tables import HOST_CATEGORIES
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from thence.attribution.own_code import OwnCode
     from thence.attribution.sources import Frames
+    from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
 __all__ = ["HostRows", "Mask", "Rows", "gathered", "host_rows", "row_numbers", "values_at"]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thence.attribution.host_rows import Mask, Rows
-    from thence.attribution.own_code import OwnCode
+    from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
 
 __all__ = ["launch_places", "paths_of", "places_of_rows"]

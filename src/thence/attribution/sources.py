@@ -24,7 +24,7 @@ from thence.model.intervals import NO_ROW, chain_to
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.attribution.own_code import OwnCode
+    from thence.model.own_code import OwnCode
 
     Mask = npt.NDArray[np.bool_]
     Rows = npt.NDArray[np.int64]

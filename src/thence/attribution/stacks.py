@@ -23,12 +23,12 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.launch_places import paths_of
-from thence.attribution.own_code import OwnCode
 from thence.attribution.paths import SEPARATOR, PathTree
 from thence.attribution.xla.hlo_places import frame_names, stack_shares
 from thence.attribution.xla.op_names import segments_of
 from thence.model.forest import trie
 from thence.model.intervals import NO_ROW
+from thence.model.own_code import OwnCode
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:

@@ -40,8 +40,15 @@ _NOTHING = 2
     "--without",
     "left_out",
     multiple=True,
-    type=click.Choice(("launches", "nvtx", "collectives")),
-    help="Do not record launches of JAX programs (they get few places then), NVTX ranges, or sizes of collectives.",
+    type=click.Choice(("launches", "nvtx", "collectives", "modules", "lines")),
+    help="Do not record launches of JAX programs (they get few places then), NVTX ranges, sizes of collectives, "
+    "modules with phases and steps, or lines of the program.",
+)
+@click.option(
+    "--own",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Record lines of this package, too, as if it were the program's own code; after a ! leave it out.",
 )
 @click.option(
     "--flush",
@@ -53,11 +60,12 @@ _NOTHING = 2
 )
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context
-def command(
+def command(  # noqa: PLR0913, PLR0917 - one for each option
     context: click.Context,
     output: str | None,
     added: tuple[str, ...],
     left_out: tuple[str, ...],
+    own: tuple[str, ...],
     flush: float,
     program: tuple[str, ...],
 ) -> None:
@@ -68,6 +76,8 @@ def command(
         thence record -- python train.py
 
         thence record -o run1 -- torchrun --nproc-per-node 8 train.py
+
+        thence record --own transformers -- python finetune.py
     """
     from thence.launcher.content import content
     from thence.launcher.launch import claimed_directory, run
@@ -77,6 +87,9 @@ def command(
         launches=True if "launches" in added else False if "launches" in left_out else None,
         nvtx="nvtx" not in left_out,
         collectives="collectives" not in left_out,
+        modules="modules" not in left_out,
+        lines="lines" not in left_out,
+        own=own,
         synchronization="synchronization" in added,
         overhead="overhead" in added,
         flush_seconds=flush,

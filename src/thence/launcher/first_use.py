@@ -8,16 +8,21 @@ imports while it is imported itself, such as cuda.bindings, is PyTorch's and not
 
 from __future__ import annotations
 
-import importlib.machinery
+import functools
 import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from thence.hooks.importing import JAX_ON_CUDA, torch_is_being_imported
+from thence.importing import (
+    JAX_ON_CUDA,
+    before_import,
+    torch_is_being_imported,
+    when_imported,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 __all__ = ["SETTINGS", "install"]
 
@@ -42,46 +47,20 @@ _AT_IMPORT = JAX_ON_CUDA | frozenset(
 _USERS_OF_NVTX = frozenset({"torch", "jaxlib", "cupy", "numba", "nvtx", "tensorflow"})
 
 
-class _Watcher:
-    """A finder that finds nothing itself: it sees what is being imported."""
+@functools.cache
+def _collect_nvtx() -> None:
+    from thence.cuda.nvtx import collect_nvtx
 
-    def __init__(self, begin: Callable[[], None], *, nvtx: bool) -> None:
-        self._begin = begin
-        self._nvtx = nvtx
+    collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, _target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if self._nvtx and name in _USERS_OF_NVTX:
-            self._nvtx = False
-            from thence.cuda.nvtx import collect_nvtx
 
-            collect_nvtx()  # NVTX looks for it at its first use, which may come before CUDA's
-        if name in _AT_IMPORT and not torch_is_being_imported():
-            self._begin()
-            if name in JAX_ON_CUDA:
-                _record_launches()
-        if name != _TORCH:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        loader: Any = spec.loader if spec else None
-        if loader is not None:
-            execute = loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                self._torch_is_there(module)
-
-            loader.exec_module = exec_module
-        return spec
-
-    def _torch_is_there(self, torch_cuda: Any) -> None:
-        # torch calls it when it initialises CUDA, also in a child that was forked before.
-        when_initialised = getattr(torch_cuda, "_lazy_call", None)
-        if when_initialised is None:
-            self._begin()
-        else:
-            when_initialised(self._begin)
+def _torch_is_there(torch_cuda: Any, begin: Callable[[], None]) -> None:
+    # torch calls it when it initialises CUDA, also in a child that was forked before.
+    when_initialised = getattr(torch_cuda, "_lazy_call", None)
+    if when_initialised is None:
+        begin()
+    else:
+        when_initialised(begin)
 
 
 def install() -> None:
@@ -94,8 +73,19 @@ def install() -> None:
             begun.add(os.getpid())
             _begin(settings)
 
-    nvtx = bool(settings["options"].get("nvtx", True))
-    sys.meta_path.insert(0, _Watcher(begin, nvtx=nvtx))
+    def begin_at_import(name: str) -> None:
+        if torch_is_being_imported():
+            return
+        begin()
+        if name in JAX_ON_CUDA:
+            _record_launches()
+
+    if settings["options"].get("nvtx", True):
+        for name in _USERS_OF_NVTX:
+            before_import(name, _collect_nvtx)
+    for name in _AT_IMPORT:
+        before_import(name, functools.partial(begin_at_import, name))
+    when_imported(_TORCH, lambda torch_cuda: _torch_is_there(torch_cuda, begin))
 
 
 def _record_launches() -> None:

@@ -17,6 +17,7 @@ import weakref
 from contextlib import ExitStack
 from typing import Any
 
+from thence.importing import before_import
 from thence.marks.watching import watch
 
 __all__ = [
@@ -144,17 +145,8 @@ def _position(node: Any) -> int:
     return int(known.get(node, 0))
 
 
-class _Notice:
-    """Sees TorchDynamo and Inductor coming, as marks may be traced before any mark has run."""
-
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        """Finds nothing, as the next finder will."""
-        if name == "torch._dynamo":
-            watch.look()
-        elif name in _WRITERS:
-            follow_inductor(coming=True)
-
-
 def notice_imports() -> None:
-    """Looks when TorchDynamo and Inductor are imported."""
-    sys.meta_path.insert(0, _Notice())  # it finds nothing, so it needs no loader
+    """Looks when TorchDynamo and Inductor are imported, as marks may be traced before any mark has run."""
+    before_import("torch._dynamo", watch.look)
+    for name in _WRITERS:
+        before_import(name, functools.partial(follow_inductor, coming=True))

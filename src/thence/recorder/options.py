@@ -35,6 +35,9 @@ class RecordOptions:
         nvtx: NVTX ranges of the program and of its libraries.
         collectives: what each collective of torch.distributed moves, and in which process group; see
             `thence.torch.label_collectives`, which need not be called then.
+        modules: modules of PyTorch, phases and steps of training, without any annotation (Python 3.12 and newer).
+        lines: lines of the user's own code that launch work, with their callers (Python 3.12 and newer).
+        own: packages, folders or files whose code counts as the user's own, too; after a ``!`` what does not.
         synchronization: the API calls that wait for the device.
         overhead: time that CUPTI itself took.
         flush_seconds: how often records go to disk, at least: what a killed program may lose.
@@ -45,6 +48,9 @@ class RecordOptions:
     launches: bool | None = None
     nvtx: bool = True
     collectives: bool = True
+    modules: bool = True
+    lines: bool = True
+    own: tuple[str, ...] = ()
     synchronization: bool = False
     overhead: bool = False
     flush_seconds: float = 2.0

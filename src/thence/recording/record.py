@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 from thence.boundaries.log import BoundaryLog
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
-from thence.hooks.importing import jax_uses_cuda
 from thence.hooks.jax.programs import XlaPrograms
 from thence.hooks.torch.giving_way import GivingWay
+from thence.hooks.torch.hooks import Hooks
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
+from thence.importing import jax_uses_cuda
 from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
 from thence.marks.frames import top
 from thence.model.formats import LABELS_FILE
@@ -92,6 +93,7 @@ class Recording:
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._giving_way = GivingWay(self._give_way)
+        self._hooks: Hooks | None = None
         self._collects_nvtx = False
         self._step = 0
         self._labelled = 0
@@ -137,6 +139,7 @@ class Recording:
         self._giving_way.look()
         _alive.add(self)
         self._endings.expect()
+        self._start_hooks()
         self._begin_step()
 
     def step(self) -> None:
@@ -144,6 +147,8 @@ class Recording:
         if self._recorder is not None and self._recorder.alive:
             self._step += 1
             self._begin_step()
+            if self._hooks is not None:
+                self._hooks.step()
 
     def stop(self) -> None:
         """Finish: wait for the device, and write what is left. Stopping twice does nothing."""
@@ -151,6 +156,7 @@ class Recording:
         if recorder is None or not recorder.alive:
             return
         with self._endings.finishing():
+            self._stop_hooks()
             unlisten(self._log)
             self._collectives.end()
             self._giving_way.end()
@@ -199,6 +205,19 @@ class Recording:
             _LOG.warning("thence: %s", error)
             self._labelled = sys.maxsize
 
+    def _start_hooks(self) -> None:
+        """Follow modules and lines, where boundaries are noted."""
+        if self.noted.log is not None:
+            self._hooks = Hooks(self.noted.log, self.noted.places, self._options)
+            self._hooks.start()
+
+    def _stop_hooks(self) -> None:
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None and self._recorder is not None:
+            hooks.stop()
+            for sentence in hooks.said():
+                self._recorder.warn(sentence)
+
     def _begin_step(self) -> None:
         assert self._recorder is not None
         recorded = self._schedule is None or self._schedule.records(self._step)
@@ -219,6 +238,9 @@ class Recording:
 
     def _forked(self) -> None:
         """This is a child process now: the recording is its parent's."""
+        if self._hooks is not None:
+            self._hooks.forked()
+            self._hooks = None
         unlisten(self._log)
         self._collectives.forked()
         self._xla.forked()

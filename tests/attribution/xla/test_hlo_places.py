@@ -12,7 +12,6 @@ import pytest
 
 from helpers import DATA
 from protowire import every, first, message, pack
-from thence.attribution.own_code import OwnCode
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.xla.hlo_places import (
@@ -27,6 +26,7 @@ from thence.attribution.xla.op_names import labels, parts_of
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import SHARES
 from thence.model.hlo import FRAMES
+from thence.model.own_code import OwnCode
 from thence.model.tables import GPU, PROGRAMS, Tables
 from thence.readers.jax import xplane
 from thence.readers.jax.hlo import decode_hlo

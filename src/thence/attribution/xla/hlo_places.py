@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.attribution.own_code import OwnCode
 from thence.attribution.xla.autotuning import autotuned
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.attribution.xla.constituents import constituents_by_cost
@@ -29,6 +28,7 @@ from thence.attribution.xla.hlo_phases import instruction_phases
 from thence.attribution.xla.op_names import labels
 from thence.attribution.xla.origins import origins
 from thence.model.attributed import RULE, SHARES
+from thence.model.own_code import OwnCode
 from thence.model.places import HLO
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from thence.attribution.xla.written import source_frames
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thence.attribution.own_code import OwnCode
     from thence.model.hlo import HloModule
+    from thence.model.own_code import OwnCode
 
 __all__ = ["origins"]
 

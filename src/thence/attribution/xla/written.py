@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.attribution.own_code import OwnCode
     from thence.model.hlo import HloModule
+    from thence.model.own_code import OwnCode
 
 __all__ = ["frames_in_optimizers", "source_frames"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from thence.hooks.importing import torch_is_being_imported
+from thence.importing import torch_is_being_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,12 +7,11 @@ there. Whatever comes, it is there when CUDA is initialised, and no kernel of NC
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import MissingRequirement
-from thence.hooks.importing import torch_is_being_imported
 from thence.hooks.torch.collectives import hold_labels
+from thence.importing import torch_is_being_imported, when_imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,14 +31,14 @@ class CollectiveLabels:
     def __init__(self) -> None:
         self._leave: Callable[[], None] | None = None
         self._waiting = False
-        self._asked_cuda = False
+        self._no_longer: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Now, or as soon as torch is there."""
         self._waiting = True
-        self._look()
-        if self._waiting:
-            sys.meta_path.insert(0, self)  # it finds nothing, so it needs no loader
+        if torch_is_being_imported():
+            self._no_longer.append(when_imported("torch.cuda", self._ask_cuda))
+        self._no_longer.append(when_imported("torch", lambda _torch: self._install()))
 
     def end(self) -> None:
         """Labels no longer, unless others asked for them, too."""
@@ -56,20 +55,10 @@ class CollectiveLabels:
         self._stop_waiting()
         self._leave = None
 
-    def find_spec(self, _name: str, _path: object = None, _target: object = None) -> None:
-        """Finds nothing, as the next finder will; something is imported, torch may be there by now."""
-        self._look()
-
-    def _look(self) -> None:
-        if not self._waiting or "torch" not in sys.modules:
-            return
-        if not torch_is_being_imported():
-            self._install()
-            return
-        # What torch.cuda._lazy_call does, without its lock.
-        calls: Any = getattr(sys.modules.get("torch.cuda"), "_queued_calls", None)
-        if isinstance(calls, list) and not self._asked_cuda:
-            self._asked_cuda = True
+    def _ask_cuda(self, torch_cuda: Any) -> None:
+        """Does what torch.cuda._lazy_call does, without its lock."""
+        calls = getattr(torch_cuda, "_queued_calls", None)
+        if isinstance(calls, list):
             calls.append((self._install, []))
 
     def _install(self) -> None:
@@ -85,5 +74,5 @@ class CollectiveLabels:
 
     def _stop_waiting(self) -> None:
         self._waiting = False
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        while self._no_longer:
+            self._no_longer.pop()()

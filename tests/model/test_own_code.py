@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thence.attribution.own_code import OwnCode, packages_shown
+from thence.model.own_code import OwnCode, packages_shown
 
 USERS = (
     "train.py",

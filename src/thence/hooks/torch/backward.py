@@ -1,0 +1,249 @@
+"""The backward pass: each of its nodes has the module and the line of its forward.
+
+Autograd numbers its nodes as a thread makes them, and each thread's `ForwardLog` holds in which module and line
+that was. The engine runs the nodes that are ready by descending number, and a node is ready when all that were
+made of its output, later, have run. So a backward pass is walked once before it begins, and only nodes at which
+module or line change along that order get a prehook. Where several devices take part each runs nodes of its own,
+and every node gets one.
+
+Nodes that accumulate into leaves have no number and run as soon as they can. They launch where a gradient is there
+already: these get a prehook for the phase ``gradient``, and so does the node after.
+
+The thread that calls the engine waits for it, unless it runs the nodes itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.boundaries.log import BEGINS, ENDS
+from thence.hooks.torch.threads import ForwardLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thence.hooks.torch.phases import PhasePlaces
+    from thence.hooks.torch.threads import Common, Thread, Threads
+
+__all__ = ["BackwardCalls", "nodes_of"]
+
+_LEAF = (1 << 64) - 1
+"""Sequence number of nodes that accumulate into leaves: none of their own."""
+
+
+class _Run:
+    """One call of the engine.
+
+    Attributes:
+        caller: the thread that called.
+        state: what the caller was in; None for calls that are not followed.
+        module, line: the caller's innermost places.
+        on_caller: whether the caller ran nodes itself.
+        hooks: prehooks, to be removed.
+        done: whether it is over.
+    """
+
+    def __init__(self, caller: Thread) -> None:
+        self.caller = caller
+        self.state: tuple[object, ...] | None = None
+        self.module, self.line = caller.module, caller.line
+        self.on_caller = False
+        self.hooks: list[Any] = []
+        self.done = False
+
+
+class BackwardCalls:
+    """Follows backward passes: the `Handler` of ``torch.autograd.graph._engine_run_backward``.
+
+    Args:
+        torch: the package.
+        common, threads: what is known of threads.
+        phases: places of phases.
+    """
+
+    def __init__(self, torch: Any, common: Common, threads: Threads, phases: PhasePlaces) -> None:
+        self._torch = torch
+        self._common = common
+        self._threads = threads
+        self._phases = phases
+        self._runs: list[_Run] = []
+        self.unknown_threads = False
+        self.compiled = False
+
+    def enter(self) -> None:
+        """The engine is called."""
+        thread = self._threads.now
+        run = _Run(thread)
+        self._runs.append(run)
+        if self._traces():
+            return
+        roots = sys._getframe(2).f_locals["t_outputs"]  # noqa: SLF001 - no other way to the caller's frame
+        self._common.made(thread)
+        run.state = thread.state()
+        self._hook(run, nodes_of(roots))
+        self._common.cross(thread, 0, ENDS)
+        thread.modules, thread.stack = [], []
+
+    def leave(self) -> None:
+        """It is over."""
+        thread = self._threads.now
+        run = next((run for run in reversed(self._runs) if run.caller is thread), None)
+        if run is None:
+            return  # it began before the recording
+        self._runs.remove(run)
+        run.done = True
+        if run.state is None:
+            return
+        for hook in run.hooks:
+            hook.remove()
+        self._restore(thread, run.state, 0 if run.on_caller else BEGINS)
+
+    def resume(self) -> None:
+        """It is no generator."""
+
+    def inside(self) -> bool:
+        """Whether the calling thread runs a node."""
+        return self._torch._C._current_autograd_node() is not None  # noqa: SLF001 - no public name
+
+    def _traces(self) -> bool:
+        """Whether this call only traces, as AOTAutograd does, or runs compiled code in place of nodes."""
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(compiled, "compiled_autograd_enabled", False):
+            self.compiled = True
+            return True
+        return bool(self._torch._C._len_torch_dispatch_stack())  # noqa: SLF001 - no public name
+
+    def _hook(self, run: _Run, nodes: list[Any]) -> None:
+        """Put prehooks where something changes."""
+        numbers = np.array([node._sequence_nr() for node in nodes], np.uint64)  # noqa: SLF001 - no public name
+        leaf = numbers == _LEAF
+        order = np.argsort(numbers)[::-1]
+        order = order[~leaf[order]]
+        modules, lines = self._forward(run, numbers[order])
+        changes = np.ones(len(order), bool)
+        if len(order) and not self._several_devices(nodes, order):
+            changes[1:] = (modules[1:] != modules[:-1]) | (lines[1:] != lines[:-1])
+        accumulating = self._accumulating(nodes, np.flatnonzero(leaf))
+        self._after_leaves(nodes, order, changes, accumulating)
+        for at in np.flatnonzero(changes):
+            module, line = int(modules[at]), int(lines[at])
+            begin = functools.partial(self._begin, run, module, line, self._phases.backward)
+            run.hooks.append(nodes[order[at]].register_prehook(begin))
+        for node in accumulating:
+            begin = functools.partial(self._begin, run, None, None, self._phases.gradient)
+            run.hooks.append(node.register_prehook(begin))
+
+    def _forward(self, run: _Run, numbers: Any) -> tuple[Any, Any]:
+        """Places of module and line in which the nodes of these numbers were made."""
+        nowhere = self._common.nowhere[0]
+        log = self._log(run.caller, int(numbers[0]) if len(numbers) else 0)
+        if log is None or not log.starts or not len(numbers):
+            return np.full(len(numbers), nowhere), np.full(len(numbers), run.line)
+        starts, modules, lines = map(np.array, log.since(int(numbers[-1])))
+        at = np.searchsorted(starts, numbers.astype(np.int64), "right") - 1
+        # Made before the recording, or by a thread that crossed no boundary.
+        known = (at >= 0) & (numbers < log.upcoming)
+        lines = np.where(lines == self._common.nowhere[1], run.line, lines)
+        return np.where(known, modules[at], nowhere), np.where(known, lines[at], run.line)
+
+    def _log(self, caller: Thread, root: int) -> ForwardLog | None:
+        """The log of the thread that made the node of the highest number, None where two may have."""
+        if caller.log is not caller.forward:
+            return caller.log
+        logs = [one for one in self._common.makers if root < one.upcoming]
+        if len(logs) > 1:
+            self.unknown_threads = True
+            return None
+        return logs[0] if logs else caller.forward
+
+    def _several_devices(self, nodes: list[Any], order: Any) -> bool:
+        if self._torch.cuda.device_count() < 2 if self._torch.cuda.is_initialized() else True:
+            return False
+        devices = {
+            one.device
+            for at in order
+            for one in nodes[at]._input_metadata  # noqa: SLF001 - no public name
+        }
+        return len(devices) > 1
+
+    def _accumulating(self, nodes: list[Any], leaves: Iterable[int]) -> list[Any]:
+        """Nodes of leaves that have a gradient already."""
+        with_variable = ((nodes[at], getattr(nodes[at], "variable", None)) for at in leaves)
+        return [node for node, leaf in with_variable if leaf is not None and leaf.grad is not None]
+
+    def _after_leaves(self, nodes: list[Any], order: Any, changes: Any, leaves: list[Any]) -> None:
+        """The node after one that makes a leaf's gradient begins anew."""
+        if not leaves:
+            return
+        waiting = set(leaves)
+        for place, at in enumerate(order[:-1]):
+            if any(after in waiting for after, _ in nodes[at].next_functions):
+                changes[place + 1] = True
+
+    def _begin(
+        self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any
+    ) -> None:
+        """A node begins, on this thread."""
+        thread = self._threads.now
+        flags = 0
+        if thread is run.caller:
+            run.on_caller = True
+        elif thread.running is not run:
+            if not isinstance(thread.running, _Run) or thread.running.done:
+                flags = BEGINS
+            thread.running = run
+            engine = self._torch.autograd.Variable._execution_engine  # noqa: SLF001 - no public name
+            engine.queue_callback(functools.partial(self._end, thread))
+        if thread.log is thread.forward:
+            thread.log = ForwardLog(self._common.sequence())
+        common = self._common
+        thread.around = thread.module if module is None else module
+        thread.below = thread.line if line is None else line
+        # The first boundary says that the thread waited, whether or not anything changes.
+        if flags or phase != thread.phase:
+            common.cross(thread, phase, flags)
+            thread.phase = phase
+        if thread.around != thread.module:
+            common.module(thread, thread.around)
+        if thread.below != thread.line:
+            common.line(thread, thread.below)
+
+    def _end(self, thread: Thread) -> None:
+        """The last node of a run is over, on a thread of autograd's."""
+        if self._threads.now is not thread:
+            return  # several devices took part: the others' threads say nothing until they begin again
+        self._common.cross(thread, 0, ENDS)
+        thread.running = None
+        thread.log = thread.forward
+        thread.around, thread.below = self._common.nowhere[:2]
+        thread.modules, thread.stack, thread.phases = [], [], []
+
+    def _restore(self, thread: Thread, state: tuple[Any, ...], flags: int) -> None:
+        common = self._common
+        here = (thread.module, thread.line, thread.phase)
+        thread.restore(state)
+        for place, before in zip((thread.module, thread.line, thread.phase), here, strict=True):
+            if place != before:
+                common.cross(thread, place, flags)
+                flags = 0
+        if flags:
+            common.cross(thread, 0, flags)
+
+
+def nodes_of(roots: Any) -> list[Any]:
+    """Every node of the autograd graph behind tensors or gradient edges."""
+    if hasattr(roots, "grad_fn"):
+        roots = (roots,)
+    starts = (getattr(root, "node", None) or getattr(root, "grad_fn", None) for root in roots)
+    found = [node for node in starts if node is not None]
+    seen = set(found)
+    for node in found:
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                found.append(after)
+    return found

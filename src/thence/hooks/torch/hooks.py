@@ -1,0 +1,220 @@
+"""What is attached to a program of PyTorch while it is recorded, so that nobody needs to annotate it.
+
+Modules, lines, phases and steps are noted as the program crosses from one to the next (`thence.boundaries`).
+Nothing of PyTorch is replaced and no hook of a module is set: these change what torch.compile makes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thence.hooks.torch.backward import BackwardCalls
+from thence.hooks.torch.lines import Lines
+from thence.hooks.torch.modules import ModuleCalls, ModulePaths
+from thence.hooks.torch.monitoring import CALLS, Handler, Monitor, why_not
+from thence.hooks.torch.phases import (
+    PhaseCalls,
+    PhasePlaces,
+    code_of,
+    inner_code,
+    phase_functions,
+)
+from thence.hooks.torch.steps import Steps
+from thence.hooks.torch.threads import Common, Thread, Threads
+from thence.importing import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType
+
+    from thence.boundaries.log import BoundaryLog
+    from thence.boundaries.places import Places
+
+__all__ = ["Hooks", "HooksOptions"]
+
+_LOG = logging.getLogger("thence.recorder")
+
+
+class HooksOptions(Protocol):
+    """What `thence.RecordOptions` says of hooks.
+
+    Attributes:
+        modules: whether modules, phases and steps are noted.
+        lines: whether lines are.
+        own: packages whose code counts as the user's own, too.
+    """
+
+    @property
+    def modules(self) -> bool: ...  # noqa: D102
+    @property
+    def lines(self) -> bool: ...  # noqa: D102
+    @property
+    def own(self) -> tuple[str, ...]: ...  # noqa: D102
+
+
+class Hooks:
+    """Notes where a program is.
+
+    Nothing here raises in the program, initialises CUDA or waits for a lock of PyTorch's.
+
+    Args:
+        log: takes boundaries; `log.note` is called on the program's threads.
+        places: takes places.
+        options: what to note.
+    """
+
+    def __init__(self, log: BoundaryLog, places: Places, options: HooksOptions) -> None:
+        self._options = options
+        self._common = Common(log, places)
+        self._threads = Threads(self._common)
+        self._lines = Lines(self._common, self._threads, places, options.own)
+        self._steps = Steps(self._common, places, self._lines.step)
+        self._phases = PhasePlaces(places)
+        self._paths = ModulePaths(places)
+        self._monitor = Monitor(self._lines.unknown, self._lines.on_line, self._failed)
+        self._lines.monitor = self._monitor
+        self._backward: BackwardCalls | None = None
+        self._grad_enabled: Callable[[], bool] = lambda: False
+        self._waiting: list[Callable[[], None]] = []
+        self._said: list[str] = []
+        self._live = False
+
+    def start(self) -> None:
+        """Begin; PyTorch may be imported later."""
+        if not (self._options.modules or self._options.lines):
+            return
+        missing = why_not()
+        if missing is not None:
+            self._said.append(
+                "the program's modules, lines, phases and steps are not known, as they are noted by events of "
+                f"Python's and {missing}"
+            )
+            return
+        self._live = True
+        self._common.calibrate()
+        self._monitor.start(everywhere=self._options.lines)
+        if self._options.lines:
+            self._lines.follow_running()
+        if self._options.modules:
+            self._steps.begin(self._threads.now)
+            self._waiting.append(when_imported("torch", self._torch_is_there))
+            self._waiting += phase_functions(self._phase_function)
+
+    def stop(self) -> None:
+        """Note nothing from now on. Stopping twice does nothing."""
+        self._live = False
+        while self._waiting:
+            self._waiting.pop()()
+        self._monitor.stop()
+
+    def step(self) -> None:
+        """The program says that a step begins: it alone decides from now on."""
+        if self._live:
+            self._steps.told(self._threads.now)
+
+    def forked(self) -> None:
+        """This is a child process now: what is noted is its parent's."""
+        self.stop()
+
+    def said(self) -> list[str]:
+        """Sentences about what could not be watched."""
+        said = list(self._said)
+        if self._lines.too_many:
+            said.append(
+                "the program reached its lines by more chains of calls than are kept apart: the later ones lack "
+                "their callers"
+            )
+        if self._backward is not None and self._backward.unknown_threads:
+            said.append(
+                "several threads ran forward passes, so modules and lines of backward passes are not known"
+            )
+        if self._backward is not None and self._backward.compiled:
+            said.append(
+                "compiled autograd ran backward passes: modules and lines of these are not known"
+            )
+        return said
+
+    def _failed(self, error: BaseException) -> None:
+        if self._live:
+            _LOG.warning("thence: modules and lines are noted no longer: %r", error)
+            self._said.append(
+                f"noting modules and lines ended early, by an error of thence's: {error!r}"
+            )
+            self.stop()
+
+    def _watch(self, code: CodeType | None, handler: Handler, what: str) -> None:
+        if code is None:
+            self._said.append(f"{what} not known: this PyTorch has no function that thence knows")
+        elif self._monitor.handler(code) is None:
+            self._monitor.watch(code, handler, CALLS)
+
+    def _phase_function(self, phase: str, code: CodeType) -> None:
+        calls = PhaseCalls(self._common, self._threads, getattr(self._phases, phase))
+        self._watch(code, calls, f"the phase {phase} is")
+
+    def _torch_is_there(self, torch: Any) -> None:
+        common, threads, phases = self._common, self._threads, self._phases
+        try:
+            common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
+            self._grad_enabled = torch.is_grad_enabled
+            self._backward = backward = BackwardCalls(torch, common, threads, phases)
+            calls = ModuleCalls(common, threads, self._paths, self._outermost, self._over)
+            self._watch(code_of(torch.nn.Module, "_wrapped_call_impl"), calls, "modules are")
+            graph = torch.autograd.graph
+            self._watch(
+                code_of(graph, "_engine_run_backward"),
+                backward,
+                "the backward pass's modules and lines are",
+            )
+            for name in ("backward", "grad"):
+                ending = PhaseCalls(common, threads, phases.backward, self._backward_over)
+                self._watch(code_of(torch.autograd, name), ending, "the backward pass is")
+            wrapper = inner_code(code_of(torch.optim.Optimizer, "profile_hook_step"), "wrapper")
+            stepping = PhaseCalls(common, threads, phases.optimizer, self._optimizer_over)
+            self._watch(wrapper, stepping, "the optimizer's steps are")
+            recompute = PhaseCalls(common, threads, phases.recompute)
+            self._waiting.append(
+                when_imported(
+                    "torch.utils.checkpoint", lambda module: self._checkpoint(module, recompute)
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            self._failed(error)
+
+    def _checkpoint(self, module: Any, handler: Handler) -> None:
+        name = "_checkpoint_without_reentrant_generator"
+        codes = (code_of(module, name + ending) for ending in ("_impl", ""))
+        inner = next((one for code in codes if (one := inner_code(code, "recompute_fn"))), None)
+        self._watch(inner, handler, "recomputation is")
+
+    def _outermost(self, thread: Thread, module: Any, frame: Any) -> None:
+        """A module is called outside of all others on its thread."""
+        if thread.log is not thread.forward:  # inside a node of autograd's
+            thread.phases.append(thread.phase)
+            self._common.phase(thread, self._phases.recompute)
+        elif self._grad_enabled():
+            if not thread.phases:
+                self._common.phase(thread, self._phases.forward)
+        else:
+            if not thread.phases:
+                self._common.phase(thread, self._phases.other)
+            self._steps.model_called(thread, module, frame)
+
+    def _over(self, thread: Thread) -> None:
+        """The call is over."""
+        if thread.log is not thread.forward:
+            if thread.phases:
+                self._common.phase(thread, thread.phases.pop())
+        elif thread.phase == self._phases.other and not thread.phases:
+            self._common.phase(thread, self._phases.none)
+
+    def _backward_over(self, thread: Thread, _frame: Any) -> None:
+        if not thread.phases:  # the forward before it is over, too
+            self._common.phase(thread, self._phases.none)
+
+    def _optimizer_over(self, thread: Thread, frame: Any) -> None:
+        if self._backward is not None and not self._backward.inside():
+            arguments = frame.f_locals.get("args")
+            if arguments:
+                self._steps.optimizer_stepped(thread, arguments[0])

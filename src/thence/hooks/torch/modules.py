@@ -1,0 +1,224 @@
+"""Which module of PyTorch is being called, by its path in the outermost one.
+
+Paths are those that users know from ``named_modules``: ``model.layers.3.self_attn``. What FSDP, DDP,
+torch.compile, PEFT, checkpointing and DeepSpeed wrap around a module leaves no part in them. A module that has two
+paths has the first. Modules outside of the first model that was called have the class of their own outermost
+module before their path: ``Discriminator.layers.0``.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from thence.boundaries.places import MODULE, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from thence.boundaries.places import Places
+    from thence.hooks.torch.threads import Common, Thread, Threads
+
+__all__ = ["ModuleCalls", "ModulePaths", "class_name", "paths"]
+
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+    "DeepSpeedEngine": "module",
+    "BaseTuner": "model",
+}
+"""Classes that wrap one module, and the attribute that it is in."""
+_BASE = "base_model"
+"""Attribute of PEFT's models, whose classes have many names, that a tuner (`LoraModel`) is in."""
+_MOST_SEARCHES = 100
+"""How often a module that no model is known to hold is looked for, by its class and the module around it: a program
+may make one for every call."""
+
+
+class ModulePaths:
+    """Places of modules.
+
+    Args:
+        places: takes numbers for them.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._numbers: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._roots: dict[str, weakref.ref[Any]] = {}
+        self._searched: dict[tuple[int, type], int] = {}
+
+    def number(self, module: Any, around: int) -> int:
+        """The place of a module that is called inside another one, or outside of all (0)."""
+        found = self._numbers.get(id(module))
+        return found if found is not None else self._new(module, around)
+
+    def get(self, module: Any) -> int | None:
+        """The place of a module that has one."""
+        return self._numbers.get(id(module))
+
+    def _new(self, module: Any, around: int) -> int:
+        if around:  # it came to be after the model around it, or is kept in no attribute
+            parent = self._places[around]
+            name = self._found(module, around) or f"{parent.name}.{class_name(module)}"
+            self._keep(module, self._places.number(Place(MODULE, around, name, class_name(module))))
+        else:
+            self._name_all(module)
+        return self._numbers[id(module)]
+
+    def _found(self, module: Any, around: int) -> str | None:
+        """The path of a module that has come to be in a model that was named before."""
+        searched = self._searched.get((around, type(module)), 0)
+        self._searched[around, type(module)] = searched + 1
+        if searched >= _MOST_SEARCHES:
+            return None
+        for prefix, ref in self._roots.items():
+            root = ref()
+            for path, one in paths(root) if root is not None else ():
+                if one is module and path:
+                    return prefix + path
+        return None
+
+    def _name_all(self, root: Any) -> None:
+        """Name every module of one that is called outside of all others."""
+        inside = {id(one) for _, one in paths(root)}
+        for prefix, ref in tuple(self._roots.items()):
+            if (other := ref()) is None or id(
+                other
+            ) in inside:  # a part that was called before the whole
+                del self._roots[prefix]
+        prefix = "" if not self._roots and len(inside) > 1 else f"{class_name(root)}."
+        count = 1
+        while prefix in self._roots:
+            prefix, count = f"{class_name(root)}_{count}.", count + 1
+        self._roots[prefix] = weakref.ref(root)
+        above = {"": self._places.number(Place(MODULE, 0, class_name(root), class_name(root)))}
+        named: set[int] = set()
+        for path, module in paths(root):
+            if id(module) in named:
+                continue
+            named.add(id(module))
+            if path not in above:
+                parent = path.rpartition(".")[0]
+                place = Place(
+                    MODULE, above.get(parent, above[""]), prefix + path, class_name(module)
+                )
+                above[path] = self._places.number(place)
+            self._keep(module, above[path])
+
+    def _keep(self, module: Any, number: int) -> None:
+        key = id(module)
+        self._numbers[key] = number
+
+        def gone(_ref: object) -> None:  # another object may get its id
+            self._numbers.pop(key, None)
+            self._alive.pop(key, None)
+
+        self._alive[key] = weakref.ref(module, gone)
+
+
+def class_name(module: Any) -> str:
+    """The class that the user knows a module by: that of what is wrapped, without what FSDP2 puts before it."""
+    while (wrapped := _wrapped(module)) is not None:
+        module = wrapped[1]
+    kinds = type(module).__mro__
+    if any(base.__name__ == "FSDPModule" for base in kinds[0].__bases__):
+        kinds = kinds[0].__bases__[-1].__mro__
+    return kinds[0].__name__
+
+
+def paths(root: Any) -> Iterator[tuple[str, Any]]:
+    """The path of each module in a model without the parts of wrappers, outer ones first.
+
+    A wrapper and what it wraps have the same path. A module that is kept twice comes twice.
+    """
+    waiting: list[tuple[str, Any]] = [("", root)]
+    seen: set[int] = set()
+    while waiting:
+        path, module = waiting.pop()
+        yield path, module
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        wrapped = _wrapped(module)
+        inside = []
+        for name, child in module._modules.items():  # noqa: SLF001 - named_modules reads it, too
+            if child is not None:
+                hidden = wrapped is not None and wrapped[0] == name
+                inside.append((path if hidden else f"{path}.{name}" if path else name, child))
+        waiting += reversed(inside)
+
+
+def _wrapped(module: Any) -> tuple[str, Any] | None:
+    """Name and value of the attribute that holds what a wrapper wraps; None for other modules."""
+    children = module._modules  # noqa: SLF001
+    for kind in type(module).__mro__:
+        name = _WRAPPERS.get(kind.__name__)
+        if name is not None and children.get(name) is not None:
+            return name, children[name]
+        if kind.__name__ == "Module":
+            break
+    inner = children.get(_BASE)
+    return (_BASE, inner) if inner is not None and hasattr(module, "peft_config") else None
+
+
+class ModuleCalls:
+    """Notes the calls of modules: the `Handler` of ``nn.Module._wrapped_call_impl``.
+
+    Args:
+        common, threads: what is known of threads.
+        module_paths: names modules.
+        outermost: told of each call outside of all others that it begins, with the frame of the call, and that
+            it is over.
+    """
+
+    def __init__(
+        self,
+        common: Common,
+        threads: Threads,
+        module_paths: ModulePaths,
+        outermost: Callable[[Thread, Any, Any], None],
+        over: Callable[[Thread], None],
+    ) -> None:
+        self._common = common
+        self._threads = threads
+        self._paths = module_paths
+        self._outermost = outermost
+        self._over = over
+
+    def enter(self) -> None:
+        """A module is called."""
+        thread = self._threads.now
+        frame = sys._getframe(2)  # noqa: SLF001 - no other way to the caller's frame
+        module = frame.f_locals["self"]
+        modules = thread.modules
+        place = self._paths.get(module)
+        if place is None:
+            place = self._paths.number(module, modules[-1] if modules else 0)
+        if not modules:
+            self._outermost(thread, module, frame)
+        modules.append(place)
+        if place != thread.module:
+            self._common.module(thread, place)
+
+    def leave(self) -> None:
+        """The call is over."""
+        thread = self._threads.now
+        modules = thread.modules
+        if not modules:
+            return  # it began before the recording
+        modules.pop()
+        place = modules[-1] if modules else thread.around
+        if place != thread.module:
+            self._common.module(thread, place)
+        if not modules:
+            self._over(thread)
+
+    def resume(self) -> None:
+        """It is no generator."""

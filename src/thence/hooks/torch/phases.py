@@ -1,0 +1,147 @@
+"""Which part of a training step runs: by the functions of PyTorch that are it."""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from thence.boundaries.places import PHASE, Place
+from thence.importing import when_imported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from thence.boundaries.places import Places
+    from thence.hooks.torch.threads import Common, Thread, Threads
+
+__all__ = ["PhaseCalls", "PhasePlaces", "code_of", "inner_code", "phase_functions"]
+
+_OF_PHASE: dict[str, dict[str, tuple[str, ...]]] = {
+    "gradient": {
+        "torch.nn.utils.clip_grad": (
+            *("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"),
+        ),
+        "torch.optim.optimizer": ("Optimizer.zero_grad",),
+        "torch.nn.modules.module": ("Module.zero_grad",),
+        "torch.amp.grad_scaler": (
+            *("GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),
+        ),
+        "torch.distributed.fsdp.fully_sharded_data_parallel": (
+            "FullyShardedDataParallel.clip_grad_norm_",
+        ),
+    },
+    "input": {"torch.utils.data.dataloader": ("_BaseDataLoaderIter.__next__",)},
+}
+"""Functions of PyTorch by the phase that they are, and by module."""
+
+
+class PhasePlaces:
+    """Numbers of phases (`thence.model.phases.Phase`).
+
+    Args:
+        places: takes them.
+    """
+
+    def __init__(self, places: Places) -> None:
+        (
+            self.forward,
+            self.backward,
+            self.recompute,
+            self.gradient,
+            self.optimizer,
+            self.input,
+            self.other,
+        ) = (
+            places.number(Place(PHASE, 0, name))
+            for name in (
+                *("forward", "backward", "recompute", "gradient", "optimizer", "input", "other"),
+            )
+        )
+        self.none = places.nothing(PHASE)
+
+
+class PhaseCalls:
+    """A `Handler` of functions that are a phase.
+
+    Args:
+        common, threads: what is known of threads.
+        phase: place of the phase.
+        over: told of the frame of each call that is over and in no other call of the same phase.
+    """
+
+    def __init__(
+        self,
+        common: Common,
+        threads: Threads,
+        phase: int,
+        over: Callable[[Thread, Any], None] | None = None,
+    ) -> None:
+        self._common = common
+        self._threads = threads
+        self._phase = phase
+        self._over = over
+
+    def enter(self) -> None:
+        """A function of the phase is called."""
+        thread = self._threads.now
+        thread.phases.append(thread.phase)
+        self._common.phase(thread, self._phase)
+
+    def leave(self) -> None:
+        """It is over."""
+        thread = self._threads.now
+        if not thread.phases:
+            return  # it began before the recording
+        self._common.phase(thread, thread.phases.pop())
+        if self._over is not None and thread.phase != self._phase:
+            self._over(thread, sys._getframe(2))  # noqa: SLF001 - no other way to the caller's frame
+
+    def resume(self) -> None:
+        """It is no generator."""
+
+
+def phase_functions(found: Callable[[str, CodeType], None]) -> list[Callable[[], None]]:
+    """Tells of each function that is a phase, as soon as its module is there.
+
+    Returns:
+        functions after which those that have not come yet are waited for no longer.
+    """
+
+    def look(phase: str, names: tuple[str, ...], module: Any) -> None:
+        for name in names:
+            code = code_of(module, name)
+            if code is not None:
+                found(phase, code)
+
+    def waiting(phase: str, module: str, names: tuple[str, ...]) -> Callable[[], None]:
+        return when_imported(module, lambda there: look(phase, names, there))
+
+    return [
+        waiting(phase, module, names)
+        for phase, modules in _OF_PHASE.items()
+        for module, names in modules.items()
+    ]
+
+
+def code_of(module: Any, name: str) -> CodeType | None:
+    """The code of a function of a module, below its decorators; None where this PyTorch has no such function."""
+    function: Any = module
+    for part in name.split("."):
+        function = getattr(function, part, None)
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def inner_code(code: CodeType | None, name: str) -> CodeType | None:
+    """The code of a function that is defined in another, at any depth."""
+    return next((one for one in _inside(code) if one.co_name == name), None)
+
+
+def _inside(code: CodeType | None) -> Iterator[CodeType]:
+    for one in code.co_consts if code is not None else ():
+        if isinstance(one, CodeType):
+            yield one
+            yield from _inside(one)

@@ -1,0 +1,202 @@
+"""What is known of each thread: the innermost place of every kind, and in which places autograd nodes were made.
+
+CUPTI's counter, read at every boundary of a thread, tells whether anything was launched since its boundary
+before; another thread's launches count too, so that "nothing was launched" is certain and "something was" is not.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from thence.boundaries.places import LINE, MODULE, PHASE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.boundaries.log import BoundaryLog
+    from thence.boundaries.places import Places
+    from thence.hooks.torch.lines import Activation
+
+__all__ = ["ForwardLog", "Thread", "Threads"]
+
+_LOG_LIMIT = 1 << 17
+"""Entries of a forward log that are kept at least: those of one forward pass, many times over."""
+_MOST_MAKERS = 64
+"""Threads whose forward logs are kept, those that have ended included."""
+_WORD = (1 << 32) - 1
+
+
+class ForwardLog:
+    """In which module and line the autograd nodes of a thread were made.
+
+    Attributes:
+        starts: sequence numbers of nodes, ascending: the first of those that were made in one place.
+        modules: place of the innermost module from there on.
+        lines: place of the innermost line from there on.
+        upcoming: sequence number from which on nothing is noted yet.
+
+    Args:
+        upcoming: the same.
+        makers: gets this log when it has more than what a thread did before its first boundary.
+    """
+
+    __slots__ = ("lines", "makers", "modules", "starts", "upcoming")
+
+    def __init__(self, upcoming: int = 0, makers: list[ForwardLog] | None = None) -> None:
+        self.makers = makers
+        self.starts: list[int] = []
+        self.modules: list[int] = []
+        self.lines: list[int] = []
+        self.upcoming = upcoming
+
+    def made(self, upcoming: int, module: int, line: int) -> None:
+        """Nodes were made, up to before this number, while a module and a line were innermost."""
+        self.starts.append(self.upcoming)
+        self.modules.append(module)
+        self.lines.append(line)
+        self.upcoming = upcoming
+        if len(self.starts) == 2 and self.makers is not None:
+            self.makers.append(self)
+            del self.makers[:-_MOST_MAKERS]
+        if len(self.starts) > 2 * _LOG_LIMIT:
+            del self.starts[:_LOG_LIMIT], self.modules[:_LOG_LIMIT], self.lines[:_LOG_LIMIT]
+
+    def since(self, sequence: int) -> tuple[list[int], list[int], list[int]]:
+        """`starts`, `modules` and `lines` that hold for nodes of a sequence number and greater ones."""
+        first = max(bisect_right(self.starts, sequence) - 1, 0)
+        return self.starts[first:], self.modules[first:], self.lines[first:]
+
+
+class Thread:
+    """One thread of the program.
+
+    Attributes:
+        number: what the interpreter calls it.
+        last: the counter at its last boundary.
+        moved: how often the counter had moved between two of its boundaries.
+        module, line, phase: numbers of its innermost places.
+        modules: numbers of the places of the modules that it is in, outermost first.
+        phases: those around the innermost.
+        stack: activations of the user's functions, outermost first.
+        below: the line below the outermost of these: of the forward, where an autograd node runs.
+        around: the module around the outermost of `modules`, likewise.
+        log: where autograd nodes are made now; `forward`, or another one while it runs such a node.
+        running: the backward pass whose nodes it runs, if another thread called for it.
+    """
+
+    __slots__ = (
+        *(
+            "__weakref__",
+            "around",
+            "below",
+            "forward",
+            "last",
+            "line",
+            "log",
+            "module",
+            "modules",
+            "moved",
+        ),
+        *("number", "phase", "phases", "running", "stack"),
+    )
+
+    def __init__(self, nowhere: tuple[int, int, int], makers: list[ForwardLog]) -> None:
+        self.number = threading.get_ident()
+        self.last = 0
+        self.moved = 0
+        self.module, self.line, self.phase = nowhere
+        self.around, self.below = self.module, self.line
+        self.modules: list[int] = []
+        self.phases: list[int] = []
+        self.stack: list[Activation] = []
+        self.log = self.forward = ForwardLog(makers=makers)
+        self.running: object = None
+
+    def state(self) -> tuple[object, ...]:
+        """What a backward pass changes, for `restore`."""
+        places = (self.module, self.line, self.phase, self.around, self.below)
+        return (*places, self.modules, self.stack, self.log)
+
+    def restore(self, state: tuple[object, ...]) -> None:
+        """Be where it was when `state` was asked."""
+        self.module, self.line, self.phase, self.around, self.below = state[:5]  # type: ignore[assignment]
+        self.modules, self.stack, self.log = state[5:]  # type: ignore[assignment]
+
+
+class Threads(threading.local):
+    """The calling thread, as attribute `now`.
+
+    Args:
+        common: what all threads share.
+    """
+
+    def __init__(self, common: Common) -> None:
+        self.now = Thread(common.nowhere, common.makers)
+
+
+class Common:
+    """What all threads share.
+
+    Attributes:
+        note: `BoundaryLog.note`.
+        own: by how much a boundary itself moves the counter.
+        nowhere: places for no module, no line, no phase.
+        makers: forward logs of the threads that made autograd nodes.
+        sequence: the next sequence number of autograd on the calling thread; 0 always as long as torch is not there.
+    """
+
+    def __init__(self, log: BoundaryLog, places: Places) -> None:
+        self.note = log.note
+        self.own = 0
+        self.nowhere = (places.nothing(MODULE), places.nothing(LINE), places.nothing(PHASE))
+        self.sequence: Callable[[], int] = lambda: 0
+        self.makers: list[ForwardLog] = []
+
+    def calibrate(self) -> None:
+        """See by how much a boundary itself moves the counter: other threads may move it, too."""
+        counters = [self.note(0) for _ in range(5)]
+        self.own = min((after - before) & _WORD for before, after in pairwise(counters))
+
+    def cross(self, thread: Thread, place: int, flags: int = 0) -> None:
+        """The calling thread crosses a boundary."""
+        now = self.note(place, flags)
+        if now - thread.last != self.own:
+            thread.moved += 1
+        thread.last = now
+
+    def made(self, thread: Thread) -> None:
+        """The calling thread may have made autograd nodes since its boundary before, in the places that it was in."""
+        upcoming, log = self.sequence(), thread.log
+        if upcoming != log.upcoming:
+            log.made(upcoming, thread.module, thread.line)
+
+    def module(self, thread: Thread, place: int) -> None:
+        """A module is the innermost one now."""
+        now = self.note(place, 0)
+        if now - thread.last != self.own:
+            thread.moved += 1
+        thread.last = now
+        upcoming, log = self.sequence(), thread.log
+        if upcoming != log.upcoming:
+            log.made(upcoming, thread.module, thread.line)
+        thread.module = place
+
+    def line(self, thread: Thread, place: int, flags: int = 0) -> None:
+        """A line is the innermost one now."""
+        now = self.note(place, flags)
+        if now - thread.last != self.own:
+            thread.moved += 1
+        thread.last = now
+        upcoming, log = self.sequence(), thread.log
+        if upcoming != log.upcoming:
+            log.made(upcoming, thread.module, thread.line)
+        thread.line = place
+
+    def phase(self, thread: Thread, place: int, flags: int = 0) -> None:
+        """A phase begins."""
+        if place != thread.phase:
+            self.cross(thread, place, flags)
+            thread.phase = place
