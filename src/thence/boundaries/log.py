@@ -35,9 +35,13 @@ class BoundaryLog:
 
     Args:
         counter: reads CUPTI's counter.
+
+    Attributes:
+        observer: told of the place of every boundary, on its thread; None but for captures of CUDA graphs.
     """
 
     def __init__(self, counter: Callable[[], int]) -> None:
+        self.observer: Callable[[int], None] | None = None
         self._counter = counter
         self._rows: deque[tuple[int, int, int, int, int]] = deque()
         self._local = _Thread()
@@ -46,6 +50,8 @@ class BoundaryLog:
         """This thread is in a place from here on; returns the counter."""
         counter = self._counter()
         self._rows.append((counter, time_ns(), self._local.number, place, flags))
+        if self.observer is not None:
+            self.observer(place)
         return counter
 
     def take(self) -> dict[str, np.ndarray[Any, Any]]:
