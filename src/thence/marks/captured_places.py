@@ -105,7 +105,7 @@ def module_of_part(run: Run, part: Part, facts: LineFacts) -> str | None:
     Nodes that Inductor made itself have neither module nor line, and code that was compiled before
     thence was there does not tell where a module is missing.
     """
-    if part.module is None and (facts.before or not part.stack):
+    if part.module is None and (facts.before or not part.stack or part.phase == "gradient"):
         return None
     return run.path(part.module)
 

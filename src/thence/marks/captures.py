@@ -16,10 +16,10 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from thence.boundaries.places import LINE, MODULE, PHASE
 from thence.cuda import cupti as cupti_library
 from thence.cuda import driver as driver_library
 from thence.errors import MissingRequirement
-from thence.boundaries.places import LINE, MODULE, PHASE
 from thence.marks.captured_places import node_places
 from thence.marks.frames import label_of, numbers, reopened, thread, top
 from thence.marks.generated_lines import generated
@@ -29,9 +29,9 @@ from thence.marks.marking import LibraryMark, mark
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thence.cuda.driver import GraphDriver
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
+    from thence.cuda.driver import GraphDriver
     from thence.marks.captured_places import Noted
     from thence.marks.generated import LineFacts
     from thence.marks.generated_lines import Run
@@ -166,6 +166,8 @@ class Captures:
             labels = _labels(capture.log)
             named = {} if self._boundaries is None else self._boundaries[1].named()
             places = node_places(capture.places, named)
+            for sentence in tuple(generated.notes):
+                self._graphs.note(sentence)
             return self._graphs.add(
                 driver, self._load_cupti(), capture.graph, capture.device, labels, places
             )

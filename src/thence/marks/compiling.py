@@ -94,7 +94,9 @@ def follow_inductor() -> None:
         try:
             _comment(self, node, virtualized.V.graph)
         except Exception as error:  # noqa: BLE001 - the program comes first
-            generated.note(f"a kernel of compiled code has no facts, because this failed: {error!r}")
+            generated.note(
+                f"a kernel of compiled code has no facts, because this failed: {error!r}"
+            )
         return result
 
     enter_context.thence_original = original  # type: ignore[attr-defined]
@@ -104,7 +106,9 @@ def follow_inductor() -> None:
 def _comment(scheduler: Any, node: Any, graph: Any) -> None:
     """Writes the comment about a scheduler node where its code is about to be written."""
     if getattr(graph, "cpp_wrapper", False):
-        generated.note("code compiled with cpp_wrapper is no Python, so its kernels have no module and no line")
+        generated.note(
+            "code compiled with cpp_wrapper is no Python, so its kernels have no module and no line"
+        )
         return  # comments there would change what is compiled anew
     origins = {origin: None for inner in node.get_nodes() for origin in _origins(inner)}
     index = getattr(scheduler, "origin_to_index", {})
@@ -114,7 +118,9 @@ def _comment(scheduler: Any, node: Any, graph: Any) -> None:
     backward = bool(graph.is_backward)
     if not backward and _in_compiled_autograd():
         backward = True
-        generated.note("compiled autograd forgets of most kernels of the backward pass which module they are of")
+        generated.note(
+            "compiled autograd forgets of most kernels of the backward pass which module they are of"
+        )
     wrapper = graph.wrapper_code
     text = comment_of(parts_of_nodes(nodes, backward=backward))
     wrapper.make_comment(f"{wrapper.comment} {text}")

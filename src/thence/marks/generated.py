@@ -33,6 +33,7 @@ _COMMENT = re.compile(
 )
 _DEFINITION = re.compile(r"^(?P<name>\w+) = async_compile\.")
 _LAUNCH = re.compile(r"(?P<name>\w+)\.run\(|\bextern_kernels\.|\btorch\.ops\.|\baten\.|\b_foreach_")
+_EXTERN = re.compile(r"\bextern_kernels\.(?P<name>\w+)\(")
 _CALL = re.compile(r"^\s*(?:\w+ = )?(?P<name>\w+)\(")
 
 
@@ -114,9 +115,7 @@ def _written(lines: Sequence[str]) -> list[tuple[int, LineFacts]]:
     return found
 
 
-def _first_lines(
-    code: CodeType, facts: Sequence[tuple[int, LineFacts]]
-) -> dict[int, LineFacts]:
+def _first_lines(code: CodeType, facts: Sequence[tuple[int, LineFacts]]) -> dict[int, LineFacts]:
     """The first line of a function that runs after each comment, and before the next one."""
     runs = sorted({line for _, _, line in code.co_lines() if line is not None})
     found: dict[int, LineFacts] = {}
@@ -165,15 +164,21 @@ def facts_of_launches(lines: Iterable[str]) -> dict[int, tuple[list[str], str]]:
             if match is not None:
                 comment = (match["nodes"].replace(" ", "").split(","), match["aten"])
         elif definition := _DEFINITION.match(line):
-            if comment is not None:
-                defined[definition["name"]] = comment
+            defined[definition["name"]] = comment or ([], "")
             comment = None
         elif launch := _LAUNCH.search(line) or _CALL.match(line):
             name = launch["name"] or ""
             is_kernel = name in defined or not _CALL.match(line) or _LAUNCH.search(line) is not None
             if is_kernel and (facts := comment or defined.get(name)) is not None:
-                found[number] = facts
+                found[number] = (facts[0], _own_operator(line, facts[1]))
                 comment = None
         elif text.startswith(("def ", "class ")):
             comment = None
     return found
+
+
+def _own_operator(line: str, aten: str) -> str:
+    """The operator of a call of a library, of those that Inductor names for its inputs, too."""
+    call = _EXTERN.search(line)
+    own = f"aten.{call['name']}" if call else ""
+    return own if own in aten.replace(" ", "").split(",") else aten

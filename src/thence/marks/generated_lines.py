@@ -18,7 +18,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from thence.boundaries.places import LINE
+from thence.boundaries.places import LINE, MODULE
 from thence.marks.generated import is_generated, read_module
 
 if TYPE_CHECKING:
@@ -72,12 +72,14 @@ class Run(NamedTuple):
         module: which.
         prefix: path of the module instance that was compiled; None where it is not known.
         line: number of the place of the line that called it, or its forward; 0 where it is not known.
+        instance: number of the place of that module instance; 0 where it is not known.
         phase: what it is in place of what its nodes say; empty for nothing.
     """
 
     module: Module
     prefix: str | None
     line: int
+    instance: int = 0
     phase: str = ""
 
     def path(self, relative: str | None) -> str | None:
@@ -112,7 +114,7 @@ class GeneratedLines:
         self._lines: dict[int, dict[int, LineFacts]] = {}
         self._modules: dict[int, Module] = {}
         self._followers: tuple[Callable[[Run | None, LineFacts | None], None], ...] = ()
-        self._forwards: dict[int, tuple[int, str | None, int]] = {}
+        self._forwards: dict[int, tuple[int, str | None, int, int]] = {}
         self._thread = _Thread()
         self._tool: int | None = None
         self._lock = threading.RLock()
@@ -229,7 +231,7 @@ class GeneratedLines:
 
     def untrace(self, follower: Callable[[Run | None, LineFacts | None], None]) -> None:
         """Ends what `trace` began."""
-        if follower in self._followers and sys.gettrace() == self._called:
+        if sys.gettrace() == self._called:
             sys.settrace(None)
         self._followers = tuple(one for one in self._followers if one != follower)
 
@@ -304,7 +306,7 @@ class GeneratedLines:
         for follower in self._followers:
             try:
                 follower(run, facts)
-            except Exception as error:  # noqa: BLE001, PERF203 - the program comes first
+            except Exception as error:  # noqa: BLE001 - the program comes first
                 self.note(f"a launch of compiled code was not noted: {error!r}")
 
     def _called(self, frame: FrameType, event: str, _argument: object) -> Any:
@@ -329,26 +331,26 @@ class GeneratedLines:
         node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name
         if module.kind == "backward" and node is not None:
             return Run(module, *self._forward_of(node._sequence_nr()))  # noqa: SLF001
-        prefix, line = self.around.current_module(), self.around.current_place(LINE)
+        around = self.around
+        prefix, line = around.current_module(), around.current_place(LINE)
+        instance = around.current_place(MODULE)
         if module.kind != "forward":
-            return Run(module, prefix, line)
+            return Run(module, prefix, line, instance)
         # The autograd node of a compiled forward was made just before its code began to run.
         number = torch.autograd._get_sequence_nr() - 1  # noqa: SLF001 - no public name
         here = threading.get_ident()
         known = self._forwards.pop(number, None)
         if known is not None and known[0] != here and known[1] != prefix:
-            prefix_for_backward = None  # another thread's has the same number: there is no telling
+            self._forwards[number] = (here, None, 0, 0)  # another thread's: there is no telling
         else:
-            prefix_for_backward = prefix
-        self._forwards[number] = (here, prefix_for_backward, line)
+            self._forwards[number] = (here, prefix, line, instance)
         while len(self._forwards) > _KEPT_FORWARDS:
             self._forwards.pop(next(iter(self._forwards)), None)
-        return Run(module, prefix, line, "recompute" if node is not None else "")
+        return Run(module, prefix, line, instance, "recompute" if node is not None else "")
 
-    def _forward_of(self, sequence: int) -> tuple[str | None, int]:
-        """Prefix and line of the forward that made the autograd node of a number."""
-        _, prefix, line = self._forwards.get(sequence, (0, None, 0))
-        return prefix, line
+    def _forward_of(self, sequence: int) -> tuple[str | None, int, int]:
+        """Prefix, line and instance of the forward that made the autograd node of a number."""
+        return self._forwards.get(sequence, (0, None, 0, 0))[1:]
 
 
 generated = GeneratedLines()

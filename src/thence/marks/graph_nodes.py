@@ -129,7 +129,9 @@ class _Reading:
     nodes: Nodes = field(default_factory=Nodes)
     edges: list[tuple[int, int]] = field(default_factory=list)
 
-    def level(self, graph: int, named: Sequence[Named] | Named, parent: int, first: int | None) -> None:
+    def level(
+        self, graph: int, named: Sequence[Named] | Named, parent: int, first: int | None
+    ) -> None:
         """Adds the nodes of a graph, then those of the graphs inside it.
 
         Args:

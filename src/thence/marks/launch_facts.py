@@ -43,6 +43,8 @@ MARKS = "thence"
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
 _IN_TORCH = re.compile(r"(?:^|/)torch/|/thence/marks/|^<")
 _IN_OPTIMIZER = re.compile(r"/torch/optim/")
+_GRADIENT_SUM = "Gradient addition node"
+"""In the traceback of what autograd adds where a tensor was used several times (torch.fx.traceback)."""
 _ROOT = re.compile(r"^[LG]\['[^']*'\]\.?")
 _ITEM = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
 _FIELDS = 5  # of a part without marks
@@ -55,7 +57,7 @@ class Part(NamedTuple):
         module: path of the nn.Module, relative to the compiled one; None outside of all.
         stack: lines that it was traced from, ``file:line function``, outermost first.
         op: operator that the user's line called, such as ``aten.linear``; empty where it is not known.
-        phase: forward, backward, recompute or optimizer; empty where it is not known.
+        phase: forward, backward, recompute, gradient (a sum of gradients) or optimizer; empty where it is not known.
         share: estimated share of the launch, 0 to 1.
         marks: names of the marks around it, outermost first.
     """
@@ -99,7 +101,9 @@ def _part(node: Any, *, backward: bool) -> Part:
     trace = meta.get("stack_trace") or ""
     own = meta.get("nn_module_stack")
     of_forward = meta.get("fwd_nn_module_stack")
-    if _IN_OPTIMIZER.search(trace):
+    if _GRADIENT_SUM in trace:
+        phase, own, of_forward = "gradient", None, None
+    elif _IN_OPTIMIZER.search(trace):
         phase = "optimizer"
     elif not backward:
         phase = "forward"
@@ -116,7 +120,8 @@ def module_of(stack: Any) -> str | None:
     if not stack:
         return None
     path = str(next(reversed(stack.values()))[0])
-    return _ITEM.sub(r".\1", _ROOT.sub("", path)).replace("._modules", "").strip(".")
+    names = _ITEM.sub(r".\1", _ROOT.sub("", path)).split(".")
+    return ".".join(name for name in names if name not in ("", "_modules"))
 
 
 def _operator(node: Any) -> str:
@@ -156,9 +161,10 @@ def marks_of(node: Any) -> tuple[str, ...]:
 def main_part(parts: Sequence[Part]) -> Part:
     """The part with the greatest share; of equals the last, which gives the result.
 
-    What a kernel of the backward pass computes anew for its own use is never its main part.
+    What a kernel of the backward pass computes anew for its own use, and sums of gradients, are its main part
+    only where it does nothing else.
     """
-    own = [part for part in parts if part.phase != "recompute"] or parts
+    own = [part for part in parts if part.phase not in ("recompute", "gradient")] or parts
     return max(reversed(own), key=lambda part: part.share)
 
 
@@ -190,9 +196,16 @@ def parts_of_text(line: str) -> tuple[Part, ...] | None:
 
 
 def _read(
-    module: str | None, stack: list[str], op: str, phase: str, share: float, marks: Sequence[str] = ()
+    module: str | None,
+    stack: list[str],
+    op: str,
+    phase: str,
+    share: float,
+    marks: Sequence[str] = (),
 ) -> Part:
     if not isinstance(stack, list) or isinstance(marks, str):
         raise TypeError
     name = None if module is None else str(module)
-    return Part(name, tuple(map(str, stack)), str(op), str(phase), float(share), tuple(map(str, marks)))
+    return Part(
+        name, tuple(map(str, stack)), str(op), str(phase), float(share), tuple(map(str, marks))
+    )

@@ -105,6 +105,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "graph_no_label": "inside a CUDA graph: no label was open when its node was captured",
         "graph_ambiguous": "inside a CUDA graph: nodes with different labels fit it equally well",
         "graph_not_joined": "inside a CUDA graph that fits none of the labels",
+        # Code that torch.compile made.
+        "compiled_before": "compiled before thence was there: cached code does not tell which module it is of",
+        "made_by_compiler": "made by the compiler itself, for no line of the program",
         # XLA.
         "no_xla": "no XLA programs in this trace",
         "no_program": "part of no XLA program",
@@ -187,6 +190,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "thence recording": {
+        "compiled_before": "empty the compile cache, or set TORCH_COMPILE_CACHE_KEY_TAG for recorded runs",
         "no_loops": "loops inside a fusion or a CUDA graph have none; NVTX records the others",
         "no_ranges": "thence.mark, NVTX",
         "no_modules": _CALLS,
