@@ -296,7 +296,7 @@ def _frame_of(base: Frame | None, facts: LineFacts) -> Frame:
     for name in paths[0] if paths else ():
         frame = (frame, next(numbers), mark(name), None)
     operators = dict.fromkeys(part.op for part in facts.parts if part.op)
-    metadata: dict[str, object] = {"Original ATen": ", ".join(operators)}
+    metadata: dict[str, Any] = {"Original ATen": ", ".join(operators)}
     if len(paths) > 1:  # fused from several
         metadata["marks"] = ["/".join(path) for path in paths]
     name = main_part(facts.parts).op or "compiled"

@@ -135,7 +135,8 @@ def _origins(inner: Any) -> Iterable[Any]:
     if own is not None and inner.is_extern():
         return (own,)  # the others that Inductor names are those of its inputs
     # A loop's own; those of its buffer hold the user that made it real, too.
-    return getattr(getattr(ir, "data", None), "origins", None) or ir.get_origins()
+    found: Iterable[Any] = getattr(getattr(ir, "data", None), "origins", None) or ir.get_origins()
+    return found
 
 
 def _in_compiled_autograd() -> bool:
@@ -169,4 +170,4 @@ class _Notice:
 
 def notice_imports() -> None:
     """Looks when TorchDynamo and Inductor are imported."""
-    sys.meta_path.insert(0, _Notice())  # type: ignore[arg-type]  # it leaves loading to others
+    sys.meta_path.insert(0, _Notice())  # of others' loaders

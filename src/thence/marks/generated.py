@@ -16,13 +16,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thence.marks.launch_facts import COMMENT, Part, frames_of, module_of, parts_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from types import CodeType
 
 __all__ = ["LineFacts", "Module", "facts_of_launches", "is_generated", "read_module"]
 
@@ -95,7 +95,7 @@ def read_module(
     own = {
         id(code): code
         for code in (entry, *functions)
-        if code is not None and code.co_filename == module.__file__
+        if isinstance(code, CodeType) and code.co_filename == module.__file__
     }
     facts = _written(lines)
     if not facts:

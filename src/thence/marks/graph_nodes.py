@@ -164,8 +164,8 @@ class _Reading:
         nodes.place.append(named.place)
         nodes.parent.append(parent)
         kernel = self.driver.kernel(node) if kind == "kernel" else None
-        named = kernel is not None and kernel.name is not None
-        nodes.kernel.append(self.kernels.index(kernel.name) if named else -1)  # type: ignore[union-attr,arg-type]
+        name = None if kernel is None else kernel.name
+        nodes.kernel.append(-1 if name is None else self.kernels.index(name))
         nodes.grid.append(kernel.grid if kernel else None)
         nodes.block.append(kernel.block if kernel else None)
         nodes.shared_memory.append(kernel.shared_memory if kernel else None)

@@ -84,12 +84,12 @@ def parts_of_nodes(nodes: Iterable[Any], *, backward: bool) -> tuple[Part, ...]:
         # What one operator was decomposed into has its number, which stands still without gradients.
         key = (node.meta.get("seq_nr"), node.meta.get("stack_trace"), part)
         distinct[key] = (part, works or distinct.get(key, (part, False))[1])
-    found = list(distinct.values())
-    for better in (lambda one: one[1], lambda one: one[0].module or one[0].stack):
-        # Views beside work, and nodes that Inductor made beside others, tell nothing.
-        found = [one for one in found if better(one)] or found
+    # Views beside work, and nodes that Inductor made beside others, tell nothing.
+    working = [part for part, works in distinct.values() if works]
+    found = working or [part for part, _ in distinct.values()]
+    found = [part for part in found if part.module is not None or part.stack] or found
     counts: dict[Part, int] = {}
-    for part, _ in found:
+    for part in found:
         counts[part] = counts.pop(part, 0) + 1
     return tuple(
         part._replace(share=round(count / len(found), 4)) for part, count in counts.items()
