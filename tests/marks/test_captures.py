@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import thence
 from fake_cuda import FakeCuda
+from generated_code import fake_torch, generated_module
+from thence.boundaries.log import BoundaryLog
+from thence.boundaries.places import LINE, MODULE, PHASE, Place, Places
 from thence.errors import MissingRequirement
 from thence.marks.captures import Captures, patch_torch
+from thence.marks.generated_lines import generated
 from thence.marks.graph_labels import LabelledGraphs, write_whole
+from thence.marks.launch_facts import Part
 from thence.marks.watching import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Setting:
@@ -299,7 +310,7 @@ def test_the_file_is_whole_and_says_whose_it_is(setting, tmp_path) -> None:
     target.write_text("old")
     write_whole(target, setting.graphs.document())
     document = json.loads(target.read_text())
-    assert (document["format"], document["version"]) == ("thence.graph-labels", 1)
+    assert (document["format"], document["version"]) == ("thence.graph-labels", 2)
     process = document["process"]
     assert process["pid"] == os.getpid()
     assert process["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -331,3 +342,121 @@ def test_a_thousand_marks_in_a_capture_ask_the_driver_once_each(setting) -> None
     assert setting.cuda.asked - before == 2000
     graph.capture_end()
     assert [path for _, path, _ in setting.labels()] == [f"m{i}" for i in range(1000)]
+
+
+def placed(document: Any, graph: int = -1) -> list[dict[str, Any] | None]:
+    """The place of each node of a graph; None without one."""
+    places = document["graphs"][graph]["nodes"]["place"]
+    return [document["places"][n] if n >= 0 else None for n in places]
+
+
+class Around:
+    """What hooks of eager code would know."""
+
+    def __init__(self, places: Places) -> None:
+        self.now = {LINE: places.number(Place(LINE, 0, "main", "/me/train.py", 3))}
+
+    def current_module(self) -> str | None:
+        return "block"
+
+    def current_place(self, kind: int) -> int:
+        return self.now.get(kind, 0)
+
+    def is_own(self, file: str) -> bool:
+        return bool(file)
+
+
+@pytest.fixture
+def recorded(setting, monkeypatch) -> Iterator[tuple[BoundaryLog, Places]]:
+    """Boundaries of a recording that captures listen to."""
+    log, places = BoundaryLog(lambda: 0), Places()
+    setting.captures.follow_boundaries((log, places))
+    monkeypatch.setattr(generated, "around", Around(places))
+    yield log, places
+    assert log.observer is None
+
+
+def test_nodes_get_the_places_of_the_boundaries_before_them(setting, recorded) -> None:
+    log, places = recorded
+    module = places.number(Place(MODULE, 0, "layers.0", "Block"))
+    line = places.number(
+        Place(LINE, places.number(Place(LINE, 0, "main", "/me/train.py", 3)), "f", "/me/m.py", 0)
+    )
+    log.note(module)  # before: only what holds at its beginning counts, and the hooks know that
+    graph = setting.graph_class()
+    graph.capture_begin()
+    setting.cuda.launch("k0")
+    log.note(module)
+    log.note(places.number(Place(PHASE, 0, "forward")))
+    setting.cuda.launch("k1")
+    with thence.mark("mine"):
+        log.note(line)
+        setting.cuda.launch("k2")
+    log.note(places.nothing(MODULE))
+    log.note(places.nothing(PHASE))
+    setting.cuda.launch("k3")
+    elsewhere = threading.Thread(target=log.note, args=(module,))
+    setting.cuda.stream = 5  # not captured
+    elsewhere.start()
+    elsewhere.join()
+    setting.cuda.stream = 1
+    setting.cuda.launch("k4")
+    graph.capture_end()
+    document = json.loads(json.dumps(setting.graphs.document()))
+    main = ["/me/train.py:3 main"]
+    assert [
+        place and (place["module"], place["stack"], place["phase"]) for place in placed(document)
+    ] == [
+        (None, main, None),
+        ("layers.0", main, "forward"),
+        ("layers.0", [*main, "/me/m.py:0 f"], "forward"),
+        (None, [*main, "/me/m.py:0 f"], None),
+        (None, [*main, "/me/m.py:0 f"], None),
+    ]
+    assert [path for _, path, _ in setting.labels()] == ["", "", "mine", "", ""]
+
+
+def test_a_capture_without_a_recording_has_no_places(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    setting.cuda.launch("k0")
+    graph.capture_end()
+    assert placed(setting.graphs.document()) == [None]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_launches_of_generated_code_have_the_places_in_its_comments(
+    setting, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", ModuleType("codecache"))
+    frames = ("/me/model.py:9 forward",)
+    linear = Part("up", frames, "aten.linear", "forward", 0.75, ("mlp",))
+    gelu = Part("act", frames, "aten.gelu", "forward", 0.25, ("act",))
+    code = generated_module(tmp_path, "forward", [(linear,), (linear, gelu), ()])
+    generated.loaded(code, ())
+    graph = setting.graph_class()
+    graph.capture_begin()
+    setting.cuda.launch("k0")
+    code.call([lambda: setting.cuda.launch("k")])
+    setting.cuda.launch("k4")
+    graph.capture_end()
+    document = setting.graphs.document()
+    first, fused, *_ = placed(document)[1:]
+    main = "/me/train.py:3 main"
+    assert first is not None
+    assert first["module"] == "block.up"
+    assert (first["stack"], first["op"]) == ((main, *frames), "aten.linear")
+    assert first["parts"] == ()
+    assert fused is not None
+    assert fused["module"] == "block.up"
+    assert [(part[0], part[2], part[-1]) for part in fused["parts"]] == [
+        ("block.up", "aten.linear", 0.75),
+        ("block.act", "aten.gelu", 0.25),
+    ]
+    assert [place and place["module"] for place in placed(document)] == [
+        *(None, "block.up", "block.up", None, None)
+    ]
+    assert [path for _, path, _ in setting.labels()] == ["", "mlp", "mlp", "", ""]
+    code.call([lambda: None])  # nobody follows any more
+    assert sys.gettrace() is None

@@ -340,7 +340,8 @@ def test_inductor_writes_marks_beside_its_kernels_and_captures_read_them() -> No
     from torch._inductor import config
     from torch._inductor.utils import run_and_get_code
 
-    from thence.marks.generated import GeneratedCode, facts_of_lines
+    from thence.marks.generated_lines import generated
+    from thence.marks.launch_facts import parts_of_text
 
     v, w = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
 
@@ -357,27 +358,25 @@ def test_inductor_writes_marks_beside_its_kernels_and_captures_read_them() -> No
     with config.patch(force_disable_caches=True):
         _, (forward, backward) = run_and_get_code(train)
     for code, expected in ((forward, ["first", "second"]), (backward, ["second", "first"])):
-        lines = code.splitlines(keepends=True)
-        facts = facts_of_lines(lines)
-        assert all("extern_kernels." in lines[number - 1] for number in facts)
-        paths = [path for path, _ in facts.values()]
-        assert list(dict.fromkeys(path[0] for path in paths)) == expected
+        launches = [parts for line in code.splitlines() if (parts := parts_of_text(line))]
+        assert list(dict.fromkeys(part.marks[0] for (part,) in launches)) == expected
+        assert {part.op for (part,) in launches} == {"aten.mm"}
 
     torch._dynamo.reset()
-    seen: list[object] = []
+    told: list[object] = []
+
+    def changed(_run, facts) -> None:
+        told.append(facts and [part.marks for part in facts.parts])
+
     fast = torch.compile(function, fullgraph=True)
     x = torch.randn(32, 64)
     with torch.no_grad(), config.patch(force_disable_caches=True):
         fast(x)
-        follower = GeneratedCode(seen.append, lambda: (None, 1, thence.mark("base"), None), print)
-        follower.start()
+        assert generated.follow(changed) or generated.trace(changed)
         fast(x)
-        follower.stop()
-    labels = [frames.label_of(frame, set()) for frame in seen]
-    launches = [label for label in labels if label.path != ("base",)]
-    assert [label.path for label in launches] == [("base", "first"), ("base", "second")]
-    assert '"Original ATen": "aten.mm"' in launches[0].metadata
-    assert labels[-1].path == ("base",)
+        generated.unfollow(changed)
+        generated.untrace(changed)
+    assert told == [[("first",)], [("second",)], None]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,49 @@ def test_the_columns_of_the_file_become_labels_nodes_and_edges(tmp_path: Path) -
     assert graph.edges.tolist() == [[0, 1]]
 
 
+PLACES = [
+    {
+        "module": "layers.0",
+        "stack": ["/me/model.py:3 forward"],
+        "phase": "forward",
+        "op": "aten.mm",
+    },
+    {"parts": [["a", "m.py:1 f", "aten.mm", "forward", 0.5], [None, None, "", "", 0.5]]},
+]
+
+
+def with_places(*places: int) -> Any:
+    document = small().document(version=2, places=PLACES)
+    document["graphs"][0]["nodes"]["place"] = list(places)
+    return document
+
+
+def test_places_of_version_2_go_with_the_marks_of_their_nodes(tmp_path: Path) -> None:
+    labels = read_labels(written(tmp_path / "labels.json", with_places(0, 1)))
+    (graph,) = labels.graphs
+    first, second = (labels.labels[n] for n in graph.nodes["label"])
+    assert first.path == ("layer", "mlp")
+    assert first.place is not None
+    assert (first.place.module, first.place.op) == ("layers.0", "aten.mm")
+    assert first.place.stack == ("/me/model.py:3 forward",)
+    assert (second.path, second.phase) == ((), None)  # this node had no mark
+    assert second.place is not None
+    assert [part[-1] for part in second.place.parts] == [0.5, 0.5]
+
+
+def test_nodes_without_a_place_and_files_of_version_1_are_as_they_were(tmp_path: Path) -> None:
+    before = read_labels(written(tmp_path / "labels.json", small().document()))
+    after = read_labels(written(tmp_path / "labels.json", with_places(-1, -1)))
+    assert after.labels == before.labels
+    assert after.graphs[0].nodes.equals(before.graphs[0].nodes)
+
+
+def test_a_place_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for places in ((0, 2), (0, -2), (0,)):
+        with pytest.raises(DamagedInput, match="place"):
+            read_labels(written(tmp_path / "labels.json", with_places(*places)))
+
+
 def test_a_lane_that_an_older_thence_wrote_as_a_number_is_a_lane(tmp_path: Path) -> None:
     document = small().document()
     document["labels"][0] |= {"lane": 62}
@@ -117,8 +160,9 @@ def test_what_is_wrong_in_a_file_is_refused(tmp_path: Path, wrong: Callable[[Any
 
 def test_other_versions_and_formats_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "labels.json"
-    with pytest.raises(UnknownFormat, match=r"version 2.*update thence"):
-        read_labels(written(path, small().document(version=2)))
+    for version in (0, 3):
+        with pytest.raises(UnknownFormat, match=rf"version {version}.*update thence"):
+            read_labels(written(path, small().document(version=version)))
     with pytest.raises(UnknownFormat, match="another format"):
         read_labels(written(path, small().document(format="other")))
     for content in ("[]", "null", "{}", '"text"', "", "PK\x03\x04", "\x80\x04"):

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from thence.attribution.cuda_graphs.captured_stacks import with_sources
 from thence.attribution.host_rows import HostRows, gathered, host_rows, row_numbers, values_at
 from thence.attribution.kernel_files import kernel_places
 from thence.attribution.launch_phases import launch_phases, launch_serving
@@ -74,7 +75,7 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
         columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
     columns |= _mark_lane_and_metadata(host)
     if tables.graph_places.height:
-        columns |= _with_graph_labels(tables, columns)
+        columns |= _with_graph_labels(tables, columns, own)
     return pl.DataFrame(columns)
 
 
@@ -119,9 +120,11 @@ def places_of_rows(
     return {kind: _SPECIAL.get(kind, _enclosing_ranges)(host, _KIND[kind])[kind] for kind in kinds}
 
 
-def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series]) -> dict[str, pl.Series]:
+def _with_graph_labels(
+    tables: Tables, columns: dict[str, pl.Series], own: OwnCode
+) -> dict[str, pl.Series]:
     """The place columns, overridden by joined labels of CUDA graphs where there are any."""
-    joined = tables.graph_places
+    joined = with_sources(tables.graph_places, own)
     label_row = np.full(tables.gpu.height, NO_ROW, np.int64)
     label_row[joined["gpu"].to_numpy()] = np.arange(joined.height)
     rule = gathered(joined["rule"], label_row)

@@ -52,12 +52,16 @@ class BoundaryLog:
 
     Args:
         counter: reads CUPTI's counter.
+
+    Attributes:
+        observer: told of the place of every boundary, on its thread; None but for captures of CUDA graphs.
     """
 
     lost = 0
     """Rows for which there was no memory."""
 
     def __init__(self, counter: Callable[[], int]) -> None:
+        self.observer: Callable[[int], None] | None = None
         self._counter = counter
         self._rows: deque[tuple[int, int, int, int, int]] = deque()
         self._local = _Thread()
@@ -66,6 +70,8 @@ class BoundaryLog:
         """This thread is in a place from here on; returns the counter."""
         counter = self._counter()
         self._rows.append((counter, time_ns(), self._local.number, place, flags))
+        if self.observer is not None:
+            self.observer(place)
         return counter
 
     def take(self) -> dict[str, np.ndarray[Any, Any]]:

@@ -66,6 +66,11 @@ class Places:
             self._taken += len(new)
         return [(number, place) for place, number in new]
 
+    def named(self) -> dict[int, Place]:
+        """All places by number."""
+        with self._lock:
+            return {number: place for place, number in self._numbers.items()}
+
     def __len__(self) -> int:
         return len(self._numbers)
 

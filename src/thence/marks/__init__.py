@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     import os
     from pathlib import Path
 
+    from thence.boundaries.log import BoundaryLog
+    from thence.boundaries.places import Places
+
 __all__ = [
     "Listener",
     "captured_nodes",
+    "follow_boundaries",
     "listen",
     "mark",
     "save_known_labels",
@@ -31,6 +35,7 @@ __all__ = [
 
 _graphs = LabelledGraphs()
 _torch_captures: list[Captures] = []
+_boundaries: tuple[BoundaryLog, Places] | None = None
 
 
 def listen(listener: Listener) -> None:
@@ -41,6 +46,14 @@ def listen(listener: Listener) -> None:
 def unlisten(listener: Listener) -> None:
     """Tell it no longer."""
     watch.unlisten(listener)
+
+
+def follow_boundaries(boundaries: tuple[BoundaryLog, Places] | None) -> None:
+    """Has the nodes of captured CUDA graphs get the places of a recording's boundaries; None: no longer."""
+    global _boundaries  # noqa: PLW0603 - captures that are yet to be made need it, too
+    _boundaries = boundaries
+    for captures in _torch_captures:
+        captures.follow_boundaries(boundaries)
 
 
 def captured_nodes() -> CapturedNodes:
@@ -93,6 +106,7 @@ def save_known_labels(path: Path, saved: int) -> int:
 
 def _torch_is_there(torch: Any) -> None:
     captures = Captures(_graphs, TorchStreams(torch), watch)
+    captures.follow_boundaries(_boundaries)
     _torch_captures.append(captures)
     patch_torch(torch, captures)
     backward = BackwardMarks(torch, watch, captures)

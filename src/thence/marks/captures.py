@@ -4,7 +4,8 @@ Every capture of PyTorch goes through torch.cuda.CUDAGraph: torch.cuda.graph, ma
 the graph trees of torch.compile(mode="reduce-overhead") call its capture_begin and capture_end. These
 are wrapped, replay is not. At each mark the number of nodes in the graph is noted; as nodes are
 numbered in the order of their creation, the notes say at the end which node was made under which mark,
-on whatever stream.
+on whatever stream. So do boundaries of a recording, and launches of code that Inductor generated, for
+the module, lines and phase of each node.
 """
 
 from __future__ import annotations
@@ -15,16 +16,25 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from thence.boundaries.places import LINE, MODULE, PHASE
 from thence.cuda import cupti as cupti_library
 from thence.cuda import driver as driver_library
 from thence.errors import MissingRequirement
-from thence.marks.frames import label_of, reopened, thread, top
-from thence.marks.generated import GeneratedCode
+from thence.marks.captured_places import node_places
+from thence.marks.frames import label_of, numbers, reopened, thread, top
+from thence.marks.generated_lines import generated
+from thence.marks.launch_facts import main_marks, main_part
+from thence.marks.marking import LibraryMark, mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thence.boundaries.log import BoundaryLog
+    from thence.boundaries.places import Places
     from thence.cuda.driver import GraphDriver
+    from thence.marks.captured_places import Noted
+    from thence.marks.generated import LineFacts
+    from thence.marks.generated_lines import Run
     from thence.marks.graph_labels import Label, LabelledGraphs
     from thence.marks.graph_nodes import CapturedGraph, NodeIds
     from thence.marks.watching import Frame, Watch
@@ -43,6 +53,7 @@ class _Capture:
         thread: that began it.
         base: frame of the autograd node that it began in.
         log: how many nodes there were when a frame became the innermost one.
+        places: how many there were when a place was noted.
     """
 
     graph: int
@@ -51,6 +62,7 @@ class _Capture:
     thread: int
     base: Frame | None
     log: list[tuple[int, Frame | None]] = field(default_factory=list)
+    places: list[tuple[int, Noted]] = field(default_factory=list)
 
 
 class Streams(Protocol):
@@ -103,8 +115,12 @@ class Captures:
         self._live: list[_Capture] = []
         self._for_threads: dict[int, int] = {}
         self.in_backward: Callable[[], Frame | None] = lambda: None
-        self._generated = threading.local()
+        self._boundaries: tuple[BoundaryLog, Places] | None = None
         self._owners: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
+
+    def follow_boundaries(self, boundaries: tuple[BoundaryLog, Places] | None) -> None:
+        """Takes the places of a recording's boundaries for nodes, from the next capture on; None: no longer."""
+        self._boundaries = boundaries
 
     def begun(self) -> None:
         """The current stream may have begun a capture: watch it."""
@@ -124,10 +140,7 @@ class Captures:
         self._live.append(capture)
         self._note_frame(capture, base or top.get())
         self._watch.watch_captures(self.changed)
-        self._generated.code = GeneratedCode(
-            self.changed, lambda: base or top.get(), self._graphs.note
-        )
-        self._generated.code.start()
+        self._follow_places(capture)
 
     def changed(self, frame: Frame | None) -> None:
         """A frame became the innermost one on this thread."""
@@ -151,8 +164,12 @@ class Captures:
             if not driver.node_count(capture.graph):
                 return None  # graph trees make an empty graph first
             labels = _labels(capture.log)
+            named = {} if self._boundaries is None else self._boundaries[1].named()
+            places = node_places(capture.places, named)
+            for sentence in tuple(generated.notes):
+                self._graphs.note(sentence)
             return self._graphs.add(
-                driver, self._load_cupti(), capture.graph, capture.device, labels
+                driver, self._load_cupti(), capture.graph, capture.device, labels, places
             )
         except MissingRequirement as error:
             self._graphs.note(f"the nodes of a captured graph could not be read: {error}")
@@ -208,25 +225,82 @@ class Captures:
         return self._load_driver().captured_graph(self._streams.current()) == capture.graph
 
     def _note_frame(self, capture: _Capture, frame: Frame | None) -> None:
-        driver = self._load_driver()
-        try:
-            # A capture can fail at any moment, and takes its graph with it.
-            if driver.captured_graph(capture.stream) != capture.graph:
-                return
-            count = driver.node_count(capture.graph)
-        except MissingRequirement as error:
-            self._graphs.note(f"a capture could not be followed to its end: {error}")
+        count = self._count(capture)
+        if count is None:
             return
         if capture.log and capture.log[-1][0] == count:
             capture.log.pop()  # no node was made under that frame
         capture.log.append((count, frame or capture.base))
 
+    def _count(self, capture: _Capture) -> int | None:
+        """How many nodes a capture has by now; None where it has failed."""
+        driver = self._load_driver()
+        try:
+            # A capture can fail at any moment, and takes its graph with it.
+            if driver.captured_graph(capture.stream) != capture.graph:
+                return None
+            return driver.node_count(capture.graph)
+        except MissingRequirement as error:
+            self._graphs.note(f"a capture could not be followed to its end: {error}")
+            return None
+
+    def _follow_places(self, capture: _Capture) -> None:
+        """Notes places while a capture goes on, those of now first."""
+        for kind in (MODULE, LINE, PHASE):
+            number = generated.around.current_place(kind)
+            if number:
+                capture.places.append((0, number))
+        if len(self._live) > 1:
+            return  # followed already
+        if self._boundaries is not None:
+            self._boundaries[0].observer = self._crossed
+        if not generated.follow(self._launching) and not generated.trace(self._launching):
+            self._graphs.note(
+                "kernels of compiled code have only the label of the whole, as a debugger or a "
+                "coverage tool was following the program"
+            )
+
+    def _crossed(self, place: int) -> None:
+        """This thread crossed a boundary."""
+        for capture in tuple(self._live):
+            if self._belongs(capture) and (count := self._count(capture)) is not None:
+                capture.places.append((count, place))
+
+    def _launching(self, run: Run | None, facts: LineFacts | None) -> None:
+        """Generated code is about to launch something, or is over."""
+        for capture in tuple(self._live):
+            if not self._belongs(capture) or (count := self._count(capture)) is None:
+                continue
+            known = run is not None and facts is not None
+            capture.places.append((count, (run, facts) if known else None))  # type: ignore[arg-type]
+            base = capture.base or top.get()
+            frame = _frame_of(base, facts) if facts is not None and facts.parts else base
+            if capture.log and capture.log[-1][0] == count:
+                capture.log.pop()
+            capture.log.append((count, frame or capture.base))
+
     def _forget(self, capture: _Capture) -> None:
-        if hasattr(self._generated, "code"):
-            self._generated.code.stop()
         self._live.remove(capture)
         if not self._live:
+            if self._boundaries is not None:
+                self._boundaries[0].observer = None
+            generated.unfollow(self._launching)
+            generated.untrace(self._launching)
             self._watch.watch_captures(None)
+
+
+def _frame_of(base: Frame | None, facts: LineFacts) -> Frame:
+    """The frame of a launch in generated code: the marks around it, and its operator."""
+    paths = main_marks(facts.parts)
+    frame = base
+    for name in paths[0] if paths else ():
+        frame = (frame, next(numbers), mark(name), None)
+    operators = dict.fromkeys(part.op for part in facts.parts if part.op)
+    metadata: dict[str, Any] = {"Original ATen": ", ".join(operators)}
+    if len(paths) > 1:  # fused from several
+        metadata["marks"] = ["/".join(path) for path in paths]
+    name = main_part(facts.parts).op or "compiled"
+    return (frame, next(numbers), LibraryMark(name, None, **metadata), None)
 
 
 def _labels(log: list[tuple[int, Frame | None]]) -> list[tuple[int, Label | None]]:

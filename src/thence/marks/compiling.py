@@ -1,39 +1,39 @@
-"""Marks in code that torch.compile traces: from the source to the kernels that Inductor makes of it.
+"""What torch.compile knows of the kernels that it makes, written into the code that Inductor generates.
 
 1. While TorchDynamo traces a mark, the nodes of its graph get the mark's path in their metadata
    (torch.fx.traceback.annotate, PyTorch 2.9 and newer; AOTAutograd copies it to the nodes of the
    backward pass). No operation is added, so the compiled code is what it would be without marks.
-2. Where Inductor writes beside a kernel which nodes it was made of, a comment in the generated code, it
-   writes the paths of these nodes, too.
-3. `thence.marks.generated` reads the comments when a CUDA graph captures the generated code.
+2. Before Inductor writes the code of a scheduler node, a comment with the module, lines, operator and phase of
+   what it was made of goes there, and the marks (`thence.marks.launch_facts`). A comment changes no kernel and
+   no cache key; caches hold the text, so a warm start has it.
+3. `thence.marks.generated` reads the comments when the code is loaded.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import weakref
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from thence.importing import before_import
+from thence.importing import before_import, when_imported
+from thence.marks.generated_lines import generated
+from thence.marks.launch_facts import MARKS, comment_of, parts_of_nodes
 from thence.marks.watching import watch
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
-    "COMMENT",
     "ends",
     "follow_inductor",
     "notice_imports",
     "opens",
 ]
 
-COMMENT = "thence:"
-"""What stands before the paths, a JSON list, in a comment of generated code."""
-
-_KEY = "thence"
-_WRITERS = ("torch._inductor.codegen.triton", "torch._inductor.codegen.cpp")
-"""Modules of Inductor that come late enough for all others to be there."""
+_FOLLOWED = tuple(f"torch._inductor.{name}" for name in ("codecache", "compile_fx", "scheduler"))
+"""Modules of Inductor with functions that are wrapped."""
 
 _open: list[tuple[weakref.ref[Any], ExitStack]] = []
 """The graphs that are being traced, and what is open in them."""
@@ -47,9 +47,9 @@ def opens(name: str) -> bool:
         return False
     follow_inductor()
     custom = getattr(traceback, "current_meta", {}).get("custom") or {}
-    path = [*custom.get(_KEY, ()), name]
+    path = [*custom.get(MARKS, ()), name]
     stack = ExitStack()
-    stack.enter_context(traceback.annotate({_KEY: path}))  # type: ignore[union-attr]
+    stack.enter_context(traceback.annotate({MARKS: path}))  # type: ignore[union-attr]
     stack.enter_context(traceback.preserve_node_meta())  # type: ignore[union-attr]
     graph.add_cleanup_hook(stack.close)  # tracing can be given up at any point
     _open[:] = [one for one in _open if one[0]() is not None]  # tracing was given up
@@ -78,75 +78,73 @@ def _traced_graph() -> Any:
     return graph if hasattr(graph, "add_cleanup_hook") else None
 
 
-def follow_inductor(*, coming: bool = False) -> None:
-    """Has Inductor write the paths of marks into its comments.
-
-    Args:
-        coming: the first module that writes comments is about to be imported. It will take the
-            function from torch._inductor.utils; what is there already took the original.
-    """
-    utils = sys.modules.get("torch._inductor.utils")
-    there = coming or any(name in sys.modules for name in _WRITERS)
-    if not there or not hasattr(utils, "aggregate_origins"):
-        return
-    original = getattr(utils, "get_kernel_metadata", None)
+def follow_inductor() -> None:
+    """Has Inductor write comments into the code that it generates, and what it loads followed; what is there of it."""
+    generated.follow_loading()
+    scheduler = getattr(sys.modules.get("torch._inductor.scheduler"), "Scheduler", None)
+    original = getattr(scheduler, "enter_context", None)
     if original is None or hasattr(original, "thence_original"):
         return
+    virtualized = sys.modules["torch._inductor.virtualized"]
 
     @functools.wraps(original)
-    def get_kernel_metadata(nodes: Any, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        comment, *details = original(nodes, wrapper, *args, **kwargs)
-        origins = list(utils.aggregate_origins(nodes))  # type: ignore[union-attr]
-        paths = _paths(nodes, [node for node in origins if node.op == "call_function"])
-        if paths and comment:
-            comment = f"{comment}, {COMMENT} {json.dumps(paths)}"
-        return (comment, *details)
+    def enter_context(self: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, node, *args, **kwargs)
+        try:
+            _comment(self, node, virtualized.V.graph)
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            generated.note(
+                f"a kernel of compiled code has no facts, because this failed: {error!r}"
+            )
+        return result
 
-    get_kernel_metadata.thence_original = original  # type: ignore[attr-defined]
-    _replace(original, get_kernel_metadata)
-
-
-def _replace(old: Any, new: Any) -> None:
-    """Puts a function in place of another in every module of Inductor that imported its name."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch._inductor") and vars(module).get("get_kernel_metadata") is old:
-            vars(module)["get_kernel_metadata"] = new
+    enter_context.thence_original = original  # type: ignore[attr-defined]
+    scheduler.enter_context = enter_context  # type: ignore[union-attr]
 
 
-def _paths(kernel: Any, nodes: list[Any]) -> list[list[str]]:
-    """Paths of the marks around the nodes that a kernel was made of, its own first.
-
-    A library's kernel is one node, though Inductor names those that its inputs came through, too. A
-    fused one belongs to most of its nodes, where views count for nothing, and of equals to the last.
-    """
-    own = getattr(kernel, "origin_node", None)
-    main = [own] if own is not None and _path(own) else sorted(nodes, key=_position)
-    counts: dict[tuple[str, ...], int] = {}
-    for node in main:
-        path = _path(node)
-        if path:
-            work = 0 if getattr(node.target, "is_view", False) else 1
-            counts[path] = counts.pop(path, 0) + work  # the last one seen comes last
-    ordered = list(reversed(counts))  # of equals, max takes the first
-    first = max(ordered, key=counts.__getitem__, default=None)
-    if first is None:
-        return []
-    others = {_path(node) for node in nodes if not getattr(node.target, "is_view", False)}
-    return [list(first), *(list(path) for path in sorted(others - {first, ()}))]
-
-
-def _path(node: Any) -> tuple[str, ...]:
-    return tuple((node.meta.get("custom") or {}).get(_KEY, ()))
+def _comment(scheduler: Any, node: Any, graph: Any) -> None:
+    """Writes the comment about a scheduler node where its code is about to be written."""
+    if getattr(graph, "cpp_wrapper", False):
+        generated.note(
+            "code compiled with cpp_wrapper is no Python, so its kernels have no module and no line"
+        )
+        return  # comments there would change what is compiled anew
+    origins = {origin: None for inner in node.get_nodes() for origin in _origins(inner)}
+    index = getattr(scheduler, "origin_to_index", {})
+    nodes = sorted(
+        (one for one in origins if one.op == "call_function"), key=lambda one: index.get(one, 0)
+    )
+    backward = bool(graph.is_backward)
+    if not backward and _in_compiled_autograd():
+        backward = True
+        generated.note(
+            "compiled autograd forgets of most kernels of the backward pass which module they are of"
+        )
+    wrapper = graph.wrapper_code
+    text = comment_of(parts_of_nodes(nodes, backward=backward))
+    wrapper.make_comment(f"{wrapper.comment} {text}")
 
 
-def _position(node: Any) -> int:
-    """Where a node stands in its graph; Inductor keeps that while it writes comments."""
-    known = getattr(node.graph, "_inductor_kernel_metadata_node_to_idx_map", {})
-    return int(known.get(node, 0))
+def _origins(inner: Any) -> Iterable[Any]:
+    """The FX nodes that one inner node does the work of."""
+    ir = inner.node
+    if ir is None:
+        return ()
+    own = getattr(ir, "origin_node", None)
+    if own is not None and inner.is_extern():
+        return (own,)  # the others that Inductor names are those of its inputs
+    # A loop's own; those of its buffer hold the user that made it real, too.
+    found: Iterable[Any] = getattr(getattr(ir, "data", None), "origins", None) or ir.get_origins()
+    return found
+
+
+def _in_compiled_autograd() -> bool:
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 def notice_imports() -> None:
-    """Looks when TorchDynamo and Inductor are imported, as marks may be traced before any mark has run."""
+    """Looks when TorchDynamo and Inductor are imported, as code may be compiled before any mark has run."""
     before_import("torch._dynamo", watch.look)
-    for name in _WRITERS:
-        before_import(name, functools.partial(follow_inductor, coming=True))
+    for name in _FOLLOWED:
+        when_imported(name, lambda _module: follow_inductor())

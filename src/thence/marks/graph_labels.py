@@ -6,7 +6,7 @@ import json
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from thence.atomic_files import atomic_write
 from thence.errors import MissingData, UsageError
@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from thence.cuda.driver import GraphDriver
     from thence.marks.graph_nodes import NodeIds
 
-__all__ = ["CapturedNodes", "Label", "LabelledGraphs", "as_text", "metadata_text", "write_whole"]
+__all__ = [
+    "CapturedNodes",
+    "Label",
+    "LabelledGraphs",
+    "NodePlace",
+    "as_text",
+    "metadata_text",
+    "write_whole",
+]
+
+_Named = TypeVar("_Named")
 
 _ACTIVITIES = ("kernel", "memcpy", "memset")
 
@@ -40,6 +50,25 @@ class Label(NamedTuple):
     phase: str = "forward"
     lane: str | None = None
     metadata: str = "{}"
+
+
+class NodePlace(NamedTuple):
+    """Where in the program a node was made, beside its label.
+
+    Attributes:
+        module: path of the nn.Module.
+        stack: lines, ``file:line function``, outermost first; line 0 where only the function is certain.
+        phase: forward, backward, recompute ...
+        op: the operator, or in compiled code its main one.
+        parts: of a kernel that is made of several parts: module, innermost line, operator, phase and
+            estimated share of each.
+    """
+
+    module: str | None = None
+    stack: tuple[str, ...] = ()
+    phase: str | None = None
+    op: str | None = None
+    parts: tuple[tuple[str | None, str | None, str, str, float], ...] = ()
 
 
 class CapturedNodes(NamedTuple):
@@ -71,6 +100,7 @@ class LabelledGraphs:
         self._graphs: list[CapturedGraph] = []
         self._kernels = KernelNames()
         self._labels: dict[Label, int] = {}
+        self._places: dict[NodePlace, int] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -82,7 +112,8 @@ class LabelledGraphs:
         ids: NodeIds,
         graph: int,
         device: int,
-        boundaries: Iterable[tuple[int, Label | None]],
+        labels: Iterable[tuple[int, Label | None]],
+        places: Iterable[tuple[int, NodePlace | None]] = (),
     ) -> CapturedGraph:
         """Reads a graph that is still in capture.
 
@@ -91,14 +122,16 @@ class LabelledGraphs:
             ids: of its nodes.
             graph: handle of the CUgraph.
             device: index of the CUDA device.
-            boundaries: how many nodes there were when a label (None: no label) began to hold.
+            labels: how many nodes there were when a label (None: no label) began to hold.
+            places: the same of places.
 
         Raises:
             MissingRequirement: the driver or CUPTI refuses.
         """
         with self._lock:
-            starts = [(count, self._index(label)) for count, label in boundaries]
-            number, nodes, edges = read_graph(driver, ids, graph, starts, self._kernels)
+            named = [(count, _index(self._labels, label)) for count, label in labels]
+            placed = [(count, _index(self._places, place)) for count, place in places]
+            number, nodes, edges = read_graph(driver, ids, graph, named, placed, self._kernels)
             captured = CapturedGraph(number, device, nodes, edges)
             self._graphs.append(captured)
         if "conditional" in nodes.type:
@@ -147,13 +180,16 @@ class LabelledGraphs:
                     {**label._asdict(), "metadata": json.loads(label.metadata)}
                     for label in self._labels
                 ],
+                "places": [place._asdict() for place in self._places],
                 "kernels": self._kernels.columns(),
                 "graphs": [asdict(graph) for graph in self._graphs],
                 "notes": list(self.notes),
             }
 
-    def _index(self, label: Label | None) -> int:
-        return -1 if label is None else self._labels.setdefault(label, len(self._labels))
+
+def _index(known: dict[_Named, int], value: _Named | None) -> int:
+    """The number of a label or place among the distinct ones."""
+    return -1 if value is None else known.setdefault(value, len(known))
 
 
 def metadata_text(metadata: Mapping[str, object]) -> str:

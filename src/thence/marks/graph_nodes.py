@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +44,7 @@ class Nodes:
         number: low 32 bits of the id that CUPTI gives the node in a replay.
         type: kernel, memcpy, memset, host, graph, ...
         label: index of the label, -1 without one.
+        place: index of the place in the program, -1 without one.
         kernel: index of the kernel's name, -1 without one.
         grid: blocks in x, y, z of a kernel.
         block: threads in x, y, z of a kernel.
@@ -54,6 +55,7 @@ class Nodes:
     number: list[int] = field(default_factory=list)
     type: list[str] = field(default_factory=list)
     label: list[int] = field(default_factory=list)
+    place: list[int] = field(default_factory=list)
     kernel: list[int] = field(default_factory=list)
     grid: list[tuple[int, int, int] | None] = field(default_factory=list)
     block: list[tuple[int, int, int] | None] = field(default_factory=list)
@@ -110,6 +112,13 @@ class KernelNames:
         return [{"name": name, "demangled": shown(name)} for name in self.names]
 
 
+class Named(NamedTuple):
+    """What a node was made for: index of its label and of its place, -1 for none."""
+
+    label: int = -1
+    place: int = -1
+
+
 @dataclass
 class _Reading:
     """One graph being read."""
@@ -120,12 +129,14 @@ class _Reading:
     nodes: Nodes = field(default_factory=Nodes)
     edges: list[tuple[int, int]] = field(default_factory=list)
 
-    def level(self, graph: int, label: Sequence[int] | int, parent: int, first: int | None) -> None:
+    def level(
+        self, graph: int, named: Sequence[Named] | Named, parent: int, first: int | None
+    ) -> None:
         """Adds the nodes of a graph, then those of the graphs inside it.
 
         Args:
             graph: its handle.
-            label: of its nodes in the order of their creation, or of them all.
+            named: of its nodes in the order of their creation, or of them all.
             parent: number of the node that holds the graph.
             first: number that its first node will have in a replay; None: as CUPTI says.
         """
@@ -133,10 +144,10 @@ class _Reading:
             (self.ids.graph_node_id(node) & _NUMBER, node) for node in self.driver.nodes(graph)
         )
         numbers: dict[int, int] = {}
-        inside: list[tuple[int, int, int]] = []
+        inside: list[tuple[int, int, Named]] = []
         for rank, (number, node) in enumerate(by_number):
             numbers[node] = number if first is None else first + rank
-            own = label if isinstance(label, int) else label[rank]
+            own = named if isinstance(named, Named) else named[rank]
             kind = self.driver.node_type(node)
             self._add(node, numbers[node], kind, own, parent)
             if kind == "graph":
@@ -145,15 +156,16 @@ class _Reading:
         for node, number, own in inside:
             self.level(self.driver.child_graph(node), own, number, max(self.nodes.number) + 1)
 
-    def _add(self, node: int, number: int, kind: str, label: int, parent: int) -> None:
+    def _add(self, node: int, number: int, kind: str, named: Named, parent: int) -> None:
         nodes = self.nodes
         nodes.number.append(number)
         nodes.type.append(kind)
-        nodes.label.append(label)
+        nodes.label.append(named.label)
+        nodes.place.append(named.place)
         nodes.parent.append(parent)
         kernel = self.driver.kernel(node) if kind == "kernel" else None
-        named = kernel is not None and kernel.name is not None
-        nodes.kernel.append(self.kernels.index(kernel.name) if named else -1)  # type: ignore[union-attr,arg-type]
+        name = None if kernel is None else kernel.name
+        nodes.kernel.append(-1 if name is None else self.kernels.index(name))
         nodes.grid.append(kernel.grid if kernel else None)
         nodes.block.append(kernel.block if kernel else None)
         nodes.shared_memory.append(kernel.shared_memory if kernel else None)
@@ -163,7 +175,8 @@ def read_graph(
     driver: GraphDriver,
     ids: NodeIds,
     graph: int,
-    boundaries: Sequence[tuple[int, int]],
+    labels: Sequence[tuple[int, int]],
+    places: Sequence[tuple[int, int]],
     kernels: KernelNames,
 ) -> tuple[int, Nodes, list[tuple[int, int]]]:
     """A graph's id, nodes and edges.
@@ -172,16 +185,22 @@ def read_graph(
         driver: that knows the graph.
         ids: of its nodes.
         graph: handle of a CUgraph.
-        boundaries: how many nodes there were when a label began to hold, and its index, ascending.
+        labels: how many nodes there were when a label began to hold, and its index, ascending.
+        places: the same of places.
         kernels: takes the names of its kernels.
 
     Raises:
         MissingRequirement: the driver or CUPTI refuses.
     """
     handles = driver.nodes(graph)
-    starts = [count for count, _ in boundaries]
-    before = [-1, *(label for _, label in boundaries)]
-    labels = [before[bisect_right(starts, rank)] for rank in range(len(handles))]
+    columns = [_of_nodes(starts, len(handles)) for starts in (labels, places)]
     reading = _Reading(driver, ids, kernels)
-    reading.level(graph, labels, -1, None)
+    reading.level(graph, list(map(Named, *columns)), -1, None)
     return ids.graph_id(graph), reading.nodes, reading.edges
+
+
+def _of_nodes(starts: Sequence[tuple[int, int]], count: int) -> list[int]:
+    """The index that holds for each node, in the order of their creation."""
+    counts = [start for start, _ in starts]
+    indices = [-1, *(index for _, index in starts)]
+    return [indices[bisect_right(counts, rank)] for rank in range(count)]

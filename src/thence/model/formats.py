@@ -13,6 +13,9 @@ parts and rows of each table had been written when it was. Beside them lie the l
     format, version   `GRAPH_LABELS`, `GRAPH_LABELS_VERSION`
     process           who captured: pid, rank, boot, started_ns, saved_ns
     labels            path (names of the marks), phase (forward, backward), lane, metadata
+    places            of nodes: module (path of the nn.Module), stack (``file:line function``, outermost first; line 0:
+                      only the function is certain), phase, op, parts (of a fused kernel: module, line, op, phase
+                      and estimated share of each)
     kernels           name (as the driver gives it), demangled (as Kineto shows it)
     graphs            id, executables, device, nodes (columns), edges
     notes             what could not be labelled and why
@@ -125,7 +128,8 @@ OPENED, CLOSED, BACKWARD_OPENED, STEP = 0, 1, 2, 3
 LABELS_FILE = "labels.json"
 """Labels of captured CUDA graphs, beside the parts."""
 GRAPH_LABELS = "thence.graph-labels"
-GRAPH_LABELS_VERSION = 1
+GRAPH_LABELS_VERSION = 2
+"""1: nodes had no place."""
 
 HLO_FOLDER = "hlo"
 """Folder of a recording that holds the HLO modules of its XLA programs."""

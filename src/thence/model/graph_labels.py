@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from thence.model.collectives import Collective
 
-__all__ = ["MODULE_KEYS", "NODES", "CapturedGraph", "GraphLabels", "Kernel", "Label", "Process"]
+__all__ = [
+    "MODULE_KEYS",
+    "NODES",
+    "CapturedGraph",
+    "CapturedPlace",
+    "GraphLabels",
+    "Kernel",
+    "Label",
+    "Process",
+]
 
 NODES: Mapping[str, Any] = MappingProxyType(
     {
@@ -64,8 +73,27 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedPlace:
+    """Where in the program a node was made, as far as the capture says.
+
+    Attributes:
+        module: path of the nn.Module.
+        stack: lines, ``file:line function``, outermost first; line 0 where only the function is certain.
+        phase: forward, backward, recompute ...
+        op: the operator; in compiled code the one that the kernel does most for.
+        parts: of a kernel that was fused from several: module, line, op, phase and estimated share of each.
+    """
+
+    module: str | None = None
+    stack: tuple[str, ...] = ()
+    phase: str | None = None
+    op: str | None = None
+    parts: tuple[tuple[str | None, str | None, str, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Label:
-    """The marks that were open when a node was created.
+    """What a node was created for: the marks that were open, and the place in the program.
 
     Attributes:
         path: names of the marks, outermost first.
@@ -73,6 +101,7 @@ class Label:
         lane: name of the extra lane that shows it, if any.
         metadata: further facts.
         collective: what was moved, where that was a collective.
+        place: where in the program it was created, whatever the marks say.
     """
 
     path: tuple[str, ...]
@@ -80,6 +109,7 @@ class Label:
     lane: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: _NO_METADATA)
     collective: Collective | None = None
+    place: CapturedPlace | None = None
 
     @property
     def module(self) -> str | None:

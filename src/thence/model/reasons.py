@@ -119,6 +119,9 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "graph_ambiguous": "inside a CUDA graph: nodes with different labels fit it equally well",
         "graph_not_joined": "inside a CUDA graph that fits none of the labels",
         "graph_captures_differ": "inside a CUDA graph: it can be several launches of the captures, which differ",
+        # Code that torch.compile made.
+        "compiled_before": "compiled before thence was there: cached code does not tell which module it is of",
+        "made_by_compiler": "made by the compiler itself, for no line of the program",
         # XLA.
         "no_xla": "no XLA programs in this trace",
         "no_program": "part of no XLA program",
@@ -202,6 +205,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
     },
     "thence recording": {
         "launched_together": "thence record --with launches records the thread of every launch",
+        "compiled_before": "empty the compile cache, or set TORCH_COMPILE_CACHE_KEY_TAG for recorded runs",
         "no_loops": "loops inside a fusion or a CUDA graph have none; NVTX records the others",
         "no_ranges": "thence.mark, NVTX",
         "no_modules": _CALLS,

@@ -23,7 +23,15 @@ import polars as pl
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.collectives import split
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
-from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label, Process
+from thence.model.graph_labels import (
+    NODES,
+    CapturedGraph,
+    CapturedPlace,
+    GraphLabels,
+    Kernel,
+    Label,
+    Process,
+)
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
 from thence.readers.expansion import DEFAULT, Expansion
@@ -93,21 +101,23 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
         raise UnknownFormat(name, _not_labels("is no JSON")) from error
     if head.format != GRAPH_LABELS:
         raise UnknownFormat(name, _not_labels("names another format"))
-    if head.version != GRAPH_LABELS_VERSION:
+    if not 1 <= head.version <= GRAPH_LABELS_VERSION:
         raise UnknownFormat(
             name,
-            f"is of version {head.version}, this thence reads version {GRAPH_LABELS_VERSION}; update thence",
+            f"is of version {head.version}, this thence reads versions 1 to {GRAPH_LABELS_VERSION}; update thence",
         )
     try:
         file = msgspec.json.decode(content, type=_File)
         if sum(len(graph.nodes.number) for graph in file.graphs) > _MOST_NODES:
             raise DamagedInput(name, f"lists over {_MOST_NODES:,} nodes")
+        labels = _Labels(file)
+        graphs = tuple(_graph(graph, file, labels) for graph in file.graphs)
         return GraphLabels(
             name,
             Process(**msgspec.structs.asdict(file.process)),
-            tuple(_label(label) for label in file.labels),
+            tuple(labels.found),
             tuple(Kernel(x.name, x.demangled) for x in file.kernels),
-            tuple(_graph(graph, file) for graph in file.graphs),
+            graphs,
             file.notes,
         )
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
@@ -137,6 +147,7 @@ class _File(msgspec.Struct):
     version: int
     process: _Process = msgspec.field(default_factory=_Process)
     labels: tuple[_Label, ...] = ()
+    places: tuple[_Place, ...] = ()
     kernels: tuple[_Kernel, ...] = ()
     graphs: tuple[_Graph, ...] = ()
     notes: tuple[str, ...] = ()
@@ -147,6 +158,14 @@ class _Label(msgspec.Struct):
     phase: str | None = None
     lane: str | int | None = None
     metadata: dict[str, Any] = {}
+
+
+class _Place(msgspec.Struct):
+    module: str | None = None
+    stack: tuple[str, ...] = ()
+    phase: str | None = None
+    op: str | None = None
+    parts: tuple[tuple[str | None, str | None, str, str, float], ...] = ()
 
 
 class _Kernel(msgspec.Struct):
@@ -166,6 +185,7 @@ class _Nodes(msgspec.Struct):
     number: list[int]
     type: list[str]
     label: list[int]
+    place: list[int] | None = None
     kernel: list[int] | None = None
     grid: list[_Triple | None] | None = None
     block: list[_Triple | None] | None = None
@@ -180,7 +200,44 @@ def _label(stored: _Label) -> Label:
     return Label(stored.path, stored.phase, lane, rest, collective)
 
 
-def _graph(graph: _Graph, file: _File) -> CapturedGraph:
+class _Labels:
+    """Labels of nodes: those of the file, and new ones for nodes that have a place beside their label.
+
+    Attributes:
+        found: so far.
+    """
+
+    def __init__(self, file: _File) -> None:
+        self.found = [_label(label) for label in file.labels]
+        self._places = [CapturedPlace(**msgspec.structs.asdict(place)) for place in file.places]
+        self._known: dict[tuple[int | None, int], int] = {}
+
+    def with_places(
+        self, labels: Sequence[int | None] | None, places: Sequence[int] | None, where: str
+    ) -> list[int | None] | None:
+        """The label of each node, its place included.
+
+        Raises:
+            ValueError: a place is none of the list.
+        """
+        placed = _references(places, len(self._places), f"{where}: place")
+        if labels is None or placed is None or len(labels) != len(placed):
+            return None if labels is None else list(labels)
+        return [
+            label if place is None else self._joined(label, place)
+            for label, place in zip(labels, placed, strict=True)
+        ]
+
+    def _joined(self, label: int | None, place: int) -> int:
+        found = self._known.get((label, place))
+        if found is None:
+            found = self._known[label, place] = len(self.found)
+            marks = Label(()) if label is None else self.found[label]
+            self.found.append(dataclasses.replace(marks, place=self._places[place]))
+        return found
+
+
+def _graph(graph: _Graph, file: _File, labels: _Labels) -> CapturedGraph:
     """A graph, after checking that its columns have one length and its references are valid.
 
     Raises:
@@ -191,14 +248,16 @@ def _graph(graph: _Graph, file: _File) -> CapturedGraph:
     columns: dict[str, Sequence[Any] | None] = {
         "number": nodes.number,
         "type": nodes.type,
-        "label": _references(nodes.label, len(file.labels), f"{where}: label"),
+        "label": labels.with_places(
+            _references(nodes.label, len(file.labels), f"{where}: label"), nodes.place, where
+        ),
         "kernel": _references(nodes.kernel, len(file.kernels), f"{where}: kernel"),
         "grid": nodes.grid,
         "block": nodes.block,
         "shared_memory": nodes.shared_memory,
         "parent": None if nodes.parent is None else [None if p == -1 else p for p in nodes.parent],
     }
-    for name, values in columns.items():
+    for name, values in (*columns.items(), ("place", nodes.place)):
         if values is not None and len(values) != count:
             raise ValueError(f"{where}: {len(values)} values of {name} for {count} nodes")
     numbers = np.array(nodes.number, np.int64)

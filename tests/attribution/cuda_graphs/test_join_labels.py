@@ -7,7 +7,7 @@ import json
 import random
 from collections import Counter
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
@@ -329,3 +329,89 @@ def test_labels_beside_that_do_not_fit_are_a_warning_only(
     trace = thence.open(folder / "trace.json.gz")
     assert trace.tables.graph_places.is_empty()
     assert any("captured these graphs" in text for text in trace.meta.warnings)
+
+
+# Places in the program, beside the marks
+
+
+def with_places(made: Made, places: list[dict[str, object]], of_node: list[int]) -> dict[str, Any]:
+    document = made.document(version=2, places=places)
+    document["graphs"][0]["nodes"]["place"] = of_node
+    return document
+
+
+MADE_IN = [
+    {
+        "module": "layers.0.mlp",
+        "stack": ["/me/train.py:3 main", "/v/site-packages/lib/a.py:7 f"],
+        "phase": "recompute",
+        "op": "aten.mm",
+    },
+    {
+        "module": None,
+        "stack": ["/v/site-packages/lib/a.py:8 g"],
+        "parts": [["a", "m.py:1 f", "aten.mul", "forward", 0.75], [None, None, "", "", 0.25]],
+    },
+    {"module": "layers.1", "stack": ["/me/train.py:0 main"]},
+]
+
+
+def test_a_replayed_kernel_has_the_place_of_its_node_beside_its_marks(tmp_path: Path) -> None:
+    made = Made()
+    node = made.node("gemm", "mine")
+    node = made.node("gelu", None, node)
+    node = made.node("norm", None, node)
+    made.node("add", "mine", node)
+    (tmp_path / "labels.json").write_text(json.dumps(with_places(made, MADE_IN, [0, 1, 2, -1])))
+    tables, nodes = tables_of(made, [replay(made, 1, random.Random(1))], ids=True)
+    trace = Trace(tables).label(tmp_path / "labels.json")
+    assert nodes == [0, 1, 2, 3]
+    rules = {"label", "module", "op", "source", "phase", "stack"}
+    found = trace.places.select(*sorted(rules), "position", "metadata").cast(pl.String)
+    first, second, third, last = found.to_dicts()
+    assert first == {
+        "label": "mine",
+        "module": "layers.0.mlp",
+        "op": "aten.mm",
+        "phase": "recompute",  # the marks alone would say forward
+        "source": "/me/train.py:3 main",  # the innermost line of the user's
+        "position": "line",
+        "stack": "/me/train.py:3 main;/v/site-packages/lib/a.py:7 f",
+        "metadata": None,
+    }
+    assert (second["label"], second["module"]) == (None, None)
+    assert second["source"] == "/v/site-packages/lib/a.py:8 g"  # there is none of the user's
+    parts = json.loads(second["metadata"])["estimated_parts"]
+    assert [(part["module"], part["share"]) for part in parts] == [("a", 0.75), (None, 0.25)]
+    assert (third["source"], third["position"]) == ("/me/train.py main", "function")
+    assert [last[kind] for kind in ("label", "module", "source")] == ["mine", None, None]
+    rule = trace.places["module_rule"].cast(pl.String).to_list()
+    assert rule == ["graph_node", "graph", "graph_node", "graph"]
+
+
+def test_what_counts_as_own_code_decides_the_source_of_a_graphed_kernel(tmp_path: Path) -> None:
+    made = Made()
+    made.node("gemm", None)
+    (tmp_path / "labels.json").write_text(json.dumps(with_places(made, MADE_IN, [0])))
+    tables, _ = tables_of(made, [replay(made, 1, random.Random(1))], ids=True)
+    labelled = Trace(tables).label(tmp_path / "labels.json")
+    own = Trace(labelled.tables, own=("lib",))
+    assert own.places["source"].to_list() == ["/v/site-packages/lib/a.py:7 f"]
+
+
+def test_nodes_that_differ_in_their_places_alone_keep_the_label_that_they_share(
+    tmp_path: Path,
+) -> None:
+    """Without ids, equal kernels side by side cannot be told apart: their module cannot, their label can."""
+    made = Made()
+    first = made.node("embed", "embed")
+    branches = [made.node("gemm", "projections", first) for _ in range(2)]
+    made.node("attention", "attention", *branches)
+    document = with_places(made, MADE_IN, [-1, 0, 2, -1])
+    (tmp_path / "labels.json").write_text(json.dumps(document))
+    tables, nodes = tables_of(made, [replay(made, 2, random.Random(3), shortest=10)])
+    trace = Trace(tables).label(tmp_path / "labels.json")
+    labels = dict(zip(nodes, trace.places["label"].to_list(), strict=True))
+    assert labels == {0: "embed", 1: "projections", 2: "projections", 3: "attention"}
+    assert trace.places["module"].to_list() == [None] * 4
+    assert "graph_alignment" in trace.places["label_rule"].to_list()

@@ -17,12 +17,14 @@ import polars as pl
 from thence.attribution.cuda_graphs.alignment import UNDECIDED
 from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.by_order import Candidate, aligned_group
+from thence.attribution.cuda_graphs.captured_stacks import stack_text
 from thence.attribution.cuda_graphs.processes import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import Names, Signatures
 from thence.attribution.paths import SEPARATOR
 from thence.model.attributed import RULE
 from thence.model.collective_columns import described_structs
+from thence.model.graph_labels import CapturedPlace, Label
 from thence.model.places import GRAPH_LABELS
 from thence.model.reasons import CODES
 from thence.model.tables import GRAPH_PLACES
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 
     from thence.attribution.cuda_graphs.by_node import Executed, Match
     from thence.attribution.cuda_graphs.by_order import Outcome
-    from thence.model.graph_labels import GraphLabels, Label
+    from thence.attribution.cuda_graphs.replays import Group
+    from thence.model.graph_labels import GraphLabels
     from thence.model.tables import Tables
 
 __all__ = ["Joined", "Numbered", "join_labels", "joined_rows", "with_places"]
@@ -139,8 +142,9 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
     if not len(replays.rows) or not labels:
         return Joined()
     assigned = Numbered.of(replays)
-    distinct_labels = _DistinctLabels([], {})
+    distinct_labels = _DistinctLabels()
     files = [_File.of(file, distinct_labels.numbers(file), replays) for file in labels]
+    marks_alone = distinct_labels.without_places()
     rank_of_row = tables.gpu["rank"].to_numpy()[replays.rows]
     reasons: dict[int, tuple[str, str]] = {}
     fitted: set[int] = set()
@@ -157,7 +161,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> Joined:
                 reasons.setdefault(i, (file.labels.source, reason))
         if rank_files:
             rank_notes, refused = _join_rank(
-                rank_files, assigned, replays.rows[rank_of_row == rank]
+                rank_files, assigned, replays.rows[rank_of_row == rank], marks_alone
             )
             notes += rank_notes
             foreign += refused
@@ -203,7 +207,10 @@ class _File:
 
 
 def _join_rank(
-    files: Sequence[_File], assigned: Numbered, rows: NDArray[np.int64]
+    files: Sequence[_File],
+    assigned: Numbered,
+    rows: NDArray[np.int64],
+    marks_alone: NDArray[np.int64],
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Joins files of one process to its rows; returns notes on refusals, and labels of other programs."""
     replays = assigned.replays
@@ -215,12 +222,32 @@ def _join_rank(
     launches: list[tuple[int, str]] = []
     count = 0
     for group in replays.groups(rows):
-        outcome = aligned_group(group, replays, candidates)
+        outcome = _aligned(group, replays, candidates, marks_alone)
         reasons = assigned.put_outcome(group.rows, outcome, "graph_alignment")
         starts = group.rows[[i for i, r in enumerate(outcome.refused) if r is not None], 0]
         launches += zip(starts.tolist(), reasons, strict=True)
         count += len(group.rows)
     return _refusal_notes(launches, count, replays), foreign
+
+
+def _aligned(
+    group: Group,
+    replays: Replays,
+    candidates: Sequence[tuple[Candidate, Signatures]],
+    marks_alone: NDArray[np.int64],
+) -> Outcome:
+    """Aligns launches; where nodes that fit equally well differ in their places alone, by their marks."""
+    outcome = aligned_group(group, replays, candidates)
+    open_ = outcome.label == UNDECIDED
+    if not open_.any() or (marks_alone[:-1] == np.arange(len(marks_alone) - 1)).all():
+        return outcome
+    by_marks = [
+        (dataclasses.replace(candidate, label=marks_alone[candidate.label]), signatures)
+        for candidate, signatures in candidates
+    ]
+    label = np.where(open_, aligned_group(group, replays, by_marks).label, outcome.label)
+    confidence = (label != UNDECIDED).mean(axis=1)
+    return dataclasses.replace(outcome, label=label, confidence=confidence)
 
 
 def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
@@ -277,19 +304,30 @@ def _put_matched(
 class _DistinctLabels:
     """Distinct labels of all files, numbered."""
 
-    labels: list[Label]
-    by_text: dict[str, int]
+    labels: list[Label] = field(default_factory=list)
+    by_text: dict[str, int] = field(default_factory=dict)
 
     def numbers(self, file: GraphLabels) -> NDArray[np.int64]:
         """The number of each label of a file; index -1 gives -1."""
         result = np.full(len(file.labels) + 1, -1)
         for i, label in enumerate(file.labels):
-            text = repr(label)
-            if text not in self.by_text:
-                self.by_text[text] = len(self.labels)
-                self.labels.append(label)
-            result[i] = self.by_text[text]
+            result[i] = self._number(label)
         return result
+
+    def without_places(self) -> NDArray[np.int64]:
+        """Of each label the number of what its marks alone say, -1 for nothing; index -1 gives -1."""
+        result = []
+        for label in tuple(self.labels):
+            marks = dataclasses.replace(label, place=None)
+            result.append(-1 if marks == Label(()) else self._number(marks))
+        return np.array([*result, -1])
+
+    def _number(self, label: Label) -> int:
+        text = repr(label)
+        if text not in self.by_text:
+            self.by_text[text] = len(self.labels)
+            self.labels.append(label)
+        return self.by_text[text]
 
     def frame(self) -> pl.DataFrame:
         """The place columns that each label stands for."""
@@ -302,12 +340,22 @@ class _DistinctLabels:
 
 
 def _place(label: Label) -> dict[str, Any]:
+    """The columns that a label stands for: what marks say wins over the place in the program."""
+    place = label.place or CapturedPlace()
+    metadata = dict(label.metadata)
+    if place.parts:
+        metadata["estimated_parts"] = [
+            dict(zip(("module", "line", "op", "phase", "share"), part, strict=True))
+            for part in place.parts
+        ]
     return {
         "label": SEPARATOR.join(label.path) or None,
-        "module": label.module,
-        "phase": label.phase,
+        "module": label.module or place.module or None,
+        "op": place.op,
+        "stack": stack_text(place.stack),
+        "phase": place.phase or label.phase,
         "lane": label.lane,
-        "metadata": msgspec.json.encode(label.metadata).decode() if label.metadata else None,
+        "metadata": msgspec.json.encode(metadata).decode() if metadata else None,
     }
 
 

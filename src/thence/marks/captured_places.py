@@ -1,0 +1,124 @@
+"""Where in the program each node of a CUDA graph was made: from what was noted while it was captured.
+
+Two things are noted with the number of nodes by then: boundaries of eager code (`thence.boundaries`), where a
+recording has them, and launches in code that Inductor generated (`thence.marks.generated_lines`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thence.boundaries.places import LINE, MODULE, PHASE
+from thence.marks.generated import LineFacts
+from thence.marks.generated_lines import Run
+from thence.marks.graph_labels import NodePlace
+from thence.marks.launch_facts import main_part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from thence.boundaries.places import Place
+    from thence.marks.launch_facts import Part
+
+__all__ = ["Launch", "Noted", "module_of_part", "node_places", "phase_of_part"]
+
+Launch = tuple[Run, LineFacts]
+"""What generated code launches until the next note."""
+Noted = int | Launch | None
+"""Number of a place, a launch, or None: generated code is over."""
+
+_MOST_FRAMES = 1000
+
+
+def node_places(
+    noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]
+) -> list[tuple[int, NodePlace | None]]:
+    """From which number of nodes on which place holds.
+
+    Args:
+        noted: number of nodes, and what was noted then, in order.
+        named: the places that numbers stand for.
+    """
+    reading = _Reading(named)
+    found: list[tuple[int, NodePlace | None]] = []
+    for count, note in noted:
+        reading.take(note)
+        if found and found[-1][0] == count:
+            found.pop()  # no node was made there
+        found.append((count, reading.place()))
+    return found
+
+
+class _Reading:
+    """What holds at one point of a capture: numbers of places by kind, and the launch of generated code."""
+
+    def __init__(self, named: Mapping[int, Place]) -> None:
+        self._named = named
+        self._at: dict[int, int] = {}
+        self._launch: Launch | None = None
+
+    def take(self, note: Noted) -> None:
+        """Something changes."""
+        if not isinstance(note, int):
+            self._launch = note
+        elif note in self._named:
+            self._at[self._named[note].kind] = note
+
+    def place(self) -> NodePlace | None:
+        """What holds now; None for nothing at all."""
+        module, phase = self._name(MODULE), self._name(PHASE)
+        if self._launch is None:
+            place = NodePlace(module, self._frames(self._at.get(LINE, 0)), phase)
+            return None if place == NodePlace() else place
+        run, facts = self._launch
+        outer = self._frames(run.line)
+        if not facts.parts:
+            return NodePlace(None, outer, phase)
+        main = main_part(facts.parts)
+        return NodePlace(
+            module_of_part(run, main, facts),
+            (*outer, *main.stack),
+            phase_of_part(run, main) or phase,
+            main.op or None,
+            tuple(_described(run, part, facts) for part in facts.parts)
+            if len(facts.parts) > 1
+            else (),
+        )
+
+    def _name(self, kind: int) -> str | None:
+        number = self._at.get(kind)
+        return None if number is None else self._named[number].name
+
+    def _frames(self, number: int) -> tuple[str, ...]:
+        """The chain of lines that a place stands for, outermost first."""
+        frames: list[str] = []
+        while (place := self._named.get(number)) is not None and len(frames) < _MOST_FRAMES:
+            if place.name is not None:
+                frames.append(f"{place.detail}:{place.line} {place.name}")
+            number = place.parent
+        return tuple(reversed(frames))
+
+
+def module_of_part(run: Run, part: Part, facts: LineFacts) -> str | None:
+    """Path of the module that a part is of; None where it is not known.
+
+    Nodes that Inductor made itself have neither module nor line, and code that was compiled before
+    thence was there does not tell where a module is missing.
+    """
+    if part.module is None and (facts.before or not part.stack or part.phase == "gradient"):
+        return None
+    return run.path(part.module)
+
+
+def phase_of_part(run: Run, part: Part) -> str:
+    """Phase that a part is in; empty where the code does not say: what is not differentiated is no forward."""
+    if part.phase != "forward":
+        return part.phase
+    return run.phase or ("" if run.module.kind == "inference" else "forward")
+
+
+def _described(
+    run: Run, part: Part, facts: LineFacts
+) -> tuple[str | None, str | None, str, str, float]:
+    line = part.stack[-1] if part.stack else None
+    return (module_of_part(run, part, facts), line, part.op, phase_of_part(run, part), part.share)

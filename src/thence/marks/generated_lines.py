@@ -1,0 +1,356 @@
+"""Code that Inductor generated, while it runs: which launch comes next, on whatever thread.
+
+Its modules are read as they are loaded, from a cold cache or a warm one. While somebody follows, their functions,
+and no other code, have events of their lines (sys.monitoring, Python 3.12): a line that launches nothing answers
+once that it wants no more of them. Before Python 3.12 a capture of a CUDA graph follows them with sys.settrace, on
+its own thread only, and elsewhere they are not followed.
+
+Paths of modules in generated code are relative to what was compiled. Where several instances share it (``compile()``
+of each block), the path of the instance is that of the module that is running; in the backward, that of the
+forward which made the autograd node, by its sequence number.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from thence.boundaries.places import LINE, MODULE
+from thence.marks.generated import is_generated, read_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
+
+    from thence.marks.generated import LineFacts, Module
+
+__all__ = ["Around", "GeneratedLines", "Nowhere", "Run", "generated"]
+
+_TOOL_IDS = (4, 3)
+"""Of sys.monitoring: those that it leaves to everybody."""
+_KEPT_FORWARDS = 1 << 14
+"""Forwards whose backward may yet come."""
+_HEAD = 300  # characters, in which a module's id stands
+
+
+class Around(Protocol):
+    """What the hooks of eager code know of the thread that asks."""
+
+    def current_module(self) -> str | None:
+        """Path of the innermost nn.Module that is running; None where none is, or nothing tells."""
+
+    def current_place(self, kind: int) -> int:
+        """Number of the innermost place of a kind (`thence.boundaries.places`); 0 where nothing tells."""
+
+    def is_own(self, file: str) -> bool:
+        """Whether lines of a file are to be shown."""
+
+
+class Nowhere:
+    """Knows nothing: no hook of eager code is there."""
+
+    def current_module(self) -> str | None:
+        """Nothing tells."""
+        return None
+
+    def current_place(self, kind: int) -> int:
+        """Nothing tells."""
+        return 0 * kind
+
+    def is_own(self, file: str) -> bool:
+        """Every line is."""
+        return bool(file)
+
+
+class Run(NamedTuple):
+    """One call of a generated module.
+
+    Attributes:
+        module: which.
+        prefix: path of the module instance that was compiled; None where it is not known.
+        line: number of the place of the line that called it, or its forward; 0 where it is not known.
+        instance: number of the place of that module instance; 0 where it is not known.
+        phase: what it is in place of what its nodes say; empty for nothing.
+    """
+
+    module: Module
+    prefix: str | None
+    line: int
+    instance: int = 0
+    phase: str = ""
+
+    def path(self, relative: str | None) -> str | None:
+        """Path of a module whose path in the code is this; None where neither is known."""
+        if not self.prefix:
+            return relative if self.prefix is None else (relative or "")
+        return f"{self.prefix}.{relative}" if relative else self.prefix
+
+
+class _Thread(threading.local):
+    """The call that this thread is in the middle of, and the graphs that it compiles."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.opened_by: CodeType | None = None
+        self.graphs: list[Any] = []
+
+
+class GeneratedLines:
+    """Every generated module of this process, and who follows them.
+
+    Nothing here raises into the program.
+
+    Attributes:
+        around: what is known of eager code.
+        notes: what could not be told and why; each sentence once.
+    """
+
+    def __init__(self) -> None:
+        self.around: Around = Nowhere()
+        self.notes: dict[str, None] = {}
+        self._lines: dict[int, dict[int, LineFacts]] = {}
+        self._modules: dict[int, Module] = {}
+        self._followers: tuple[Callable[[Run | None, LineFacts | None], None], ...] = ()
+        self._forwards: dict[int, tuple[int, str | None, int, int]] = {}
+        self._thread = _Thread()
+        self._tool: int | None = None
+        self._lock = threading.RLock()
+
+    def note(self, sentence: str) -> None:
+        """Something that cannot be told."""
+        self.notes[sentence] = None
+
+    def follow_loading(self) -> None:
+        """Reads generated modules as they are loaded from now on, and those that are loaded already."""
+        codecache = sys.modules.get("torch._inductor.codecache")
+        cache = getattr(codecache, "PyCodeCache", None)
+        if cache is not None and not hasattr(cache.load_by_key_path, "thence_original"):
+            original = cache.load_by_key_path.__func__
+
+            @functools.wraps(original)
+            def load_by_key_path(
+                cls: Any, key: str, path: str, linemap: Any = None, *args: Any, **kwargs: Any
+            ) -> Any:
+                module = original(cls, key, path, linemap, *args, **kwargs)
+                self.loaded(module, linemap or ())
+                return module
+
+            load_by_key_path.thence_original = original  # type: ignore[attr-defined]
+            cache.load_by_key_path = classmethod(load_by_key_path)
+            for module in list(cache.modules):
+                path = module.__file__
+                self.loaded(module, list(zip(*cache.linemaps.get(path, ()), strict=False)))
+        self._follow_compiling()
+
+    def _follow_compiling(self) -> None:
+        """Keeps TorchDynamo's graph at hand while code for it is made or loaded."""
+        compile_fx = sys.modules.get("torch._inductor.compile_fx")
+        original = getattr(compile_fx, "compile_fx", None)
+        if original is None or hasattr(original, "thence_original"):
+            return
+
+        @functools.wraps(original)
+        def compiling(model: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._graph(getattr(model, "graph", None)):
+                return original(model, *args, **kwargs)
+
+        compiling.thence_original = original  # type: ignore[attr-defined]
+        compile_fx.compile_fx = compiling  # type: ignore[union-attr]
+
+    @contextmanager
+    def _graph(self, graph: Any) -> Iterator[None]:
+        graphs = self._thread.graphs
+        graphs.append(graph)
+        try:
+            yield
+        finally:
+            graphs.pop()
+
+    def loaded(self, module: Any, line_map: Any) -> None:
+        """A module of Inductor's was loaded; those that are no code of compiled graphs are left alone."""
+        try:
+            with open(module.__file__, encoding="utf-8") as file:  # noqa: PTH123 - no pathlib in a guest
+                head = file.read(_HEAD)
+                if is_generated(head.split("\n")) is None:
+                    return
+                lines = (head + file.read()).split("\n")
+            graph = self._thread.graphs[-1] if self._thread.graphs else None
+            found = read_module(module, lines, line_map, graph)
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            self.note(f"code that was compiled could not be read: {error!r}")
+            return
+        if found is None:
+            return
+        if any(facts.before for facts in found.first_facts()):
+            self.note(
+                "code from a cache that was filled without thence does not tell the modules of its backward pass, "
+                "and only a part of the rest: empty the cache, or set TORCH_COMPILE_CACHE_KEY_TAG, to have it told"
+            )
+        with self._lock:
+            for code in found.codes:
+                self._lines[id(code)] = dict(found.lines.get(id(code), {}))
+                self._modules[id(code)] = found
+            if self._tool is not None:
+                self._switch(found, on=True)
+
+    def follow(self, follower: Callable[[Run | None, LineFacts | None], None]) -> bool:
+        """Tells of every launch, and of the end of a function, on the thread that it happens on.
+
+        Returns:
+            whether it can: not before Python 3.12, nor where others took all tool ids of sys.monitoring.
+        """
+        with self._lock:
+            if self._tool is None and not self._begin():
+                return False
+            self._followers = (*self._followers, follower)
+            return True
+
+    def unfollow(self, follower: Callable[[Run | None, LineFacts | None], None]) -> None:
+        """Tells it no longer."""
+        with self._lock:
+            self._followers = tuple(one for one in self._followers if one != follower)
+            if not self._followers and self._tool is not None:
+                self._end()
+
+    def trace(self, follower: Callable[[Run | None, LineFacts | None], None]) -> bool:
+        """The same on this thread alone, by sys.settrace; until `untrace`.
+
+        Returns:
+            whether it can: not where a debugger or a coverage tool does.
+        """
+        if "torch._inductor.codecache" not in sys.modules:
+            return True  # nothing is compiled
+        if sys.gettrace() is not None:
+            return False
+        self._followers = (*self._followers, follower)
+        sys.settrace(self._called)
+        return True
+
+    def untrace(self, follower: Callable[[Run | None, LineFacts | None], None]) -> None:
+        """Ends what `trace` began."""
+        if sys.gettrace() == self._called:
+            sys.settrace(None)
+        self._followers = tuple(one for one in self._followers if one != follower)
+
+    def _begin(self) -> bool:
+        monitoring = getattr(sys, "monitoring", None)
+        if monitoring is None:
+            return False
+        free = (number for number in _TOOL_IDS if monitoring.get_tool(number) is None)
+        self._tool = next(free, None)
+        if self._tool is None:
+            self.note(
+                "kernels of compiled code have no module and no line, as other tools took the ids of sys.monitoring"
+            )
+            return False
+        monitoring.use_tool_id(self._tool, "thence: generated code")
+        events = monitoring.events
+        monitoring.register_callback(self._tool, events.PY_START, self._started)
+        monitoring.register_callback(self._tool, events.LINE, self._line)
+        monitoring.register_callback(self._tool, events.PY_RETURN, self._returned)
+        for module in set(self._modules.values()):
+            self._switch(module, on=True)
+        return True
+
+    def _end(self) -> None:
+        monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
+        for module in set(self._modules.values()):
+            self._switch(module, on=False)
+        for event in ("PY_START", "LINE", "PY_RETURN"):
+            monitoring.register_callback(self._tool, getattr(monitoring.events, event), None)
+        monitoring.free_tool_id(self._tool)
+        self._tool = None
+
+    def _switch(self, module: Module, *, on: bool) -> None:
+        monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
+        events = monitoring.events
+        wanted = events.PY_START | events.LINE | events.PY_RETURN if on else events.NO_EVENTS
+        for code in module.codes:
+            monitoring.set_local_events(self._tool, code, wanted)
+
+    def _started(self, code: CodeType, _offset: int = 0) -> None:
+        """A generated function begins."""
+        module = self._modules.get(id(code))
+        here = self._thread
+        if module is None:
+            return
+        if code is not module.entry and here.run is not None and here.run.module is module:
+            return  # a partition of what runs
+        here.opened_by = code
+        try:
+            here.run = self._run(module)
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            self.note(f"what runs in compiled code could not be told: {error!r}")
+            here.run = Run(module, None, 0)
+
+    def _line(self, code: CodeType, line: int) -> Any:
+        """A line of a generated function is about to run."""
+        facts = self._lines.get(id(code), {}).get(line)
+        if facts is None:
+            return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
+        self._tell(self._thread.run, facts)
+        return None
+
+    def _returned(self, code: CodeType, _offset: int = 0, _value: object = None) -> None:
+        """A generated function is over."""
+        here = self._thread
+        run = here.run
+        if here.opened_by is code:
+            here.run = here.opened_by = None
+        self._tell(run, None)
+
+    def _tell(self, run: Run | None, facts: LineFacts | None) -> None:
+        for follower in self._followers:
+            try:
+                follower(run, facts)
+            except Exception as error:  # noqa: BLE001 - the program comes first
+                self.note(f"a launch of compiled code was not noted: {error!r}")
+
+    def _called(self, frame: FrameType, event: str, _argument: object) -> Any:
+        """sys.settrace: a function begins; only generated ones are followed."""
+        code = frame.f_code
+        lines = self._lines.get(id(code))
+        if event != "call" or lines is None:
+            return None
+        self._started(code)
+
+        def local(frame: FrameType, event: str, _argument: object) -> Any:
+            if event == "line" and (facts := lines.get(frame.f_lineno)) is not None:
+                self._tell(self._thread.run, facts)
+            elif event == "return":
+                self._returned(code)
+            return local
+
+        return local
+
+    def _run(self, module: Module) -> Run:
+        torch = sys.modules["torch"]
+        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name
+        if module.kind == "backward" and node is not None:
+            return Run(module, *self._forward_of(node._sequence_nr()))  # noqa: SLF001
+        around = self.around
+        prefix, line = around.current_module(), around.current_place(LINE)
+        instance = around.current_place(MODULE)
+        if module.kind != "forward":
+            return Run(module, prefix, line, instance)
+        # The autograd node of a compiled forward was made just before its code began to run.
+        number = torch.autograd._get_sequence_nr() - 1  # noqa: SLF001 - no public name
+        here = threading.get_ident()
+        known = self._forwards.pop(number, None)
+        if known is not None and known[0] != here and known[1] != prefix:
+            self._forwards[number] = (here, None, 0, 0)  # another thread's: there is no telling
+        else:
+            self._forwards[number] = (here, prefix, line, instance)
+        while len(self._forwards) > _KEPT_FORWARDS:
+            self._forwards.pop(next(iter(self._forwards)), None)
+        return Run(module, prefix, line, instance, "recompute" if node is not None else "")
+
+    def _forward_of(self, sequence: int) -> tuple[str | None, int, int]:
+        """Prefix, line and instance of the forward that made the autograd node of a number."""
+        return self._forwards.get(sequence, (0, None, 0, 0))[1:]
+
+
+generated = GeneratedLines()

@@ -1,0 +1,179 @@
+"""Boundaries that a recording notes while generated code runs."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from generated_code import fake_torch, generated_module
+from thence.boundaries.log import BoundaryLog
+from thence.boundaries.places import LINE, MODULE, PHASE, Place, Places
+from thence.hooks.torch.compiled import CompiledPlaces
+from thence.marks.generated import LineFacts
+from thence.marks.generated_lines import GeneratedLines, Nowhere
+from thence.marks.launch_facts import Part
+
+MONITORS = sys.version_info >= (3, 12)
+FRAMES = ("/me/model.py:4 forward", "/venv/site-packages/lib/ops.py:9 apply")
+UP = Part("up", FRAMES, "aten.mm", "forward", 1.0)
+
+
+class Around:
+    """Eager code in one module, line and phase, of whose files only those in /me are shown."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = {
+            MODULE: places.number(Place(MODULE, 0, "block", "Block")),
+            LINE: places.number(Place(LINE, 0, "main", "/me/train.py", 30)),
+            PHASE: 0,
+        }
+        self.module: str | None = "block"
+
+    def current_module(self) -> str | None:
+        return self.module
+
+    def current_place(self, kind: int) -> int:
+        return self.places[kind]
+
+    def is_own(self, file: str) -> bool:
+        return file.startswith("/me/")
+
+
+class Setting:
+    """Generated code that is followed by whatever this Python has."""
+
+    def __init__(self) -> None:
+        self.places = Places()
+        self.launches = 0
+        self.log = BoundaryLog(lambda: self.launches)
+        self.lines = GeneratedLines()
+        self.around = Around(self.places)
+        self.compiled = CompiledPlaces(self.places, self.log, self.around, self.lines)
+
+    def run(self, folder: Any, kind: str, *launches: tuple[Part, ...]) -> list[tuple[Any, ...]]:
+        """(module, chain of lines, phase) at each launch of a module, then after it.
+
+        By the definition of a kernel's boundary: of each kind the last one whose counter is not above the number of
+        launches before it.
+        """
+        code = generated_module(folder, kind, launches, f"code{self.launches}")
+        self.lines.loaded(code, ())
+        first = self.launches
+        if MONITORS:
+            assert self.compiled.begin()
+        else:
+            self.lines.around = self.around
+            assert self.lines.trace(self.compiled.changed)
+        try:
+            code.call([self.launch])
+        finally:
+            self.compiled.end()
+            self.lines.untrace(self.compiled.changed)
+        rows = self.log.take()
+        found = []
+        for launch in range(first, self.launches + 1):
+            at = {}
+            for counter, number in zip(rows["counter"], rows["place"], strict=True):
+                if counter <= launch:
+                    at[self.places[int(number)].kind] = self.places[int(number)]
+            found.append((at[MODULE].name, self.chain(at[LINE]), at[PHASE].name))
+        return found
+
+    def launch(self) -> None:
+        self.launches += 1
+
+    def chain(self, place: Place) -> list[str]:
+        """The lines from the innermost outwards."""
+        outer = self.chain(self.places[place.parent]) if place.parent else []
+        return [f"{place.detail}:{place.line}", *outer] if place.name else outer
+
+
+MAIN = ["/me/train.py:30"]
+MODEL = ["/me/model.py:4", *MAIN]
+
+
+@pytest.fixture
+def setting(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", ModuleType("codecache"))
+    return Setting()
+
+
+def test_launches_have_the_places_of_their_main_part_and_what_follows_those_around(
+    setting, tmp_path
+) -> None:
+    softmax = Part(None, FRAMES[:1], "aten.softmax", "forward", 0.75)
+    found = setting.run(
+        tmp_path, "forward", (UP,), (UP._replace(module="down", share=0.25), softmax)
+    )
+    assert found == [
+        ("block.up", MODEL, "forward"),
+        ("block", MODEL, "forward"),
+        ("block", MAIN, None),
+    ]
+
+
+def test_what_the_code_does_not_say_is_as_around_it(setting, tmp_path) -> None:
+    phase = setting.places.number(Place(PHASE, 0, "optimizer"))
+    setting.around.places[PHASE] = phase
+    library = UP._replace(stack=FRAMES[1:])
+    found = setting.run(tmp_path, "inference", (library,))
+    assert found[0] == ("block.up", MAIN, "optimizer")
+
+
+def test_a_module_that_cannot_be_told_says_why(setting, tmp_path) -> None:
+    setting.run(tmp_path, "inference", (), (Part(None, (), "prims.fma", "forward", 1.0),))
+    reasons = {place.detail for _, place in setting.places.take() if place.name is None}
+    assert reasons == {"made_by_compiler", None}
+    run = SimpleNamespace(
+        module=SimpleNamespace(kind="backward"), prefix="", line=0, instance=0, phase=""
+    )
+    before = LineFacts((Part(None, FRAMES, "aten.mm", "backward", 1.0),), before=True)
+    setting.compiled.changed(run, before)
+    rows = setting.log.take()
+    noted = [setting.places[int(number)] for number in rows["place"]]
+    assert [place.detail for place in noted if place.kind == MODULE] == ["compiled_before"]
+    assert [place.name for place in noted if place.kind == PHASE] == ["backward"]
+
+
+def test_sums_of_gradients_have_a_phase_and_no_module(setting, tmp_path, monkeypatch) -> None:
+    node = SimpleNamespace(_sequence_nr=lambda: 3)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(node=node))
+    summed = Part(None, FRAMES, "aten.add", "gradient", 1.0)
+    ((module, _, phase), _) = setting.run(tmp_path, "backward", (summed,))
+    assert (module, phase) == (None, "gradient")
+
+
+def test_equal_places_are_noted_once_but_after_operators_that_may_run_python(
+    setting, tmp_path
+) -> None:
+    setting.run(tmp_path, "forward", (UP,), (UP,), (UP._replace(op="aten.gelu"),))
+    before = setting.launches
+    setting.run(tmp_path, "forward", (UP._replace(op="mylib.op"),), (UP,))
+    assert before == 3
+
+    def boundaries(*launches: tuple[Part, ...]) -> int:
+        code = generated_module(tmp_path, "forward", launches, "counted")
+        setting.lines.loaded(code, ())
+        setting.lines.around = setting.around
+        (setting.lines.follow if MONITORS else setting.lines.trace)(setting.compiled.changed)
+        code.call([setting.launch])
+        setting.compiled.end()
+        setting.lines.untrace(setting.compiled.changed)
+        return len(setting.log.take()["place"])
+
+    entering_and_leaving = boundaries((UP,))
+    assert entering_and_leaving == 6  # three kinds
+    assert boundaries((UP,), (UP,), (UP,)) == entering_and_leaving
+    assert boundaries((UP._replace(op="mylib.op"),), (UP,)) == entering_and_leaving + 3
+
+
+def test_without_events_it_says_what_is_lost(setting, monkeypatch) -> None:
+    monkeypatch.setattr(setting.lines, "_begin", lambda: False)
+    assert not setting.compiled.begin()
+    assert any("Python 3.12" in note for note in setting.compiled.notes)
+    setting.compiled.end()
+    assert isinstance(setting.lines.around, Nowhere)
