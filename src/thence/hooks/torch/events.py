@@ -11,8 +11,8 @@ import ctypes
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from thence.errors import MissingRequirement
 from thence.cuda.libraries import mapped_copies
+from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
