@@ -13,7 +13,7 @@ from thence.analysis.idle_rules import MEANINGS
 from thence.analysis.steps import steps
 from thence.analysis.waits import participants
 from thence.attribution.launch_places import places_of_rows
-from thence.attribution.own_code import OwnCode
+from thence.model.own_code import OwnCode
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import NO_ROW, last_begun
 from thence.units import format_ns

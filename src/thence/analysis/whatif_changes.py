@@ -14,7 +14,7 @@ from thence.analysis.idle_rules import CAUSES, NUMBER, host_causes
 from thence.analysis.whatif_graph import EDGES, stream_weights
 from thence.analysis.whatif_replay import BEFORE_ALL
 from thence.attribution.launch_places import places_of_rows
-from thence.attribution.own_code import OwnCode
+from thence.model.own_code import OwnCode
 from thence.errors import UsageError
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 from thence.model.places import PLACES

@@ -12,7 +12,7 @@ from thence.model.phases import Position
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.attribution.own_code import OwnCode
+    from thence.model.own_code import OwnCode
 
 __all__ = ["SEPARATOR", "stack_text", "with_sources"]
 
