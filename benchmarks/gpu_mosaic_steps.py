@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import collections
 import json
+import runpy
 import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,7 +24,6 @@ from jax.experimental.mosaic.gpu import profiler as jax_profiler
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import thence
-from inside_measuring import example
 
 BLOCKS, SPACE, REPEATS = 64, 6, 20
 
@@ -76,7 +77,8 @@ def measured(call: Any, x: Any, mode: str) -> tuple[float, float]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    module = example("inside_pallas")
+    examples = Path(__file__).parent.parent / "examples"
+    module = SimpleNamespace(**runpy.run_path(str(examples / "inside_pallas.py")))
     x = jax.random.uniform(jax.random.key(0), (BLOCKS * module.SIZE,))
     jax_ranges = with_jax(module, x, folder / "jax")
     print("ranges of JAX's file:", jax_ranges)
