@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import (
+    Contradiction,
     DamagedInput,
     InputError,
     MissingData,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from thence.trace import Trace
 
 __all__ = [
+    "Contradiction",
     "DamagedInput",
     "InputError",
     "MissingData",

@@ -213,8 +213,8 @@ def _device(
     end = start + activities["duration"].to_numpy()
     stream = activities["stream"].fill_null(_UNKNOWN).to_numpy()
     numbers = np.unique(stream)
-    of_busy, *busy = unions(stream, start, end)
-    pieces = levels(*busy, np.ones(len(of_busy), np.int64))
+    of_busy, begins, ends = unions(stream, start, end)
+    pieces = levels(begins, ends, np.ones(len(of_busy), np.int64))
     several = union(*_masked(pieces, pieces[2] > 1))  # joined, they are far fewer
     (rank, device) = activities.row(0)[:2]
     streams_recorded = activities["stream"].null_count() == 0
@@ -222,8 +222,8 @@ def _device(
     frame = pl.DataFrame(
         {
             "stream": [number if number != _UNKNOWN else None for number in numbers.tolist()],
-            "busy_ns": _sums(at, busy[1] - busy[0], len(numbers)),
-            "concurrent_ns": _sums(at, covered_lengths(*busy, *several), len(numbers)),
+            "busy_ns": _sums(at, ends - begins, len(numbers)),
+            "concurrent_ns": _sums(at, covered_lengths(begins, ends, *several), len(numbers)),
         },
         schema={"stream": pl.Int64, "busy_ns": pl.Int64, "concurrent_ns": pl.Int64},
     ).select(

@@ -6,6 +6,7 @@ process gets the tables as Arrow files, opens its result, gives up the right to 
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def _confine(most_bytes: Bytes) -> None:
         import resource
     except ImportError:  # Windows
         return
-    pl.DataFrame({"a": [1, 2]}).lazy().sort("a").collect()  # starts the threads
+    # What Polars starts when it is first used, threads and what writes files, needs memory and descriptors.
+    pl.DataFrame({"a": [1, 2]}).lazy().sort("a").collect().write_ipc(io.BytesIO())
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
         limit = pages * resource.getpagesize() + most_bytes
