@@ -20,7 +20,7 @@ LAYERS = (
     {"attribution", "frameworks", "inside"},
     {"analysis"},
     {"writers"},
-    {"pictures"},
+    {"explanations", "pictures"},
     {"profile", "trace"},
     {"opening"},
     {"timing"},

@@ -30,11 +30,18 @@ NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
 ELSEWHERE = {
+    "analysis/critical_path.py": "analysis/test_whatif.py",
     "analysis/expectations.py": "analysis/test_streams.py",
     "analysis/flame_tree.py": "analysis/test_flame.py",
+    "analysis/idle_rules.py": "analysis/test_idle_causes.py",
+    "analysis/idle_table.py": "analysis/test_idle_causes.py::test_idle_by_each_kind_adds_up",
+    "analysis/idle_timeline.py": "analysis/test_idle_causes.py",
     "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
     "analysis/soundness/evidence.py": f"{SOUNDNESS}/test_launch_rules.py::test_captured_launches_have_no_work",
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
+    "analysis/whatif_changes.py": "analysis/test_whatif.py",
+    "analysis/whatif_edges.py": "analysis/test_whatif.py",
+    "analysis/whatif_graph.py": "analysis/test_whatif.py",
     "cli/streams.py": "analysis/test_streams.py",
     "attribution/host_rows.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "attribution/cuda_graphs/by_order.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",

@@ -11,7 +11,8 @@ import polars as pl
 
 from thence.analysis.collective_kinds import kind_of
 from thence.analysis.idle_rules import CAUSES, NUMBER, host_causes
-from thence.analysis.whatif_graph import EDGES, stream_weights
+from thence.analysis.whatif_edges import EDGES
+from thence.analysis.whatif_graph import stream_weights
 from thence.analysis.whatif_replay import BEFORE_ALL
 from thence.attribution.launch_places import places_of_rows
 from thence.attribution.own_code import OwnCode
