@@ -15,7 +15,6 @@ from thence.cli.output import (
     print_table,
     result_options,
 )
-from thence.model.questions import FREE_BY
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_EXAMPLES = f"""\b
+_EXAMPLES = """\b
 Examples:
   thence whatif traces/                                the ten changes with the largest gain
   thence whatif trace.json.gz --free label:attention
   thence whatif trace.json.gz --scale 'kernel:gemm=0.5' --no-wait item
   thence whatif traces/ --free collective:all-gather --on-time rank:3
 \b
-Each change is by itself. --free and --scale take KIND:REGEX, the kind one of
-{", ".join(FREE_BY)}.
+Each change is by itself. --free and --scale take KIND:REGEX: label, module, op, source and other places,
+or kernel, collective, or cause (of "thence idle").
 A label, module, op or source is answered twice: for its kernels alone, and with what the host did for
 them. So is a collective: without its waiting for late ranks (only moving data is free), and with.
 \b
