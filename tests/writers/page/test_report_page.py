@@ -74,7 +74,7 @@ def test_every_section_of_four_ranks() -> None:
         content["figures"]
     )
     tables = {"by-kernel", "by-label", "by-rank", "sizes", "stragglers"}
-    assert tables | {"idle", "idle-causes", "idle-waits", "idle-late"} <= set(content["tables"])
+    assert tables | {"idle", "idle-causes", "idle-late"} <= set(content["tables"])
     assert len(page.encode()) < 6_000_000
     assert absent(page) == [
         "The trace holds no XLA programs; jax.profiler, nsys-jax and thence record do.",
