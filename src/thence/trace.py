@@ -21,11 +21,9 @@ from thence.analysis.consistency import (
     consistent_streams,
     consistent_summary,
 )
-from thence.analysis.critical_path import critical_path, path_track
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
-from thence.analysis.idle_table import IdleTime, idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
@@ -35,20 +33,17 @@ from thence.analysis.select import select
 from thence.analysis.soundness.check import check
 from thence.analysis.spread import compute_spread
 from thence.analysis.step_kinds import StepKinds, step_kinds
-from thence.analysis.steps_table import StepTable, step_table
 from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
 from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
-from thence.analysis.whatif import MOST_UNEXPLAINED, WhatIf, health, what_if
-from thence.analysis.whatif_changes import parse_change
-from thence.analysis.whatif_graph import program_graph
 from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.coverage import Coverage, coverage
 from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
 from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
+from thence.explanations import Explanations
 from thence.model.places import LANES, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
 from thence.pictures import Pictures
@@ -69,7 +64,7 @@ __all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
-class Trace(Comparing, Pictures):
+class Trace(Comparing, Pictures, Explanations):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
@@ -324,84 +319,6 @@ class Trace(Comparing, Pictures):
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         return times
 
-    def idle(self, by: str = "place") -> IdleTime:
-        """Why the devices were idle: every nanosecond with one cause.
-
-        Args:
-            by: of `thence.analysis.idle_table.BY`: what the rows of a cause are by.
-
-        Raises:
-            UsageError: ``by`` is none of them.
-            MissingData: the trace holds no device activity.
-        """
-        return idle_time(self.attributed, by, self._waited)
-
-    def steps(self) -> StepTable:
-        """Every step in order of time, with its idle time by cause, the spread of all, and outliers.
-
-        Steps are found in the whole trace; of a selection, its ranks, devices and steps count.
-
-        Raises:
-            MissingData: the trace holds no steps.
-        """
-        chosen = replace(self.selection, steps=None, window_ns=None, only=None)
-        return step_table(select(self.whole, chosen), self.selection.steps)
-
-    def what_if(
-        self,
-        free: Sequence[str] = (),
-        scale: Sequence[str] = (),
-        no_wait: Sequence[str] = (),
-        on_time: Sequence[str] = (),
-    ) -> WhatIf:
-        """What changes would gain, each by itself: the recorded program replayed with it.
-
-        Args:
-            free: such as ``label:attention``, ``collective:all-gather`` or ``cause:loader``: takes no time.
-            scale: such as ``kernel:gemm=0.5``: takes this part of its time.
-            no_wait: item, all, a kind of wait (stream, event, device), or a regular expression of its
-                place: returns at once.
-            on_time: such as ``rank:3``: no rank waits for it in collectives.
-                Without any of these, the ten changes with the largest gain.
-
-        Raises:
-            UsageError: a change cannot be read.
-            MissingData: the trace explains too little of when its work began.
-        """
-        asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
-        changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
-        return what_if(self.whole, changes, *self._of_ranks)
-
-    def critical_path(self) -> pl.DataFrame:
-        """What every moment waited for last, as tiles of the time: see `thence.analysis.critical_path`.
-
-        Raises:
-            MissingData: the trace holds no device activity.
-        """
-        if self.whole.gpu.is_empty():
-            raise MissingData(f"{self._inputs}: holds no device activity")
-        program = program_graph(self.whole, *self._of_ranks)
-        tiles = critical_path(self.whole, program)
-        return tiles.with_columns(start=pl.col("start") + program.origin_ns)
-
-    @property
-    def _of_ranks(self) -> tuple[Alignment | None, Instances | None]:
-        """Clocks and shared collectives of the whole trace, where it holds several ranks."""
-        if len(self.whole.ranks) < 2:
-            return None, None
-        instances = collective_instances(self.whole)
-        return align_clocks(self.whole, instances), instances
-
-    @cached_property
-    def _waited(self) -> pl.DataFrame | None:
-        """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
-        if len(self.attributed.ranks) < 2:
-            return None
-        times = part(lambda: self.collective_times("keep")).result
-        if times is None:
-            return None
-        return waited_in_collectives(times, self.alignment, self._instances)
-
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
 
@@ -448,19 +365,7 @@ class Trace(Comparing, Pictures):
                 f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
             )
         several = clocks == "aligned" and len(self.attributed.ranks) > 1
-        spans = pl.concat([idle_tracks(self.attributed), *self._path_track()])
-        return timeline(self.attributed, lanes, self.alignment if several else None, spans)
-
-    def _path_track(self) -> list[pl.DataFrame]:
-        """The critical path as a track, of one rank of a whole trace that it explains."""
-        if self.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
-            return []
-        program = program_graph(self.whole)
-        if health(self.whole, program).unexplained > MOST_UNEXPLAINED:
-            return []
-        tiles = critical_path(self.whole, program)
-        tiles = tiles.with_columns(start=pl.col("start") + program.origin_ns)
-        return [path_track(self.whole, tiles)]
+        return timeline(self.attributed, lanes, self.alignment if several else None, self._spans())
 
     def write(
         self,

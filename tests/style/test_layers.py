@@ -18,7 +18,7 @@ LAYERS = (
     {"attribution", "hooks", "inside"},
     {"analysis"},
     {"writers"},
-    {"comparing", "pictures"},
+    {"comparing", "explanations", "pictures"},
     {"profile", "trace"},
     {"opening"},
     {"timing"},

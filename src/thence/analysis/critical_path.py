@@ -15,7 +15,7 @@ import polars as pl
 
 from thence.analysis.idle_rules import CAUSES, host_causes
 from thence.analysis.idle_timeline import NOWHERE, Leaves, leaves_of_threads
-from thence.analysis.whatif_graph import EDGES
+from thence.analysis.whatif_edges import EDGES
 from thence.model.intervals import NEVER, NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -186,6 +186,13 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
     begin, end, kind, gpu, host, step = (
         column[order] for column in (begin, end, kind, gpu, host, step)
     )
+    return _framed(trace, (begin, end, kind, gpu, host, step))
+
+
+def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
+    """Starts, ends, kinds, rows of gpu and host and steps as `TILE`."""
+    begin, end, kind, gpu, host, step = columns
+    host_kind = KINDS.index("host")
     not_gpu = kind != KINDS.index("gpu")
     causes = (
         host_causes(trace.host).astype(np.int64) if trace.host.height else np.zeros(1, np.int64)

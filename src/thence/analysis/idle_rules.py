@@ -48,7 +48,7 @@ MEANINGS = {
     "operator": "the host was inside a framework's operator",
     "python": "the host ran Python between operators",
     "gc": "the host collected garbage",
-    "unknown": "the trace does not say",
+    "unknown": "nothing in the trace tells; reasons stand below",
 }
 """Every cause of idle time and what it means, in the order in which documents list them."""
 CAUSES = tuple(MEANINGS)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import polars as pl
 
-from thence.analysis.critical_path import path_summary
-from thence.analysis.whatif_changes import FREE_BY, parse_change
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import (
     Result,
@@ -18,24 +15,25 @@ from thence.cli.output import (
     print_table,
     result_options,
 )
-from thence.model.kernel_names import clip, short_names
 from thence.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    import polars as pl
+
 __all__ = ["command"]
 
-_EXAMPLES = f"""\b
+_EXAMPLES = """\b
 Examples:
   thence whatif traces/                                the ten changes with the largest gain
   thence whatif trace.json.gz --free label:attention
   thence whatif trace.json.gz --scale 'kernel:gemm=0.5' --no-wait item
   thence whatif traces/ --free collective:all-gather --on-time rank:3
 \b
-Each change is by itself. --free and --scale take KIND:REGEX, the kind one of
-{", ".join(FREE_BY)}.
+Each change is by itself. --free and --scale take KIND:REGEX: label, module, op, source and other places,
+or kernel, collective, or cause (of "thence idle").
 A label, module, op or source is answered twice: for its kernels alone, and with what the host did for
 them. So is a collective: without its waiting for late ranks (only moving data is free), and with.
 \b
@@ -72,6 +70,9 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
 @result_options()
 def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     """What a change would gain: the recorded program replayed with it."""
+    from thence.analysis.critical_path import path_summary
+    from thence.analysis.whatif_changes import parse_change
+
     for action, texts in asked.items():
         for text in texts:
             parse_change(
@@ -114,6 +115,7 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
 
 def _shown(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows with gains and intervals as text, kernels with short names."""
+    import polars as pl
 
     def percent(name: str) -> pl.Expr:
         return (100 * pl.col(name)).round(1).cast(pl.String)
@@ -127,6 +129,10 @@ def _shown(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _short(names: pl.Series, prefix: str = "") -> pl.Series:
     """Names of kernels as tables show them; others stay, but are cut."""
+    import polars as pl
+
+    from thence.model.kernel_names import clip, short_names
+
     given = [name or "" for name in names]
     kernels = [name.removeprefix(prefix) for name in given if name.startswith(prefix)]
     short = short_names(kernels)

@@ -23,6 +23,7 @@ JAX = DATA / "jax"
 SECTIONS = [
     "timeline",
     "time",
+    "idle",
     "flame",
     "streams",
     "collectives",
@@ -72,7 +73,8 @@ def test_every_section_of_four_ranks() -> None:
     assert {"timeline", "bandwidth", "waits", "stragglers", "groups", "concurrency"} <= set(
         content["figures"]
     )
-    assert {"by-kernel", "by-label", "by-rank", "sizes", "stragglers"} <= set(content["tables"])
+    tables = {"by-kernel", "by-label", "by-rank", "sizes", "stragglers"}
+    assert tables | {"idle", "idle-causes", "idle-late"} <= set(content["tables"])
     assert len(page.encode()) < 6_000_000
     assert absent(page) == [
         "The trace holds no XLA programs; jax.profiler, nsys-jax and thence record do.",

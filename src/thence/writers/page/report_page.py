@@ -146,7 +146,8 @@ def _tables(report: Report) -> dict[str, Any]:
         ("idle-waits", report.idle.waits, IDLE_WAIT_FIELDS),
         ("idle-late", report.idle.late, IDLE_LATE_FIELDS),
     )
-    tables |= {name: frame_data(f, fields) for name, f, fields in idle}
+    always = ("idle-causes", "idle")
+    tables |= {n: frame_data(f, fields) for n, f, fields in idle if n in always or not f.is_empty()}
     tables |= {name: frame_data(f, fields) for name, f, fields in frames if f is not None}
     return tables
 
