@@ -18,7 +18,6 @@ from thence.analysis.compilation import Autotuning, Compilation, compilation
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
-from thence.analysis.idle_table import IdleTime, idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
@@ -27,7 +26,6 @@ from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
 from thence.analysis.spread import compute_spread
-from thence.analysis.steps_table import StepTable, step_table
 from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
 from thence.analysis.timeline import timeline
@@ -38,6 +36,7 @@ from thence.attribution.cuda_graphs.coverage import Coverage, coverage
 from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
 from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
+from thence.explanations import Explanations
 from thence.model.places import LANES, PLACES, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
 from thence.pictures import Pictures
@@ -58,7 +57,7 @@ __all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
-class Trace(Comparing, Pictures):
+class Trace(Comparing, Pictures, Explanations):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
@@ -298,37 +297,6 @@ class Trace(Comparing, Pictures):
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         return times
 
-    def idle(self, by: str = "place") -> IdleTime:
-        """Why the devices were idle: every nanosecond with one cause.
-
-        Args:
-            by: of `thence.analysis.idle_table.BY`: what the rows of a cause are by.
-
-        Raises:
-            UsageError: ``by`` is none of them.
-            MissingData: the trace holds no device activity.
-        """
-        return idle_time(self.attributed, by, self._waited)
-
-    def steps(self) -> StepTable:
-        """Every step in order of time, with its idle time by cause, the spread of all, and outliers.
-
-        Steps are found in the whole trace; of a selection, its ranks, devices and steps count.
-
-        Raises:
-            MissingData: the trace holds no steps.
-        """
-        chosen = replace(self.selection, steps=None, window_ns=None, only=None)
-        return step_table(select(self.whole, chosen), self.selection.steps)
-
-    @cached_property
-    def _waited(self) -> pl.DataFrame | None:
-        """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
-        if len(self.attributed.ranks) < 2:
-            return None
-        times = part(lambda: self.collective_times("keep")).result
-        return times and waited_in_collectives(times, self.alignment, self._instances)
-
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
 
@@ -375,12 +343,7 @@ class Trace(Comparing, Pictures):
                 f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
             )
         several = clocks == "aligned" and len(self.attributed.ranks) > 1
-        return timeline(
-            self.attributed,
-            lanes,
-            self.alignment if several else None,
-            idle_tracks(self.attributed),
-        )
+        return timeline(self.attributed, lanes, self.alignment if several else None, self._spans())
 
     def write(
         self,

@@ -20,7 +20,7 @@ LAYERS = (
     {"attribution", "frameworks", "inside"},
     {"analysis"},
     {"writers"},
-    {"comparing", "pictures"},
+    {"comparing", "explanations", "pictures"},
     {"profile", "trace"},
     {"opening"},
     {"timing"},

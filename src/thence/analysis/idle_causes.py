@@ -27,9 +27,16 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.idle_rules import CAUSES, NUMBER, host_causes
-from thence.analysis.idle_timeline import Leaves, Pieces, leaves_of_threads, merged, thread_numbers
+from thence.analysis.idle_timeline import (
+    NOWHERE,
+    Leaves,
+    Pieces,
+    leaves_of_threads,
+    merged,
+    thread_numbers,
+)
 from thence.attribution.waiting import event_edges
-from thence.model.intervals import NEVER, NO_ROW, gaps, last_begun
+from thence.model.intervals import NO_ROW, gaps, last_begun
 from thence.model.tables import API_CALLS, HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -71,7 +78,8 @@ _LATENCY_NS = 100_000  # of a launch whose call has returned, to an empty queue
 _LONG_CALL_NS = 200_000  # of a launch that loads its kernel; others take 2 to 30 us
 _EMPTIED_NS = 2_000  # how long before a gap a wait may return that emptied the queue: clocks differ
 _YIELDING = [HOST_CATEGORIES.index(name) for name in ("step", "range", "framework")]
-_WORKING = [HOST_CATEGORIES.index(name) for name in ("op", "compile", "runtime", "driver")]
+_WORKING = tuple(HOST_CATEGORIES.index(name) for name in ("op", "compile", "runtime", "driver"))
+_ANYTHING = tuple(range(len(HOST_CATEGORIES)))
 _CALLS = [HOST_CATEGORIES.index(name) for name in API_CALLS]
 
 
@@ -137,13 +145,13 @@ class _Facts:
     cause: Codes
     thread: Int64
     leaves: list[Leaves]
-    working: dict[int, Leaves]
-    anything: dict[int, Leaves]
+    ranks: npt.NDArray[np.int32]
     launch: Int64
     launch_start: Int64
     launch_end: Int64
     first_of_name: Mask
     behind_event: Mask
+    _of_rank: dict[tuple[int, tuple[int, ...]], Leaves] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Attributed) -> _Facts:
@@ -167,11 +175,20 @@ class _Facts:
         return cls(
             trace, start, end, category, cause, thread,
             leaves,
-            _of_ranks(leaves, ranks, np.isin(category, _WORKING)),
-            _of_ranks(leaves, ranks, np.ones(len(start), np.bool_)),
+            ranks,
             launch, begins, ends,
             trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
         )  # fmt: skip
+
+    def of_rank(self, rank: int, categories: tuple[int, ...]) -> Leaves:
+        """What any of the threads of a rank is in, of the rows of some categories."""
+        if (rank, categories) not in self._of_rank:
+            wanted = np.isin(self.category, categories)
+            threads = np.flatnonzero(self.ranks == rank)
+            parts = [self.leaves[number].lasting(wanted) for number in threads]
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+            self._of_rank[rank, categories] = merged(columns) if parts else NOWHERE
+        return self._of_rank[rank, categories]
 
 
 def _launch_times(
@@ -234,7 +251,9 @@ class _Parts:
         if not self.pieces:
             return pl.DataFrame(schema=IDLE)
         columns = [np.concatenate(column) for column in zip(*self.pieces, strict=True)]
-        order = np.lexsort((columns[2], columns[1], columns[0]))
+        order = np.argsort(columns[2], kind="stable")
+        if (columns[0] != columns[0][0]).any() or (columns[1] != columns[1][0]).any():
+            order = np.lexsort((columns[2], columns[1], columns[0]))
         rank, device, start, end, cause, reason, row, gpu = _joined([c[order] for c in columns])
         unsaid = (cause == NUMBER["unknown"]) & (reason < 0)
         outside, profiler = (list(REASONS).index(name) for name in ("outside", "profiler"))
@@ -331,7 +350,7 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: _Parts) -> None
     thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
     for number in np.unique(thread):
         ours = waiting[thread == number]
-        leaves = _NOWHERE if number == NO_ROW else facts.leaves[number]
+        leaves = NOWHERE if number == NO_ROW else facts.leaves[number]
         pieces = leaves.within(of.start[ours], until[ours])
         gpu = of.gpu[ours][pieces.of]
         pieces, which = _elsewhere(facts, of.rank, pieces)
@@ -348,28 +367,16 @@ def _elsewhere(facts: _Facts, rank: int, pieces: Pieces) -> tuple[Pieces, Int64]
         finer pieces, and of which of the given ones each is part.
     """
     which = np.arange(len(pieces.row))
-    if rank not in facts.working:
+    if np.count_nonzero(facts.ranks == rank) + (pieces.row == NO_ROW).all() < 2:
         return pieces, which
-    working = facts.working[rank].within(pieces.start, pieces.end)
+    working = facts.of_rank(rank, _WORKING).within(pieces.start, pieces.end)
     own = pieces.row[working.of]
     yields = (own == NO_ROW) | np.isin(facts.category[np.maximum(own, 0)], _YIELDING)
     row = np.where(yields & (working.row != NO_ROW), working.row, own)
     which = which[working.of]
+    if (row != NO_ROW).all():
+        return Pieces(working.of, working.start, working.end, row), which
     # In nothing at all, anything that another thread is in says more.
-    anything = facts.anything[rank].within(working.start, working.end)
+    anything = facts.of_rank(rank, _ANYTHING).within(working.start, working.end)
     row = np.where(row[anything.of] == NO_ROW, anything.row, row[anything.of])
     return Pieces(anything.of, anything.start, anything.end, row), which[anything.of]
-
-
-_NOWHERE = Leaves(np.array([NEVER]), np.array([NO_ROW]))
-
-
-def _of_ranks(
-    leaves: list[Leaves], ranks: npt.NDArray[np.int32], wanted: Mask
-) -> dict[int, Leaves]:
-    """For each rank what any of its threads is in, of the wanted host rows."""
-    result = {}
-    for rank in np.unique(ranks):
-        parts = [leaves[number].lasting(wanted) for number in np.flatnonzero(ranks == rank)]
-        result[int(rank)] = merged([np.concatenate(column) for column in zip(*parts, strict=True)])
-    return result

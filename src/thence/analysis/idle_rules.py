@@ -91,6 +91,8 @@ _BY_CATEGORY = {
 _CALLS = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_use"))
 _INHERITED = ((_GC, "gc"), (_COMPILE, "compile"), (_LOADER, "loader"))
 _LOADING = ("step", "module", "python", "range", "framework")
+_WAITING = ("device", "stream", "event")
+"""Kinds of waits that do nothing but wait."""
 _OWN = ("sync", "allocation", "first_use", "compile", "gc")
 """Causes of a row that those around it do not override."""
 
@@ -101,29 +103,31 @@ def host_causes(host: pl.DataFrame) -> Codes:
     Args:
         host: as `thence.model.tables.HOST`.
     """
-    pairs = host.select("category", "name").unique(maintain_order=True)
-    waits = set(
-        names_of_calls(host["name"])
-        .filter(~pl.col("kind").is_in(["record", "wait", "copy", "free"]))["name"]
-        .cast(pl.String)
-    )
-    told = [
-        _told(str(category), name or "", waits) for category, name in pairs.cast(pl.String).rows()
-    ]
-    numbers = pairs.with_columns(
-        own=pl.Series([NUMBER[own] for own, _ in told], dtype=pl.UInt8),
-        inner=pl.Series([NUMBER[inner] if inner else 255 for _, inner in told], dtype=pl.UInt8),
-    )
-    rows = host.select("category", "name").join(
-        numbers, on=["category", "name"], how="left", nulls_equal=True, maintain_order="left"
-    )
-    own = rows["own"].to_numpy().copy()
-    given = rows["inner"].to_numpy().copy()
+    first, number = _distinct(host)
+    pairs = host.select(pl.col("category", "name").gather(first)).cast(pl.String)
+    kinds = names_of_calls(pairs["name"].cast(pl.Categorical()))
+    waits = set(kinds.filter(pl.col("kind").is_in(_WAITING))["name"].cast(pl.String))
+    told = [_told(str(category), name or "", waits) for category, name in pairs.rows()]
+    own = np.array([NUMBER[own] for own, _ in told], np.uint8)[number]
+    given = np.array([NUMBER[inner] if inner else 255 for _, inner in told], np.uint8)[number]
     if (given == 255).all():
         return own
     inherited = _from_around(given, host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64))
     keeps = np.isin(own, [NUMBER[cause] for cause in _OWN])
     return np.where((inherited != 255) & ~keeps, inherited, own).astype(np.uint8)
+
+
+def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
+    """A row of each combination of category and name, and the number of each row's combination."""
+    name = host["name"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+    category = host["category"].to_physical().to_numpy().astype(np.int64)
+    key = name * len(_BY_CATEGORY) + category
+    row = np.full(int(key.max(initial=-1)) + 1, NO_ROW)
+    row[key] = np.arange(len(key))
+    used = np.flatnonzero(row != NO_ROW)
+    number = np.zeros(len(row), np.int64)
+    number[used] = np.arange(len(used))
+    return row[used], number[key]
 
 
 def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:

@@ -208,7 +208,8 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> pl.Series:
         last = last_begun(ours["start"].to_numpy(), start[rows])
         end = (ours["start"] + ours["duration"]).to_numpy()
         inside = (last != NO_ROW) & (start[rows] < end[last])
-        names[rows] = np.where(inside, ours["step"].to_numpy()[last], None)
+        chosen = np.flatnonzero(rows)[inside]
+        names[chosen] = ours["step"].to_numpy()[last[inside]]
     return pl.Series(names, dtype=pl.String)
 
 

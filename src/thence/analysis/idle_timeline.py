@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Leaves", "Pieces", "leaves_of_threads", "merged", "thread_numbers"]
+__all__ = ["NOWHERE", "Leaves", "Pieces", "leaves_of_threads", "merged", "thread_numbers"]
 
 _LATEST = int(np.iinfo(np.int64).max)
 
@@ -77,7 +77,7 @@ def merged(pieces: Sequence[Int64]) -> Leaves:
         pieces: starts, ends and rows, in any order.
     """
     start, end, row = pieces
-    order = np.lexsort((end, start))
+    order = np.argsort(start, kind="stable")
     start, end, row = start[order], end[order], row[order]
     before = reached_before(end)
     longer = end > before
@@ -124,15 +124,23 @@ def leaves_of_threads(host: pl.DataFrame, is_call: Mask) -> list[Leaves]:
     return [_leaves(of, start[of], end[of], parent[of]) for of in rows]
 
 
+def _least(time: Int64) -> int:
+    return int(time.min()) if len(time) else 0
+
+
 def _leaves(rows: Int64, start: Int64, end: Int64, parent: Int64) -> Leaves:
     """Of one thread. At one time rows end before others begin, inner ones first; outer ones begin first."""
     lasting = end > start
     rows, start, end, parent = rows[lasting], start[lasting], end[lasting], parent[lasting]
-    number = np.arange(len(rows))
-    time = np.concatenate([start, end])
-    row = np.concatenate([rows, parent])
-    order = np.lexsort((np.concatenate([number, -number]), np.repeat([1, 0], len(rows)), time))
+    # One sort: ends come before the begins of their time, and both are nearly in order already.
+    time = np.concatenate([end[::-1], start])
+    row = np.concatenate([parent[::-1], rows])
+    order = np.argsort(2 * (time - _least(time)) + np.repeat([0, 1], len(rows)), kind="stable")
     time, row = time[order], row[order]
     last = np.ones(len(time), np.bool_)
     last[:-1] = time[1:] != time[:-1]
     return Leaves(np.concatenate([[NEVER], time[last]]), np.concatenate([[NO_ROW], row[last]]))
+
+
+NOWHERE = Leaves(np.array([NEVER]), np.array([NO_ROW]))
+"""Of a thread that is in no row at any time."""

@@ -90,22 +90,15 @@ def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
         start = ours["start"].to_numpy()
         end = start + ours["duration"].to_numpy()
         time = np.concatenate([[NEVER], np.stack([start, end], 1).ravel()])
-        row = np.concatenate(
-            [
-                [NO_ROW],
-                np.stack(
-                    [ours["row"].to_numpy().astype(np.int64), np.full(len(start), NO_ROW)], 1
-                ).ravel(),
-            ]
-        )
-        last = np.append(
-            time[1:] != time[:-1], True
-        )  # where a step ends as the next begins, the next counts
+        number = ours["row"].to_numpy().astype(np.int64)
+        row = np.append(NO_ROW, np.stack([number, np.full(len(start), NO_ROW)], 1).ravel())
+        # Where a step ends as the next begins, the next counts.
+        last = np.append(time[1:] != time[:-1], np.True_)
         mine = pieces.filter((pl.col("rank") == rank) & (pl.col("device") == device))
         begins = mine["start"].to_numpy()
         cut = Leaves(time[last], row[last]).within(begins, begins + mine["duration"].to_numpy())
-        cause = mine["cause"].cast(pl.String).gather(cut.of)
-        parts.append(pl.DataFrame({"row": cut.row, "cause": cause, "ns": cut.end - cut.start}))
+        causes = mine["cause"].cast(pl.String).gather(cut.of)
+        parts.append(pl.DataFrame({"row": cut.row, "cause": causes, "ns": cut.end - cut.start}))
     sums = (
         pl.concat(parts)
         .filter(pl.col("row") != NO_ROW)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["completed_waiting", "event_edges"]
+__all__ = ["completed_waiting", "event_edges", "launches_by_stream"]
 
 _THREAD = ["rank", "process", "thread"]
 _STREAM = ["rank", "device", "stream"]
@@ -72,6 +72,16 @@ def event_edges(tables: Tables, launch: Int64) -> pl.DataFrame:
         return pl.DataFrame(schema=schema)
     timed = _timed(events, tables.host)
     return _edges(timed, _by_stream(_launches(tables, launch))).select(list(schema))
+
+
+def launches_by_stream(tables: Tables, launch: Int64) -> pl.DataFrame:
+    """One row per launch and stream that it has work on, in order of time.
+
+    Returns:
+        rank, device, stream, time (ns, of the launch), first and last (rows in gpu: the activity that began first
+        there, and that ended last), start and end (ns, of these).
+    """
+    return _by_stream(_launches(tables, launch))
 
 
 def _timed(calls: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
@@ -189,10 +199,8 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     )
     wrong = pl.col("silent") & pl.col("row").is_in(contradicted["wait"].implode())
     timed = timed.with_columns(record=pl.when(~wrong).then("record"))
-    inferred = pl.when(is_wait, pl.col("record").is_null() | unknown).then(pl.lit("unknown"))
-    inferred = (
-        inferred.when(~is_wait & unknown).then(pl.lit("unknown")).otherwise(pl.lit("inferred"))
-    )
+    unclear = pl.when(is_wait).then(pl.col("record").is_null() | unknown).otherwise(unknown)
+    inferred = pl.when(unclear).then(pl.lit("unknown")).otherwise(pl.lit("inferred"))
     return timed.with_columns(known=pl.coalesce("known", inferred)).sort("row")
 
 

@@ -26,6 +26,7 @@ from thence.cli import (
     sql,
     steps,
     streams,
+    whatif,
 )
 from thence.cli import compile as compile_verb
 from thence.cli.messages import say, unexpected
@@ -45,6 +46,7 @@ COMMANDS: tuple[click.Command, ...] = (
     compile_verb.command,
     idle.command,
     steps.command,
+    whatif.command,
     check.command,
     diff.command,
     label.command,

@@ -5,13 +5,18 @@ A call of the runtime makes the driver's call of the same meaning; producers lis
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from thence.model.tables import API_CALLS, EVENTS, WAITS
 
-__all__ = ["SAID", "names_of_calls", "said_of_calls", "waiting_tables"]
+if TYPE_CHECKING:
+    from thence.model.tables import Tables
+
+__all__ = ["SAID", "names_of_calls", "said_of_calls", "waiting_tables", "with_waiting"]
 
 _CALLS = (
     ("record", r"(?:cuda|cu|hip)EventRecord(?:WithFlags)?"),
@@ -62,6 +67,12 @@ def said_of_calls(columns: dict[str, pl.Series] | None = None) -> pl.DataFrame:
         (pl.col(name) if name in given.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SAID.items()
     )
+
+
+def with_waiting(tables: Tables, said: pl.DataFrame) -> Tables:
+    """The tables of a reader with events and waits, from their host rows and what the producer says of calls."""
+    events, waits = waiting_tables(tables.host, said)
+    return dataclasses.replace(tables, events=events, waits=waits)
 
 
 def waiting_tables(

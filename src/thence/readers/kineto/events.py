@@ -32,8 +32,6 @@ __all__ = [
     "RECORDED_CATEGORIES",
     "Args",
     "Columns",
-    "DeviceArgs",
-    "DeviceEvent",
     "Event",
     "decode",
 ]
@@ -127,42 +125,6 @@ class Event(msgspec.Struct, gc=False):
     dur: msgspec.Raw = NO_TIME
     id: int | str = MISSING
     args: Args = NO_ARGS
-
-
-class DeviceArgs(msgspec.Struct, frozen=True, gc=False):
-    """The arguments that identify a device activity."""
-
-    correlation: int = -1
-    device: int | None = None
-    stream: int | None = None
-    original_stream: int | None = None
-    from_device: int | None = msgspec.field(default=None, name="fromDevice")
-
-
-class DeviceEvent(msgspec.Struct, gc=False):
-    """The fields that identify a device activity."""
-
-    ts: msgspec.Raw = NO_TIME
-    dur: msgspec.Raw = NO_TIME
-    pid: int | str = 0
-    tid: int | str = 0
-    args: DeviceArgs = DeviceArgs()
-
-    def key(self, start: int, duration: int) -> tuple[int, ...]:
-        """Device, stream, start, duration and correlation as the gpu table has them, -1 for a null.
-
-        Args:
-            start: ns.
-            duration: ns.
-        """
-        args = self.args
-        device = next(
-            (d for d in (args.device, args.from_device, self.pid) if isinstance(d, int)), 0
-        )
-        stream = next(
-            (s for s in (args.original_stream, args.stream, self.tid) if isinstance(s, int)), 0
-        )
-        return device, stream, start, duration, args.correlation
 
 
 # Which table an event goes to. Lower-case names are of torch 1.12 and newer, the others older.

@@ -19,7 +19,7 @@ from thence.model.tables import (
     Meta,
     Tables,
 )
-from thence.model.waiting import waiting_tables
+from thence.model.waiting import with_waiting
 from thence.readers.categories import (
     category_of,
     ranges_among_ops,
@@ -129,8 +129,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         ranks_stated=stated is not None,
     )
     said = said_of_waiting(_table(columns, "waiting"), np.unique(gpu["rank"]).tolist())
-    events, waits = waiting_tables(tables.host, said)
-    return dataclasses.replace(tables, meta=meta, events=events, waits=waits)
+    return with_waiting(dataclasses.replace(tables, meta=meta), said)
 
 
 def _decoded_columns(source: Source, envelope: Envelope, progress: Callable[[int], None]) -> Arrays:

@@ -18,7 +18,7 @@ from thence.errors import DamagedInput
 from thence.model.intervals import NO_ROW, innermost
 from thence.model.launches import IDENTIFIED, matched_rows
 from thence.model.tables import GPU, HOST, THREADS, Meta, Tables
-from thence.model.waiting import waiting_tables
+from thence.model.waiting import with_waiting
 from thence.readers.nesting import in_order
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
@@ -74,8 +74,7 @@ def tables_of(store: Store) -> Tables:
             threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()
         ),
     )
-    events, waits = waiting_tables(tables.host, said_of_waiting(store, rank_of_process))
-    tables = dataclasses.replace(tables, events=events, waits=waits)
+    tables = with_waiting(tables, said_of_waiting(store, rank_of_process))
     if (ranges["domain"] == XLA).any():
         created = _creation_rows(store, gpu, host)
         domain = ranges["domain"].gather(host["nvtx"])

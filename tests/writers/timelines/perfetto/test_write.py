@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,26 @@ END = (pl.col("start") + pl.col("duration")).alias("end")
 
 
 def of(trace: thence.Trace, *lanes: str, clocks: str = "aligned") -> Decoded:
-    return decoded(written_bytes(trace.timeline(lanes, clocks)))
+    """What is written, without the tracks of spans, which have a test of their own."""
+    without = dataclasses.replace(trace.timeline(lanes, clocks), spans=None)
+    return decoded(written_bytes(without))
 
 
 def times(result: Decoded, path: str) -> list[tuple[str, int, int]]:
     return [(s.name, s.start, s.end - s.start) for s in result.on(path)]
+
+
+@pytest.mark.parametrize("path", RECORDINGS[3:5], ids=lambda path: path.name)
+def test_causes_of_idle_time_and_the_critical_path_are_tracks(path: Path) -> None:
+    trace = thence.open(path)
+    result = decoded(written_bytes(trace.timeline()))
+    spans = [s for s in result.slices if s.category == "span"]
+    causes = trace.idle().pieces.select(pl.col("cause").cast(pl.String), "start", END)
+    idle = [(s.name, s.start, s.end) for s in spans if result.title(s.track) == "why idle"]
+    assert Counter(idle) == Counter(causes.rows())
+    tiles = trace.critical_path().select("start", END)
+    shown = [(s.start, s.end) for s in spans if result.title(s.track) == "critical path"]
+    assert Counter(shown) == Counter(tiles.rows())
 
 
 def test_kernels_are_on_their_stream_with_their_times(tmp_path: Path) -> None:

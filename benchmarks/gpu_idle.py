@@ -1,0 +1,247 @@
+"""Planted causes of idle time on a GPU: is each named, with its time and its line?
+
+Every scenario makes the device wait in one known way, ten steps long, under torch.profiler with stacks; the program
+itself measures how long the planted part took. Recording and checking are apart, because the recording
+machine needs torch alone::
+
+    python benchmarks/gpu_idle.py record FOLDER      # on a GPU, about one minute
+    python benchmarks/gpu_idle.py check FOLDER       # anywhere, with thence
+
+``check`` prints, for each scenario, the planted time, the idle time that thence gives the expected cause on the line
+of the planted code, the difference, and the share of all idle time that is unknown. For calls that wait (item,
+synchronize) it is the idle time that stands behind that call in the table of waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = 10
+PLANTED_US = 2000
+EXPECTED = {
+    "loader": ("loader", "__getitem__"),
+    "item": ("wait", "planted_item"),
+    "synchronize": ("wait", "planted_synchronize"),
+    "empty_cache": ("allocation", "planted_empty_cache"),
+    "first_use": ("first_use", "planted_first_use"),
+    "gc": ("gc", "planted_gc"),
+    "lock": ("python", "planted_lock"),
+    "logging": ("python", "planted_logging"),
+    "event_wait": ("event_wait", "planted_event_wait"),
+}
+"""Scenario: expected cause, and the function that its line is in."""
+
+
+def busy(us: float) -> None:
+    """Keeps the thread busy."""
+    until = time.perf_counter_ns() + int(us * 1000)
+    while time.perf_counter_ns() < until:
+        pass
+
+
+def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one function each
+    """Functions that do one step; each returns the planted ns."""
+    import ctypes
+    import gc
+    import logging
+    import threading
+
+    import torch
+
+    x = torch.randn(512, 512, device="cuda")
+    side = torch.cuda.Stream()
+
+    class Slow(torch.utils.data.Dataset[Any]):
+        planted = 0
+
+        def __len__(self) -> int:
+            return 10**6
+
+        def __getitem__(self, index: int) -> Any:
+            begin = time.perf_counter_ns()
+            busy(PLANTED_US)
+            self.planted += time.perf_counter_ns() - begin
+            return torch.zeros(1)
+
+    data = Slow()
+    batches = iter(torch.utils.data.DataLoader(data, batch_size=1))
+
+    def loader(_step: int) -> int:
+        before = data.planted
+        next(batches)
+        return data.planted - before
+
+    def timed(work: Callable[[], object]) -> int:
+        begin = time.perf_counter_ns()
+        work()
+        return time.perf_counter_ns() - begin
+
+    def planted_item(_step: int) -> int:
+        (x @ x)[0, 0].item()
+        return timed(lambda: busy(PLANTED_US))
+
+    def planted_synchronize(_step: int) -> int:
+        _ = x @ x
+        torch.cuda.synchronize()
+        return timed(lambda: busy(PLANTED_US))
+
+    def planted_empty_cache(_step: int) -> int:
+        blocks = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(24)]
+        torch.cuda.synchronize()
+        del blocks
+        return timed(torch.cuda.empty_cache)
+
+    fresh = iter([
+        torch.erfinv, torch.lgamma, torch.digamma, torch.special.i0e, torch.special.i1, torch.special.ndtri,
+        torch.special.log_ndtr, torch.special.bessel_j0, torch.special.bessel_y1, torch.special.erfcx,
+    ])  # fmt: skip
+
+    def planted_first_use(_step: int) -> int:
+        function: Any = next(fresh)
+        return timed(lambda: function(x))
+
+    garbage: list[Any] = []
+    for _ in range(40_000):
+        pair: list[Any] = [[], []]
+        pair[0].append(pair)
+        garbage.append(pair)
+
+    def planted_gc(_step: int) -> int:
+        return timed(gc.collect)
+
+    lock = threading.Lock()
+
+    def hold(held: threading.Event) -> None:
+        with lock:
+            held.set()
+            time.sleep(PLANTED_US / 1e6)
+
+    def planted_lock(_step: int) -> int:
+        held = threading.Event()
+        other = threading.Thread(target=hold, args=(held,))
+        other.start()
+        held.wait()
+
+        def acquire() -> None:
+            with lock:
+                pass
+
+        took = timed(acquire)
+        other.join()
+        return took
+
+    class Handler(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            busy(PLANTED_US)
+
+    log = logging.getLogger("planted")
+    log.addHandler(Handler())
+    log.propagate = False
+
+    def planted_logging(_step: int) -> int:
+        return timed(lambda: log.warning("slow"))
+
+    runtime = ctypes.CDLL(next(iter(_mapped("libcudart"))))
+    sleeper = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+
+    def planted_event_wait(_step: int) -> int:
+        event = torch.cuda.Event()
+        with torch.cuda.stream(side):
+            _ = x + 1
+        runtime.cudaLaunchHostFunc(
+            ctypes.c_void_p(side.cuda_stream), sleeper, ctypes.c_void_p(PLANTED_US)
+        )
+        event.record(side)
+        torch.cuda.current_stream().wait_event(event)
+        _ = x + 2
+        torch.cuda.synchronize()
+        return PLANTED_US * 1000
+
+    return {
+        "loader": loader, "item": planted_item, "synchronize": planted_synchronize,
+        "empty_cache": planted_empty_cache, "first_use": planted_first_use, "gc": planted_gc, "lock": planted_lock,
+        "logging": planted_logging, "event_wait": planted_event_wait,
+    }  # fmt: skip
+
+
+def _mapped(name: str) -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line[line.index("/") :] for line in lines if name in line and "/" in line})
+
+
+def record(folder: Path) -> None:
+    """Runs all scenarios and writes a trace of each, and what was planted."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    folder.mkdir(parents=True, exist_ok=True)
+    x = torch.randn(512, 512, device="cuda")
+    planted: dict[str, int] = {}
+    for name, step in scenarios().items():
+        if name != "first_use":
+            step(0)
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        config = torch._C._profiler._ExperimentalConfig  # noqa: SLF001 - there is no public one
+        settings = config(enable_cuda_sync_events=True)
+        total = 0
+        with profile(
+            activities=activities, with_stack=True, experimental_config=settings
+        ) as profiler:
+            for number in range(STEPS):
+                with record_function(f"ProfilerStep#{number}"):
+                    _ = x @ x
+                    torch.cuda.synchronize()
+                    total += step(number)
+                    _ = x @ x
+            torch.cuda.synchronize()
+        planted[name] = total
+        profiler.export_chrome_trace(str(folder / f"{name}.json.gz"))
+        print(f"{name:12} planted {total / 1e6:8.3f} ms", flush=True)
+    (folder / "planted.json").write_text(json.dumps(planted))
+
+
+def check(folder: Path) -> None:
+    """Compares what was planted with what thence says."""
+    import polars as pl
+
+    import thence
+
+    planted = json.loads((folder / "planted.json").read_text())
+    print(
+        f"{'scenario':12} {'planted':>10} {'found':>10} {'error':>8} {'unknown':>8}  cause and line"
+    )
+    for name, ns in planted.items():
+        cause, function = EXPECTED[name]
+        found = thence.open(folder / f"{name}.json.gz", own=(__file__,)).idle("line")
+        if cause == "wait":
+            rows = found.waits.filter(pl.col("place").str.contains(function))
+        else:
+            rows = found.rows.filter(
+                pl.col("cause") == cause, pl.col("name").str.contains(function)
+            )
+        total = int(rows["total_ns"].sum())
+        unknown = int(found.causes.filter(pl.col("cause") == "unknown")["total_ns"].sum())
+        line = (rows["place" if cause == "wait" else "name"].to_list() or ["not found"])[0]
+        print(
+            f"{name:12} {ns / 1e6:7.3f} ms {total / 1e6:7.3f} ms {100 * (total - ns) / ns:+7.1f} % "
+            f"{100 * unknown / max(found.idle_ns, 1):6.1f} %  {cause} {line}"
+        )
+        for row in found.causes.head(4).iter_rows(named=True):
+            print(
+                f"{'':14}{row['cause']:11} {row['total_ns'] / 1e6:8.3f} ms {100 * row['share']:5.1f} %"
+            )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("record", "check"))
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    {"record": record, "check": check}[given.what](given.folder)

@@ -1,0 +1,99 @@
+"""Whether every idle nanosecond of traces has one cause, how much is unknown, and how long that and a replay take.
+
+    python benchmarks/idle_conservation.py TRACE... [--times 1]
+
+For each trace (files; ranks of one job joined by commas): the idle time as the report states it and as the causes add
+up, the unknown share, seconds of processor time of the analysis, of the graph and of one replay, and whether the
+replay of what was recorded is exact. ``--times N`` also measures the first trace repeated N times, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from dataclasses import replace
+
+import polars as pl
+
+import thence
+from thence.analysis.idle_causes import idle_causes
+from thence.analysis.summary import summarize
+from thence.analysis.whatif import health
+from thence.analysis.whatif_graph import program_graph
+from thence.analysis.whatif_replay import replayed
+from thence.errors import ThenceError
+from thence.model.tables import Tables
+
+
+def repeated(tables: Tables, times: int) -> Tables:
+    """The same tables again and again, each time later, with ids of their own."""
+    end = [
+        (frame["start"] + frame["duration"]).to_numpy().max() for frame in (tables.gpu, tables.host)
+    ]
+    begin = [frame["start"].to_numpy().min() for frame in (tables.gpu, tables.host)]
+    span = int(max(end)) - int(min(begin)) + 1000
+    ids = int(tables.host["correlation"].max() or 0) + 1  # type: ignore[call-overload]
+
+    def later(frame: pl.DataFrame, number: int) -> pl.DataFrame:
+        moved = frame.with_columns(
+            pl.col("start") + number * span, pl.col("correlation") + number * ids
+        )
+        if "parent" in frame.columns:
+            rows = number * frame.height
+            moved = moved.with_columns(pl.col("parent") + rows, pl.col("forward") + rows)
+        return moved
+
+    gpu = pl.concat([later(tables.gpu, number) for number in range(times)])
+    host = pl.concat([later(tables.host, number) for number in range(times)]).with_row_index("old")
+    host = host.sort("rank", "process", "thread", maintain_order=True)
+    place = host.select("old").with_row_index("new").sort("old")["new"].cast(pl.Int32)
+    host = host.with_columns(
+        place.gather(host[name].cast(pl.UInt32)).alias(name) for name in ("parent", "forward")
+    ).drop("old")
+    return Tables(gpu=gpu, host=host, meta=tables.meta)
+
+
+def measure(name: str, trace: thence.Trace) -> None:
+    """Prints a line about one trace."""
+    whole = trace.whole
+    total = summarize(whole, "kernel")
+    stated = total.span_ns - total.busy_ns
+    begin = time.process_time()
+    pieces = idle_causes(whole)
+    took = time.process_time() - begin
+    found = int(pieces["duration"].sum())
+    unknown = int(pieces.filter(pl.col("cause") == "unknown")["duration"].sum())
+    begin = time.process_time()
+    program = program_graph(whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.what_if does
+    built = time.process_time() - begin
+    begin = time.process_time()
+    exact = bool((replayed(program.graph) == program.graph.time).all())
+    replay = time.process_time() - begin
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    sums = "adds up" if found == stated else f"IS {found / 1e6:.3f} ms"
+    print(
+        f"{name[-44:]:44} {whole.gpu.height:8,} {whole.host.height:9,} idle {stated / 1e6:11.3f} ms {sums} unknown "
+        f"{100 * unknown / max(found, 1):5.1f} % {took:5.2f} s; graph {built:5.2f} s, replay {replay:5.2f} s "
+        f"{'exact' if exact else 'NOT EXACT'}, unexplained {100 * health(whole, program).unexplained:5.1f} %; peak "
+        f"{memory:.2f} GB",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("traces", nargs="+")
+    parser.add_argument("--times", type=int, default=1)
+    given = parser.parse_args()
+    for path in given.traces:
+        try:
+            measure(path, thence.open(*path.split(",")))
+        except ThenceError as error:
+            print(f"{path[-44:]:44} {error}")
+    if given.times > 1:
+        first = thence.open(*given.traces[0].split(","))
+        measure(
+            f"{given.traces[0]} x {given.times}",
+            replace(first, tables=repeated(first.tables, given.times)),
+        )

@@ -1,0 +1,271 @@
+"""What a change would gain: the recorded program replayed with it.
+
+A prediction is of the profiled program: profiling makes the host slower, and so what waits for it. It is refused
+where what the graph does not explain is more than `MOST_UNEXPLAINED` of the time, and for work inside CUDA graphs
+whose edges are not known. Its interval is `LEAST_NOISE` of the step to either side, or the standard
+deviation of the steps where that is more: runs of the changed programs differed from predictions by a median of
+2 % of the step and 3.7 % at most where the device was the limit (benchmarks/gpu_whatif.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collective_kinds import kind_of
+from thence.analysis.idle_rules import CAUSES, host_causes
+from thence.analysis.steps import steps
+from thence.analysis.whatif_changes import Change, activities_of, changed
+from thence.analysis.whatif_graph import program_graph
+from thence.analysis.whatif_replay import replayed
+from thence.errors import MissingData
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from thence.analysis.clock_sync import Alignment
+    from thence.analysis.collective_instances import Instances
+    from thence.analysis.whatif_graph import Program
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = [
+    "LEAST_NOISE",
+    "MOST_UNEXPLAINED",
+    "Health",
+    "WhatIf",
+    "health",
+    "suggestions",
+    "what_if",
+]
+
+MOST_UNEXPLAINED = 0.05
+"""Share of the time by which activities began later than the graph explains, above which nothing is predicted."""
+LEAST_NOISE = 0.04
+"""Half of the width of an interval at least, as a share of the step."""
+_LATE_NS = 20_000
+_MOST_GRAPHED = 0.05
+_PLACES = 6
+_SHOWN = 10
+_FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "python")
+_ROWS = {
+    "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
+    "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether the graph explains the trace.
+
+    Attributes:
+        unexplained: share of the time by which activities began over 20 us later than it explains.
+        inferred: share of the waits for events whose record is inferred or unknown.
+        noise: half of the width of intervals, as a share of the step.
+    """
+
+    unexplained: float
+    inferred: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Predicted gains of changes.
+
+    Attributes:
+        steps: how many; 1 where the trace holds none, and the whole of it counts as one.
+        step_ns: mean time of a step, of the profiled program.
+        health: whether the graph explains the trace.
+        rows: change, part (which meaning of it), before_ns and after_ns (mean step), gain_ns, gain_share (of the
+            step; negative: it becomes slower), low_share and high_share (the interval), verdict: gain, loss,
+            noise (no more than the interval), refused (inside CUDA graphs without edges) or absent (the trace
+            holds nothing that it is about). Null where nothing is predicted.
+    """
+
+    steps: int
+    step_ns: int
+    health: Health
+    rows: pl.DataFrame
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {
+            "of": "the profiled program",
+            "steps": self.steps,
+            "step_ns": self.step_ns,
+            "health": {
+                "unexplained_share": self.health.unexplained,
+                "inferred_share": self.health.inferred,
+                "noise_share": self.health.noise,
+            },
+            "rows": self.rows.to_dicts(),
+        }
+
+
+def health(trace: Attributed, program: Program) -> Health:
+    """Whether the graph explains the trace, and how much predictions may err."""
+    delay = program.graph.delay[program.is_activity]
+    span = int(program.graph.time.max(initial=0)) * max(
+        trace.gpu.select("rank", "device").n_unique(), 1
+    )
+    late = int(delay[delay > _LATE_NS].sum())
+    noise = LEAST_NOISE
+    try:
+        frame = steps(trace).frame
+        steady = frame.filter(~pl.col("first"))["duration"]
+        if len(steady) > 1:
+            noise = max(
+                noise,
+                float(
+                    np.std(steady.to_numpy(), ddof=1) / max(float(np.mean(steady.to_numpy())), 1)
+                ),
+            )
+    except MissingData:
+        pass
+    return Health(late / max(span, 1), program.inferred, noise)
+
+
+def what_if(
+    trace: Attributed,
+    changes: Sequence[Change],
+    alignment: Alignment | None = None,
+    instances: Instances | None = None,
+) -> WhatIf:
+    """Predicts the gain of changes, each by itself.
+
+    Args:
+        trace: attributed, whole.
+        changes: none means those of `suggestions`, of which the ten with the largest gain above the noise are kept.
+        alignment: of the ranks' clocks; None for one rank.
+        instances: which kernels of several ranks are one collective; None for one rank.
+
+    Raises:
+        MissingData: the trace holds no device activity, or the graph explains too little of it.
+    """
+    inputs = ", ".join(trace.meta.inputs)
+    if trace.gpu.is_empty():
+        raise MissingData(f"{inputs}: holds no device activity")
+    program = program_graph(trace, alignment, instances)
+    found = health(trace, program)
+    if found.unexplained > MOST_UNEXPLAINED:
+        raise MissingData(
+            f"{inputs}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of the time, "
+            f"more than {100 * MOST_UNEXPLAINED:.0f} %, so a replay says nothing; record which stream waits for which: "
+            "nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
+            "thence.torch.event_ids(), all ranks of the job"
+        )
+    count = max(len(program.steps), 1)
+    before = _took(program, program.graph.time, program.gpu[1] - program.gpu[0], _all(program))
+    asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
+    rows = [_predicted(trace, program, change, before, count, found.noise) for change in asked]
+    frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
+    if not changes:
+        frame = (
+            frame.filter(pl.col("verdict") == "gain")
+            .sort("gain_ns", "change", descending=[True, False])
+            .head(_SHOWN)
+        )
+    return WhatIf(count, before // count, found, frame)
+
+
+def _all(program: Program) -> Mask:
+    return np.ones(len(program.graph.time), np.bool_)
+
+
+def _ranks(trace: Attributed, program: Program) -> Int64:
+    """The rank of each node."""
+    on_host = program.thread != NO_ROW
+    result = np.empty(len(on_host), np.int64)
+    for where, frame in ((on_host, trace.host), (~on_host, trace.gpu)):
+        result[where] = frame["rank"].to_numpy()[program.row[where]]
+    return result
+
+
+def _took(program: Program, time: Int64, duration: Int64, counted: Mask) -> int:
+    """From the first step's begin, or the first node, to the end of all nodes that count, in ns."""
+    begin = time[program.steps[0]] if len(program.steps) else time.min()
+    ends = time.copy()
+    ends[program.node_of_activity] += np.where(program.end_of_activity == NO_ROW, duration, 0)
+    return int(ends[counted].max(initial=int(begin))) - int(begin)
+
+
+def _predicted(
+    trace: Attributed, program: Program, change: Change, before: int, count: int, noise: float
+) -> tuple[Any, ...]:
+    """A row of `WhatIf.rows`."""
+    nothing = (None,) * 6
+    of = activities_of(trace, change)
+    duration = program.gpu[1] - program.gpu[0]
+    if change.action in ("free", "scale") and of.any():
+        graphed = of & trace.gpu["graph"].is_not_null().to_numpy()
+        if duration[graphed].sum() > _MOST_GRAPHED * max(int(duration[of].sum()), 1):
+            return (change.title, change.part, before // count, *nothing[1:], "refused")
+    graph = changed(trace, program, change)
+    if graph is None:
+        return (change.title, change.part, before // count, *nothing[1:], "absent")
+    left = np.where(of, change.factor, 1.0) if change.action in ("free", "scale") else 1.0
+    counted = _all(program)
+    if change.action == "on-time":  # what this rank does is then done in time, whatever it is
+        counted = _ranks(trace, program) != int(change.pattern)
+        before = _took(program, program.graph.time, duration, counted)
+    after = _took(program, replayed(graph), np.rint(duration * left).astype(np.int64), counted)
+    gain = before - after
+    share = gain / max(before, 1)
+    verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
+    return (
+        change.title, change.part, before // count, after // count, gain // count, share, share - noise, share + noise,
+        verdict,
+    )  # fmt: skip
+
+
+def suggestions(trace: Attributed) -> list[Change]:
+    """Changes that are worth asking about: the largest places, kernels and collectives, causes, waits, ranks."""
+    result = []
+    causes = host_causes(trace.host)
+    present = {CAUSES[number] for number in np.unique(causes)}
+    result += [
+        Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present
+    ]
+    kind = next(
+        (k for k in ("label", "module", "op") if trace.places[k].null_count() < trace.gpu.height),
+        None,
+    )
+    if kind is not None:
+        result += _largest(trace, kind, trace.places[kind])
+    result += _largest(trace, "kernel", trace.gpu["name"])
+    collectives = (
+        trace.collectives.select(name=kind_of(pl.col("collective")))["name"]
+        .drop_nulls()
+        .unique()
+        .sort()
+    )
+    result += [
+        Change(f"collective:{name}", "free", "collective", f"^{re.escape(name)}$")
+        for name in collectives.cast(pl.String)
+    ]
+    waits = sorted(set(trace.waits["kind"].cast(pl.String)))
+    result += [Change(name, "no-wait", "", f"^{name}$") for name in waits]
+    if len(trace.ranks) > 1:
+        result += [Change(f"rank:{rank}", "on-time", "", str(rank)) for rank in trace.ranks]
+    return result
+
+
+def _largest(trace: Attributed, by: str, names: pl.Series) -> list[Change]:
+    rows = pl.DataFrame({"name": names.cast(pl.String), "ns": trace.gpu["duration"]}).drop_nulls()
+    largest = (
+        rows.group_by("name").agg(pl.col("ns").sum()).sort("ns", "name", descending=[True, False])
+    )
+    return [
+        Change(f"{by}:{name}", "free", by, f"^{re.escape(name)}$")
+        for name in largest["name"].head(_PLACES)
+    ]

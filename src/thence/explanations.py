@@ -1,0 +1,157 @@
+"""Why a trace took as long as it did, and what would change that: `Trace` inherits these questions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.clock_sync import align_clocks
+from thence.analysis.collective_instances import collective_instances
+from thence.analysis.critical_path import critical_path, path_track
+from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
+from thence.analysis.report import part
+from thence.analysis.select import select
+from thence.analysis.steps_table import step_table
+from thence.analysis.whatif import MOST_UNEXPLAINED, health, what_if
+from thence.analysis.whatif_changes import parse_change
+from thence.analysis.whatif_graph import program_graph
+from thence.errors import MissingData
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.clock_sync import Alignment
+    from thence.analysis.collective_instances import Instances
+    from thence.analysis.communication import Collectives
+    from thence.analysis.idle_table import IdleTime
+    from thence.analysis.steps_table import StepTable
+    from thence.analysis.whatif import WhatIf
+    from thence.model.attributed import Attributed
+
+__all__ = ["Explanations"]
+
+
+class Explanations(ABC):
+    """Idle time, steps, what changes would gain, and the critical path."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> Attributed:
+        """The tables with every device activity attributed, whatever is selected."""
+
+    @property
+    @abstractmethod
+    def attributed(self) -> Attributed:
+        """The selected part of `whole`."""
+
+    @property
+    @abstractmethod
+    def alignment(self) -> Alignment:
+        """How far the clocks of the ranks are apart."""
+
+    @property
+    @abstractmethod
+    def _instances(self) -> Instances:
+        """Which kernels of several ranks are one collective."""
+
+    @abstractmethod
+    def collective_times(self, warm_up: str = "heuristic") -> Collectives:
+        """Sizes, bandwidths, exposed and hidden time, and waits of collectives."""
+
+    def idle(self, by: str = "place") -> IdleTime:
+        """Why the devices were idle: every nanosecond with one cause.
+
+        Args:
+            by: of `thence.analysis.idle_table.BY`: what the rows of a cause are by.
+
+        Raises:
+            UsageError: ``by`` is none of them.
+            MissingData: the trace holds no device activity.
+        """
+        return idle_time(self.attributed, by, self._waited)
+
+    def steps(self) -> StepTable:
+        """Every step in order of time, with its idle time by cause, the spread of all, and outliers.
+
+        Steps are found in the whole trace; of a selection, its ranks, devices and steps count.
+
+        Raises:
+            MissingData: the trace holds no steps.
+        """
+        selection = self.attributed.selection
+        chosen = replace(selection, steps=None, window_ns=None, only=None)
+        return step_table(select(self.whole, chosen), selection.steps)
+
+    def what_if(
+        self,
+        free: Sequence[str] = (),
+        scale: Sequence[str] = (),
+        no_wait: Sequence[str] = (),
+        on_time: Sequence[str] = (),
+    ) -> WhatIf:
+        """What changes would gain, each by itself: the recorded program replayed with it.
+
+        Args:
+            free: such as ``label:attention``, ``collective:all-gather`` or ``cause:loader``: takes no time.
+            scale: such as ``kernel:gemm=0.5``: takes this part of its time.
+            no_wait: item, all, a kind of wait (stream, event, device), or a regular expression of its
+                place: returns at once.
+            on_time: such as ``rank:3``: no rank waits for it in collectives.
+                Without any of these, the ten changes with the largest gain.
+
+        Raises:
+            UsageError: a change cannot be read.
+            MissingData: the trace explains too little of when its work began.
+        """
+        asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
+        changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
+        return what_if(self.whole, changes, *self._of_ranks)
+
+    def critical_path(self) -> pl.DataFrame:
+        """What every moment waited for last, as tiles of the time: see `thence.analysis.critical_path`.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        if self.whole.gpu.is_empty():
+            raise MissingData(f"{', '.join(self.whole.meta.inputs)}: holds no device activity")
+        program = program_graph(self.whole, *self._of_ranks)
+        tiles = critical_path(self.whole, program)
+        return tiles.with_columns(start=pl.col("start") + program.origin_ns)
+
+    @property
+    def _of_ranks(self) -> tuple[Alignment | None, Instances | None]:
+        """Clocks and shared collectives of the whole trace, where it holds several ranks."""
+        if len(self.whole.ranks) < 2:
+            return None, None
+        instances = collective_instances(self.whole)
+        return align_clocks(self.whole, instances), instances
+
+    @cached_property
+    def _waited(self) -> pl.DataFrame | None:
+        """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
+        if len(self.attributed.ranks) < 2:
+            return None
+        times = part(lambda: self.collective_times("keep")).result
+        if times is None:
+            return None
+        return waited_in_collectives(times, self.alignment, self._instances)
+
+    def _spans(self) -> pl.DataFrame:
+        """Tracks of spans for timelines: why devices are idle, and the critical path."""
+        return pl.concat([idle_tracks(self.attributed), *self._path_track()])
+
+    def _path_track(self) -> list[pl.DataFrame]:
+        """The critical path as a track, of one rank of a whole trace that it explains."""
+        if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
+            return []
+        program = program_graph(self.whole)
+        if health(self.whole, program).unexplained > MOST_UNEXPLAINED:
+            return []
+        tiles = critical_path(self.whole, program)
+        tiles = tiles.with_columns(start=pl.col("start") + program.origin_ns)
+        return [path_track(self.whole, tiles)]

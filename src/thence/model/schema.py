@@ -1,0 +1,68 @@
+"""What a table is: columns with type and meaning, and empty or filled frames of its shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Column", "Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: as in the frame.
+        dtype: Polars type.
+        meaning: what it holds, in which unit, and what null stands for.
+    """
+
+    name: str
+    dtype: pl.DataType | type[pl.DataType]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The shape of one table.
+
+    Attributes:
+        name: attribute of `Tables` and name in SQL.
+        meaning: what one row is.
+        columns: in order.
+    """
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Polars schema: column name to type."""
+        return {column.name: column.dtype for column in self.columns}
+
+    def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
+        """A frame of this shape; columns that are not given are null.
+
+        Args:
+            columns: column name to Series, array or list, all of one length.
+        """
+        rows = max((len(values) for values in columns.values()), default=0)
+        return pl.DataFrame(
+            [
+                pl.Series(name, columns[name]).cast(dtype)
+                if name in columns
+                else pl.Series(name, [None], dtype=dtype).new_from_index(0, rows)
+                for name, dtype in self.schema.items()
+            ]
+        )
+
+    def empty(self) -> pl.DataFrame:
+        """A frame of this shape without rows."""
+        return pl.DataFrame(schema=self.schema)
