@@ -16,6 +16,7 @@ from thence.attribution.launch_places import places_of_rows
 from thence.attribution.own_code import OwnCode
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import NO_ROW, last_begun
+from thence.model.questions import IDLE_BY
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -25,12 +26,8 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["BY", "IdleTime", "idle_time", "idle_tracks", "named_pieces", "waited_in_collectives"]
+__all__ = ["IdleTime", "idle_time", "idle_tracks", "named_pieces", "waited_in_collectives"]
 
-BY = ("place", "line", "module", "op", "label", "step", "call", "kernel", "wait", "rank", "reason")
-"""What the rows of a cause can be by. place: the first of line, label, module, op and call that there is. line: the
-function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the wait.
-wait: the last call that waited, where it emptied the queue. reason: why a cause is unknown."""
 _KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
 _PREFERRED = ("line", "label", "module", "op", "call")
 _ROWS = {
@@ -96,16 +93,16 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
 
     Args:
         trace: attributed.
-        by: of `BY`.
+        by: of `IDLE_BY`.
         late: of `waited_in_collectives`; None where nothing is known of it.
 
     Raises:
-        UsageError: ``by`` is none of `BY`.
+        UsageError: ``by`` is none of `IDLE_BY`.
         MissingData: the trace holds no device activity.
     """
-    if by not in BY:
+    if by not in IDLE_BY:
         raise UsageError(
-            f"{by!r} is nothing that idle time can be by; choose one of {', '.join(BY)}"
+            f"{by!r} is nothing that idle time can be by; choose one of {', '.join(IDLE_BY)}"
         )
     if trace.gpu.is_empty():
         raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no device activity")
@@ -146,12 +143,12 @@ def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
 
 
 def named_pieces(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Pieces of idle time with by (what the name is, of `BY`) and name (null where there is none).
+    """Pieces of idle time with by (what the name is, of `IDLE_BY`) and name (null where there is none).
 
     Args:
         trace: attributed.
         pieces: of `idle_causes`.
-        by: of `BY`.
+        by: of `IDLE_BY`.
     """
     if by != "place":
         return pieces.with_columns(_names(trace, pieces, by).alias("name"), by=pl.lit(by))

@@ -19,6 +19,7 @@ from thence.attribution.own_code import OwnCode
 from thence.errors import UsageError
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 from thence.model.places import PLACES
+from thence.model.questions import FREE_BY
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,22 +31,9 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["FREE_BY", "Change", "activities_of", "changed", "parse_change"]
+__all__ = ["Change", "activities_of", "changed", "parse_change"]
 
 Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
-FREE_BY = (
-    "label",
-    "module",
-    "op",
-    "source",
-    "phase",
-    "hlo",
-    "opcode",
-    "kernel",
-    "collective",
-    "cause",
-)
-"""What --free and --scale take names of."""
 _OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
 """Kinds whose work on the host can go with their kernels, and the categories of its rows."""
 _GONE = 2 * BEFORE_ALL

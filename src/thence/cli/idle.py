@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from thence.analysis.idle_table import BY
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import (
     Result,
@@ -15,6 +14,7 @@ from thence.cli.output import (
     print_table,
     result_options,
 )
+from thence.model.questions import IDLE_BY
 from thence.units import format_ns
 
 __all__ = ["command"]
@@ -68,7 +68,7 @@ _ROWS_SHOWN = 15
 @trace_options("rank", "device", "steps", "window", "own", "hlo")
 @choice_option(
     "--by",
-    choices=BY,
+    choices=IDLE_BY,
     meaning="What the rows of a cause are by; place is the first of line, label, module, op and call.",
 )
 @result_options()

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import polars as pl
 
-from thence.analysis.critical_path import path_summary
-from thence.analysis.whatif_changes import FREE_BY, parse_change
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import (
     Result,
@@ -18,12 +15,14 @@ from thence.cli.output import (
     print_table,
     result_options,
 )
-from thence.model.kernel_names import clip, short_names
+from thence.model.questions import FREE_BY
 from thence.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    import polars as pl
 
 __all__ = ["command"]
 
@@ -72,6 +71,9 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
 @result_options()
 def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     """What a change would gain: the recorded program replayed with it."""
+    from thence.analysis.critical_path import path_summary
+    from thence.analysis.whatif_changes import parse_change
+
     for action, texts in asked.items():
         for text in texts:
             parse_change(
@@ -114,6 +116,7 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
 
 def _shown(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows with gains and intervals as text, kernels with short names."""
+    import polars as pl
 
     def percent(name: str) -> pl.Expr:
         return (100 * pl.col(name)).round(1).cast(pl.String)
@@ -127,6 +130,10 @@ def _shown(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _short(names: pl.Series, prefix: str = "") -> pl.Series:
     """Names of kernels as tables show them; others stay, but are cut."""
+    import polars as pl
+
+    from thence.model.kernel_names import clip, short_names
+
     given = [name or "" for name in names]
     kernels = [name.removeprefix(prefix) for name in given if name.startswith(prefix)]
     short = short_names(kernels)

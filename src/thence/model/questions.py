@@ -1,0 +1,28 @@
+"""Words of questions about idle time and changes, for the command line, which reads them before anything heavy."""
+
+from __future__ import annotations
+
+__all__ = ["FREE_BY", "IDLE_BY"]
+
+IDLE_BY = (
+    "place",
+    "line",
+    "module",
+    "op",
+    "label",
+    "step",
+    "call",
+    "kernel",
+    "wait",
+    "rank",
+    "reason",
+)
+"""What idle time of a cause can be by. place: the first of line, label, module, op and call that there is. line: the
+function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the wait.
+wait: the last call that waited, where it emptied the queue. reason: why a cause is unknown."""
+
+FREE_BY = (
+    *("label", "module", "op", "source", "phase", "hlo", "opcode"),
+    *("kernel", "collective", "cause"),
+)
+"""What changes of a program take names of."""
