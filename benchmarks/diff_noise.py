@@ -7,7 +7,8 @@
 check: draws of 5 runs of the unchanged program against 5 others of it, of 20 steps each: in how many is any row
 called slower, faster, new or gone? 5 % are allowed, with a 95 % upper bound (Clopper and Pearson) of 7 %. Draws of 5
 planted runs against 5 unchanged ones: in how many is the planted label called slower, and how often is a row that
-holds none of the planted work called different? Then what the first line says of each real change.
+holds none of the planted work called different? Then what the first line says of each real change, and whether a
+gate lets the program pass that our own recorder records: it may take 2 % longer than under torch.profiler.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import thence
 from kineto_input import write_repeated
 from thence.analysis.diff.compare import compare
 from thence.analysis.diff.estimates import RunMeans, discoveries, estimates
+from thence.analysis.diff.gate import judge, parse_bound
 from thence.analysis.diff.student import highest_share
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ RUNS, STEPS = 5, 20
 PLANTED = "planted"
 DIFFERENT = ["slower", "faster", "new", "gone"]
 ALLOWED, MOST = 0.05, 0.07
+RECORDED, GATE = "recorded_by_thence", "total>2%"
 
 
 def samples_of(folder: Path) -> list[Sample]:
@@ -160,6 +163,9 @@ def check(folder: Path, draws: int) -> None:
             else ""
         )
         print(f"\n{name} ({len(changed)} runs){refused}\n    {diff.explanation[0]}")
+        if name == RECORDED:
+            # The gate on the overhead of our own recorder, beside torch.profiler's.
+            print(f"    {judge(diff, [parse_bound(GATE)])[0]}")
 
 
 def simulated(

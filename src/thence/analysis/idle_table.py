@@ -13,9 +13,9 @@ from thence.analysis.idle_rules import MEANINGS
 from thence.analysis.steps import steps
 from thence.analysis.waits import participants
 from thence.attribution.launch_places import places_of_rows
-from thence.model.own_code import OwnCode
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import NO_ROW, last_begun
+from thence.model.own_code import OwnCode
 from thence.model.questions import IDLE_BY
 from thence.units import format_ns
 

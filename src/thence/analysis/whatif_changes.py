@@ -15,9 +15,9 @@ from thence.analysis.whatif_edges import EDGES
 from thence.analysis.whatif_graph import stream_weights
 from thence.analysis.whatif_replay import BEFORE_ALL
 from thence.attribution.launch_places import places_of_rows
-from thence.model.own_code import OwnCode
 from thence.errors import UsageError
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths
+from thence.model.own_code import OwnCode
 from thence.model.places import PLACES
 from thence.model.questions import FREE_BY
 

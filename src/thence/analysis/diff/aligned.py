@@ -15,6 +15,7 @@ import polars as pl
 from thence.analysis.diff.counted_steps import left_out
 from thence.analysis.diff.steps import run_steps
 from thence.model.intervals import NO_ROW
+from thence.model.places import COMPARED
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,7 +29,7 @@ __all__ = ["MOST_STEPS", "SIDES", "AlignedSteps", "aligned_steps"]
 SIDES = ("before", "after")
 MOST_STEPS = 20
 """Pairs of steps that are shown."""
-_PLACES = ("label", "module", "op", "source")
+_PLACES = tuple(kind for kind in COMPARED if kind not in ("kernel", "hlo"))
 _GAP = 0.02
 """Room between two pairs of steps, as a part of the longest step."""
 

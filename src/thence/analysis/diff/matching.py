@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.analysis.diff.sample import PLACED
 from thence.analysis.kernel_groups import KERNEL_PATTERNS
 from thence.model.kernel_names import short_names
 
@@ -56,7 +57,6 @@ _LINE = re.compile(r":\d+(?= |$)")
 _GROUPS = [(group, re.compile(pattern)) for group, pattern in KERNEL_PATTERNS]
 _TELLING = ("GEMM", "attention", "reduction", "communication")
 """Groups of which a label and module seldom has more than one kernel that changes."""
-_PLACE = ("label", "module", "op_name", "op")
 _LEAST_MOVED = 0.001
 """Part of a step below which time that moved is not told."""
 
@@ -97,7 +97,7 @@ def group_of(name: str) -> str:
 def kernels_of(samples: Sequence[Sample]) -> pl.DataFrame:
     """The kernels of a side: `Sample.kernels`, means over the runs."""
     frames = pl.concat([sample.kernels for sample in samples])
-    return frames.group_by("name", *_PLACE, maintain_order=True).agg(
+    return frames.group_by("name", *PLACED, maintain_order=True).agg(
         pl.col("ns", "count").sum() / len(samples)
     )
 
@@ -139,9 +139,9 @@ def _group_at(name: str, place: tuple[Any, ...]) -> Hashable:
 
 def _main_places(side: pl.DataFrame, common: set[str]) -> dict[str, tuple[Any, ...]]:
     """The place with most of the time of each kernel that the other side has not."""
-    rows = side.filter(~pl.col("name").is_in([*common])).sort("ns", *_PLACE, "name")
+    rows = side.filter(~pl.col("name").is_in([*common])).sort("ns", *PLACED, "name")
     rows = rows.unique("name", keep="last", maintain_order=True)
-    return {name: tuple(place) for name, *place in rows.select("name", *_PLACE).iter_rows()}
+    return {name: tuple(place) for name, *place in rows.select("name", *PLACED).iter_rows()}
 
 
 def _paired(
@@ -224,8 +224,8 @@ def _outermost(place: str) -> str:
 
 def _placed(side: pl.DataFrame) -> _Placed:
     result: _Placed = {}
-    for name, *places, ns, count in side.select("name", *_PLACE, "ns", "count").iter_rows():
-        known = ((by, place) for by, place in zip(_PLACE, places, strict=True) if place)
+    for name, *places, ns, count in side.select("name", *PLACED, "ns", "count").iter_rows():
+        known = ((by, place) for by, place in zip(PLACED, places, strict=True) if place)
         key = next(known, None)
         if key is not None:
             total, times = result.setdefault(key, {}).get(name, (0.0, 0.0))

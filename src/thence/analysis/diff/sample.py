@@ -32,6 +32,7 @@ __all__ = [
     "COMMUNICATION",
     "EXPOSED",
     "IDLE",
+    "PLACED",
     "STEP",
     "UNATTRIBUTED",
     "Sample",
@@ -56,7 +57,7 @@ _ROWS = pl.Schema(
 )
 _MOST_HOST_RANGES = 300_000
 """Host ranges up to which idle time is divided by cause unless asked otherwise: some seconds per million."""
-_PLACED = ("label", "module", "op_name", "op")
+PLACED = (*("label", "module"), *("op_name", "op"))
 """Kinds that say where a kernel was launched, for matching; as columns of places."""
 
 
@@ -184,8 +185,8 @@ def _by_place(trace: Attributed, kind: str, step: pl.Series, devices: int) -> pl
 
 def _kernels(trace: Attributed, step: pl.Series, shared_by: int) -> pl.DataFrame:
     """Where each kernel was launched, as `Sample.kernels`."""
-    places = [pl.lit(trace.places[kind]).alias(kind) for kind in _PLACED]
-    keys = ("name", *_PLACED)
+    places = [pl.lit(trace.places[kind]).alias(kind) for kind in PLACED]
+    keys = ("name", *PLACED)
     return (
         trace.gpu.select("name", "duration", step, *places)
         .lazy()
