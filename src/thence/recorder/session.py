@@ -90,6 +90,7 @@ class Recorder:
         self.dropped = 0
         self.log = BoundaryLog(lambda: 0)
         self.counts = False
+        self._several = False
         self._counting = Counting()
         self._options = options
         self._source = source
@@ -241,6 +242,19 @@ class Recorder:
             self._counting.call_back(self._cupti, self._subscription, lambda _name: False)
             if not self._paused:
                 self._try(self._enable)
+
+    def several_launch(self, several: bool) -> None:  # noqa: FBT001 - a fact, not a choice
+        """Have launches called back for, with their threads, while several threads may launch."""
+        if (
+            self.counts
+            and not self._options.records_calls
+            and several != self._several
+            and self.alive
+        ):
+            self._several = several
+            options = self._options
+            wanted = options.calls_back_launches if several else options.calls_back
+            self._counting.call_back(self._cupti, self._subscription, wanted)
 
     def _enable(self) -> None:
         for kind in self._options.kinds():

@@ -40,6 +40,11 @@ class NotedPlaces:
         self._may_launch: set[int] = set()
         log.note(0)  # what this thread launches before its first place is its own
 
+    @property
+    def several_launch(self) -> bool:
+        """Whether more than one thread may launch, by what they said when rows were last taken."""
+        return len(self._may_launch) > 1
+
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of ``boundaries`` and ``places`` since this was last asked."""
         rows = self.log.take()
