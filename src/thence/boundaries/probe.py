@@ -25,7 +25,7 @@ from thence.boundaries.log import BoundaryLog, NativeBoundaryLog
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["Calls", "Probe", "choose_probe"]
+__all__ = ["Calls", "NativeProbe", "Probe", "PythonProbe", "choose_probe"]
 
 Calls = dict[str, np.ndarray[Any, Any]]
 _CALL = np.dtype(
