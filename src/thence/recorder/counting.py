@@ -55,7 +55,8 @@ class Counting:
         self._lost_before = self._probe.lost_calls
         self.function: str | None = None
         self.log: BoundaryLog | None = None
-        self._called_back: dict[tuple[int, int], str] = {}
+        self._called_back: set[tuple[int, int]] = set()
+        self._known: dict[tuple[int, int], str] = {}
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
@@ -83,27 +84,28 @@ class Counting:
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
 
     def call_back(self, cupti: Cupti, subscription: int, wanted: Callable[[str], bool]) -> None:
-        """Have calls of other functions noted, named as in CUDA's headers; of none: no longer."""
+        """Have calls of other functions noted, named as in CUDA's headers: these, and no others any more."""
         for domain in (RUNTIME_API, DRIVER_API):
             for callback_id, name in cupti.callbacks(domain):
-                known = (domain, callback_id) in self._called_back
-                if wanted(name) == known or name.startswith(_TELLING):
+                on, key = wanted(name), (domain, callback_id)
+                if on == (key in self._called_back) or name.startswith(_TELLING):
                     continue
                 try:
-                    cupti.enable_callback(subscription, domain, callback_id, on=not known)
+                    cupti.enable_callback(subscription, domain, callback_id, on=on)
                 except CuptiError:
                     continue  # one that this driver does not have
-                if not known:
-                    self._called_back[domain, callback_id] = name
+                self._known[key] = name
+                if on:
+                    self._called_back.add(key)
                 else:
-                    del self._called_back[domain, callback_id]
+                    self._called_back.discard(key)
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
         """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""
         rows = self._probe.take_calls()
-        keys = rows["domain"].astype(np.uint64) << 32 | rows["function"]
-        distinct, which = np.unique(keys, return_inverse=True)
-        names = [self._called_back.get(divmod(int(key), 1 << 32), "") for key in distinct]
+        keys = rows["domain"].astype(np.int64) << 32 | rows["function"]
+        ids, which = np.unique(keys, return_inverse=True)
+        names = [self._known.get(divmod(one, 1 << 32), "(unknown)") for one in ids.tolist()]
         numbers = np.array([number_of(name) for name in names], np.uint32)
         return {
             "start": rows["begin"],

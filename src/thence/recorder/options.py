@@ -16,7 +16,7 @@ _LAUNCHES = re.compile(
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
 _FEW = re.compile(
-    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|StreamEndCapture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
+    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
 )
 """Calls that wait, record events, end captures, or allocate: of which there are few."""
 _WAITS = re.compile(r"Synchronize|StreamWaitEvent")

@@ -193,9 +193,10 @@ class Recording:
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
+        tables = {**self._log.take(names), **self.noted.take(names)}
         if self._recorder is not None and jax_uses_cuda():
             self._recorder.record_launches()
-        return {**self._log.take(names), **self.noted.take(names)}
+        return tables
 
     def _keep_labels(self, path: Path) -> None:
         """A program that is killed keeps the labels of the graphs that it had captured by then."""

@@ -19,6 +19,7 @@ from thence.readers.recording.counted import (
     numbers_of,
     outside_of_ranges,
 )
+from thence.readers.recording.place_ranges import place_ranges
 from thence.writers.flame.folded import folded_lines
 
 if TYPE_CHECKING:
@@ -233,6 +234,61 @@ def test_what_is_certain_is_right_and_what_can_be_certain_is(
             later = [r[1] for r in rows if r[2] == own + A and r[0] > number]
             assert thread == own + A
             assert times[place] <= start < min(later, default=1 << 40)
+
+
+# Ranges of places, against the state of the thread at every moment.
+
+KIND_OF = {
+    1: ("module", ["m1", "m1.a", "m2"]),
+    2: ("python", ["l1", "l2"]),
+    3: ("phase", ["p1", "p2"]),
+}
+TREE = pl.DataFrame(
+    [
+        {"number": 10 * kind + i, "kind": kind, "parent": 11 if name == "m1.a" else 0, "name": name, "detail": "f.py",
+         "line": 7}
+        for kind, (_, names) in KIND_OF.items()
+        for i, name in enumerate([None, *names])
+    ],
+    schema_overrides={"name": pl.String},
+)  # fmt: skip
+NUMBERS = TREE["number"].to_list()
+NAME_OF = {row["number"]: (row["kind"], row["name"]) for row in TREE.to_dicts()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=25),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 120)), max_size=3),
+)
+def test_ranges_of_places_never_cross_and_are_the_state_of_every_moment(
+    places: list[int], spans: list[tuple[int, int]]
+) -> None:
+    rows = [(i, 10 * i, A, place, 0) for i, place in enumerate(places, 1)]
+    fixed = pl.DataFrame(
+        [(A, start, start + length, "range") for start, length in spans],
+        schema={"thread": pl.Int64, "start": pl.Int64, "end": pl.Int64, "category": pl.String},
+        orient="row",
+    )
+    last = 10 * len(places) + 10
+    table = boundaries_of(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
+    found = place_ranges(table, TREE, fixed, last)
+    ranges = found.select(pl.col("category"), pl.col("name").cast(pl.String), "start", "end").rows()
+    every = [(start, end) for *_, start, end in ranges] + [(s, s + n) for s, n in spans]
+    for one in ranges:
+        for start, end in every:
+            assert not (start < one[2] < end < one[3]), (one, start, end)
+            assert not (one[2] < start < one[3] < end), (one, start, end)
+    state: dict[int, str | None] = {}
+    for i, place in enumerate(places, 1):
+        kind, name = NAME_OF[place]
+        state[kind] = name
+        moment = 10 * i + 5
+        for of_kind, (category, _) in KIND_OF.items():
+            at = {n for c, n, s, e in ranges if c == category and s <= moment < e}
+            expected = {state[of_kind]} if state.get(of_kind) else set()
+            expected = {"m1", "m1.a"} if expected == {"m1.a"} else expected
+            assert {(n or "").rpartition(": ")[2] for n in at} == expected, (moment, category)
 
 
 # Through the reader and attribution.

@@ -125,8 +125,9 @@ def numbers_of(raw: Int64, first: int) -> Int64:
         raw: numbers nearly in order, shape (n,).
         first: a number that is near the first of them, and counts as it is.
     """
-    steps = np.diff(raw.astype(np.int64), prepend=first)
-    return first + np.cumsum((steps + _WORD // 2) % _WORD - _WORD // 2)
+    values: Int64 = np.concatenate([[first], raw]).astype(np.int64)
+    steps: Int64 = values[1:] - values[:-1]
+    return first + np.cumsum(np.mod(steps + _WORD // 2, _WORD) - _WORD // 2)
 
 
 def counted_launches(
