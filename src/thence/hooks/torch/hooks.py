@@ -37,20 +37,19 @@ _LOG = logging.getLogger("thence.recorder")
 
 
 class HooksOptions(Protocol):
-    """What `thence.RecordOptions` says of hooks.
-
-    Attributes:
-        modules: whether modules, phases and steps are noted.
-        lines: whether lines are.
-        own: packages whose code counts as the user's own, too.
-    """
+    """What `thence.RecordOptions` says of hooks."""
 
     @property
-    def modules(self) -> bool: ...  # noqa: D102
+    def modules(self) -> bool:
+        """Whether modules, phases and steps are noted."""
+
     @property
-    def lines(self) -> bool: ...  # noqa: D102
+    def lines(self) -> bool:
+        """Whether lines are."""
+
     @property
-    def own(self) -> tuple[str, ...]: ...  # noqa: D102
+    def own(self) -> tuple[str, ...]:
+        """Packages whose code counts as the user's own, too."""
 
 
 class Hooks:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from thence.boundaries.places import Places
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["QUIET_CALLS", "QUIET_RUNS", "Activation", "Lines"]
+__all__ = ["QUIET_CALLS", "QUIET_RUNS", "Activation", "Function", "Lines"]
 
 QUIET_RUNS = 32
 QUIET_CALLS = 10_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thence.boundaries.places import LINE, MODULE, PHASE
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
-    from thence.hooks.torch.lines import Activation
 
-__all__ = ["ForwardLog", "Thread", "Threads"]
+__all__ = ["Common", "ForwardLog", "Thread", "Threads"]
 
 _LOG_LIMIT = 1 << 17
 """Entries of a forward log that are kept at least: those of one forward pass, many times over."""
@@ -80,7 +79,7 @@ class Thread:
         module, line, phase: numbers of its innermost places.
         modules: numbers of the places of the modules that it is in, outermost first.
         phases: those around the innermost.
-        stack: activations of the user's functions, outermost first.
+        stack: activations of the user's functions (`thence.hooks.torch.lines`), outermost first.
         below: the line below the outermost of these: of the forward, where an autograd node runs.
         around: the module around the outermost of `modules`, likewise.
         log: where autograd nodes are made now; `forward`, or another one while it runs such a node.
@@ -111,7 +110,7 @@ class Thread:
         self.around, self.below = self.module, self.line
         self.modules: list[int] = []
         self.phases: list[int] = []
-        self.stack: list[Activation] = []
+        self.stack: list[Any] = []
         self.log = self.forward = ForwardLog(makers=makers)
         self.running: object = None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launching import Watched
+from thence.hooks.torch.monitoring import free_id, why_not
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,7 @@ def test_old_pythons_say_what_is_lost(tmp_path: Path) -> None:
     assert len(program.launches) == 2
     assert not len(program.rows["place"])
     [said] = program.said
+    assert str(why_not()) in said
     assert "Python 3.11 has no sys.monitoring" in said
     assert "modules, lines, phases and steps are not known" in said
 
@@ -51,3 +53,4 @@ def test_what_was_taken_is_given_back(tmp_path: Path) -> None:
     monitoring = getattr(sys, "monitoring")  # noqa: B009
     Watched(PROGRAM, tmp_path / "program.py")
     assert [monitoring.get_tool(number) for number in (3, 4)] == [None, None]
+    assert free_id() == 3
