@@ -108,7 +108,10 @@ def test_lines_that_launch_from_their_100th_run_on(tmp_path: Path) -> None:
     assert "function" in of["late"] | of["loop"] | of["silent"]
 
 
-def test_at_the_next_step_such_lines_are_known(tmp_path: Path) -> None:
+def test_at_a_later_step_such_lines_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "CHANCE_SECONDS", 0)
     body = LATE + "for i in range(300):\n    late(i, 100); calls(i)\n    if i % 10 == 0: step()\n"
     program = watched(body, tmp_path)
     assert not wrong(program)[:3]

@@ -145,7 +145,7 @@ class Hooks:
     def _watch(self, code: CodeType | None, handler: Handler, what: str) -> None:
         if code is None:
             self._said.append(f"{what} not known: this PyTorch has no function that thence knows")
-        elif self._monitor.handler(code) is None:
+        else:
             self._monitor.watch(code, handler, CALLS)
 
     def _phase_function(self, phase: str, code: CodeType) -> None:
