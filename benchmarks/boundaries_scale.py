@@ -42,7 +42,6 @@ def record(directory: Path, kernels: int, boundaries: int) -> None:
     recording.start()
     idle = memory_mb()
     places, log = recording.noted.places, recording.noted.log
-    assert log is not None
     numbers = []
     for kind, count in ((MODULE, MODULES), (LINE, LINES)):
         parent = 0

@@ -14,6 +14,7 @@ import pytest
 
 import thence
 from fake_cupti import HERE, library_path
+from recorder_programs import fake_libraries
 from thence.errors import UsageError
 from thence.launcher.launch import claimed_directory
 
@@ -42,7 +43,7 @@ def place(tmp_path: Path) -> Path:
 def environment(place: Path, **more: str) -> dict[str, str]:
     """Of the command."""
     return {
-        **os.environ, "THENCE_LIBCUPTI": library_path(), "PYTHONPATH": str(place / "modules"), **more,
+        **os.environ, **fake_libraries(), "PYTHONPATH": str(place / "modules"), **more,
     }  # fmt: skip
 
 
@@ -204,11 +205,11 @@ def test_options_reach_the_recorder(place: Path) -> None:
         + "print(fake.library.fake_enabled(5), fake.library.fake_enabled(12), fake.library.fake_enabled(17))"
     )
     done = record(
-        place, "--without", "launches", "--with", "overhead", "--", sys.executable, "-c", program
+        place, "--with", "launches", "--with", "overhead", "--", sys.executable, "-c", program
     )
-    assert done.stdout == "0 1 1\n"
+    assert done.stdout == "1 1 1\n"
     done = record(place, "--without", "nvtx", "--", sys.executable, "-c", program)
-    assert done.stdout == "1 0 0\n"
+    assert done.stdout == "0 0 0\n"
 
 
 def test_nvtx_is_told_of_the_same_libcupti_unless_another_is_named(place: Path) -> None:

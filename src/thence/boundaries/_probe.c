@@ -54,7 +54,8 @@ typedef struct {
 
 static __thread uint32_t number; /* of the call that this thread makes to read it */
 static __thread int reading;
-static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
+static __thread int64_t began; /* the call that this thread makes otherwise, with all that it calls; 0: none */
+static __thread uint64_t outermost;
 static __thread uint32_t thread_id, thread_of;
 static uint32_t forks = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -87,12 +88,13 @@ static void keep(Call call) {
 }
 
 static void on_call(void *user, int domain, uint32_t function, const CallbackData *data) {
+    uint64_t which = (uint64_t)domain << 32 | function;
     (void)user;
     if (reading) {
         if (data->site == ENTER) number = data->correlation;
     } else if (data->site == ENTER) {
-        began = now();
-    } else if (began) {
+        if (!began) began = now(), outermost = which;
+    } else if (began && outermost == which) {
         keep((Call){began, now(), (uint32_t)domain, function, this_thread(), data->correlation});
         began = 0;
     }

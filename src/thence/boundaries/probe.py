@@ -60,7 +60,7 @@ class Probe(Protocol):
         """A log that reads the counter by calling a CUDA function: its address; it takes an int pointer."""
 
     def take_calls(self) -> Calls:
-        """Calls that CUPTI called back for otherwise, since this was last asked.
+        """Calls that CUPTI called back for otherwise, since this was last asked, but none inside another.
 
         Returns:
             begin and end (Unix ns), domain, function (callback id), thread and number of each.
@@ -114,8 +114,9 @@ class PythonProbe:
             if local.reading and enters:
                 local.number = c_uint32.from_address(data + _CORRELATION).value
             elif not local.reading and enters:
-                local.began = time_ns()
-            elif not local.reading and local.began:
+                if not local.began:
+                    local.began, local.outermost = time_ns(), (domain, function)
+            elif local.began and local.outermost == (domain, function):
                 number = c_uint32.from_address(data + _CORRELATION).value
                 calls.append((local.began, time_ns(), domain, function, local.thread, number))
                 local.began = 0
@@ -153,6 +154,7 @@ class _Local(threading.local):
         self.reading = False
         self.number = 0
         self.began = 0
+        self.outermost = (0, 0)
         self.thread = threading.get_native_id()
         self._version = c_int()
         self.version = byref(self._version)

@@ -49,8 +49,10 @@ class Counting:
         self.callback = self._probe.callback
         self.function: str | None = None
         self.log: BoundaryLog | None = None
-        self._domain = 0
-        self._called_back: dict[int, str] = {}
+        self._called_back: dict[tuple[int, int], str] = {}
+        self._known: dict[
+            tuple[int, int], str
+        ] = {}  # also of those that are not called back for any more
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
@@ -73,34 +75,38 @@ class Counting:
             log.take()
             if 0 < first != second > 0:
                 self.log, self.function = log, f"{function.name} of {function.library}"
-                self._domain = function.domain
                 return
             self.trouble = f"CUPTI did not number calls of {function.name}"
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
 
     def call_back(self, cupti: Cupti, subscription: int, wanted: Callable[[str], bool]) -> None:
-        """Have calls of other functions of the same API noted, named as in CUDA's headers; of none: no longer."""
-        for callback_id in range(1, MOST_CALLBACK_IDS):
-            name = cupti.callback_name(self._domain, callback_id)
-            if name is None:
-                return
-            known = callback_id in self._called_back
-            if wanted(name) == known:
-                continue
-            try:
-                cupti.enable_callback(subscription, self._domain, callback_id, on=not known)
-            except CuptiError:
-                continue  # one that this driver does not have
-            if not known:
-                self._called_back[callback_id] = name
-            else:
-                del self._called_back[callback_id]
+        """Have calls of other functions noted, named as in CUDA's headers: these, and no others any more."""
+        for domain in (RUNTIME_API, DRIVER_API):
+            for callback_id in range(1, MOST_CALLBACK_IDS):
+                name = cupti.callback_name(domain, callback_id)
+                if name is None:
+                    break
+                on, key = wanted(name), (domain, callback_id)
+                if on == (key in self._called_back):
+                    continue
+                try:
+                    cupti.enable_callback(subscription, domain, callback_id, on=on)
+                except CuptiError:
+                    continue  # one that this driver does not have
+                if on:
+                    self._called_back[key] = name
+                else:
+                    del self._called_back[key]
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
         """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""
         rows = self._probe.take_calls()
-        ids, which = np.unique(rows["function"], return_inverse=True)
-        names = [self._called_back.get(int(one), "") for one in ids]
+        keys = rows["domain"].astype(np.int64) << 32 | rows["function"]
+        ids, which = np.unique(keys, return_inverse=True)
+        self._known |= self._called_back
+        names = [
+            self._known.get((one >> 32, one & 0xFFFFFFFF), "(unknown)") for one in ids.tolist()
+        ]
         numbers = np.array([number_of(name) for name in names], np.uint32)
         return {
             "start": rows["begin"],

@@ -16,7 +16,7 @@ _LAUNCHES = re.compile(
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
 _FEW = re.compile(
-    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|StreamEndCapture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
+    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
 )
 """Calls that wait, record events, end captures, or allocate: of which there are few."""
 _WAITS = re.compile(r"Synchronize|StreamWaitEvent")
@@ -66,6 +66,10 @@ class RecordOptions:
     def calls_back(self, function: str) -> bool:
         """Whether calls of an API function are noted by callbacks, where no kind of API call is recorded."""
         return bool(_FEW.match(function) or _GRAPHS.match(function))
+
+    def calls_back_launches(self, function: str) -> bool:
+        """The same while several threads launch, so that each launch finds its thread."""
+        return self.calls_back(function) or bool(_LAUNCHES.match(function))
 
     @property
     def records_calls(self) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.boundaries.log import BoundaryLog
 from thence.cuda import layouts
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from thence.boundaries.log import BoundaryLog
     from thence.recorder.options import RecordOptions
 
 __all__ = ["Recorder", "running"]
@@ -75,7 +75,8 @@ class Recorder:
     Attributes:
         parts: what is on disk.
         dropped: records that CUPTI lost for want of a buffer.
-        log: notes boundaries, from `start` on; None where every launch is recorded instead.
+        log: notes boundaries, from `start` on; with the counter 0 where every launch is recorded instead.
+        counts: whether launches are counted, not recorded.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class Recorder:
     ) -> None:
         self.parts = Parts(directory, lambda: identity.folder_name(self._known_rank()))
         self.dropped = 0
-        self.log: BoundaryLog | None = None
+        self.log = BoundaryLog(lambda: 0)
+        self.counts = False
+        self._several = False
         self._counting = Counting()
         self._options = options
         self._source = source
@@ -216,8 +219,8 @@ class Recorder:
         """Have launches found by their number, or recorded, as the options say."""
         if not self._options.launches:
             self._counting.begin(self._cupti, self._subscription)
-            self.log = self._counting.log
-        if self.log is not None:
+        if self._counting.log is not None:
+            self.log, self.counts = self._counting.log, True
             with contextlib.suppress(
                 CuptiError
             ):  # then a launch lies between its boundaries all the same
@@ -239,6 +242,19 @@ class Recorder:
             self._counting.call_back(self._cupti, self._subscription, lambda _name: False)
             if not self._paused:
                 self._try(self._enable)
+
+    def several_launch(self, several: bool) -> None:  # noqa: FBT001 - a fact, not a choice
+        """Have launches called back for, with their threads, while several threads may launch."""
+        if (
+            self.counts
+            and not self._options.records_calls
+            and several != self._several
+            and self.alive
+        ):
+            self._several = several
+            options = self._options
+            wanted = options.calls_back_launches if several else options.calls_back
+            self._counting.call_back(self._cupti, self._subscription, wanted)
 
     def _enable(self) -> None:
         for kind in self._options.kinds():
@@ -345,7 +361,7 @@ class Recorder:
         try:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
-            if self.log is not None:
+            if self.counts:
                 calls = self._counting.take_calls(
                     lambda name: self._names.of_text(_SUFFIX.sub("", name))
                 )

@@ -27,24 +27,26 @@ class NotedPlaces:
     """What hooks and marks noted in one recording.
 
     Args:
-        log: their boundaries; None where launches are recorded instead.
+        log: their boundaries.
 
     Attributes:
         log: the same.
         places: that hooks name.
     """
 
-    def __init__(self, log: BoundaryLog | None) -> None:
+    def __init__(self, log: BoundaryLog) -> None:
         self.log = log
         self.places = Places()
         self._may_launch: set[int] = set()
-        if log is not None:
-            log.note(0)  # what this thread launches before its first place is its own
+        log.note(0)  # what this thread launches before its first place is its own
+
+    @property
+    def several_launch(self) -> bool:
+        """Whether more than one thread may launch, by what they said when rows were last taken."""
+        return len(self._may_launch) > 1
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of ``boundaries`` and ``places`` since this was last asked."""
-        if self.log is None:
-            return {}
         rows = self.log.take()
         ended = self._ended(rows)
         if ended:

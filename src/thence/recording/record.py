@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from thence.boundaries.log import BoundaryLog
 from thence.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.hooks.jax.programs import XlaPrograms
@@ -88,7 +89,7 @@ class Recording:
         self._endings = Endings(directory, self.stop)
         self._recorder: Recorder | None = None
         self._log = MarkLog()
-        self.noted = NotedPlaces(None)
+        self.noted = NotedPlaces(BoundaryLog(lambda: 0))
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._giving_way = GivingWay(self._give_way)
@@ -126,7 +127,7 @@ class Recording:
         recorder.start()
         self._recorder = recorder
         self.noted = NotedPlaces(recorder.log)
-        self._log = MarkLog(recorder.log)
+        self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
         self._step = self._labelled = 0
@@ -192,9 +193,12 @@ class Recording:
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
-        if self._recorder is not None and jax_uses_cuda():
-            self._recorder.record_launches()
-        return {**self._log.take(names), **self.noted.take(names)}
+        tables = {**self._log.take(names), **self.noted.take(names)}
+        if self._recorder is not None:
+            if jax_uses_cuda():
+                self._recorder.record_launches()
+            self._recorder.several_launch(self.noted.several_launch)
+        return tables
 
     def _keep_labels(self, path: Path) -> None:
         """A program that is killed keeps the labels of the graphs that it had captured by then."""
@@ -244,7 +248,7 @@ class Recording:
         self._collectives.forked()
         self._xla.forked()
         self._log = MarkLog()
-        self.noted = NotedPlaces(None)
+        self.noted = NotedPlaces(BoundaryLog(lambda: 0))
 
     def __enter__(self) -> Self:
         self.start()

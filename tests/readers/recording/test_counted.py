@@ -342,6 +342,31 @@ def test_phases_steps_and_serving_are_as_noted(tmp_path: Path) -> None:
     assert steps.height == 3
 
 
+def test_places_without_numbers_go_by_time(tmp_path: Path) -> None:
+    """Where every launch is recorded the counter is not read."""
+    boundaries = [
+        {"counter": 0, "time": BEGAN + time, "thread": A, "place": number, "flags": 0}
+        for time, number in ((100, MODEL), (200, LAYER), (300, NONE_OF_MODULE))
+    ]
+    calls = [
+        {
+            "start": BEGAN + time,
+            "end": BEGAN + time + 5,
+            "thread": thread,
+            "correlation": time,
+            "function": 1,
+            "api": 5,
+        }
+        for time, thread in ((150, A), (250, A), (260, B), (350, A))
+    ]
+    kernels = [kernel(correlation=call["correlation"], start=call["start"] + 1000, end=call["start"] + 1001, name=1)
+               for call in calls]  # fmt: skip
+    tables = {"boundaries": [boundaries], "calls": [calls], "kernels": [kernels]}
+    trace = recorded(tmp_path / "a", [], **tables)
+    assert places_of(trace, "module") == ["model", "model.layers.0", None, None]
+    assert places_of(trace, "module_rule")[2] == "outside_modules"
+
+
 def test_steps_of_the_program_itself_win(tmp_path: Path) -> None:
     row = {"what": 3, "forward": 1, "thread": A, "lane": 0, "metadata": 0, "counter": 0}
     steps = [

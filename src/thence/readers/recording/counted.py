@@ -57,6 +57,7 @@ class Boundaries:
         place: number of the place from here on; 0 changes none.
         following: row of the thread's next boundary, the number of rows where there is none.
         launches: whether the thread may have launched between this boundary and its next.
+        numbered: whether the counter was read at all; else counter is the order of recording.
         reused: lowest and highest number of those that CUPTI gave twice; None without any.
         first: first number as it was recorded, and counted on: where counting on began.
     """
@@ -67,6 +68,7 @@ class Boundaries:
     place: Int64
     following: Int64
     launches: npt.NDArray[np.bool_]
+    numbered: bool
     reused: tuple[int, int] | None
     first: int
 
@@ -81,6 +83,11 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
         table: rows of ``boundaries``, in the order of recording.
     """
     table = table.drop_nulls()
+    numbered = bool((table["counter"] > 0).any())
+    if numbered:
+        table = table.filter(pl.col("counter") > 0)
+    else:  # where launches were recorded nothing is counted, and the order of recording serves
+        table = table.with_columns(counter=pl.int_range(1, pl.len() + 1))
     raw = table["counter"].to_numpy()
     first = int(raw[0]) if len(raw) else 0
     counter = numbers_of(raw, first)
@@ -108,7 +115,7 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
         launches=launches,
     )
     arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in columns.columns}
-    return Boundaries(**arrays, reused=reused, first=first)
+    return Boundaries(**arrays, numbered=numbered, reused=reused, first=first)
 
 
 def numbers_of(raw: Int64, first: int) -> Int64:
@@ -118,8 +125,9 @@ def numbers_of(raw: Int64, first: int) -> Int64:
         raw: numbers nearly in order, shape (n,).
         first: a number that is near the first of them, and counts as it is.
     """
-    steps = np.diff(raw.astype(np.int64), prepend=first)
-    return first + np.cumsum((steps + _WORD // 2) % _WORD - _WORD // 2)
+    values: Int64 = np.concatenate([[first], raw]).astype(np.int64)
+    steps: Int64 = values[1:] - values[:-1]
+    return first + np.cumsum(np.mod(steps + _WORD // 2, _WORD) - _WORD // 2)
 
 
 def counted_launches(

@@ -137,6 +137,7 @@ def host_ranges(
     if len(boundaries):
         places = _places(folder.table("places"), names)
         parts.append(place_ranges(boundaries, places, named.filter(_TIMED), last))
+    if boundaries.numbered:
         activities = gpu.select("correlation", "graph", start=pl.col("start") + zero_ns)
         launches = counted_launches(activities, queued, calls["correlation"], boundaries)
         parts.append(_counted(outside_of_ranges(launches, nvtx.filter(_TIMED))))
@@ -152,7 +153,7 @@ def host_ranges(
 
 def _at_boundaries(marks: pl.DataFrame, boundaries: Boundaries) -> pl.DataFrame:
     """Marks with the times of the boundaries that were noted with them, so that they lie between the same launches."""
-    if not len(boundaries) or not (marks["counter"] > 0).any():
+    if not boundaries.numbered or not (marks["counter"] > 0).any():
         return marks
     rows = marks.with_row_index().filter(pl.col("counter") > 0).sort("time")
     number = numbers_of(rows["counter"].to_numpy(), boundaries.first)
