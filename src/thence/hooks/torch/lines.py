@@ -34,10 +34,20 @@ if TYPE_CHECKING:
     from thence.boundaries.places import Places
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["CHANCE_SECONDS", "QUIET_CALLS", "QUIET_RUNS", "Activation", "Function", "Lines"]
+__all__ = [
+    "BLIND_RUNS",
+    "CHANCE_SECONDS",
+    "QUIET_CALLS",
+    "QUIET_RUNS",
+    "Activation",
+    "Function",
+    "Lines",
+]
 
 QUIET_RUNS = 32
 QUIET_CALLS = 10_000
+BLIND_RUNS = 20_000
+"""Runs after which a line is switched off where the counter does not say what launched: every launch is recorded."""
 CHANCE_SECONDS = 0.5
 """How often lines that were switched off get another chance, at most: short steps would pay more than it tells."""
 MOST_FUNCTIONS = 20_000
@@ -88,9 +98,9 @@ class _Line:
 
     __slots__ = ("loud", "most", "quiet")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.quiet = 0
-        self.most = QUIET_RUNS
+        self.most = most
         self.loud = False
 
 
@@ -214,7 +224,7 @@ class Function:
         number = sys._getframe(2).f_lineno or 0  # noqa: SLF001 - no other way to the caller's frame
         activation.number = number
         self._watch.common.line(thread, activation.place())
-        activation.line = self.lines.setdefault(number, _Line())
+        activation.line = self.lines.setdefault(number, _Line(self._watch.most_runs))
         activation.moved = activation.began = thread.moved
         return None
 
@@ -296,6 +306,11 @@ class Lines:
             self.too_many, parent = True, 0
         return self._places.number(Place(LINE, parent, code.co_qualname, code.co_filename, number))
 
+    @property
+    def most_runs(self) -> int:
+        """How often a line may run without any launch, before it is switched off."""
+        return BLIND_RUNS if self.common.blind else QUIET_RUNS
+
     @staticmethod
     def judge(activation: Activation, line: _Line, thread: Thread) -> None:
         """A line is over that was not known to launch."""
@@ -347,7 +362,7 @@ class Lines:
                     judge(activation, before, thread)
                 line = function.lines.get(number)
                 if line is None:
-                    line = function.lines[number] = _Line()
+                    line = function.lines[number] = _Line(self.most_runs)
                 activation.line, activation.number, activation.moved = line, number, thread.moved
                 if activation.began < 0:
                     activation.began = thread.moved

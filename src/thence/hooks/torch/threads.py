@@ -142,6 +142,7 @@ class Common:
     Attributes:
         note: `BoundaryLog.note`.
         own: by how much a boundary itself moves the counter.
+        blind: whether the counter is always 0, so that nothing says what launched.
         nowhere: places for no module, no line, no phase.
         makers: forward logs of the threads that made autograd nodes.
         sequence: the next sequence number of autograd on the calling thread; 0 always as long as torch is not there.
@@ -150,6 +151,7 @@ class Common:
     def __init__(self, log: BoundaryLog, places: Places) -> None:
         self.note = log.note
         self.own = 0
+        self.blind = False
         self.nowhere = (places.nothing(MODULE), places.nothing(LINE), places.nothing(PHASE))
         self.sequence: Callable[[], int] = lambda: 0
         self.makers: list[ForwardLog] = []
@@ -157,6 +159,7 @@ class Common:
     def calibrate(self) -> None:
         """See by how much a boundary itself moves the counter: other threads may move it, too."""
         counters = [self.note(0) for _ in range(5)]
+        self.blind = not any(counters)
         self.own = min((after - before) & _WORD for before, after in pairwise(counters))
 
     def cross(self, thread: Thread, place: int, flags: int = 0) -> None:
