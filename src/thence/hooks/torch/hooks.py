@@ -7,6 +7,7 @@ Nothing of PyTorch is replaced and no hook of a module is set: these change what
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thence.hooks.torch.backward import BackwardCalls
@@ -78,6 +79,7 @@ class Hooks:
         self._waiting: list[Callable[[], None]] = []
         self._said: list[str] = []
         self._live = False
+        self._missing: str | None = None
 
     def start(self) -> None:
         """Begin; PyTorch may be imported later."""
@@ -85,10 +87,7 @@ class Hooks:
             return
         missing = why_not()
         if missing is not None:
-            self._said.append(
-                "the program's modules, lines, phases and steps are not known, as they are noted by events of "
-                f"Python's and {missing}"
-            )
+            self._missing = missing
             return
         self._live = True
         self._common.calibrate()
@@ -117,8 +116,13 @@ class Hooks:
         self.stop()
 
     def said(self) -> list[str]:
-        """Sentences about what could not be watched."""
+        """Sentences about what could not be watched: in programs that use PyTorch, for which it is more than lines."""
         said = list(self._said)
+        if self._missing is not None and "torch" in sys.modules:
+            said.append(
+                "the program's modules, lines, phases and steps are not known, as they are noted by events of "
+                f"Python's and {self._missing}"
+            )
         if self._lines.too_many:
             said.append(
                 "the program reached its lines by more chains of calls than are kept apart: the later ones lack "
