@@ -113,6 +113,7 @@ ELSEWHERE = {
     "recorder/walking.py": "cuda/test_layouts.py",
     "recording/mark_log.py": "readers/recording/test_read.py",
     "recording/record.py": "recorder/test_session.py::test_one_recording_at_a_time_and_another_one_afterwards",
+    "hooks/torch/threads.py": "hooks/torch/test_backward.py",
     "hooks/jax/programs.py": "readers/recording/test_xla.py",
     "timing/compiled_jax.py": "timing/test_measure_jax.py",
     "timing/events_jax.py": "timing/test_measure_jax.py",

@@ -53,7 +53,7 @@ class Counter:
     """
 
     def __init__(self, own: int, file: str) -> None:
-        self.value = 0
+        self.value = 1000
         self.own = own
         self.file = file
         self.launches: list[Launch] = []

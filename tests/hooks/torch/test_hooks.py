@@ -367,15 +367,19 @@ def test_the_program_may_say_where_steps_begin(tmp_path: Path) -> None:
 
 
 def test_what_is_compiled_stays_the_same(tmp_path: Path) -> None:
-    """The graphs, their breaks, and the results to the bit, compiled before and during."""
+    """The graphs, their breaks, keys of Inductor's cache, and the results to the bit."""
     body = """
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.codecache import compiled_fx_graph_hash
     def compiled(model):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         graphs = []
-        def backend(module, inputs):
-            graphs.append(module.code)
-            return module.forward
+        def compiler(module, inputs):
+            graphs.append((module.code, compiled_fx_graph_hash(module, inputs, {}, [])[0]))
+            return make_boxed_func(module.forward)
+        backend = aot_autograd(fw_compiler=compiler)
         torch.manual_seed(1)
         plain = torch.nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
         function = torch.compile(plain, backend=backend)
@@ -397,7 +401,7 @@ def test_what_is_compiled_stays_the_same(tmp_path: Path) -> None:
     source = "import torch\n" + MODEL + textwrap.dedent(body)
     Watched(source, tmp_path / "program.py", modules=True, variables=given, between=True)
     assert results[0] == results[1]
-    assert len(results[0][0]) == 1
+    assert len(results[0][0]) == 2  # forward and backward
     assert results[0][1:4] == (0, 1, 0)
 
 

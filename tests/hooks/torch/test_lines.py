@@ -108,7 +108,10 @@ def test_lines_that_launch_from_their_100th_run_on(tmp_path: Path) -> None:
     assert "function" in of["late"] | of["loop"] | of["silent"]
 
 
-def test_at_the_next_step_such_lines_are_known(tmp_path: Path) -> None:
+def test_at_a_later_step_such_lines_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "CHANCE_SECONDS", 0)
     body = LATE + "for i in range(300):\n    late(i, 100); calls(i)\n    if i % 10 == 0: step()\n"
     program = watched(body, tmp_path)
     assert not wrong(program)[:3]
@@ -206,3 +209,17 @@ def test_code_of_packages_counts_where_it_is_asked_for(tmp_path: Path) -> None:
     assert (place.name, place.line) == ("forward", 2)
     above = program.known[place.parent]
     assert (above.name, above.line) == ("go", 3)
+
+
+def test_without_a_counter_lines_are_followed_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every launch is recorded, nothing says which line launched: none is switched off soon."""
+    monkeypatch.setattr("launching.Counter.read", lambda _self: 0)
+    body = "def f(i):\n    launch(i)\n    x = 1\nfor i in range(500): f(i)\n"
+    program = watched(body, tmp_path)
+    places = [program.known[int(n)] for n in program.rows["place"] if n]
+    assert sum(place.line == 2 for place in places) == 500
+    body = "def f():\n    for i in range(300_000):\n        x = i\nf()\n"
+    program = watched(body, tmp_path)
+    assert len(program.rows["place"]) < 3 * lines.BLIND_RUNS

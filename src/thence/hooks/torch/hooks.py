@@ -7,6 +7,7 @@ Nothing of PyTorch is replaced and no hook of a module is set: these change what
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thence.hooks.torch.backward import BackwardCalls
@@ -37,20 +38,19 @@ _LOG = logging.getLogger("thence.recorder")
 
 
 class HooksOptions(Protocol):
-    """What `thence.RecordOptions` says of hooks.
-
-    Attributes:
-        modules: whether modules, phases and steps are noted.
-        lines: whether lines are.
-        own: packages whose code counts as the user's own, too.
-    """
+    """What `thence.RecordOptions` says of hooks."""
 
     @property
-    def modules(self) -> bool: ...  # noqa: D102
+    def modules(self) -> bool:
+        """Whether modules, phases and steps are noted."""
+
     @property
-    def lines(self) -> bool: ...  # noqa: D102
+    def lines(self) -> bool:
+        """Whether lines are."""
+
     @property
-    def own(self) -> tuple[str, ...]: ...  # noqa: D102
+    def own(self) -> tuple[str, ...]:
+        """Packages whose code counts as the user's own, too."""
 
 
 class Hooks:
@@ -79,6 +79,7 @@ class Hooks:
         self._waiting: list[Callable[[], None]] = []
         self._said: list[str] = []
         self._live = False
+        self._missing: str | None = None
 
     def start(self) -> None:
         """Begin; PyTorch may be imported later."""
@@ -86,10 +87,7 @@ class Hooks:
             return
         missing = why_not()
         if missing is not None:
-            self._said.append(
-                "the program's modules, lines, phases and steps are not known, as they are noted by events of "
-                f"Python's and {missing}"
-            )
+            self._missing = missing
             return
         self._live = True
         self._common.calibrate()
@@ -118,8 +116,13 @@ class Hooks:
         self.stop()
 
     def said(self) -> list[str]:
-        """Sentences about what could not be watched."""
+        """Sentences about what could not be watched: in programs that use PyTorch, for which it is more than lines."""
         said = list(self._said)
+        if self._missing is not None and "torch" in sys.modules:
+            said.append(
+                "the program's modules, lines, phases and steps are not known, as they are noted by events of "
+                f"Python's and {self._missing}"
+            )
         if self._lines.too_many:
             said.append(
                 "the program reached its lines by more chains of calls than are kept apart: the later ones lack "
@@ -146,7 +149,7 @@ class Hooks:
     def _watch(self, code: CodeType | None, handler: Handler, what: str) -> None:
         if code is None:
             self._said.append(f"{what} not known: this PyTorch has no function that thence knows")
-        elif self._monitor.handler(code) is None:
+        else:
             self._monitor.watch(code, handler, CALLS)
 
     def _phase_function(self, phase: str, code: CodeType) -> None:

@@ -1,7 +1,8 @@
 """The line of the user's own code that runs, as a chain of calls, noted as it changes.
 
 A line is watched until it has run `QUIET_RUNS` times without anything being launched meanwhile; then its events
-are switched off, and at the next step it gets one more chance. A line that launched once stays on for good.
+are switched off, and at a later step (`CHANCE_SECONDS`) it gets one more chance. A line that launched once stays on
+for good.
 
 Switched-off lines leave no trace, so a place that is noted for a line must hold for them too. *Line X is noted with
 its number only where every line that can run right after it is watched* (`successors`): then the next event ends
@@ -17,6 +18,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from thence.boundaries.log import ENDS
@@ -32,10 +34,22 @@ if TYPE_CHECKING:
     from thence.boundaries.places import Places
     from thence.hooks.torch.threads import Common, Thread, Threads
 
-__all__ = ["QUIET_CALLS", "QUIET_RUNS", "Activation", "Lines"]
+__all__ = [
+    "BLIND_RUNS",
+    "CHANCE_SECONDS",
+    "QUIET_CALLS",
+    "QUIET_RUNS",
+    "Activation",
+    "Function",
+    "Lines",
+]
 
 QUIET_RUNS = 32
 QUIET_CALLS = 10_000
+BLIND_RUNS = 20_000
+"""Runs after which a line is switched off where the counter does not say what launched: every launch is recorded."""
+CHANCE_SECONDS = 0.5
+"""How often lines that were switched off get another chance, at most: short steps would pay more than it tells."""
 MOST_FUNCTIONS = 20_000
 """Functions that are followed at most: a program can make them without end."""
 MOST_PLACES = 200_000
@@ -84,9 +98,9 @@ class _Line:
 
     __slots__ = ("loud", "most", "quiet")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.quiet = 0
-        self.most = QUIET_RUNS
+        self.most = most
         self.loud = False
 
 
@@ -210,7 +224,7 @@ class Function:
         number = sys._getframe(2).f_lineno or 0  # noqa: SLF001 - no other way to the caller's frame
         activation.number = number
         self._watch.common.line(thread, activation.place())
-        activation.line = self.lines.setdefault(number, _Line())
+        activation.line = self.lines.setdefault(number, _Line(self._watch.most_runs))
         activation.moved = activation.began = thread.moved
         return None
 
@@ -252,6 +266,7 @@ class Lines:
         self._own = OwnCode.of(own)
         self._files: dict[str, bool] = {}
         self._functions: list[Function] = []
+        self._next_chance = 0.0
 
     def unknown(self, code: CodeType) -> Function | None:
         """Follow a function that is called for the first time, if it is the user's."""
@@ -277,8 +292,12 @@ class Lines:
 
     def step(self) -> None:
         """A step begins: lines that were switched off get another chance."""
+        now = monotonic()
+        due = now >= self._next_chance
+        if due:
+            self._next_chance = now + CHANCE_SECONDS
         for function in self._functions:
-            if function.off and function.quiet < QUIET_CALLS:
+            if function.off and (due or function.wanted) and function.quiet < QUIET_CALLS:
                 function.rearm()
 
     def place(self, code: CodeType, parent: int, number: int) -> int:
@@ -286,6 +305,11 @@ class Lines:
         if len(self._places) >= MOST_PLACES:
             self.too_many, parent = True, 0
         return self._places.number(Place(LINE, parent, code.co_qualname, code.co_filename, number))
+
+    @property
+    def most_runs(self) -> int:
+        """How often a line may run without any launch, before it is switched off."""
+        return BLIND_RUNS if self.common.blind else QUIET_RUNS
 
     @staticmethod
     def judge(activation: Activation, line: _Line, thread: Thread) -> None:
@@ -338,7 +362,7 @@ class Lines:
                     judge(activation, before, thread)
                 line = function.lines.get(number)
                 if line is None:
-                    line = function.lines[number] = _Line()
+                    line = function.lines[number] = _Line(self.most_runs)
                 activation.line, activation.number, activation.moved = line, number, thread.moved
                 if activation.began < 0:
                     activation.began = thread.moved

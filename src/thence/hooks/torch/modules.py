@@ -93,12 +93,12 @@ class ModulePaths:
                 other
             ) in inside:  # a part that was called before the whole
                 del self._roots[prefix]
-        prefix = "" if not self._roots and len(inside) > 1 else f"{class_name(root)}."
-        count = 1
-        while prefix in self._roots:
-            prefix, count = f"{class_name(root)}_{count}.", count + 1
-        self._roots[prefix] = weakref.ref(root)
-        above = {"": self._places.number(Place(MODULE, 0, class_name(root), class_name(root)))}
+        name = class_name(root)
+        prefix = ""
+        if len(inside) > 1:  # a loss by itself needs no number
+            prefix = self._register(root, name)
+            name = prefix.removesuffix(".") or name
+        above = {"": self._places.number(Place(MODULE, 0, name, class_name(root)))}
         named: set[int] = set()
         for path, module in paths(root):
             if id(module) in named:
@@ -111,6 +111,17 @@ class ModulePaths:
                 )
                 above[path] = self._places.number(place)
             self._keep(module, above[path])
+
+    def _register(self, root: Any, name: str) -> str:
+        """What stands before the paths in a model; the first one's are as they are."""
+        kinds = [class_name(other) for ref in self._roots.values() if (other := ref()) is not None]
+        number = kinds.count(name)
+        prefix = f"{name}_{number}." if number else f"{name}." if kinds else ""
+        while prefix in self._roots:
+            number += 1
+            prefix = f"{name}_{number}."
+        self._roots[prefix] = weakref.ref(root)
+        return prefix
 
     def _keep(self, module: Any, number: int) -> None:
         key = id(module)

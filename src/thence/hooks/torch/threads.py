@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thence.boundaries.places import LINE, MODULE, PHASE
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
-    from thence.hooks.torch.lines import Activation
 
-__all__ = ["ForwardLog", "Thread", "Threads"]
+__all__ = ["Common", "ForwardLog", "Thread", "Threads"]
 
 _LOG_LIMIT = 1 << 17
 """Entries of a forward log that are kept at least: those of one forward pass, many times over."""
@@ -80,7 +79,7 @@ class Thread:
         module, line, phase: numbers of its innermost places.
         modules: numbers of the places of the modules that it is in, outermost first.
         phases: those around the innermost.
-        stack: activations of the user's functions, outermost first.
+        stack: activations of the user's functions (`thence.hooks.torch.lines`), outermost first.
         below: the line below the outermost of these: of the forward, where an autograd node runs.
         around: the module around the outermost of `modules`, likewise.
         log: where autograd nodes are made now; `forward`, or another one while it runs such a node.
@@ -111,7 +110,7 @@ class Thread:
         self.around, self.below = self.module, self.line
         self.modules: list[int] = []
         self.phases: list[int] = []
-        self.stack: list[Activation] = []
+        self.stack: list[Any] = []
         self.log = self.forward = ForwardLog(makers=makers)
         self.running: object = None
 
@@ -143,6 +142,7 @@ class Common:
     Attributes:
         note: `BoundaryLog.note`.
         own: by how much a boundary itself moves the counter.
+        blind: whether the counter is always 0, so that nothing says what launched.
         nowhere: places for no module, no line, no phase.
         makers: forward logs of the threads that made autograd nodes.
         sequence: the next sequence number of autograd on the calling thread; 0 always as long as torch is not there.
@@ -151,6 +151,7 @@ class Common:
     def __init__(self, log: BoundaryLog, places: Places) -> None:
         self.note = log.note
         self.own = 0
+        self.blind = False
         self.nowhere = (places.nothing(MODULE), places.nothing(LINE), places.nothing(PHASE))
         self.sequence: Callable[[], int] = lambda: 0
         self.makers: list[ForwardLog] = []
@@ -158,6 +159,7 @@ class Common:
     def calibrate(self) -> None:
         """See by how much a boundary itself moves the counter: other threads may move it, too."""
         counters = [self.note(0) for _ in range(5)]
+        self.blind = not any(counters)
         self.own = min((after - before) & _WORD for before, after in pairwise(counters))
 
     def cross(self, thread: Thread, place: int, flags: int = 0) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launching import Watched
+from thence.hooks.torch.monitoring import free_id, why_not
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,22 +17,28 @@ PROGRAM = "launch('a')\nstep()\nlaunch('b')\n"
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python has events")
-def test_old_pythons_say_what_is_lost(tmp_path: Path) -> None:
+def test_old_pythons_say_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", sys)
     program = Watched(PROGRAM, tmp_path / "program.py", modules=True)
     assert len(program.launches) == 2
     assert not len(program.rows["place"])
     [said] = program.said
+    assert str(why_not()) in said
     assert "Python 3.11 has no sys.monitoring" in said
     assert "modules, lines, phases and steps are not known" in said
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="this Python has no events")
 @pytest.mark.parametrize("taken", [(3,), (3, 4)])
-def test_ids_that_other_tools_took(tmp_path: Path, taken: tuple[int, ...]) -> None:
+def test_ids_that_other_tools_took(
+    tmp_path: Path, taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monitoring = getattr(sys, "monitoring")  # noqa: B009 - the type checker knows Python 3.11
     for number in taken:
         monitoring.use_tool_id(number, "a debugger")
     try:
+        if len(taken) == 2:
+            monkeypatch.setitem(sys.modules, "torch", sys)
         program = Watched(PROGRAM, tmp_path / "program.py")
         assert [monitoring.get_tool(number) for number in taken] == ["a debugger"] * len(taken)
     finally:
@@ -51,3 +58,4 @@ def test_what_was_taken_is_given_back(tmp_path: Path) -> None:
     monitoring = getattr(sys, "monitoring")  # noqa: B009
     Watched(PROGRAM, tmp_path / "program.py")
     assert [monitoring.get_tool(number) for number in (3, 4)] == [None, None]
+    assert free_id() == 3
