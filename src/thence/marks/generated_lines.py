@@ -187,16 +187,16 @@ class GeneratedLines:
             return
         if found is None:
             return
-        if any(facts.before for facts in found.first_facts()):
+        if any(first.before for first in found.first_facts()):
             self.note(
                 "code from a cache that was filled without thence does not tell the modules of its backward pass, "
                 "and only a part of the rest: empty the cache, or set TORCH_COMPILE_CACHE_KEY_TAG, to have it told"
             )
         with self._lock:
             for code in found.codes:
-                lines = found.lines.get(id(code), {})
-                self._lines[id(code)] = lines
-                self._offsets[id(code)] = _offsets(code, lines)
+                facts = found.lines.get(id(code), {})
+                self._lines[id(code)] = facts
+                self._offsets[id(code)] = _offsets(code, facts)
                 self._modules[id(code)] = found
             if self._tool is not None:
                 self._switch(found, on=True)
