@@ -12,7 +12,7 @@ import pytest
 from generated_code import fake_torch, generated_module
 from thence.boundaries.places import LINE, MODULE
 from thence.marks.generated_lines import GeneratedLines
-from thence.marks.launch_facts import Part
+from thence.marks.launch_facts import Part, comment_of
 
 MONITORS = sys.version_info >= (3, 12)
 UP = Part("up", ("/me/model.py:1 forward",), "aten.mm", "forward", 1.0)
@@ -83,6 +83,46 @@ def test_each_launch_is_told_before_it_and_the_end_after_all(lines, tmp_path) ->
     code.call([lambda: None])
     assert len(told.events) == 2 * len(once)
     assert sys.gettrace() is None
+
+
+def test_launches_are_told_once_each_where_functions_have_many_names(lines, tmp_path) -> None:
+    """As long functions have: their instructions take more than one byte for an operand."""
+    launches = [(UP._replace(op=f"op{n}"),) for n in range(400)]
+    module = generated_module(tmp_path, "inference", launches)
+    text = "".join(
+        f"    # {comment_of(parts)}\n    name{n} = launch()\n" for n, parts in enumerate(launches)
+    )
+    head = "# AOT ID: ['0_inference']\ndef call(args):\n    launch, = args\n"
+    names = "".join(f"    name{n}\n" for n in range(400))
+    text = (
+        head
+        + text
+        + "".join(
+            f"    # {comment_of(parts)}\n    name{399 - n}.bit_length()\n    launch()\n"
+            for n, parts in enumerate(launches)
+        )
+        + names
+        + "    return ()\n"
+    )
+    path = tmp_path / "long.py"
+    path.write_text(text)
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), vars(module))
+    told: list[str | None] = []
+    now: list[str] = []
+
+    def changed(_run, facts) -> None:
+        now[:] = [facts.parts[0].op] if facts is not None else []
+
+    def launch() -> int:
+        told.append(now[0] if now else None)
+        return 1
+
+    lines.loaded(module, ())
+    stop = follow(lines, changed)
+    module.call([launch])
+    stop()
+    assert told == [f"op{n}" for n in range(400)] * 2
 
 
 def test_code_that_is_loaded_while_somebody_follows_is_followed(lines, tmp_path) -> None:

@@ -1,9 +1,10 @@
 """Code that Inductor generated, while it runs: which launch comes next, on whatever thread.
 
 Its modules are read as they are loaded, from a cold cache or a warm one. While somebody follows, their functions,
-and no other code, have events of their lines (sys.monitoring, Python 3.12): a line that launches nothing answers
-once that it wants no more of them. Before Python 3.12 a capture of a CUDA graph follows them with sys.settrace, on
-its own thread only, and elsewhere they are not followed.
+and no other code, have events of their instructions (sys.monitoring, Python 3.12): one that begins no launch
+answers once that it wants no more of them. Events of lines would do, but in long functions, as these are, each
+takes microseconds to find the number of its line (`benchmarks/generated_lines.py`). Before Python 3.12 a capture
+of a CUDA graph follows them with sys.settrace, on its own thread only, and elsewhere they are not followed.
 
 Paths of modules in generated code are relative to what was compiled. Where several instances share it (``compile()``
 of each block), the path of the instance is that of the module that is running; in the backward, that of the
@@ -16,13 +17,14 @@ import functools
 import sys
 import threading
 from contextlib import contextmanager
+from opcode import EXTENDED_ARG
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from thence.boundaries.places import LINE, MODULE
 from thence.marks.generated import is_generated, read_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import CodeType, FrameType
 
     from thence.marks.generated import LineFacts, Module
@@ -111,7 +113,8 @@ class GeneratedLines:
     def __init__(self) -> None:
         self.around: Around = Nowhere()
         self.notes: dict[str, None] = {}
-        self._lines: dict[int, dict[int, LineFacts]] = {}
+        self._lines: dict[int, Mapping[int, LineFacts]] = {}
+        self._offsets: dict[int, dict[int, LineFacts]] = {}
         self._modules: dict[int, Module] = {}
         self._followers: tuple[Callable[[Run | None, LineFacts | None], None], ...] = ()
         self._forwards: dict[int, tuple[int, str | None, int, int]] = {}
@@ -184,14 +187,16 @@ class GeneratedLines:
             return
         if found is None:
             return
-        if any(facts.before for facts in found.first_facts()):
+        if any(first.before for first in found.first_facts()):
             self.note(
                 "code from a cache that was filled without thence does not tell the modules of its backward pass, "
                 "and only a part of the rest: empty the cache, or set TORCH_COMPILE_CACHE_KEY_TAG, to have it told"
             )
         with self._lock:
             for code in found.codes:
-                self._lines[id(code)] = dict(found.lines.get(id(code), {}))
+                facts = found.lines.get(id(code), {})
+                self._lines[id(code)] = facts
+                self._offsets[id(code)] = _offsets(code, facts)
                 self._modules[id(code)] = found
             if self._tool is not None:
                 self._switch(found, on=True)
@@ -249,7 +254,7 @@ class GeneratedLines:
         monitoring.use_tool_id(self._tool, "thence: generated code")
         events = monitoring.events
         monitoring.register_callback(self._tool, events.PY_START, self._started)
-        monitoring.register_callback(self._tool, events.LINE, self._line)
+        monitoring.register_callback(self._tool, events.INSTRUCTION, self._instruction)
         monitoring.register_callback(self._tool, events.PY_RETURN, self._returned)
         for module in set(self._modules.values()):
             self._switch(module, on=True)
@@ -259,7 +264,7 @@ class GeneratedLines:
         monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
         for module in set(self._modules.values()):
             self._switch(module, on=False)
-        for event in ("PY_START", "LINE", "PY_RETURN"):
+        for event in ("PY_START", "INSTRUCTION", "PY_RETURN"):
             monitoring.register_callback(self._tool, getattr(monitoring.events, event), None)
         monitoring.free_tool_id(self._tool)
         self._tool = None
@@ -267,7 +272,7 @@ class GeneratedLines:
     def _switch(self, module: Module, *, on: bool) -> None:
         monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
         events = monitoring.events
-        wanted = events.PY_START | events.LINE | events.PY_RETURN if on else events.NO_EVENTS
+        wanted = events.PY_START | events.INSTRUCTION | events.PY_RETURN if on else events.NO_EVENTS
         for code in module.codes:
             monitoring.set_local_events(self._tool, code, wanted)
 
@@ -286,9 +291,9 @@ class GeneratedLines:
             self.note(f"what runs in compiled code could not be told: {error!r}")
             here.run = Run(module, None, 0)
 
-    def _line(self, code: CodeType, line: int) -> Any:
-        """A line of a generated function is about to run."""
-        facts = self._lines.get(id(code), {}).get(line)
+    def _instruction(self, code: CodeType, offset: int) -> Any:
+        """An instruction of a generated function is about to run."""
+        facts = self._offsets.get(id(code), {}).get(offset)
         if facts is None:
             return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]  # Python 3.12
         self._tell(self._thread.run, facts)
@@ -351,6 +356,22 @@ class GeneratedLines:
     def _forward_of(self, sequence: int) -> tuple[str | None, int, int]:
         """Prefix, line and instance of the forward that made the autograd node of a number."""
         return self._forwards.get(sequence, (0, None, 0, 0))[1:]
+
+
+def _offsets(code: CodeType, lines: Mapping[int, LineFacts]) -> dict[int, LineFacts]:
+    """The facts of lines by the offset of the first instruction of each."""
+    found: dict[int, LineFacts] = {}
+    seen = set()
+    instructions = code.co_code
+    for start, _, line in code.co_lines():
+        if line is None or line in seen or line not in lines:
+            continue
+        seen.add(line)
+        found[start] = lines[line]
+        while instructions[start] == EXTENDED_ARG:  # either may be told of
+            start += 2  # noqa: PLW2901 - bytes of one instruction
+            found[start] = lines[line]
+    return found
 
 
 generated = GeneratedLines()

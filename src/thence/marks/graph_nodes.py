@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from thence.cuda.driver import GraphDriver
 
-__all__ = ["CapturedGraph", "KernelNames", "NodeIds", "Nodes", "read_graph"]
+__all__ = ["CapturedGraph", "KernelNames", "Named", "NodeIds", "Nodes", "read_graph"]
 
 _NUMBER = 0xFFFFFFFF
 _LONGEST_DEMANGLED = 1024

@@ -356,7 +356,7 @@ MADE_IN = [
 ]
 
 
-def test_a_replayed_kernel_has_the_place_of_its_node_beside_its_marks(tmp_path: Path) -> None:
+def test_a_kernel_has_the_place_of_its_node(tmp_path: Path) -> None:
     made = Made()
     node = made.node("gemm", "mine")
     node = made.node("gelu", None, node)

@@ -92,7 +92,7 @@ class CompiledPlaces:
             return True
         self._lines.note(
             "what compiled code launches outside of CUDA graphs has the module and line of the call of that code, as "
-            "following its lines takes Python 3.12 and a free id of sys.monitoring"
+            "following its instructions takes Python 3.12 and a free id of sys.monitoring"
         )
         return False
 
