@@ -75,7 +75,6 @@ ELSEWHERE = {
     "inside/ranges.py": "inside/test_defects.py::test_ranges_that_cross_keep_their_own_ends",
     "readers/recording/place_ranges.py": "readers/recording/test_counted.py",
     "marks/backward.py": "marks/test_marking_torch.py",
-    "marks/compiling.py": "marks/test_marking_torch.py",
     "marks/frames.py": "marks/test_marking.py",
     "marks/watching.py": "marks/test_marking.py",
     "model/graph_labels.py": "attribution/cuda_graphs/test_join_labels.py::test_a_kernel_has_the_place_of_its_node",
