@@ -50,6 +50,7 @@ typedef struct {
     int (*call)(int *);
     Chunk *first, *last;
     size_t rows, lost;
+    PyObject *observer; /* told of each place; NULL for none */
 } Log;
 
 static __thread uint32_t number; /* of the call that this thread makes to read it */
@@ -146,7 +147,19 @@ static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t
     Row *row = new_row(log);
     if (row) *row = (Row){time, counter, this_thread(), (uint32_t)place, (uint32_t)flags};
     else log->lost++;
+    PyObject *said = log->observer ? PyObject_CallFunctionObjArgs(log->observer, arguments[0], NULL) : NULL;
+    if (log->observer && !said) return NULL;
+    Py_XDECREF(said);
     return PyLong_FromUnsignedLong(counter);
+}
+
+static int set_observer(PyObject *self, PyObject *value, void *unused) {
+    Log *log = (Log *)self;
+    PyObject *before = log->observer;
+    (void)unused;
+    log->observer = value && value != Py_None ? Py_NewRef(value) : NULL;
+    Py_XDECREF(before);
+    return 0;
 }
 
 static PyObject *log_take(PyObject *self, PyObject *unused) {
@@ -188,6 +201,7 @@ static PyObject *log_new(PyTypeObject *type, PyObject *arguments, PyObject *unus
 static void log_free(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     Py_XDECREF(log_take(self, NULL));
+    set_observer(self, NULL, NULL);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
@@ -199,7 +213,9 @@ static PyMethodDef log_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef log_attributes[] = {
-    {"lost", log_lost, NULL, "rows for which there was no memory", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+    {"lost", log_lost, NULL, "rows for which there was no memory", NULL}, 
+    {"observer", NULL, set_observer, "called with the place of each boundary; None for nothing", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyType_Slot log_slots[] = {
     {Py_tp_new, (void *)log_new},         {Py_tp_dealloc, (void *)log_free}, {Py_tp_methods, log_methods},

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         """`thence.boundaries._probe.Log`."""
 
         lost: int
+        observer: Callable[[int], None] | None
 
         def note(self, place: int, flags: int = 0) -> int:
             """As `BoundaryLog.note`."""
@@ -93,7 +94,17 @@ class NativeBoundaryLog(BoundaryLog):
 
     def __init__(self, log: NativeLog) -> None:
         self._log = log
+        self._observer: Callable[[int], None] | None = None
         self.note = log.note  # type: ignore[method-assign]  # without a call of Python in between
+
+    @property
+    def observer(self) -> Callable[[int], None] | None:
+        """See `BoundaryLog`."""
+        return self._observer
+
+    @observer.setter
+    def observer(self, observer: Callable[[int], None] | None) -> None:
+        self._observer = self._log.observer = observer
 
     @property
     def lost(self) -> int:  # type: ignore[override]

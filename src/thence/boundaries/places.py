@@ -8,7 +8,7 @@ The place with the name None is *no* place of its kind: where a thread has left 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +44,7 @@ class Places:
 
     def __init__(self) -> None:
         self._numbers: dict[Place, int] = {}
+        self._places: list[Place] = []
         self._taken = 0
         self._lock = threading.Lock()
 
@@ -52,7 +53,10 @@ class Places:
         found = self._numbers.get(place)
         if found is None:
             with self._lock:
-                found = self._numbers.setdefault(place, len(self._numbers) + 1)
+                found = self._numbers.get(place)
+                if found is None:
+                    self._places.append(place)
+                    found = self._numbers[place] = len(self._places)
         return found
 
     def nothing(self, kind: int) -> int:
@@ -62,19 +66,19 @@ class Places:
     def take(self) -> Sequence[tuple[int, Place]]:
         """Number and place of those that came since this was last asked."""
         with self._lock:
-            new = list(self._numbers.items())[self._taken :]
-            self._taken += len(new)
-        return [(number, place) for place, number in new]
+            first, self._taken = self._taken, len(self._places)
+            return list(enumerate(self._places[first:], first + 1))
 
     def named(self) -> dict[int, Place]:
         """All places by number."""
         with self._lock:
-            return {number: place for place, number in self._numbers.items()}
+            return dict(enumerate(self._places, 1))
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, number: int) -> Place:
-        """The place with a number; slow: for tests and messages."""
-        known: dict[int, Any] = {n: place for place, n in self._numbers.items()}
-        return known[number]  # type: ignore[no-any-return]
+        """The place with a number."""
+        if number < 1:
+            raise IndexError(number)
+        return self._places[number - 1]

@@ -18,7 +18,14 @@ from thence.hooks.torch.giving_way import GivingWay
 from thence.hooks.torch.hooks import Hooks
 from thence.hooks.torch.recorded_collectives import CollectiveLabels
 from thence.importing import jax_uses_cuda
-from thence.marks import listen, mark, save_known_labels, save_labels, unlisten
+from thence.marks import (
+    follow_boundaries,
+    listen,
+    mark,
+    save_known_labels,
+    save_labels,
+    unlisten,
+)
 from thence.marks.frames import top
 from thence.model.formats import LABELS_FILE
 from thence.recorder.options import RecordOptions, Schedule
@@ -211,10 +218,12 @@ class Recording:
         if self.noted.log is not None:
             self._hooks = Hooks(self.noted.log, self.noted.places, self._options)
             self._hooks.start()
+            follow_boundaries((self.noted.log, self.noted.places))
 
     def _stop_hooks(self) -> None:
         hooks, self._hooks = self._hooks, None
         if hooks is not None and self._recorder is not None:
+            follow_boundaries(None)
             hooks.stop()
             for sentence in hooks.said():
                 self._recorder.warn(sentence)
@@ -240,6 +249,7 @@ class Recording:
     def _forked(self) -> None:
         """This is a child process now: the recording is its parent's."""
         if self._hooks is not None:
+            follow_boundaries(None)
             self._hooks.forked()
             self._hooks = None
         unlisten(self._log)

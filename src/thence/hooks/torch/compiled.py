@@ -166,7 +166,7 @@ class CompiledPlaces:
             )
         if path == run.prefix:
             return run.instance
-        return self._places.number(Place(MODULE, run.instance, path))
+        return self._places.number(Place(MODULE, run.instance if run.prefix else 0, path))
 
     def _unknown(self, facts: LineFacts) -> int:
         reason = "compiled_before" if facts.before else "made_by_compiler"

@@ -11,6 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thence.hooks.torch.backward import BackwardCalls
+from thence.hooks.torch.compiled import CompiledPlaces
+from thence.hooks.torch.here import Here
 from thence.hooks.torch.lines import Lines
 from thence.hooks.torch.modules import ModuleCalls, ModulePaths
 from thence.hooks.torch.monitoring import CALLS, Handler, Monitor, why_not
@@ -74,6 +76,8 @@ class Hooks:
         self._paths = ModulePaths(places)
         self._monitor = Monitor(self._lines.unknown, self._lines.on_line, self._failed)
         self._lines.monitor = self._monitor
+        here = Here(self._threads, self._paths, self._lines)
+        self._compiled = CompiledPlaces(places, log, here)
         self._backward: BackwardCalls | None = None
         self._grad_enabled: Callable[[], bool] = lambda: False
         self._waiting: list[Callable[[], None]] = []
@@ -98,6 +102,8 @@ class Hooks:
             self._steps.begin(self._threads.now)
             self._waiting.append(when_imported("torch", self._torch_is_there))
             self._waiting += phase_functions(self._phase_function)
+            self._compiled.begin()
+            self._waiting.append(self._compiled.end)
 
     def stop(self) -> None:
         """Note nothing from now on. Stopping twice does nothing."""
@@ -123,6 +129,8 @@ class Hooks:
                 "the program's modules, lines, phases and steps are not known, as they are noted by events of "
                 f"Python's and {self._missing}"
             )
+        if "torch._inductor" in sys.modules:
+            said += self._compiled.notes
         if self._lines.too_many:
             said.append(
                 "the program reached its lines by more chains of calls than are kept apart: the later ones lack "

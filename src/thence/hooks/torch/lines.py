@@ -268,13 +268,16 @@ class Lines:
         self._functions: list[Function] = []
         self._next_chance = 0.0
 
+    def is_own(self, file: str) -> bool:
+        """Whether a file is the user's."""
+        own = self._files.get(file)
+        if own is None:
+            own = self._files[file] = not file.startswith(_OURS) and self._own(file)
+        return own
+
     def unknown(self, code: CodeType) -> Function | None:
         """Follow a function that is called for the first time, if it is the user's."""
-        own = self._files.get(code.co_filename)
-        if own is None:
-            own = not code.co_filename.startswith(_OURS) and self._own(code.co_filename)
-            self._files[code.co_filename] = own
-        if not own or len(self._functions) >= MOST_FUNCTIONS:
+        if not self.is_own(code.co_filename) or len(self._functions) >= MOST_FUNCTIONS:
             return None
         function = Function(code, self)
         self._functions.append(function)

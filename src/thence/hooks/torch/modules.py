@@ -52,12 +52,17 @@ class ModulePaths:
         self._numbers: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._roots: dict[str, weakref.ref[Any]] = {}
+        self._whole: set[int] = set()
         self._searched: dict[tuple[int, type], int] = {}
 
     def number(self, module: Any, around: int) -> int:
         """The place of a module that is called inside another one, or outside of all (0)."""
         found = self._numbers.get(id(module))
         return found if found is not None else self._new(module, around)
+
+    def path(self, number: int) -> str | None:
+        """The path of a place: empty for the first model itself, None for no module."""
+        return "" if number in self._whole else self._places[number].name
 
     def get(self, module: Any) -> int | None:
         """The place of a module that has one."""
@@ -98,17 +103,20 @@ class ModulePaths:
         if len(inside) > 1:  # a loss by itself needs no number
             prefix = self._register(root, name)
             name = prefix.removesuffix(".") or name
-        above = {"": self._places.number(Place(MODULE, 0, name, class_name(root)))}
+        whole = self._places.number(Place(MODULE, 0, name, class_name(root)))
+        above = {"": whole}
+        if len(inside) > 1 and not prefix:
+            self._whole.add(whole)
         named: set[int] = set()
         for path, module in paths(root):
             if id(module) in named:
                 continue
             named.add(id(module))
             if path not in above:
-                parent = path.rpartition(".")[0]
-                place = Place(
-                    MODULE, above.get(parent, above[""]), prefix + path, class_name(module)
-                )
+                # Paths in the first model begin with its parts, as users know them, not with itself.
+                parent = above.get(path.rpartition(".")[0], whole)
+                around = parent if prefix or parent != whole else 0
+                place = Place(MODULE, around, prefix + path, class_name(module))
                 above[path] = self._places.number(place)
             self._keep(module, above[path])
 
