@@ -62,7 +62,7 @@ def test_a_killed_program_keeps_the_labels_of_its_graphs(tmp_path: Path) -> None
         from thence.marks.graph_nodes import CapturedGraph, Nodes
 
         nodes = Nodes(number=[0], type=["empty"], label=[-1], kernel=[-1], grid=[None], block=[None],
-                      shared_memory=[None], parent=[-1])
+                      shared_memory=[None], parent=[-1], place=[-1])
         thence.record(OUT, thence.RecordOptions(flush_seconds=0.1)).start()
         number = 0
         while not list(OUT.glob("*/labels.json")):

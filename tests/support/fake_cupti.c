@@ -233,14 +233,6 @@ int cudaDriverGetVersion(int *number) {
     return 0;
 }
 
-/* cudaLaunchKernel; the number of the launch. */
-uint32_t fake_launch_called(void) {
-    struct called data = {0};
-    data.correlation = fake_launch();
-    for (; called_back[2][2] && data.site < 2; data.site++) callback(NULL, 2, 2, &data);
-    return data.correlation;
-}
-
 /* cudaStreamSynchronize, which lasts so many ns. */
 void fake_wait(uint32_t ns) {
     struct timespec time = {0, ns};

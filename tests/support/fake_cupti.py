@@ -83,7 +83,7 @@ class Fake:
 
     def launch(self) -> int:
         """The number of a launch that happens now."""
-        return int(ctypes.c_uint32(self.library.fake_launch_called()).value)
+        return int(ctypes.c_uint32(self.library.fake_launch()).value)
 
     def fail(self, call: str, code: int) -> None:
         """Have a call return an error from now on."""
