@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="thence-boundaries-"))
 LAUNCHES, EACH = 5_000, 10
+BARE = {"modules": False, "lines": False}
 """Launches of one measurement, and how many of them lie between two boundaries."""
 ROUNDS, LARGE_EVERY, SECONDS = 45, 3, 110
 """How often each way has its turn, the dear ones every third time; and when it ends at the latest."""
@@ -250,14 +251,17 @@ def floor() -> None:
         "CUPTI: + queued times": lambda: by_cupti(x, latency=True),
         f"CUPTI: + probe in C every {EACH}": lambda: by_cupti(x, latency=True, probe="c"),
         f"CUPTI: + probe in Python every {EACH}": lambda: by_cupti(x, latency=True, probe="python"),
-        "thence: default": lambda: by_thence(x, plain_loop, said, "c"),
-        f"thence: + a mark every {EACH}": lambda: by_thence(x, marked_loop, said, "c"),
+        "thence: without modules and lines": lambda: by_thence(x, plain_loop, said, "c", **BARE),
+        f"thence: + a mark every {EACH}": lambda: by_thence(x, marked_loop, said, "c", **BARE),
     }
     dear: dict[str, Callable[[], float]] = {
-        "thence: the same, probe in Python": lambda: by_thence(x, marked_loop, said, "python"),
-        "thence: --with launches, marks": lambda: by_thence(
-            x, marked_loop, said, "c", launches=True
+        "thence: the same, probe in Python": lambda: by_thence(
+            x, marked_loop, said, "python", **BARE
         ),
+        "thence: --with launches, marks": lambda: by_thence(
+            x, marked_loop, said, "c", launches=True, **BARE
+        ),
+        "thence: default, a line for each launch": lambda: by_thence(x, plain_loop, said, "c"),
         "torch.profiler CUDA": lambda: by_torch(x, "CUDA"),
         "torch.profiler CPU + CUDA": lambda: by_torch(x, "CPU", "CUDA"),
     }

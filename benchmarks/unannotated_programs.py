@@ -38,7 +38,7 @@ def tokens() -> torch.Tensor:
 
 
 def llama_train(model: Any = None) -> None:
-    model = model or llama()
+    model = llama() if model is None else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     for _ in range(STEPS):
         ids = tokens()
