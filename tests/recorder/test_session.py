@@ -571,6 +571,10 @@ def test_a_schedule_records_the_steps_that_it_names(tmp_path: Path) -> None:
     trace = thence.open(tmp_path)
     found = trace.activities.select(pl.col("name", "step").cast(pl.String)).rows()
     assert found == [(f"step{n}", f"step {n}") for n in (2, 3, 5, 6)]
+    about = description(tmp_path)
+    noted = about["probe"]["kind"] == "c"  # launches that are not recorded are not noted either
+    assert about["counts"].get("calls", 0) == (4 if noted else 0)
+    assert trace.soundness.sound
 
 
 def test_schedules_that_make_no_sense() -> None:

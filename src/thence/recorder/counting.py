@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,8 +56,7 @@ class Counting:
         self._lost_before = self._probe.lost_calls
         self.function: str | None = None
         self.log: BoundaryLog | None = None
-        self._called_back: set[tuple[int, int]] = set()
-        self._known: dict[tuple[int, int], str] = {}
+        self._functions: dict[tuple[int, int], str] = {}
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
@@ -83,29 +83,27 @@ class Counting:
             self.trouble = f"CUPTI did not number calls of {function.name}"
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
 
-    def call_back(self, cupti: Cupti, subscription: int, wanted: Callable[[str], bool]) -> None:
-        """Have calls of other functions noted, named as in CUDA's headers: these, and no others any more."""
-        for domain in (RUNTIME_API, DRIVER_API):
-            for callback_id, name in cupti.callbacks(domain):
-                on, key = wanted(name), (domain, callback_id)
-                if on == (key in self._called_back) or name.startswith(_TELLING):
-                    continue
-                try:
-                    cupti.enable_callback(subscription, domain, callback_id, on=on)
-                except CuptiError:
-                    continue  # one that this driver does not have
-                self._known[key] = name
-                if on:
-                    self._called_back.add(key)
-                else:
-                    self._called_back.discard(key)
+    def choose(self, cupti: Cupti, wanted: Callable[[str], bool]) -> None:
+        """Say of which other functions, named as in CUDA's headers, calls are noted while it listens."""
+        self._functions = {
+            (domain, callback_id): name
+            for domain in (RUNTIME_API, DRIVER_API)
+            for callback_id, name in cupti.callbacks(domain)
+            if wanted(name) and not name.startswith(_TELLING)
+        }
+
+    def listen(self, cupti: Cupti, subscription: int, *, on: bool) -> None:
+        """Note calls of the chosen functions from now on, or no longer."""
+        for domain, callback_id in self._functions:
+            with contextlib.suppress(CuptiError):  # one that this driver does not have
+                cupti.enable_callback(subscription, domain, callback_id, on=on)
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
         """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""
         rows = self._probe.take_calls()
         keys = rows["domain"].astype(np.int64) << 32 | rows["function"]
         ids, which = np.unique(keys, return_inverse=True)
-        names = [self._known.get(divmod(one, 1 << 32), "(unknown)") for one in ids.tolist()]
+        names = [self._functions.get(divmod(one, 1 << 32), "(unknown)") for one in ids.tolist()]
         numbers = np.array([number_of(name) for name in names], np.uint32)
         return {
             "start": rows["begin"],

@@ -150,6 +150,7 @@ class Recorder:
             self._paused = True
             for kind in self._options.kinds():
                 self._cupti.disable(kind)
+            self._listen(on=False)
 
     def resume(self) -> None:
         """Record (again)."""
@@ -226,9 +227,7 @@ class Recorder:
                 # Refused, a launch lies between its boundaries all the same.
                 with contextlib.suppress(CuptiError):
                     self._cupti.latency_timestamps(on=True)
-            if not self._options.records_calls:
-                wanted = partial(self._options.calls_back, launches=noted)
-                self._counting.call_back(self._cupti, self._subscription, wanted)
+            self._counting.choose(self._cupti, partial(self._options.calls_back, launches=noted))
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
             self.warn(
@@ -239,8 +238,8 @@ class Recorder:
     def record_launches(self) -> None:
         """Record every launch from now on, if the options leave that open."""
         if self._options.launches is None and self.alive:
+            self._listen(on=False)
             self._options = replace(self._options, launches=True)
-            self._counting.call_back(self._cupti, self._subscription, lambda _name: False)
             if not self._paused:
                 self._try(self._enable)
 
@@ -249,6 +248,12 @@ class Recorder:
             self._cupti.enable(kind)
             if kind in layouts.CALLS:
                 self._choose_calls(kind)
+        self._listen(on=True)
+
+    def _listen(self, *, on: bool) -> None:
+        """Note calls by callbacks, or no longer, where no API calls are recorded."""
+        if self.counts and not self._options.records_calls:
+            self._counting.listen(self._cupti, self._subscription, on=on)
 
     def _choose_calls(self, kind: int) -> None:
         """Switch off the API calls that are not wanted: they are a hundred times as many."""
