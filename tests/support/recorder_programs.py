@@ -32,7 +32,8 @@ def kernel(name="_Z3addPfi", start=1000, end=1500, **more):
     return fake.record("CONCURRENT_KERNEL", start=start, end=end, name=fake.text(name), **more)
 
 def launch(name, _number=None, thread=None):
-    now, number = time.time_ns(), fake.launch()
+    number = fake.launch()
+    now = time.time_ns()
     call = fake.record("RUNTIME", start=now, end=now + 1, cbid=2, correlationId=number,
                        threadId=thread or threading.get_native_id())
     fake.emit(call, kernel(name, now, now + 5, correlationId=number, queued=now))
