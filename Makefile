@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast fuzz check format clean
+.PHONY: demo test test-fast test-thorough fuzz check format clean
 
 demo: $(VENV)/installed  ## the main job on a real recording that ships with the package
 	$(BIN)/thence demo
@@ -17,6 +17,9 @@ test-fast: $(VENV)/installed-dev  ## without those that run a slow, obvious impl
 MINUTES ?= 60
 fuzz: $(VENV)/installed-dev  ## mutated inputs of every format for MINUTES, other ones for every SEED; keeps what fails
 	$(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) --seed $(or $(SEED),$(shell date +%s)) --keep fuzz-failures
+
+test-thorough: $(VENV)/installed-dev  ## with four times as many examples of each property
+	THENCE_THOROUGH=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 check: $(VENV)/installed-dev  ## linter, formatter and type checker
 	$(BIN)/ruff check .

@@ -30,6 +30,11 @@ RECORDINGS = (*sorted(TORCH.glob("*.json.gz")), STACK)
 TABLES = ("gpu", "host", "collectives", "threads")
 
 
+def examples(thorough: int) -> int:
+    """Examples of a property test: a quarter of a thorough run's, unless `make test-thorough` asks for all."""
+    return thorough if os.environ.get("THENCE_THOROUGH") else max(10, thorough // 4)
+
+
 def recording(name: str) -> Path:
     """A recording by its name without the ending."""
     return TORCH / f"{name}.json.gz"

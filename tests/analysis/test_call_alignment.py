@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.analysis import call_alignment
 from thence.analysis.call_alignment import Calls, Pairs, pair_calls
 
@@ -130,7 +131,7 @@ def test_many_calls_are_paired_by_windows() -> None:
     assert partners(found) == dict(enumerate(kept))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.sampled_from(STEP), min_size=3, max_size=8),
     st.integers(3, 8),
@@ -159,7 +160,7 @@ def test_no_pair_is_wrong(
         assert len(found.first) >= len(ours & theirs) // 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3000), st.integers(1, 60), st.integers(1, 4))
 def test_offsets_are_left_out_only_where_no_long_run_is(
     seed: int, count: int, period: int, kinds: int

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.analysis.compilation import LIBRARY_LOADING, Autotuning, compilation
 from thence.model.tables import HOST, Tables, concat
 
@@ -137,7 +138,7 @@ WORKERS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(WORKERS)
 def test_parts_always_add_up(workers: list[tuple[int, int, int]]) -> None:
     main = RANGES[:8]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thence
-from helpers import DATA, RECORDINGS, TORCH, event, kernel, launch, opened
+from helpers import DATA, RECORDINGS, TORCH, event, examples, kernel, launch, opened
 from thence.analysis.idle_causes import idle_causes
 from thence.analysis.idle_rules import CAUSES, host_causes
 from thence.analysis.summary import summarize
@@ -89,7 +89,7 @@ def simulated(segments: list[Segment]) -> tuple[Tables, dict[str, int]]:
     return Tables(gpu=activities, host=frame), expected
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(PLANTED)), st.integers(0, 40)), min_size=2, max_size=10

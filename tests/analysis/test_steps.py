@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thence
-from helpers import DATA, TORCH
+from helpers import DATA, TORCH, examples
 from thence.analysis.steps import STEP, steps
 from thence.attribution.attribute import attribute
 from thence.errors import MissingData
@@ -87,7 +87,7 @@ def test_work_outside_of_steps_is_in_none_of_them() -> None:
     assert frame.select("start", "duration", "busy_ns").rows() == [(120, 80, 10), (310, 110, 70)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=5),
     st.lists(

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.analysis.track_packing import nested_sequence, split_lanes
 
 Slice = tuple[int, int, int]
@@ -57,7 +58,7 @@ def test_one_lane_exactly_where_nothing_crosses(rows: list[Slice]) -> None:
 
 
 @given(few)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_fewer_lanes_would_do(rows: list[Slice]) -> None:
     used = max(lanes_of(rows)) + 1
     for lanes in itertools.product(range(used - 1), repeat=len(rows)):

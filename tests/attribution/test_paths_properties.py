@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.attribution import paths
 from thence.attribution.paths import path_names, path_tree
 from thence.model.intervals import NO_ROW
 
-settings.register_profile("thence", deadline=None, max_examples=150)
+settings.register_profile("thence", deadline=None, max_examples=examples(150))
 settings.load_profile("thence")
 
 Way = tuple[str, ...]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import DATA
+from helpers import DATA, examples
 from thence.cuda import layouts
 from thence.cuda.cupti import CuptiError
 from thence.cuda.layouts import LAYOUTS
@@ -181,7 +181,7 @@ FILLINGS = st.one_of(st.sampled_from([0, *KINDS]), st.integers(0, (1 << 32) - 1)
 RUNS = st.tuples(st.sampled_from(list(KINDS)), FILLINGS, st.sampled_from([1, 1, 1, 2, 33, 700]))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(RUNS, max_size=30), st.integers(0, 300), st.integers(1, 40), st.binary(max_size=64))
 def test_any_sequence_of_kinds_is_walked_as_one_by_one(
     runs: list[tuple[int, int, int]], cut: int, times: int, garbage: bytes
@@ -192,7 +192,7 @@ def test_any_sequence_of_kinds_is_walked_as_one_by_one(
     assert walked(content) == one_by_one(content)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.lists(st.one_of(FILLINGS, st.sampled_from(list(KINDS))), max_size=400))
 def test_any_words_are_walked_as_one_by_one(words: list[int]) -> None:
     content = struct.pack(f"<{len(words)}Q", *words)

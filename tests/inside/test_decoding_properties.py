@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from inside_data import (
     ENTER,
     EXIT,
@@ -95,7 +96,7 @@ def compare(decoded: Any, expected: list[tuple[int, Found]], to_ns: Any) -> None
     assert rows == wanted
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_thence_round_trip(data: st.DataObject) -> None:
     traces: list[Trace | None] = []
@@ -122,7 +123,7 @@ def test_thence_round_trip(data: st.DataObject) -> None:
     assert not [text for text in decoded.warnings if "hold nothing" not in text]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(programs(2), min_size=1, max_size=5), st.integers(0, LOW), st.booleans())
 def test_mosaic_round_trip(events: list[list[Event]], clock: int, old: bool) -> None:
     moved = [[(k, n, at - (e[0][2] if e else 0)) for k, n, at in e] for e in events]
@@ -135,7 +136,7 @@ def test_mosaic_round_trip(events: list[list[Event]], clock: int, old: bool) -> 
     compare(decoded, expected, lambda n, cycles: (START & LOW) + 32 * n + cycles)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(programs(2), min_size=1, max_size=6),
     st.sampled_from(["flashinfer", "flashinfer-old", "mirage"]),
@@ -149,7 +150,7 @@ def test_flashinfer_round_trip(events: list[list[Event]], flavour: str) -> None:
     compare(decoded, expected, lambda _n, ns: (START & LOW) + ns)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(programs(2), min_size=1, max_size=4), st.integers(0, (1 << 43) - 1))
 def test_proton_round_trip(events: list[list[Event]], clock: int) -> None:
     blocks = [[Trace(e, START + 32 * n, clock)] for n, e in enumerate(events)]
@@ -161,7 +162,7 @@ def test_proton_round_trip(events: list[list[Event]], clock: int) -> None:
     compare(decoded, expected, lambda n, cycles: START + 32 * n + cycles - first[n])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=24), st.integers(0, 3))
 def test_any_events_are_ranges_strays_or_unclosed(
     events: list[tuple[int, int]], others: int

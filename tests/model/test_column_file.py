@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.model.column_file import MOST_ROWS, DamagedPart, decode, encode, rows_of
 
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -23,7 +24,7 @@ def as_lists(columns: dict[str, Any]) -> dict[str, list[Any]]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), st.integers(0, 12))
 def test_all_integers_and_texts_come_back(data: st.DataObject, rows: int) -> None:
     texts = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"])))
@@ -83,7 +84,7 @@ def test_more_rows_than_a_part_holds_are_refused() -> None:
 GOOD = encode({"start": np.arange(0, 4000, 10), "name": [f"kernel {n}" for n in range(400)]})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
 def test_a_changed_byte_is_found_or_changes_nothing(place: int, change: int) -> None:
     """The bytes of a zip file that no checksum covers are those of headers that say the same twice."""
@@ -98,7 +99,7 @@ def test_a_changed_byte_is_found_or_changes_nothing(place: int, change: int) -> 
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, len(GOOD) - 1))
 def test_a_truncated_part_is_refused(length: int) -> None:
     with pytest.raises(DamagedPart):

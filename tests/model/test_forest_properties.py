@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.model import forest
 from thence.model.intervals import NO_ROW, chain_to
 
-settings.register_profile("thence", deadline=None, max_examples=150)
+settings.register_profile("thence", deadline=None, max_examples=examples(150))
 settings.load_profile("thence")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.model import intervals
 from thence.model.intervals import NO_ROW, enclosing
 
@@ -26,7 +27,7 @@ def by_definition(rows: list[tuple[int, int, int]]) -> list[int]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(RANGES, st.integers(1, 50))
 def test_the_innermost_around_each(ranges: list[tuple[int, int, int]], at_once: int) -> None:
     rows = sorted(

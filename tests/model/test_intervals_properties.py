@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.model.intervals import (
     NEVER,
     NO_ROW,
@@ -23,7 +24,7 @@ from thence.model.intervals import (
     unions,
 )
 
-settings.register_profile("thence", deadline=None, max_examples=150)
+settings.register_profile("thence", deadline=None, max_examples=examples(150))
 settings.load_profile("thence")
 
 # (group or track, start, length): few distinct values, so that much overlaps, touches and coincides.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.model.kernel_names import clip, demangle, short_names
 
 PIECES = st.sampled_from(
@@ -52,7 +53,7 @@ def test_demangling_never_fails_and_touches_mangled_names_only(name):
     assert name.startswith("_Z") or demangle(name) == name
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(NAMES)
 def test_different_full_names_get_different_short_names(names):
     short = short_names(names)

@@ -6,6 +6,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, launch_correlations, matched_rows
 from thence.model.tables import GPU, HOST
@@ -24,7 +25,7 @@ def gpu(rows: list[tuple[int | None, ...]]) -> pl.DataFrame:
     return GPU.frame({name: [row[i] for row in rows] for i, name in enumerate(names)})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(ACTIVITY, max_size=14, unique_by=lambda row: row[3]))
 def test_a_body_has_the_correlation_of_the_latest_activity_of_its_graph_with_one(
     rows: list[tuple[int | None, ...]],

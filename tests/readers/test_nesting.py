@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import helpers
 import nsight_data
+from helpers import examples
 from protowire import message
 from recording_data import BEGAN, kernel, written
 from thence.model.intervals import NO_ROW
@@ -167,7 +168,7 @@ RANGES = st.lists(
 CALLS = {HOST_CATEGORIES.index("runtime"), HOST_CATEGORIES.index("driver")}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(RANGES)
 def test_order_and_parents_by_definition(rows: list[tuple[int, int, int, int]]) -> None:
     def end(row: tuple[int, int, int, int]) -> int:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graph_data import Made, Ran, as_eager, layers, replay, tables_of
+from helpers import examples
 from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.by_eager import join_eager
 from thence.attribution.cuda_graphs.join_labels import join_labels
@@ -34,7 +35,7 @@ def graphs(draw: st.DrawFn) -> Made:
 
 
 @pytest.mark.slow_oracle
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     made=graphs(), streams=st.integers(1, 4), seed=st.integers(0, 1 << 32), times=st.integers(1, 3)
 )
@@ -55,7 +56,7 @@ def test_no_label_is_ever_wrong(
             assert made.labels[nodes[row]] is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(streams=st.integers(1, 5), seed=st.integers(0, 1 << 32))
 def test_identical_layers_are_all_labelled_whatever_the_streams(
     tmp_path_factory: pytest.TempPathFactory, streams: int, seed: int
@@ -71,7 +72,7 @@ def test_identical_layers_are_all_labelled_whatever_the_streams(
 
 
 @pytest.mark.slow_oracle
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     kernels=st.lists(
         st.tuples(st.sampled_from(["gemm", "gelu", "norm"]), st.integers(0, 2)),

@@ -9,6 +9,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from hlo_building import module_of
 from thence.attribution.xla.command_buffers import derived_instructions
 from thence.model.tables import GPU, PROGRAMS, Tables
@@ -81,7 +82,7 @@ def ran(classes: Sequence[int], cuts: Sequence[int]) -> tuple[Tables, list[str]]
     return Tables(gpu=gpu, programs=programs, hlo=(program_of(classes),)), truth
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.sampled_from([0, 0, 1, 1, 2, 3, 5, 5, 6]), min_size=1, max_size=16),
     st.sets(st.integers(0, 15), max_size=4),

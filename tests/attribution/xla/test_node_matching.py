@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.attribution.xla.node_kernels import Nodes, Verdict
 from thence.attribution.xla.node_matching import match
 from thence.attribution.xla.node_numbers import Role, planned, slots_of
@@ -143,7 +144,7 @@ def test_a_call_whose_own_node_has_a_kernel_holds_nothing(hlo: Callable[..., Hlo
     assert commands(schedule, match(schedule, slots, nodes({2: "k1", 3: "k2"})))[2:] == [None] * 2
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.lists(st.sampled_from(["leaf", "call", "sort"]), min_size=1, max_size=4),
     st.lists(st.integers(0, 2), min_size=4, max_size=4),

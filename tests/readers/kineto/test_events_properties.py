@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thence
-from helpers import RECORDINGS, assert_same_tables, recording, unzipped
+from helpers import RECORDINGS, assert_same_tables, examples, recording, unzipped
 from thence.readers.kineto import decoding, envelope, events
 from thence.readers.kineto import envelope as chunks
 from thence.readers.kineto.envelope import boundaries, split_events
 
-settings.register_profile("thence", deadline=None, max_examples=80)
+settings.register_profile("thence", deadline=None, max_examples=examples(80))
 settings.load_profile("thence")
 
 TRICKY = (

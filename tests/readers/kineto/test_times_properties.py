@@ -7,9 +7,10 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds
 
-settings.register_profile("thence", deadline=None, max_examples=150)
+settings.register_profile("thence", deadline=None, max_examples=examples(150))
 settings.load_profile("thence")
 
 LARGEST = 2**63 // 1000  # microseconds: 292 years

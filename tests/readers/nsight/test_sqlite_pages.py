@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thence
+from helpers import examples
 from nsight_data import unpacked
 from thence.readers.nsight import sqlite
 from thence.readers.nsight import sqlite_pages as pages
@@ -90,7 +91,7 @@ def fallbacks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ROWS, st.sampled_from([512, 1024, 4096, 65536]), st.data())
 def test_rows_are_those_of_sqlite(
     tmp_path_factory: pytest.TempPathFactory,
@@ -273,7 +274,7 @@ def test_headers_that_sqlite_does_not_write(tmp_path: Path, place: int, value: i
         PageFile.of(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), min_size=1, max_size=200))
 def test_few_different_rows_among_many(rows: list[tuple[int, int]]) -> None:
     columns = [np.array(column, np.int64).view(np.uint64) for column in zip(*rows, strict=True)]

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thence
+from helpers import examples
 from recording_data import BEGAN, kernel, written
 from thence.boundaries.log import BEGINS, ENDS
 from thence.model.launches import COUNTED, UNCERTAIN
@@ -215,7 +216,7 @@ def possible(rows: list[Any], number: int) -> set[int]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(ACTIONS)
 def test_what_is_certain_is_right_and_what_can_be_certain_is(
     actions: list[tuple[int, str]],
@@ -256,7 +257,7 @@ NUMBERS = TREE["number"].to_list()
 NAME_OF = {row["number"]: (row["kind"], row["name"]) for row in TREE.to_dicts()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=25),
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 120)), max_size=3),
