@@ -119,8 +119,8 @@ def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) 
 ALLOWED = {
     "cli/messages.py": {"sys.stderr.write", "sys.stdout.write"},
     "doctor/probe.py": {"sys.stdout.write"},  # answers of a child to its parent
-    "recording/hooks.py": {"sys.stderr.write"},  # in a program that is recorded, of itself
-    "recording/startup/sitecustomize.py": {"sys.stderr.write"},
+    "launcher/first_use.py": {"sys.stderr.write"},  # in a program that is recorded, of itself
+    "launcher/startup/sitecustomize.py": {"sys.stderr.write"},
     "cli/safe_console.py": {"Console"},
 }
 PRINTING = {

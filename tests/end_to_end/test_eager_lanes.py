@@ -60,7 +60,7 @@ def metadata(trace: thence.Trace) -> dict[str, Any]:
 
 
 NESTED = """
-    with thence.record(OUT):
+    with thence.record(OUT, thence.RecordOptions(launches=True)):
         with thence.mark("outer", lane="comm", layer=3, dtype="bf16"):
             launch("in_outer")
             with thence.mark("inner", lane="side", layer=4):
@@ -140,7 +140,7 @@ def test_chrome_json_says_the_lane_and_the_facts(tmp_path: Path) -> None:
 def test_backward_work_is_on_the_lane_of_its_forward_op(tmp_path: Path) -> None:
     trace = recorded(
         """
-        with thence.record(OUT) as recording:
+        with thence.record(OUT, thence.RecordOptions(launches=True)) as recording:
             log = recording._log
             log.opened(41, "attention", "attention lane", {"layer": 1})
             launch("forward")
@@ -174,7 +174,7 @@ def test_backward_work_is_on_the_lane_of_its_forward_op(tmp_path: Path) -> None:
 def test_a_lane_belongs_to_the_thread_that_opened_it(tmp_path: Path) -> None:
     trace = recorded(
         """
-        with thence.record(OUT):
+        with thence.record(OUT, thence.RecordOptions(launches=True)):
             with thence.mark("here", lane="mine"):
                 thread = threading.Thread(target=launch, args=("elsewhere",))
                 thread.start(); thread.join()
@@ -190,7 +190,7 @@ def test_what_describes_a_collective_is_said_once(tmp_path: Path) -> None:
         """
         facts = {"Collective name": "allreduce", "In msg nelems": 10, "dtype": "Float", "Process Group Name": "5",
                  "bucket": "gradients"}
-        with thence.record(OUT):
+        with thence.record(OUT, thence.RecordOptions(launches=True)):
             with thence.mark("model", dtype="bf16"):
                 with thence.mark("nccl:allreduce", "tp (process group 5)", **facts):
                     launch("nccl_kernel")
@@ -211,7 +211,7 @@ def test_what_describes_a_collective_is_said_once(tmp_path: Path) -> None:
 def test_metadata_that_are_no_object_do_no_harm(tmp_path: Path) -> None:
     recorded(
         """
-        with thence.record(OUT):
+        with thence.record(OUT, thence.RecordOptions(launches=True)):
             for i in range(8):
                 with thence.mark("a", lane=f"lane {i}", n=i):
                     launch(f"k{i}")
@@ -329,7 +329,7 @@ def test_metadata_that_json_cannot_say_cost_no_other_mark_and_no_kernel(tmp_path
         circle.append(circle)
         class Unsaid:
             def __str__(self): raise OSError("it does not say")
-        with thence.record(OUT, thence.RecordOptions(flush_seconds=0.1)) as recording:
+        with thence.record(OUT, thence.RecordOptions(launches=True, flush_seconds=0.1)) as recording:
             for name, facts in (("a", {"n": 1}), ("b", {"n": 2, "all": circle}), ("c", {"n": {(1,): 2}})):
                 with thence.mark(name, **facts):
                     launch(name)

@@ -139,17 +139,23 @@ def _asof(calls: pl.DataFrame, others: pl.DataFrame, by: list[str], strategy: st
 
 
 def _edges(events: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
-    """Of waits with a record, the activities on both sides: wait, waiting, awaited, starts and ended."""
+    """Of waits with a record, the activities on both sides: wait, waiting, awaited, starts and ended.
+
+    A stream that waits for a record of its own waits for nothing.
+    """
     waits = events.filter(pl.col("record").is_not_null()).select(
         "rank", "device", "stream", "time", wait="row", record=pl.col("record").cast(pl.UInt32)
     )
     behind = _asof(waits, on_stream.select(*_STREAM, "time", "first", "start"), _STREAM, "forward")
     records = events.filter(pl.col("kind") == "record").select(*_STREAM, "time", record="row")
     before = _asof(records, on_stream.select(*_STREAM, "time", "last", "end"), _STREAM, "backward")
-    sides = behind.select("wait", "record", waiting="first", starts="start").join(
-        before.select("record", awaited="last", ended="end"), on="record", maintain_order="left"
+    here, there = pl.struct(_STREAM).alias("here"), pl.struct(_STREAM).alias("there")
+    sides = behind.select("wait", "record", here, waiting="first", starts="start").join(
+        before.select("record", there, awaited="last", ended="end"),
+        on="record",
+        maintain_order="left",
     )
-    return sides.drop_nulls(["waiting", "awaited"]).filter(pl.col("waiting") != pl.col("awaited"))
+    return sides.drop_nulls(["waiting", "awaited"]).filter(pl.col("here") != pl.col("there"))
 
 
 def _on_thread(launches: pl.DataFrame) -> pl.DataFrame:

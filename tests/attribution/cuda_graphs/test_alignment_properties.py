@@ -113,7 +113,7 @@ def test_an_eager_run_never_gives_a_wrong_label_whatever_was_lost(
     tables, nodes = tables_of(made, [[r for r in ran if r.node != dropped]])
     if not nodes or eager.gpu.is_empty():
         return
-    joined = join_eager(tables, attribute(eager))
+    joined = join_eager(tables, [attribute(eager)])
     # A graph that holds the run several times, and names, are other rules: half a run is such a run too.
     aligned = joined.places.filter(pl.col("rule") == "eager_alignment")
     for row, label in aligned.select("gpu", "label").iter_rows():
