@@ -104,6 +104,7 @@ class NativeBoundaryLog(BoundaryLog):
 
     @observer.setter
     def observer(self, observer: Callable[[int], None] | None) -> None:
+        """Has the probe tell it."""
         self._observer = self._log.observer = observer
 
     @property

@@ -252,12 +252,20 @@ def _host_lines(frame: pl.DataFrame, timeline: Timeline, described: pl.DataFrame
     category = pl.col("category").cast(pl.String)
     prefix = pl.when(category == "module").then(pl.lit("nn.Module: ")).otherwise(pl.lit(""))
     name = pl.concat_str(prefix, pl.col("name").cast(pl.String)).fill_null("")
+    facts = pl.col("metadata").cast(pl.String)
+    args = [
+        *(_number(column, key) for column, key in _HOST_NUMBERS.items()),
+        pl.col("described"),
+        _json_text(pl.col("kernel"), "kernel"),
+        # Facts of a Triton kernel: members of a JSON object, as `args` has them.
+        pl.when(facts.str.starts_with('{"kernel_')).then(", " + facts.str.slice(1).str.head(-1)),
+    ]
     line = _complete(
         category.replace_strict(_HOST_CATEGORIES),
         name.map_batches(_quoted, return_dtype=pl.String),
         _pid(timeline, pl.col("process")),
         pl.col("thread").cast(pl.String),
-        [*(_number(column, key) for column, key in _HOST_NUMBERS.items()), pl.col("described")],
+        args,
     )
     joined = frame.join(described, on="row", how="left", maintain_order="left")
     return joined.select(line).to_series()
