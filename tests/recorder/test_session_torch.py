@@ -225,7 +225,10 @@ def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path) -> None:
         """,
         out,
     )
-    first, second = (line for line in told.splitlines() if "thence" in line)
+    said = [line for line in told.splitlines() if "thence" in line]
+    first, second = (
+        line for line in said if "sys.monitoring" not in line
+    )  # which Python 3.11 lacks
     assert "recorded without facts" in first
     assert "not today" in first
     assert "run without labels" in second
