@@ -18,5 +18,5 @@ def test_a_killed_program_loses_its_end_alone_and_says_so(tmp_path: Path, second
     assert result.launched >= result.recorded
     assert not result.gap
     assert result.told
-    assert result.stated > 0
+    assert result.stated > 0 or result.launched == 0
     assert result.labelled == 1
