@@ -124,7 +124,7 @@ class PythonProbe:
 
     def __init__(self) -> None:
         local = _Local()
-        calls: deque[tuple[int, ...]] = deque(maxlen=_MOST_CALLS)
+        calls: deque[tuple[int, ...]] = deque()
 
         def on_call(_user: int, domain: int, function: int, data: int) -> None:
             enters = c_int.from_address(data).value == _ENTER
@@ -135,7 +135,10 @@ class PythonProbe:
                     local.began, local.outermost = time_ns(), (domain, function)
             elif local.began and local.outermost == (domain, function):
                 number = c_uint32.from_address(data + _CORRELATION).value
-                calls.append((local.began, time_ns(), domain, function, local.thread, number))
+                if len(calls) < _MOST_CALLS:
+                    calls.append((local.began, time_ns(), domain, function, local.thread, number))
+                else:
+                    self.lost_calls += 1
                 local.began = 0
 
         self._local = local

@@ -267,10 +267,7 @@ class Recorder:
         """Numbers of the names of the wanted API functions by callback id, and ids of the others."""
         numbers = np.zeros(MOST_CALLBACK_IDS, dtype=np.uint32)
         unwanted = []
-        for callback_id in range(1, MOST_CALLBACK_IDS):
-            name = self._cupti.callback_name(domain, callback_id)
-            if name is None:
-                break
+        for callback_id, name in self._cupti.callbacks(domain):
             if self._options.wants_call(name):
                 numbers[callback_id] = self._function_number(name)
             else:
