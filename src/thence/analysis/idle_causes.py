@@ -151,7 +151,7 @@ class _Facts:
     launch_end: Int64
     first_of_name: Mask
     behind_event: Mask
-    _of_rank: dict[tuple[int, tuple[int, ...]], Leaves] = field(default_factory=dict)
+    _of_others: dict[tuple[int, int, tuple[int, ...]], Leaves] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Attributed) -> _Facts:
@@ -180,15 +180,16 @@ class _Facts:
             trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
         )  # fmt: skip
 
-    def of_rank(self, rank: int, categories: tuple[int, ...]) -> Leaves:
-        """What any of the threads of a rank is in, of the rows of some categories."""
-        if (rank, categories) not in self._of_rank:
-            wanted = np.isin(self.category, categories)
-            threads = np.flatnonzero(self.ranks == rank)
-            parts = [self.leaves[number].lasting(wanted) for number in threads]
-            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-            self._of_rank[rank, categories] = merged(columns) if parts else NOWHERE
-        return self._of_rank[rank, categories]
+    def of_others(self, rank: int, thread: int, categories: tuple[int, ...]) -> Leaves:
+        """What any of the other threads of a rank is in, of the rows of some categories."""
+        key = (rank, thread, categories)
+        if key not in self._of_others:
+            wanted = np.zeros(len(HOST_CATEGORIES), np.bool_)
+            wanted[list(categories)] = True
+            others = [int(one) for one in np.flatnonzero(self.ranks == rank) if one != thread]
+            parts = [self.leaves[number].only(wanted[self.category]) for number in others]
+            self._of_others[key] = parts[0] if len(parts) == 1 else merged(parts)
+        return self._of_others[key]
 
 
 def _launch_times(
@@ -294,11 +295,10 @@ def _emptied(facts: _Facts, rank: Int64, start: Int64, gpu: Int64) -> Int64:
     waits = facts.trace.waits
     result = np.full(len(rank), NO_ROW, np.int64)
     before = np.where(gpu >= 0, facts.launch_start[np.maximum(gpu, 0)], -1)
-    begins = np.full(
-        facts.trace.gpu.height, np.iinfo(np.int64).max
-    )  # of the gap before each activity
-    np.minimum.at(begins, gpu[gpu >= 0], start[gpu >= 0])
-    for number in np.unique(rank):
+    begins = np.zeros(facts.trace.gpu.height, np.int64)  # of the gap before each activity
+    ending = np.flatnonzero(gpu >= 0)[::-1]  # the first piece of each gap comes last
+    begins[gpu[ending]] = start[ending]
+    for number in _used(rank):
         rows = waits.filter(pl.col("rank") == number)["host"].to_numpy().astype(np.int64)
         ours = np.flatnonzero((rank == number) & (before >= 0))
         if not len(rows) or not len(ours):
@@ -348,35 +348,58 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: _Parts) -> None
     act = np.maximum(of.gpu[waiting], 0)
     row = facts.launch[act]
     thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
-    for number in np.unique(thread):
+    for number in _used(thread):
         ours = waiting[thread == number]
         leaves = NOWHERE if number == NO_ROW else facts.leaves[number]
         pieces = leaves.within(of.start[ours], until[ours])
         gpu = of.gpu[ours][pieces.of]
-        pieces, which = _elsewhere(facts, of.rank, pieces)
+        pieces, which = _elsewhere(facts, of.rank, number, pieces)
         unknown = pieces.row == NO_ROW
         causes = facts.cause[np.where(unknown, 0, pieces.row)] if len(facts.cause) else np.uint8(0)
         codes = np.where(unknown, NUMBER["unknown"], causes).astype(np.uint8)
         parts.add(of, (pieces.start, pieces.end), codes, (pieces.row, gpu[which]))
 
 
-def _elsewhere(facts: _Facts, rank: int, pieces: Pieces) -> tuple[Pieces, Int64]:
+def _used(numbers: Int64) -> list[int]:
+    """The distinct ones of numbers from `NO_ROW` on: quicker than by sorting them."""
+    return [int(number) for number in np.flatnonzero(np.bincount(numbers - NO_ROW)) + NO_ROW]
+
+
+def _elsewhere(facts: _Facts, rank: int, thread: int, pieces: Pieces) -> tuple[Pieces, Int64]:
     """Replaces rows that say little by what another thread of the rank was in, if that says more.
 
+    Args:
+        facts: of the trace.
+        rank: whose threads are asked.
+        thread: number of the one that the pieces are of, `NO_ROW` for none.
+        pieces: what it was in.
+
     Returns:
-        finer pieces, and of which of the given ones each is part.
+        finer pieces, in no order, and of which of the given ones each is part.
     """
     which = np.arange(len(pieces.row))
-    if np.count_nonzero(facts.ranks == rank) + (pieces.row == NO_ROW).all() < 2:
+    if not np.count_nonzero(facts.ranks == rank) - (thread != NO_ROW):
         return pieces, which
-    working = facts.of_rank(rank, _WORKING).within(pieces.start, pieces.end)
-    own = pieces.row[working.of]
-    yields = (own == NO_ROW) | np.isin(facts.category[np.maximum(own, 0)], _YIELDING)
-    row = np.where(yields & (working.row != NO_ROW), working.row, own)
-    which = which[working.of]
-    if (row != NO_ROW).all():
-        return Pieces(working.of, working.start, working.end, row), which
+    nothing = pieces.row == NO_ROW
+    little = nothing | np.isin(facts.category[np.where(nothing, 0, pieces.row)], _YIELDING)
+    pieces, which = _filled(pieces, which, little, facts.of_others(rank, thread, _WORKING))
     # In nothing at all, anything that another thread is in says more.
-    anything = facts.of_rank(rank, _ANYTHING).within(working.start, working.end)
-    row = np.where(row[anything.of] == NO_ROW, anything.row, row[anything.of])
-    return Pieces(anything.of, anything.start, anything.end, row), which[anything.of]
+    nothing = pieces.row == NO_ROW
+    if not nothing.any():
+        return pieces, which
+    return _filled(pieces, which, nothing, facts.of_others(rank, thread, _ANYTHING))
+
+
+def _filled(pieces: Pieces, which: Int64, asked: Mask, others: Leaves) -> tuple[Pieces, Int64]:
+    """The pieces that are asked about, cut where others are in a row: it takes the place of theirs."""
+    kept = ~asked
+    finer = others.within(pieces.start[asked], pieces.end[asked])
+    row = np.where(finer.row == NO_ROW, pieces.row[asked][finer.of], finer.row)
+    columns = [
+        (pieces.of, pieces.of[asked][finer.of]),
+        (pieces.start, finer.start),
+        (pieces.end, finer.end),
+        (pieces.row, row),
+    ]
+    joined = (np.concatenate([old[kept], new]) for old, new in columns)
+    return Pieces(*joined), np.concatenate([which[kept], which[asked][finer.of]])

@@ -62,21 +62,24 @@ class Leaves:
         ends = np.minimum(following[segment], end[of])
         return Pieces(of, begins, ends, self.row[segment])
 
-    def lasting(self, wanted: Mask) -> tuple[Int64, Int64, Int64]:
-        """Starts, ends and rows of the pieces of time in which the innermost row is one of those wanted."""
+    def only(self, wanted: Mask) -> Leaves:
+        """Those rows alone for which the mask, one value for each host row, is true."""
+        if not wanted.size:
+            return self
+        return Leaves(
+            self.time, np.where(wanted[self.row] & (self.row != NO_ROW), self.row, NO_ROW)
+        )
+
+    def lasting(self) -> tuple[Int64, Int64, Int64]:
+        """Starts, ends and rows of the pieces of time in which it is in one."""
         chosen = np.flatnonzero(self.row != NO_ROW)
-        chosen = chosen[wanted[self.row[chosen]]]
         following = np.append(self.time[1:], _LATEST)
         return self.time[chosen], following[chosen], self.row[chosen]
 
 
-def merged(pieces: Sequence[Int64]) -> Leaves:
-    """One of several pieces at any time, of those that last then the one that ends last.
-
-    Args:
-        pieces: starts, ends and rows, in any order.
-    """
-    start, end, row = pieces
+def merged(leaves: Sequence[Leaves]) -> Leaves:
+    """One row of several threads at any time: of those that last then the one that ends last."""
+    start, end, row = map(np.concatenate, zip(*(one.lasting() for one in leaves), strict=True))
     order = np.argsort(start, kind="stable")
     start, end, row = start[order], end[order], row[order]
     before = reached_before(end)
