@@ -6,7 +6,7 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
-from thence.cli.output import Result, json_text, result_options
+from thence.cli.output import Result, flat_cells, json_text, result_options
 from thence.errors import UsageError
 
 __all__ = ["command"]
@@ -69,8 +69,8 @@ def command(
     if result.form == "json":
         result.text(json_text(answer.to_dicts()) + "\n")
     elif result.form == "csv":
-        result.text(answer.write_csv())
+        result.text(flat_cells(answer).write_csv())
     else:
-        result.table(answer, {name: name for name in answer.columns}, _SQL_WIDTH)
+        result.table(flat_cells(answer), {name: name for name in answer.columns}, _SQL_WIDTH)
     for line in trace.soundness.lines:
         say(line)
