@@ -107,6 +107,8 @@ def check_output(output: str, *, force: bool) -> None:
     Raises:
         UsageError: something is there already, or there is no such folder.
     """
+    if "\0" in output:
+        raise UsageError(f"{output}: no name of a file")
     if os.path.lexists(output) and not force:
         raise UsageError(f"{output}: exists already; --force replaces it")
     if not Path(output).absolute().parent.is_dir():
