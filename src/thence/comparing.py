@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from thence.analysis.consistency_of_answers import consistent_diff
 from thence.analysis.diff.compare import Diff, compare
 from thence.analysis.diff.sample import Sample, sample
 
@@ -38,4 +39,4 @@ class Comparing:
 
     def diff(self, after: Comparing) -> Diff:
         """What changed from this run to another; several runs a side go to `thence.analysis.diff.compare`."""
-        return compare([self.sample()], [after.sample()])
+        return consistent_diff(compare([self.sample()], [after.sample()]))

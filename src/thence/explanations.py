@@ -11,6 +11,12 @@ import polars as pl
 
 from thence.analysis.clock_sync import align_clocks
 from thence.analysis.collective_instances import collective_instances
+from thence.analysis.consistency_of_answers import (
+    consistent_idle,
+    consistent_path,
+    consistent_steps,
+    consistent_what_if,
+)
 from thence.analysis.critical_path import critical_path, path_track
 from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.report import part
@@ -72,7 +78,8 @@ class Explanations(ABC):
             UsageError: ``by`` is none of them.
             MissingData: the trace holds no device activity.
         """
-        return idle_time(self.attributed, by, self._waited)
+        found = idle_time(self.attributed, by, self._waited)
+        return consistent_idle(found, self.attributed.meta)
 
     def steps(self) -> StepTable:
         """Every step in order of time, with its idle time by cause, the spread of all, and outliers.
@@ -84,7 +91,8 @@ class Explanations(ABC):
         """
         selection = self.attributed.selection
         chosen = replace(selection, steps=None, window_ns=None, only=None)
-        return step_table(select(self.whole, chosen), selection.steps)
+        found = step_table(select(self.whole, chosen), selection.steps)
+        return consistent_steps(found, self.whole.meta)
 
     def what_if(
         self,
@@ -109,7 +117,8 @@ class Explanations(ABC):
         """
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
-        return what_if(self.whole, changes, *self._of_ranks)
+        found = what_if(self.whole, changes, *self._of_ranks)
+        return consistent_what_if(found, self.whole.meta)
 
     def critical_path(self) -> pl.DataFrame:
         """What every moment waited for last, as tiles of the time: see `thence.analysis.critical_path`.
@@ -120,7 +129,7 @@ class Explanations(ABC):
         if self.whole.gpu.is_empty():
             raise MissingData(f"{', '.join(self.whole.meta.inputs)}: holds no device activity")
         program = program_graph(self.whole, *self._of_ranks)
-        tiles = critical_path(self.whole, program)
+        tiles = consistent_path(critical_path(self.whole, program), self.whole.meta)
         return tiles.with_columns(start=pl.col("start") + program.origin_ns)
 
     @property

@@ -21,6 +21,11 @@ from thence.analysis.consistency import (
     consistent_streams,
     consistent_summary,
 )
+from thence.analysis.consistency_of_answers import (
+    consistent_collectives,
+    consistent_compilation,
+    consistent_programs,
+)
 from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
@@ -302,7 +307,8 @@ class Trace(Comparing, Pictures, Explanations):
             raise MissingData(
                 f"{self._inputs}: holds no XLA programs; jax.profiler, nsys-jax and thence record do"
             )
-        return programs(self.attributed, _choice(WarmUp, warm_up))
+        found = programs(self.attributed, _choice(WarmUp, warm_up))
+        return consistent_programs(found, self.meta)
 
     def collective_times(self, warm_up: str = "heuristic") -> Collectives:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives, on aligned clocks.
@@ -317,7 +323,7 @@ class Trace(Comparing, Pictures, Explanations):
         times = collectives(self.attributed, _choice(WarmUp, warm_up), alignment, self._instances)
         if times.devices.is_empty():
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
-        return times
+        return consistent_collectives(times, self.meta)
 
     def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
@@ -346,7 +352,8 @@ class Trace(Comparing, Pictures, Explanations):
             raise MissingData(
                 f"{self._inputs}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
             )
-        return compilation(self.attributed, _choice(Autotuning, autotuning))
+        found = compilation(self.attributed, _choice(Autotuning, autotuning))
+        return consistent_compilation(found, self.meta)
 
     def timeline(self, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
         """The trace as viewers show it.

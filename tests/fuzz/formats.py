@@ -19,6 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from fuzz.inside_formats import (
+    array,
+    buffer_writer,
+    flashinfer_tree,
+    mosaic_buffer,
+    proton_tree,
+    thence_buffer,
+)
 from thence.model.column_file import encode
 from thence.readers.jax.protos.hlo_pb2 import HloProto
 from thence.readers.jax.protos.xplane_pb2 import XSpace
@@ -399,8 +407,8 @@ def _members(content: bytes) -> Tree:
             if name.endswith(".json"):
                 tree[name] = json.loads(data)
             elif name.endswith(".npy"):
-                array = np.load(io.BytesIO(data))
-                tree[name] = [str(array.dtype), array.tolist()]
+                cells = np.load(io.BytesIO(data))
+                tree[name] = [str(cells.dtype), cells.tolist()]
     return tree
 
 
@@ -415,12 +423,9 @@ def _packed(tree: Tree) -> bytes:
 def _member(name: str, value: Tree) -> bytes:
     if name.endswith(".json") or not isinstance(value, list) or len(value) < 2:
         return _json(value)
-    array = io.BytesIO()
-    try:
-        np.save(array, np.array(value[1], value[0]), allow_pickle=False)
-    except (TypeError, ValueError, OverflowError, SyntaxError, MemoryError):
-        np.save(array, np.array(["x"]), allow_pickle=False)
-    return array.getvalue()
+    content = io.BytesIO()
+    np.save(content, array(value[0], value[1]), allow_pickle=False)
+    return content.getvalue()
 
 
 def _recorded(tree: Tree, folder: Path) -> Path:
@@ -438,27 +443,6 @@ def _recorded(tree: Tree, folder: Path) -> Path:
     return place
 
 
-def _inside() -> Tree:
-    tree = _members((DATA / "inside" / "merge" / "cupy-0.npz").read_bytes())
-    kind, text = tree["description.npy"]
-    tree["description.npy"] = json.loads(bytes(text))
-    kind, words = tree["buffer.npy"]
-    tree["buffer.npy"] = [kind, words]
-    return tree
-
-
-def _written_inside(tree: Tree, folder: Path) -> Path:
-    tree = dict(tree) if isinstance(tree, dict) else {}
-    if "description.npy" in tree:
-        text = json.dumps(tree["description.npy"], default=repr, skipkeys=True).encode(
-            "utf-8", "replace"
-        )
-        tree["description.npy"] = ["uint8", list(text)]
-    path = folder / "buffer.npz"
-    path.write_bytes(_packed(tree))
-    return path
-
-
 FORMATS = (
     Format("kineto", _kineto, _as_json("trace.json")),
     Format("labels", _labels, _as_json("labels.json")),
@@ -472,5 +456,8 @@ FORMATS = (
     Format("arrow", _nsight, _folder_of("arrow"), probed=True),
     Format("nsys-jax", _nsys_jax, _zipped, probed=True),
     Format("recording", _recording, _recorded),
-    Format("inside", _inside, _written_inside),
+    Format("inside", thence_buffer, buffer_writer(".npz")),
+    Format("mosaic", mosaic_buffer, buffer_writer(".npy")),
+    Format("flashinfer", flashinfer_tree, buffer_writer(".npy")),
+    Format("proton", proton_tree, buffer_writer(".npy")),
 )

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_SECONDS = 20
+INSIDE = ("inside", "mosaic", "flashinfer", "proton")
+"""Formats that `thence inside` alone reads."""
 MOST_BYTES = 1 << 30
 VERBS = (
     ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"),
@@ -51,7 +53,13 @@ VERBS = (
     ("flame", "-o", "OUT/a.folded"),
     ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
     ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
-    ("report", "--only", "kernel"),
+    ("report", "--only", "kernel"), ("report", "--by", "collective"), ("report", "--details"),
+    ("report", "-o", "OUT/a.html"), ("idle",), ("idle", "--by", "step"), ("steps",), ("whatif",),
+    ("whatif", "--free", "kernel:.", "--no-wait", "all"), ("diff", "GOOD"), ("diff", "--anyway", "INPUT"),
+    ("diff", "--anyway", "INPUT", "-o", "OUT/a.pftrace"),
+    ("sql", "INPUT", "select * from activities order by start limit 5"),
+    ("label", "--eager", "INPUT", "-o", "OUT/labelled.pftrace"), ("label", "--eager", "GOOD"),
+    ("collectives", "--warm-up", "keep"), ("compile", "--autotuning", "detail"), ("streams", "--expect", "GEMM>=2"),
 )  # fmt: skip
 
 
@@ -103,8 +111,9 @@ def try_one(of: Format, path: Path, dice: random.Random, *, through_verbs: bool)
     Raises:
         Failure: something but a result or a sentence came of it.
     """
-    if of.name == "inside":
-        _verb(["inside", str(path), "-o", str(path.parent / "out.json")])
+    if of.name in INSIDE:
+        out = dice.choice(("out.json", "out.pftrace", "out.parquet"))
+        _verb(["inside", str(path), "--clock-ghz", "1.7", "-o", str(path.parent / out)])
         return
     beside = ["--hlo", str(path)] if of.name == "hlo" else []
     if of.name in ("hlo", "labels", "annotations", "pickle"):
@@ -118,10 +127,18 @@ def try_one(of: Format, path: Path, dice: random.Random, *, through_verbs: bool)
         _read(inputs, [str(path)] if beside else [])
         return
     verb = dice.choice(VERBS if of.name != "hlo" else VERBS[:2])
-    arguments = [word.replace("OUT", str(path.parent)) for word in verb]
-    form = dice.choice((["--format", "json"], ["--format", "csv"], [])) if "-o" not in verb else []
-    _verb([*arguments, *inputs, *beside, *form])
+    places = {"OUT": str(path.parent), "GOOD": str(TRACES["labels"]), "INPUT": inputs[0]}
+    arguments = [_filled(word, places) for word in verb]
+    written = "-o" in verb or verb[0] == "label"
+    form = [] if written else dice.choice((["--format", "json"], ["--format", "csv"], []))
+    _verb([*arguments, *(inputs if verb[0] != "sql" else []), *beside, *form])
     _api(inputs, [str(path)] if beside else [])
+
+
+def _filled(word: str, places: dict[str, str]) -> str:
+    for name, place in places.items():
+        word = word.replace(name, place)
+    return word
 
 
 TRACES = {

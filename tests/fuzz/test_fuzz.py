@@ -12,7 +12,7 @@ import pytest
 
 from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
-from fuzz.run import run_apart
+from fuzz.run import INSIDE, run_apart
 
 CASES, SEED, THROUGH_VERBS = 200, 1, 100
 
@@ -32,7 +32,7 @@ def test_seeds_are_small_and_sound(of: Format, tmp_path_factory: pytest.TempPath
     path = of.write(of.seed(), folder)
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     assert sum(p.stat().st_size for p in files) < 200_000
-    if of.name not in ("hlo", "inside"):
+    if of.name not in ("hlo", *INSIDE):
         from thence.readers.registry import read
 
         tables = read([str(folder if of.name == "recording" else path)])

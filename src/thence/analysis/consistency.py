@@ -14,13 +14,20 @@ from thence.errors import Contradiction
 from thence.model.places import PLACES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thence.analysis.flame import Flame
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
     from thence.model.attributed import Attributed
-    from thence.model.tables import Meta
 
-__all__ = ["consistent_flame", "consistent_references", "consistent_streams", "consistent_summary"]
+__all__ = [
+    "consistent_flame",
+    "consistent_references",
+    "consistent_streams",
+    "consistent_summary",
+    "must",
+]
 
 
 def consistent_references(trace: Attributed) -> Attributed:
@@ -41,17 +48,19 @@ def consistent_references(trace: Attributed) -> Attributed:
     )
     for what, column, count in references:
         inside = column.drop_nulls().is_between(0, count - 1).all()
-        _must(trace.meta, inside, f"{what} refer to rows that there are not")
-    _must(
-        trace.meta, trace.places.height == rows, "activities have no place in the table of places"
+        must(trace.meta.inputs, inside, f"{what} refer to rows that there are not")
+    must(
+        trace.meta.inputs,
+        trace.places.height == rows,
+        "activities have no place in the table of places",
     )
     parts = trace.collective_parts["gpu"].is_in(trace.collectives["gpu"].implode()).all()
-    _must(trace.meta, parts, "parts of collectives belong to no collective")
+    must(trace.meta.inputs, parts, "parts of collectives belong to no collective")
     unique = trace.graph_places["gpu"].is_unique().all()
-    _must(trace.meta, unique, "an activity has two places in CUDA graphs")
+    must(trace.meta.inputs, unique, "an activity has two places in CUDA graphs")
     for kind in PLACES:
         told = rows == 0 or trace.places[f"{kind}_rule"].null_count() == 0
-        _must(trace.meta, told, f"activities have neither a {kind} nor a reason why not")
+        must(trace.meta.inputs, told, f"activities have neither a {kind} nor a reason why not")
     return trace
 
 
@@ -61,18 +70,18 @@ def consistent_summary(summary: Summary) -> Summary:
     Raises:
         Contradiction: they do not.
     """
-    meta = summary.meta
+    inputs = summary.meta.inputs
     possible = 0 <= summary.busy_ns <= min(summary.span_ns, summary.sum_ns)
-    _must(meta, possible, "devices are busy for longer than they span, or than their work lasts")
+    must(inputs, possible, "devices are busy for longer than they span, or than their work lasts")
     totals = summary.rows["total_ns"]
     adds_up = int(totals.sum()) == summary.sum_ns and (
         totals.is_empty() or int(str(totals.min())) >= 0
     )
-    _must(meta, adds_up, f"the rows by {summary.by} do not add up to the sum of all work")
+    must(inputs, adds_up, f"the rows by {summary.by} do not add up to the sum of all work")
     for kind, attributed in summary.attributed_ns.items():
         rest = sum(reason.total_ns for reason in summary.unattributed[kind])
         whole = attributed >= 0 and attributed + rest == summary.sum_ns
-        _must(meta, whole, f"the time with a {kind} and the time without do not add up to the sum")
+        must(inputs, whole, f"the time with a {kind} and the time without do not add up to the sum")
     return summary
 
 
@@ -84,20 +93,24 @@ def consistent_streams(streams: Streams) -> Streams:
     """
     for device in streams.concurrency:
         depths = device.busy_streams_ns
-        _must(
-            streams.meta,
+        must(
+            streams.meta.inputs,
             not depths or sum(depths) == device.busy_ns,
             "times with one, two and more busy streams do not add up to the busy time",
         )
         possible = 0 <= device.hidden_ns <= device.communication_ns <= device.busy_ns
-        _must(streams.meta, possible, "more communication is hidden than there is")
+        must(streams.meta.inputs, possible, "more communication is hidden than there is")
     lanes = streams.streams
     bounded = lanes.select(
         (
             (pl.col("busy_ns") >= 0) & (pl.col("concurrent_ns").fill_null(0) <= pl.col("busy_ns"))
         ).all()
     ).item()
-    _must(streams.meta, bool(bounded), "a stream is busy beside others for longer than it is busy")
+    must(
+        streams.meta.inputs,
+        bool(bounded),
+        "a stream is busy beside others for longer than it is busy",
+    )
     return streams
 
 
@@ -109,19 +122,33 @@ def consistent_flame(flame: Flame) -> Flame:
     """
     nodes = flame.nodes
     work = nodes.filter(~pl.col("idle").fill_null(value=False))["self_ns"]
-    _must(
-        flame.meta, int(work.sum()) == flame.sum_ns, "frames do not add up to the sum of all work"
+    must(
+        flame.meta.inputs,
+        int(work.sum()) == flame.sum_ns,
+        "frames do not add up to the sum of all work",
     )
     least = nodes["self_ns"].min()
-    _must(flame.meta, least is None or int(str(least)) >= 0, "a frame lasts less than nothing")
+    must(
+        flame.meta.inputs, least is None or int(str(least)) >= 0, "a frame lasts less than nothing"
+    )
     whole = int(nodes["self_ns"].sum()) == int(nodes["total_ns"][0])
-    _must(flame.meta, whole, "the outermost frame is not the sum of all others")
+    must(flame.meta.inputs, whole, "the outermost frame is not the sum of all others")
     return flame
 
 
-def _must(meta: Meta, holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
+def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
+    """Refuses figures of which something does not hold.
+
+    Args:
+        inputs: of the trace, for the message.
+        holds: whether it does.
+        what: is wrong where it does not.
+
+    Raises:
+        Contradiction: it does not.
+    """
     if not holds:
         raise Contradiction(
-            f"{', '.join(meta.inputs)}: {what}; no figures are shown, because they contradict each other: please "
+            f"{', '.join(inputs)}: {what}; no figures are shown, because they contradict each other: please "
             "report it with the trace"
         )

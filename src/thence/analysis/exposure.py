@@ -20,14 +20,10 @@ import polars as pl
 
 from thence.analysis.kernel_groups import communicates, computes
 from thence.model.intervals import covered_lengths, reached_before, union
+from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from thence.model.attributed import Attributed
-
-    Int64 = npt.NDArray[np.int64]
-    Intervals = tuple[Int64, Int64]
 
 __all__ = ["Exposure", "exposure"]
 
@@ -61,33 +57,34 @@ def exposure(trace: Attributed) -> Exposure:
         talking, computes(trace, talking)
     )
     lanes = lanes.with_row_index("gpu").filter(pl.col("communicates") | pl.col("computes"))
-    parts, devices = [], []
-    for (rank, device), rows in sorted(lanes.group_by("rank", "device"), key=lambda part: part[0]):
-        ours = rows.filter("communicates").sort("start", "gpu")
-        if ours.is_empty():
-            continue
-        compute = union(*_intervals(rows.filter("computes")))
-        start, end = _intervals(ours)
-        hidden = covered_lengths(start, end, *compute)
-        charged = np.minimum(np.maximum(start, reached_before(end)), end)
-        exposed = end - charged - covered_lengths(charged, end, *compute)
-        begins, ends = union(start, end)
-        parts.append(
-            ours.select("gpu").with_columns(
-                exposed_ns=exposed, hidden_ns=hidden, overlapped_ns=end - start - hidden - exposed
-            )
-        )
-        devices.append((rank, device, int((ends - begins).sum()), int(exposed.sum())))
-    schema = {
-        "gpu": pl.UInt32(),
-        **dict.fromkeys(("exposed_ns", "hidden_ns", "overlapped_ns"), pl.Int64()),
-    }
-    return Exposure(
-        pl.DataFrame(devices, schema=_DEVICES, orient="row"),
-        pl.concat(parts).sort("gpu") if parts else pl.DataFrame(schema=schema),
+    lanes = lanes.sort("start", "gpu")
+    number, devices = numbered(lanes, "rank", "device")
+    start = lanes["start"].to_numpy()
+    timeline = OneTimeline.of(number, start, start + lanes["duration"].to_numpy(), devices.height)
+    computing = lanes["computes"].to_numpy()
+    compute = union(timeline.start[computing], timeline.end[computing])
+    # On the timeline as on each device: by start, of equal ones the lowest row first.
+    talking_rows = np.flatnonzero(lanes["communicates"].to_numpy())
+    talking_rows = talking_rows[np.argsort(timeline.start[talking_rows], kind="stable")]
+    start, end = timeline.start[talking_rows], timeline.end[talking_rows]
+    hidden = covered_lengths(start, end, *compute)
+    charged = np.minimum(np.maximum(start, reached_before(end)), end)
+    exposed = end - charged - covered_lengths(charged, end, *compute)
+    of = number[talking_rows]
+    frame = pl.DataFrame(
+        {
+            "gpu": lanes["gpu"].gather(talking_rows),
+            "exposed_ns": exposed,
+            "hidden_ns": hidden,
+            "overlapped_ns": end - start - hidden - exposed,
+        }
     )
-
-
-def _intervals(rows: pl.DataFrame) -> Intervals:
-    start = rows["start"].to_numpy()
-    return start, start + rows["duration"].to_numpy()
+    sums = np.zeros((2, devices.height), np.int64)
+    np.add.at(sums[0], of, end - charged)  # each nanosecond of the union is charged once
+    np.add.at(sums[1], of, exposed)
+    totals = devices.with_columns(communication_ns=sums[0], exposed_ns=sums[1])
+    communicating = np.isin(np.arange(devices.height), of)
+    return Exposure(
+        totals.filter(communicating).cast(_DEVICES),  # type: ignore[arg-type]
+        frame.sort("gpu"),
+    )

@@ -14,7 +14,7 @@ from thence.analysis.steps import steps
 from thence.analysis.waits import participants
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import MissingData, UsageError
-from thence.model.intervals import NO_ROW, last_begun
+from thence.model.intervals import NO_ROW
 from thence.model.own_code import OwnCode
 from thence.model.questions import IDLE_BY
 from thence.units import format_ns
@@ -189,25 +189,26 @@ def _names(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.Series:
 
 def _steps(trace: Attributed, pieces: pl.DataFrame) -> pl.Series:
     """The step in whose window on the device each piece begins."""
-    names = np.full(pieces.height, None, object)
     try:
         frame = steps(trace).frame
     except MissingData:
-        return pl.Series(names, dtype=pl.String)
-    start = pieces["start"].to_numpy()
-    place = pieces.select("rank", "device")
-    for (rank, device), ours in frame.group_by("rank", "device"):
-        rows = (
-            place.select((pl.col("rank") == rank) & (pl.col("device") == device))
-            .to_series()
-            .to_numpy()
+        return pl.repeat(None, pieces.height, dtype=pl.String, eager=True)
+    windows = frame.select(
+        "rank", "device", "start", "step", end=pl.col("start") + pl.col("duration")
+    )
+    found = (
+        pieces.select("rank", "device", "start")
+        .with_row_index("piece")
+        .sort("start")
+        .join_asof(
+            windows.sort("start", maintain_order=True),
+            on="start",
+            by=["rank", "device"],
+            check_sortedness=False,  # Polars cannot check it of groups
         )
-        last = last_begun(ours["start"].to_numpy(), start[rows])
-        end = (ours["start"] + ours["duration"]).to_numpy()
-        inside = (last != NO_ROW) & (start[rows] < end[last])
-        chosen = np.flatnonzero(rows)[inside]
-        names[chosen] = ours["step"].to_numpy()[last[inside]]
-    return pl.Series(names, dtype=pl.String)
+        .sort("piece")
+    )
+    return found.select(pl.when(pl.col("start") < pl.col("end")).then("step")).to_series()
 
 
 def _after_waits(trace: Attributed, pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:

@@ -11,6 +11,7 @@ hidden      part of the communication time during which a kernel or thunk that i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from thence.analysis.expectations import Check, judge, parse_expectation
 from thence.analysis.exposure import exposure
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.errors import MissingData
-from thence.model.intervals import covered_lengths, levels, shared_length, union, unions
+from thence.model.intervals import covered_lengths, levels, union, unions
+from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from thence.units import Ns
 
     Int64 = npt.NDArray[np.int64]
-    Intervals = tuple[Int64, Int64]
 
 __all__ = ["Concurrency", "Streams", "streams"]
 
@@ -40,8 +41,6 @@ IN_GRAPHS = (
     "{:,} activities ran inside CUDA graphs: their streams are those that the driver gave the branches "
     "of the graph"
 )
-_UNKNOWN = -1
-"""Stands for a stream that the trace does not name."""
 NO_STREAMS = "the trace does not say on which streams its kernels ran"
 
 
@@ -123,25 +122,32 @@ class Streams:
 
     def to_json(self, checks: Sequence[Check] = ()) -> dict[str, Any]:
         """The streams and the checked expectations as JSON values."""
+        place = ("rank", "device", "stream")
+        counted: dict[tuple[Any, ...], dict[str, dict[str, int]]] = {}
+        for *of, group, count, total in self.rows.select(
+            *place, "group", "count", "total_ns"
+        ).iter_rows():
+            counted.setdefault(tuple(of), {})[group] = {"count": count, "total_ns": total}
+        lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for rank, device, stream, busy, concurrent in self.streams.iter_rows():
+            lanes.setdefault((rank, device), []).append(
+                {
+                    "stream": stream,
+                    "busy_ns": busy,
+                    "concurrent_ns": concurrent,
+                    "groups": counted[rank, device, stream],
+                }
+            )
+        devices = [
+            {"rank": of.rank, "device": of.device, "streams": lanes[of.rank, of.device]}
+            | of.to_json()
+            for of in self.concurrency
+        ]
         return {
             "inputs": list(self.meta.inputs),
             "groups": list(self.groups),
-            "devices": [self._device_json(device) for device in self.concurrency],
+            "devices": devices,
             "checks": [check.to_json() for check in checks],
-        }
-
-    def _device_json(self, of: Concurrency) -> dict[str, Any]:
-        here = (pl.col("rank") == of.rank) & (pl.col("device") == of.device)
-        counted: dict[int | None, dict[str, dict[str, int]]] = {}
-        columns = ("stream", "group", "count", "total_ns")
-        for stream, group, count, total in self.rows.filter(here).select(columns).iter_rows():
-            counted.setdefault(stream, {})[group] = {"count": count, "total_ns": total}
-        stream_rows = self.streams.filter(here).select("stream", "busy_ns", "concurrent_ns")
-        return {
-            "rank": of.rank,
-            "device": of.device,
-            "streams": [row | {"groups": counted[row["stream"]]} for row in stream_rows.to_dicts()],
-            **of.to_json(),
         }
 
 
@@ -158,7 +164,6 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
     if trace.gpu.is_empty():
         reasons = "; ".join(["holds no GPU activity", *trace.meta.warnings])
         raise MissingData(f"{', '.join(trace.meta.inputs)}: {reasons}")
-    group = kernel_groups(trace, patterns)
     # A thunk stands for kernels whose streams its producer did not record.
     recorded_stream = pl.when(pl.col("kind") != "thunk").then("stream")
     activities = trace.gpu.select(
@@ -167,13 +172,19 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
         recorded_stream.alias("stream"),
         "start",
         "duration",
-    ).with_columns(group)
-    devices = sorted(activities.partition_by("rank", "device"), key=lambda d: d.row(0)[:2])
-    exposed = {row[:2]: row[2:] for row in exposure(trace).devices.iter_rows()}
-    measured = [
-        _device(device, patterns.names, exposed.get(device.row(0)[:2], (0, 0)))
-        for device in devices
-    ]
+    ).with_columns(kernel_groups(trace, patterns))
+    of_device, devices = numbered(activities, "rank", "device")
+    recorded = activities.group_by("rank", "device").agg(
+        recorded=pl.col("stream").null_count() == 0
+    )
+    devices = devices.join(recorded, on=["rank", "device"], how="left", maintain_order="left").join(
+        exposure(trace).devices, on=["rank", "device"], how="left", maintain_order="left"
+    )
+    lanes = _Lanes.of(activities, of_device, devices.height)
+    of_stream = lanes.streams.join(
+        devices, on=["rank", "device"], how="left", maintain_order="left"
+    )
+    group = activities["group"].to_physical().cast(pl.Int64).to_numpy()
     in_graphs = trace.gpu["graph"].count()
     notes = [IN_GRAPHS.format(in_graphs)] if in_graphs else []
     if activities["stream"].null_count():
@@ -182,9 +193,32 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
         meta=trace.meta,
         groups=patterns.names,
         rows=_rows(activities),
-        streams=pl.concat([lanes for lanes, _ in measured]),
-        concurrency=tuple(concurrency for _, concurrency in measured),
+        streams=lanes.frame(of_stream["recorded"]),
+        concurrency=_concurrency(devices, lanes.by_depth(), lanes.overlaps(group, patterns.names)),
         notes=tuple(notes),
+    )
+
+
+def _concurrency(
+    devices: pl.DataFrame,
+    by_depth: Sequence[Sequence[Ns]],
+    overlaps: Sequence[Mapping[str, Mapping[str, Ns]]],
+) -> tuple[Concurrency, ...]:
+    """The concurrency of each device: rank, device, recorded (its streams are known), and its communication."""
+    columns = devices.with_columns(pl.col("communication_ns", "exposed_ns").fill_null(0))
+    return tuple(
+        Concurrency(
+            rank=rank,
+            device=device,
+            busy_ns=sum(depths),
+            busy_streams_ns=tuple(depths) if recorded else (),
+            overlap_ns=overlap,
+            communication_ns=communication,
+            hidden_ns=communication - exposed,
+        )
+        for (rank, device, recorded, communication, exposed), depths, overlap in zip(
+            columns.iter_rows(), by_depth, overlaps, strict=True
+        )
     )
 
 
@@ -199,60 +233,87 @@ def _rows(activities: pl.DataFrame) -> pl.DataFrame:
     return ordered.with_columns(share=share)
 
 
-def _device(
-    activities: pl.DataFrame, names: Sequence[str], exposed: tuple[Ns, Ns]
-) -> tuple[pl.DataFrame, Concurrency]:
-    """The streams of one device and their concurrency.
+@dataclass(frozen=True)
+class _Lanes:
+    """What ran on all devices, on one timeline.
 
-    Args:
-        activities: of the device.
-        names: of the groups.
-        exposed: length of its communication, and of the part that is exposed.
+    Attributes:
+        timeline: all activities, by device.
+        lane: starts and ends of the busy time of each stream, on the timeline, and the stream's number.
+        streams: rank, device, stream of each number.
     """
-    start = activities["start"].to_numpy()
-    end = start + activities["duration"].to_numpy()
-    stream = activities["stream"].fill_null(_UNKNOWN).to_numpy()
-    numbers = np.unique(stream)
-    of_busy, begins, ends = unions(stream, start, end)
-    pieces = levels(begins, ends, np.ones(len(of_busy), np.int64))
-    several = union(*_masked(pieces, pieces[2] > 1))  # joined, they are far fewer
-    (rank, device) = activities.row(0)[:2]
-    streams_recorded = activities["stream"].null_count() == 0
-    at = np.searchsorted(numbers, of_busy)
-    frame = pl.DataFrame(
-        {
-            "stream": [number if number != _UNKNOWN else None for number in numbers.tolist()],
-            "busy_ns": _sums(at, ends - begins, len(numbers)),
-            "concurrent_ns": _sums(at, covered_lengths(begins, ends, *several), len(numbers)),
-        },
-        schema={"stream": pl.Int64, "busy_ns": pl.Int64, "concurrent_ns": pl.Int64},
-    ).select(
-        pl.lit(rank, pl.Int32).alias("rank"),
-        pl.lit(device, pl.Int32).alias("device"),
-        "stream",
-        "busy_ns",
-        pl.when(pl.lit(streams_recorded)).then("concurrent_ns").alias("concurrent_ns"),
-    )
-    group = activities["group"].to_physical().cast(pl.Int64).to_numpy()
-    communication, exposed_ns = exposed
-    concurrency = Concurrency(
-        rank=rank,
-        device=device,
-        busy_ns=_length(_masked(pieces, pieces[2] > 0)),
-        busy_streams_ns=_by_depth(pieces) if streams_recorded else (),
-        overlap_ns=_overlaps(group, start, end, names),
-        communication_ns=communication,
-        hidden_ns=communication - exposed_ns,
-    )
-    return frame, concurrency
 
+    timeline: OneTimeline
+    lane: tuple[Int64, Int64, Int64]
+    streams: pl.DataFrame
 
-def _unions(key: Int64, start: Int64, end: Int64) -> dict[int, Intervals]:
-    """The interval union of each key, keys ascending."""
-    order = np.argsort(key, kind="stable")
-    keys, first = np.unique(key[order], return_index=True)
-    rows = np.split(order, first[1:])
-    return {int(k): union(start[r], end[r]) for k, r in zip(keys, rows, strict=True)}
+    @classmethod
+    def of(cls, activities: pl.DataFrame, of_device: Int64, devices: int) -> _Lanes:
+        start = activities["start"].to_numpy()
+        timeline = OneTimeline.of(
+            of_device, start, start + activities["duration"].to_numpy(), devices
+        )
+        of_stream, streams = numbered(activities, "rank", "device", "stream")
+        return cls(timeline, unions(of_stream, timeline.start, timeline.end), streams)
+
+    @cached_property
+    def depth(self) -> tuple[Int64, Int64, Int64]:
+        """Pieces of the timeline in which anything runs, and how many streams are busy in each."""
+        _, begins, ends = self.lane
+        starts, finishes, depth = levels(begins, ends, np.ones(len(begins), np.int64))
+        busy = depth > 0
+        return starts[busy], finishes[busy], depth[busy]
+
+    def frame(self, recorded: pl.Series) -> pl.DataFrame:
+        """`Streams.streams`; ``recorded`` says of each stream whether its device's streams are all known."""
+        of, begins, ends = self.lane
+        starts, finishes, depth = self.depth
+        several = union(starts[depth > 1], finishes[depth > 1])  # joined, they are far fewer
+        shared = covered_lengths(begins, ends, *several)
+        return self.streams.with_columns(
+            pl.col("stream").cast(pl.Int64),
+            busy_ns=_sums(of, ends - begins, self.streams.height),
+            concurrent_ns=pl.when(recorded).then(pl.lit(_sums(of, shared, self.streams.height))),
+        )
+
+    def by_depth(self) -> list[list[Ns]]:
+        """For each device the time with one, two and more busy streams."""
+        starts, finishes, depth = self.depth
+        device = self.timeline.group_at(starts)
+        most = np.zeros(self.timeline.groups, np.int64)
+        np.maximum.at(most, device, depth)
+        first = np.cumsum(most) - most
+        times = _sums(first[device] + depth - 1, finishes - starts, int(most.sum()))
+        return [part.tolist() for part in np.split(times, first[1:])]
+
+    def overlaps(self, group: Int64, names: Sequence[str]) -> list[dict[str, dict[str, Ns]]]:
+        """For each device the time in which groups ran at once, see `Concurrency.overlap_ns`."""
+        all_of = self.timeline
+        of_group = {int(g): group == g for g in np.unique(group)}
+        joined = {g: union(all_of.start[m], all_of.end[m]) for g, m in of_group.items()}
+        found: list[dict[int, dict[int, Ns]]] = [{} for _ in range(all_of.groups)]
+
+        def note(a: int, b: int, time: Int64, lengths: Int64) -> None:
+            totals = all_of.sums(time, lengths)
+            for device in np.flatnonzero(totals).tolist():
+                found[device].setdefault(a, {})[b] = int(totals[device])
+                found[device].setdefault(b, {})[a] = int(totals[device])
+
+        for a, (begins, ends) in joined.items():
+            mine = of_group[a]
+            if int((all_of.end[mine] - all_of.start[mine]).sum()) > int((ends - begins).sum()):
+                pieces = levels(
+                    all_of.start[mine], all_of.end[mine], np.ones(int(mine.sum()), np.int64)
+                )
+                twice = pieces[2] > 1
+                note(a, a, pieces[0][twice], (pieces[1] - pieces[0])[twice])
+            for b, theirs in joined.items():
+                if b > a:
+                    note(a, b, begins, covered_lengths(begins, ends, *theirs))
+        return [
+            {names[a]: {names[b]: row[b] for b in sorted(row)} for a, row in sorted(of.items())}
+            for of in found
+        ]
 
 
 def _sums(group: Int64, values: Int64, groups: int) -> Int64:
@@ -260,33 +321,3 @@ def _sums(group: Int64, values: Int64, groups: int) -> Int64:
     sums = np.zeros(groups, np.int64)
     np.add.at(sums, group, values)
     return sums
-
-
-def _masked(pieces: tuple[Int64, Int64, Int64], chosen: npt.NDArray[np.bool_]) -> Intervals:
-    return pieces[0][chosen], pieces[1][chosen]
-
-
-def _length(intervals: Intervals) -> Ns:
-    return int((intervals[1] - intervals[0]).sum())
-
-
-def _by_depth(pieces: tuple[Int64, Int64, Int64]) -> tuple[Ns, ...]:
-    starts, ends, depth = pieces
-    lengths = _sums(depth, ends - starts, int(depth.max(initial=0)) + 1)
-    return tuple(lengths[1:].tolist())
-
-
-def _overlaps(
-    group: Int64, start: Int64, end: Int64, names: Sequence[str]
-) -> dict[str, dict[str, Ns]]:
-    unions = _unions(group, start, end)
-    result: dict[str, dict[str, Ns]] = {names[g]: {} for g in unions}
-    for a, ours in unions.items():
-        mine = group == a
-        if int((end[mine] - start[mine]).sum()) > _length(ours):  # else none of them overlap
-            pieces = levels(start[mine], end[mine], np.ones(int(mine.sum()), np.int64))
-            result[names[a]][names[a]] = _length(_masked(pieces, pieces[2] > 1))
-        for b, theirs in unions.items():
-            if b > a and (shared := shared_length(ours, theirs)):
-                result[names[a]][names[b]] = result[names[b]][names[a]] = shared
-    return {name: row for name, row in result.items() if row}

@@ -223,8 +223,8 @@ def _predicted(
     share = gain / max(before, 1)
     verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
     return (
-        change.title, change.part, before // count, after // count, gain // count, share, share - noise, share + noise,
-        verdict,
+        change.title, change.part, before // count, after // count, before // count - after // count, share,
+        share - noise, share + noise, verdict,
     )  # fmt: skip
 
 

@@ -153,9 +153,10 @@ def command(
     sides = _sides(inputs.paths, before, after, baseline)
     _check_gates(bounds, sides, within_run=given.within_run)
     first, second = ([_sample(inputs, run, given) for run in side] for side in sides)
+    from thence.analysis.consistency_of_answers import consistent_diff
     from thence.analysis.diff.compare import compare
 
-    diff = compare(first, second)
+    diff = consistent_diff(compare(first, second))
     if diff.refusals and not given.anyway:
         return _refuse(diff, result)
     gates = judge(diff, bounds)

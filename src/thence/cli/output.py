@@ -29,6 +29,7 @@ __all__ = [
     "console",
     "document_of",
     "error_console",
+    "flat_cells",
     "force_option",
     "format_option",
     "json_text",
@@ -106,6 +107,8 @@ def check_output(output: str, *, force: bool) -> None:
     Raises:
         UsageError: something is there already, or there is no such folder.
     """
+    if "\0" in output:
+        raise UsageError(f"{output}: no name of a file")
     if os.path.lexists(output) and not force:
         raise UsageError(f"{output}: exists already; --force replaces it")
     if not Path(output).absolute().parent.is_dir():
@@ -272,6 +275,25 @@ def json_text(value: Any) -> str:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
+
+
+def flat_cells(rows: pl.DataFrame) -> pl.DataFrame:
+    """A table whose cells a line of text can hold: several values as JSON, bytes as base64, durations as ISO 8601."""
+    import polars as pl
+
+    nested = [name for name, dtype in rows.schema.items() if dtype.is_nested()]
+    texts = {name: [_compact(cell) for cell in rows[name].to_list()] for name in nested}
+    return rows.with_columns(
+        pl.col(pl.Binary).bin.encode("base64"),
+        pl.col(pl.Duration).dt.to_string("iso"),
+        *(pl.Series(name, cells, pl.String) for name, cells in texts.items()),
+    )
+
+
+def _compact(cell: Any) -> str | None:
+    import msgspec
+
+    return None if cell is None else msgspec.json.encode(cell).decode()
 
 
 def print_json(value: Any) -> None:

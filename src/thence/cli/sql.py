@@ -6,7 +6,7 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
-from thence.cli.output import Result, json_text, result_options
+from thence.cli.output import Result, flat_cells, json_text, result_options
 from thence.errors import UsageError
 
 __all__ = ["command"]
@@ -17,6 +17,7 @@ _SQL_WIDTH = 200
 _MOST_ROWS = 1_000_000
 """Of tables and JSON, whose values are objects in memory."""
 _LONGEST_S = 1e6
+_MOST_GB = 1e9
 
 _EXAMPLES = """\b
 Tables: gpu, host, places, activities (gpu and places side by side), annotations
@@ -60,7 +61,9 @@ def command(
 
     trace = inputs.open()
     frames = {name: getattr(trace, name) for name in named(query)}
-    answer = bounded_answer(frames, query, min(time_limit, _LONGEST_S), int(memory_limit * 1e9))
+    answer = bounded_answer(
+        frames, query, min(_LONGEST_S, time_limit), int(min(_MOST_GB, memory_limit) * 1e9)
+    )
     if result.form != "csv" and answer.height > _MOST_ROWS:
         raise UsageError(
             f"the answer has {answer.height:,} rows; more than {_MOST_ROWS:,} are only written as CSV (--format csv), "
@@ -69,8 +72,8 @@ def command(
     if result.form == "json":
         result.text(json_text(answer.to_dicts()) + "\n")
     elif result.form == "csv":
-        result.text(answer.write_csv())
+        result.text(flat_cells(answer).write_csv())
     else:
-        result.table(answer, {name: name for name in answer.columns}, _SQL_WIDTH)
+        result.table(flat_cells(answer), {name: name for name in answer.columns}, _SQL_WIDTH)
     for line in trace.soundness.lines:
         say(line)
