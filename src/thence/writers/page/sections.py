@@ -52,7 +52,7 @@ def chart(name: str, says: str, title: str = "") -> str:
     """
     heading = f"<h3>{escape(title)}</h3>" if title else ""
     return (
-        f'<div class="figure">{heading}<div class="chart" role="img" aria-label="{escape(says)}" '
+        f'<div class="figure">{heading}<div class="chart" role="figure" aria-label="{escape(says)}" '
         f'data-figure="{name}"></div></div>'
     )
 

@@ -9,12 +9,17 @@ const SHOW = {
   gbps: (x) => x.toFixed(x < 10 ? 3 : x < 100 ? 2 : 1),
   share: (x) => (x > 0 && x < 0.0005 ? "<0.1 %" : (100 * x).toFixed(1) + " %"),
 };
-const AT_ONCE = 25, SEARCHED = 8;
+const AT_ONCE = 25, SEARCHED = 8, WORD = 26;
 
 function table(place, content, title) {
   const {columns, rows} = content, order = rows.map((_, i) => i);
   let wanted = order, shown = AT_ONCE, sorted = -1, direction = -1;
   const largest = columns.map((column, c) => (column.bar ? Math.max(1e-12, ...rows.map((row) => row[c] || 0)) : 0));
+  // Columns of short words take no room from names.
+  const classes = columns.map((column, c) => {
+    if (column.kind !== "text") return column.bar ? "bar" : "";
+    return rows.every((row) => (row[c] || "").length <= WORD) && c + 1 < columns.length ? "word" : "text";
+  });
   const found = element("output"), input = element("input"), body = element("tbody"), head = element("tr"), more = element("button", "", "more");
   input.type = "search";
   input.placeholder = "Search, or /regex/";
@@ -22,7 +27,7 @@ function table(place, content, title) {
   more.type = "button";
 
   columns.forEach((column, c) => {
-    const th = element("th", undefined, column.kind === "text" ? "text" : ""), button = element("button", column.title, "sort");
+    const th = element("th", undefined, classes[c] === "bar" ? "" : classes[c]), button = element("button", column.title, "sort");
     th.scope = "col";
     button.type = "button";
     button.addEventListener("click", () => sortBy(c, th));
@@ -58,7 +63,7 @@ function table(place, content, title) {
     const tr = element("tr", undefined, content.muted && content.muted[i] ? "muted" : "");
     columns.forEach((column, c) => {
       const value = rows[i][c], text = value === null ? "-" : SHOW[column.kind](value);
-      const td = element("td", text, column.kind === "text" ? "text" : column.bar ? "bar" : "");
+      const td = element("td", text, classes[c]);
       if (column.bar && value > 0) {
         const bar = element("i");
         bar.style.width = `calc(${(100 * value / largest[c]).toFixed(1)}% * .5)`;
@@ -73,7 +78,7 @@ function table(place, content, title) {
   more.addEventListener("click", () => { shown += 10 * AT_ONCE; fill(); });
 
   const above = element("div", undefined, "bar-above"), scroll = element("div", undefined, "scroll");
-  const texts = columns.some((column) => column.kind === "text"), whole = element("table", undefined, texts ? "" : "narrow"), header = element("thead");
+  const texts = classes.includes("text"), whole = element("table", undefined, texts ? "" : "narrow"), header = element("thead");
   above.append(input, found);
   if (order.length > SEARCHED) place.append(above);
   scroll.tabIndex = 0;   // wide tables scroll by themselves, with the keyboard too

@@ -3,6 +3,7 @@
 function timelinePanel(data, facts, view, choose) {
   const panel = element("div", undefined, "details"), table = element("details", undefined, "as-text");
   panel.id = "timeline-details";
+  panel.hidden = true;
 
   // ---- The selected activity or gap
   function show(selected) {
@@ -37,18 +38,18 @@ function timelinePanel(data, facts, view, choose) {
     const {from, to} = view.state, span = to - from;
     return data.tracks.map((track) => {
       const own = track.table, sums = new Map();
+      const add = (name, ns) => sums.set(name, (sums.get(name) || 0) + ns);
       let count = 0, busy = 0;
       visit(track, from, to, 0, (row) => {
-        const inside = Math.min(own.end[row], to) - Math.max(own.start[row], from), length = own.end[row] - own.start[row];
-        const ns = length ? own.busy[row] * inside / length : 0, key = track.idle ? data.parts.cause[own.first[row]] : own.name[row];
+        const length = own.end[row] - own.start[row], inside = Math.min(own.end[row], to) - Math.max(own.start[row], from);
+        const part = length ? inside / length : 0;   // of what is cut off at the edges of the view
         count += track.idle ? 1 : own.more[row] + 1;
-        busy += ns;
-        const sum = sums.get(key) || {ns: 0, row};
-        sum.ns += ns;
-        sums.set(key, sum);
+        busy += part * own.busy[row];
+        if (track.idle) for (const each of facts.causesOf(row)) add(each.cause, part * each.ns);
+        else add(facts.nameOf(track, row), part * own.busy[row]);
       }, () => {});
-      const most = [...sums.values()].sort((a, b) => b.ns - a.ns)[0];
-      return [track.name, counted(count, track.idle ? "gap" : "activity"), time(busy), share(busy, span), most ? `${clean(facts.nameOf(track, most.row))} (${time(most.ns)})` : "-"];
+      const [name, ns] = [...sums].reduce((a, b) => (b[1] > a[1] ? b : a), ["-", 0]);
+      return [track.name, counted(count, track.idle ? "gap" : "activity"), time(busy), share(busy, span), ns ? `${clean(name)} (${time(ns)})` : "-"];
     });
   }
   function fill() {

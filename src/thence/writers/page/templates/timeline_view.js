@@ -1,7 +1,7 @@
 // Draws the timeline: the window that is in view, single activities where they are wide enough to be seen, and from
 // afar what the pyramid says of each pixel.
 
-const ROW_HEIGHT = 24, AXIS = 22, GUTTER = 158, NARROW = 700, CAPTION = 15, LABELLED = 26;
+const FAINTEST = 0.55, ROW_HEIGHT = 24, AXIS = 22, WIDEST_GUTTER = 230, NARROW = 700, CAPTION = 15, LABELLED = 26;
 
 function timelineView(data, facts, place) {
   const canvas = element("canvas"), space = element("div", undefined, "space"), scroller = element("div", undefined, "view");
@@ -22,7 +22,9 @@ function timelineView(data, facts, place) {
 
   // ---- Geometry
   const narrow = () => scroller.clientWidth < NARROW;
-  const left = () => (narrow() ? 0 : GUTTER);
+  pen.font = FONT;
+  const gutter = Math.min(WIDEST_GUTTER, 16 + Math.max(...data.tracks.map((track) => widthOf(track.name))));
+  const left = () => (narrow() ? 0 : gutter);
   const rowHeight = () => ROW_HEIGHT + (narrow() ? CAPTION : 0);
   const width = () => Math.max(scroller.clientWidth - left() - 1, 20);
   const wholeHeight = () => AXIS + data.tracks.length * rowHeight() + 2;
@@ -35,6 +37,9 @@ function timelineView(data, facts, place) {
     const height = state.printing ? Math.min(wholeHeight(), 8000) : scroller.clientHeight;
     space.style.height = wholeHeight() + "px";
     fitCanvas(canvas, scroller.clientWidth, height);
+    const ticks = ticksOfView();
+    pen.fillStyle = colours.line;
+    for (const [x] of ticks) pen.fillRect(x, 0, 1, height);
     data.tracks.forEach((track, number) => {
       const y = yOf(number);
       if (y + ROW_HEIGHT < 0 || y > height) return;
@@ -47,7 +52,7 @@ function timelineView(data, facts, place) {
       pen.restore();
     });
     drawMarker();
-    drawAxis(height);
+    drawAxis(ticks);
     if (state.band) {
       const [from, to] = state.band;
       pen.fillStyle = colours.accent;
@@ -60,8 +65,8 @@ function timelineView(data, facts, place) {
     pen.fillStyle = colours.soft;
     if (narrow()) pen.fillText(fitted(track.name, width()), 2, y - CAPTION / 2 + 1);
     else {
-      const text = fitted(track.name, GUTTER - 12);
-      pen.fillText(text, GUTTER - 8 - widthOf(text), y + ROW_HEIGHT / 2);
+      const text = fitted(track.name, gutter - 12);
+      pen.fillText(text, gutter - 8 - widthOf(text), y + ROW_HEIGHT / 2);
     }
     pen.fillStyle = colours.line;
     pen.fillRect(left(), y + ROW_HEIGHT - 1, width(), 1);
@@ -97,8 +102,8 @@ function timelineView(data, facts, place) {
       if (ns > busy[column * CLASSES + most]) most = c;
     }
     if (sum === 0) return;
-    const dimmed = state.hits && !found[column] ? 0.3 : 1;
-    pen.globalAlpha = dimmed * (0.25 + 0.75 * Math.min(1, sum / pixel));
+    const dimmed = state.hits && !found[column] ? 0.3 : 1, faintest = track.idle ? 0.2 : FAINTEST;
+    pen.globalAlpha = dimmed * (faintest + (1 - faintest) * Math.min(1, sum / pixel));
     pen.fillStyle = found[column] ? colours.mark : track.idle ? colours.idle : colours.classes[most];
     pen.fillRect(left() + column, y, 1, height);
     pen.globalAlpha = 1;
@@ -133,18 +138,21 @@ function timelineView(data, facts, place) {
   }
   const isAt = (at, track, row) => at !== null && at.track === track && at.row === row;
 
-  // ---- The axis, above everything
-  function drawAxis(height) {
+  // ---- The axis: its lines are behind the tracks, its texts above them
+  function ticksOfView() {
     const span = state.to - state.from, rough = span / Math.max(2, width() / 110), power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+    const [unit, ns] = [["s", 1e9], ["ms", 1e6], ["us", 1e3]].find(([, ns]) => state.to >= ns && step >= ns / 1000) || ["ns", 1];
+    const digits = Math.max(0, Math.ceil(-Math.log10(step / ns) - 1e-9)), ticks = [];
+    for (let tick = Math.ceil(state.from / step) * step; tick <= state.to; tick += step) ticks.push([xOf(tick), (tick / ns).toFixed(digits) + " " + unit]);
+    return ticks;
+  }
+  function drawAxis(ticks) {
     pen.fillStyle = colours.paper;
     pen.fillRect(0, 0, scroller.clientWidth, AXIS);
-    const [unit, ns] = [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]].find(([, ns]) => state.to >= ns && step >= ns / 1000) || ["ns", 1];
-    const digits = Math.max(0, Math.ceil(-Math.log10(step / ns) - 1e-9));
-    for (let tick = Math.ceil(state.from / step) * step; tick <= state.to; tick += step) {
-      const x = xOf(tick), text = (tick / ns).toFixed(digits) + " " + unit;
+    for (const [x, text] of ticks) {
       pen.fillStyle = colours.line;
-      pen.fillRect(x, 0, 1, height);
+      pen.fillRect(x, 0, 1, AXIS);
       pen.fillStyle = colours.soft;
       if (x + 4 + widthOf(text) < left() + width()) pen.fillText(text, x + 4, AXIS / 2);
     }
