@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
+from thence.analysis.activity_timeline import activity_timeline
 from thence.analysis.annotation_table import annotation_table
 from thence.analysis.clock_sync import Alignment, align_clocks
 from thence.analysis.collective_instances import Instances, collective_instances
@@ -408,8 +409,13 @@ class Trace(Comparing, Pictures, Explanations):
         Raises:
             MissingData: the trace holds no device activity.
         """
+        return overview(self.attributed, self._applied_alignment)
+
+    @property
+    def _applied_alignment(self) -> Alignment | None:
+        """The ranks' clocks where they can be compared."""
         aligned = len(self.attributed.ranks) > 1 and self.alignment.matched > 0
-        return overview(self.attributed, self.alignment if aligned else None)
+        return self.alignment if aligned else None
 
     def report(self) -> Report:
         """All analyses together, as ``thence report -o report.html`` shows them.
@@ -418,16 +424,17 @@ class Trace(Comparing, Pictures, Explanations):
             MissingData: the trace holds no device activity.
         """
         kinds = page_kinds(xla=not self.programs.is_empty())
+        idle = self.idle()
         return Report(
             summaries={by: self.summary(by) for by in kinds},
-            overview=self.overview(),
+            timeline=activity_timeline(self.attributed, idle.pieces, self._applied_alignment),
             flame=self.flame(),
             streams=self.streams(),
             collectives=part(self.collective_times),
             programs=part(self.program_times),
             compilation=part(self.compile_times),
             spread=self.spread(),
-            idle=self.idle(),
+            idle=idle,
             soundness=self.soundness,
         )
 

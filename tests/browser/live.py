@@ -20,7 +20,7 @@ _FLAGS = (
     "--remote-debugging-pipe",
     "--window-size=1400,900",
 )
-_PATIENCE_S = 20
+_PATIENCE_S = 60
 _COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening")
 
 

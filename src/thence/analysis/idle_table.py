@@ -51,7 +51,7 @@ class IdleTime:
         late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
             time, and in none of the others. Empty for one rank.
         reasons: reason, total_ns of what is unknown.
-        pieces: as `thence.analysis.idle_causes.idle_causes` returns them.
+        pieces: as `thence.analysis.idle_causes.idle_causes` returns them, each with the by and the name of its row.
     """
 
     idle_ns: Ns
@@ -128,7 +128,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         .group_by(pl.col("reason").cast(pl.String))
         .agg(total_ns=pl.col("duration").sum())
         .sort("total_ns", "reason", descending=[True, False]),
-        pieces,
+        named.select(*pieces.columns, "by", "name"),
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from thence.analysis.activity_timeline import ActivityTimeline
     from thence.analysis.communication import Collectives
     from thence.analysis.compilation import Compilation
     from thence.analysis.flame import Flame
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
-    from thence.analysis.timeline_overview import Overview
     from thence.units import Ns
 
 __all__ = ["Part", "Report", "part"]
@@ -55,7 +55,7 @@ class Report:
 
     Attributes:
         summaries: by what the time is divided by; the first is by kernel.
-        overview: the timeline.
+        timeline: every activity and every gap.
         flame: the flame graph.
         streams: streams, groups of kernels, concurrency.
         collectives: bandwidths and waits.
@@ -68,7 +68,7 @@ class Report:
     """
 
     summaries: Mapping[str, Summary]
-    overview: Overview
+    timeline: ActivityTimeline
     flame: Flame
     streams: Streams
     collectives: Part[Collectives]

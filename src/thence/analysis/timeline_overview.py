@@ -30,7 +30,17 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["CLASSES", "MOST_BINS", "MOST_SLICES", "Overview", "overview"]
+__all__ = [
+    "CLASSES",
+    "MOST_BINS",
+    "MOST_SLICES",
+    "Overview",
+    "clipped",
+    "clock_notes",
+    "numbered_lanes",
+    "overview",
+    "shown_activities",
+]
 
 CLASSES = ("computation", "communication", "copies and sets")
 """Classes of slices and bins; a bin has the class of the activity that took most of it."""
@@ -107,15 +117,15 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     """
     if trace.gpu.is_empty():
         raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no GPU activity")
-    activities = _activities(trace, alignment)
+    activities = shown_activities(trace, alignment)
     start = int(activities.select(pl.col("start").min()).item())
     activities = activities.with_columns(pl.col("start") - start)
     span = int(activities.select((pl.col("start") + pl.col("duration")).max()).item())
-    lanes, rows, notes = _lanes(activities)
+    lanes, rows, notes = numbered_lanes(activities)
     count = min(MOST_BINS, max(_FEWEST_BINS, _MOST_CELLS // max(lanes.height, 1)))
     width = max(1, -(-span // count))
     count = max(1, -(-span // width))
-    pieces = _pieces(rows)
+    pieces = clipped(rows)
     busy = pieces.group_by("lane").agg(busy_ns=pl.col("duration").sum())
     few = rows.height <= MOST_SLICES
     if not few:
@@ -127,13 +137,19 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     lanes = lanes.join(busy, on="lane", how="left", maintain_order="left").with_columns(
         pl.col("busy_ns").fill_null(0)
     )
-    if alignment is not None and alignment.applied:
-        notes.append(f"{alignment.statement}; all times of {_offsets(alignment)}")
-    elif alignment is not None:
-        notes.append(alignment.statement)
-    elif len(trace.ranks) > 1:
-        notes.append("the ranks share no collectives, so their clocks are shown as recorded")
+    notes += clock_notes(trace, alignment)
     return Overview(start, span, width, count, lanes, bins, slices, names, tuple(notes))
+
+
+def clock_notes(trace: Attributed, alignment: Alignment | None) -> list[str]:
+    """What must be said of the ranks' clocks, one sentence or none."""
+    if alignment is not None and alignment.applied:
+        return [f"{alignment.statement}; all times of {_offsets(alignment)}"]
+    if alignment is not None:
+        return [alignment.statement]
+    if len(trace.ranks) > 1:
+        return ["the ranks share no collectives, so their clocks are shown as recorded"]
+    return []
 
 
 def _offsets(alignment: Alignment) -> str:
@@ -145,7 +161,11 @@ def _offsets(alignment: Alignment) -> str:
     return ", ".join(parts)
 
 
-def _activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:
+def shown_activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:
+    """One row per row of gpu, in its order: rank, device, stream, start, duration, class, name and label.
+
+    A stream is null where the trace does not say which it is; times are on the aligned clock.
+    """
     group = kernel_groups(trace, _NO_PATTERNS)
     communication = group.cast(pl.String) == COMMUNICATION
     copies = trace.gpu["kind"].is_in(["memcpy", "memset"])
@@ -164,8 +184,8 @@ def _activities(trace: Attributed, alignment: Alignment | None) -> pl.DataFrame:
     ).with_columns(trace.places["label"].cast(pl.Categorical()).alias("label"))
 
 
-def _lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    """The numbered lanes, the activities in them, and notes on omitted streams."""
+def numbered_lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    """The numbered lanes, the activities in them by lane and start, and notes on omitted streams."""
     counted = activities.group_by(_LANE).agg(
         count=pl.len().cast(pl.Int64), total=pl.col("duration").sum()
     )
@@ -187,7 +207,7 @@ def _lanes(activities: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, list[s
     return lanes, rows.sort("lane", "start", maintain_order=True), notes
 
 
-def _pieces(rows: pl.DataFrame) -> pl.DataFrame:
+def clipped(rows: pl.DataFrame) -> pl.DataFrame:
     """Clips activities so that none overlaps an earlier one on its lane; drops empty ones."""
     start = rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.units import format_ns
+from thence.writers.page.sections import scrolled
+from thence.writers.page.template import filled
 from thence.writers.text.diff import shown_rows
 from thence.writers.text.printable import printable
 
@@ -27,25 +29,6 @@ __all__ = ["diff_html"]
 _MOST_ROWS = 300
 """Rows of one kind; the largest differences come first."""
 _TITLES = {"busy": "Whole step", "idle": "Whole step", "communication": "Whole step"}
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #777; --before: #7a8ca3; --after: #3d7fd0;
-  --slower: #c8402f; --faster: #2e8b57; --new: #b06f00; --gone: #6a6a8a; }
-body { font: 14px/1.5 system-ui, sans-serif; max-width: 1400px; margin: 24px auto; padding: 0 16px; }
-h1 { font-size: 20px; } h2 { font-size: 16px; margin-top: 28px; }
-ul { padding-left: 20px; } li { margin: 2px 0; } .soft, td.soft { color: var(--soft); }
-.refused { border-left: 4px solid var(--slower); padding-left: 10px; }
-.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
-.sides > div { border: 1px solid var(--line); border-radius: 6px; padding: 8px 14px; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 6px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: middle; }
-th, td { white-space: nowrap; } th.text, td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-.bars { width: 160px; } .bars i { display: block; height: 6px; margin: 2px 0; border-radius: 2px; }
-.bars .b { background: var(--before); } .bars .a { background: var(--after); }
-.slower { color: var(--slower); } .faster { color: var(--faster); } .new { color: var(--new); }
-.gone { color: var(--gone); } .same, .unknown { color: var(--soft); }
-svg { width: 150px; height: 16px; } svg line { stroke: currentColor; } svg .zero { stroke: var(--line); }
-"""
 
 
 def diff_html(diff: Diff, gates: Sequence[Gate] = ()) -> str:
@@ -68,13 +51,8 @@ def diff_html(diff: Diff, gates: Sequence[Gate] = ()) -> str:
         "<h2>How these figures were made</h2>",
         _list(notes, "soft"),
     )
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>thence diff: {_text(first)}</title><style>{_STYLE}</style></head>"
-        f"<body>{''.join(body)}</body></html>\n"
-    )
+    title = f"thence diff: {_text(first)}"
+    return filled("diff.html", {"title": title, "body": "".join(body)})
 
 
 def _text(text: str) -> str:
@@ -106,7 +84,7 @@ def _tables(diff: Diff) -> Iterator[str]:
     for title in titled["title"].unique(maintain_order=True):
         ours = titled.filter(pl.col("title") == title)
         yield f"<h2>{_text(title if title in _TITLES.values() else f'By {title}')}</h2>"
-        yield _table(ours.head(_MOST_ROWS))
+        yield scrolled(_table(ours.head(_MOST_ROWS)), f"Differences: {printable(title)}")
         if ours.height > _MOST_ROWS:
             yield f'<p class="soft">{ours.height - _MOST_ROWS:,} more rows of smaller differences</p>'
 
@@ -115,12 +93,18 @@ def _table(rows: pl.DataFrame) -> str:
     longest = max(1.0, *(float(rows[c].max() or 0) for c in ("before_ns", "after_ns")))  # type: ignore[arg-type]
     limits = [abs(ns) for c in ("low_ns", "high_ns") for ns in rows[c].drop_nulls().head(50)]
     widest = max(1.0, *limits) if limits else 1.0
-    head = (
-        '<tr><th class="text">name</th><th>before</th><th>after</th><th></th><th>change</th><th>95 % interval</th>'
-        '<th></th><th class="text">verdict</th><th>calls a step</th></tr>'
+    titles = (
+        ("name", "text"), ("before", ""), ("after", ""), ("before and after as bars", "unseen"), ("change", ""),
+        ("95 % interval", ""), ("interval drawn", "unseen"), ("verdict", "text verdict"), ("calls a step", ""),
+    )  # fmt: skip
+    head = "".join(
+        f'<th scope="col"><span class="unseen">{title}</span></th>'
+        if kind == "unseen"
+        else f'<th scope="col" class="{kind}">{title}</th>'
+        for title, kind in titles
     )
     body = "".join(_row(row, longest, widest) for row in rows.iter_rows(named=True))
-    return f"<table>{head}{body}</table>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _row(row: Mapping[str, Any], longest: float, widest: float) -> str:
@@ -136,7 +120,7 @@ def _row(row: Mapping[str, Any], longest: float, widest: float) -> str:
         f'<td>{format_ns(row["after_ns"])}</td><td><div class="bars">{bars}</div></td>'
         f'<td class="{row["code"]}">{row["change"]}</td><td>{row["interval"]}</td>'
         f'<td class="{row["code"]}">{_whisker(row, widest)}</td>'
-        f'<td class="text {row["code"]}">{row["verdict"]}</td><td class="soft">{row["calls"]}</td></tr>'
+        f'<td class="text verdict {row["code"]}">{row["verdict"]}</td><td class="soft">{row["calls"]}</td></tr>'
     )
 
 

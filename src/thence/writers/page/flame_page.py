@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from html import escape
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from thence.model.phases import Phase
 from thence.units import format_count, format_ns, format_share
+from thence.writers.page.template import as_data, filled
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ MOST_NODES = 20_000
 """Frames of a page; smaller ones are put together, which the page says."""
 
 _LONGEST_FULL_NAME = 2000
-_ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def flame_html(flame: Flame) -> str:
@@ -36,11 +35,8 @@ def flame_html(flame: Flame) -> str:
     shown = flame.largest(MOST_NODES)
     inputs = ", ".join(printable(name) for name in flame.meta.inputs)
     text = json.dumps(_data(shown, inputs), separators=(",", ":"))  # ASCII: U+2028 escaped
-    template = resources.files("thence.writers.page") / "templates" / "flame.html"
-    before, _, rest = template.read_text("utf-8").partition("{{title}}")
-    middle, _, after = rest.partition("{{data}}")
     heading = escape(f"{flame.title} - {inputs}")
-    return "".join((before, heading, middle, text.translate(_ESCAPES), after))
+    return filled("flame.html", {"title": heading, "data": as_data(text)})
 
 
 def _data(flame: Flame, inputs: str) -> dict[str, Any]:

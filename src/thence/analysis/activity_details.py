@@ -1,0 +1,200 @@
+"""What is said of single activities: names, places, launches. Texts that many share are numbered.
+
+A trace may hold any number of different texts. Those that took the most time are kept, `MOST_TEXTS` of each
+sort; the others share one text that counts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW
+from thence.model.kernel_names import short_names
+from thence.model.places import STATED, STATED_XLA
+from thence.model.reasons import text_of
+
+if TYPE_CHECKING:
+    from thence.model.attributed import Attributed
+
+__all__ = ["LONGEST_TEXT", "MOST_TEXTS", "Details", "activity_details"]
+
+MOST_TEXTS = 5_000
+"""Different names, places or calls that are kept."""
+LONGEST_TEXT = 600
+"""Characters of one text that are kept."""
+_SHORT = 160
+_SAID = (
+    "label", "module", "op", "source", "phase", "program", "opcode", "op_name", "serving", "step-kind",
+)  # fmt: skip
+_REPEATED = ("step", "iteration")
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is said of each activity.
+
+    Attributes:
+        columns: one row per row of gpu, in its order: name (number in ``names``), place (in ``places``), step
+            and iteration (in ``steps``, null for none), call (in ``calls``, null where the launch is not known),
+            lead_ns (from the beginning of the launch to the start of the activity; negative where clocks
+            disagree) and call_ns (how long the launch took), both null without a launch.
+        names: short name, and the recorded one where it is another.
+        kinds: what ``places`` holds, of `thence.model.places.KINDS`.
+        places: for each place a text of each kind (None for none), and why there is none (a sentence, or None).
+        steps: texts.
+        calls: what launched, and on which thread.
+    """
+
+    columns: pl.DataFrame
+    names: tuple[tuple[str, str | None], ...]
+    kinds: tuple[str, ...]
+    places: tuple[tuple[tuple[str | None, str | None], ...], ...]
+    steps: tuple[str, ...]
+    calls: tuple[str, ...]
+
+
+def activity_details(trace: Attributed) -> Details:
+    """What is said of each activity of a trace.
+
+    Args:
+        trace: attributed, with at least one activity.
+    """
+    name, names = _names(trace)
+    kinds = _kinds(trace)
+    place, places = _places(trace, kinds)
+    steps, texts = _steps(trace)
+    launches, calls = _launches(trace)
+    columns = pl.DataFrame([name, place, *steps]).hstack(launches)
+    return Details(columns, names, kinds, places, texts, calls)
+
+
+def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame, int]:
+    """The number of each row's combination, the combinations kept by time, and how many were not."""
+    columns = keys.columns
+    counted = keys.with_columns(ns=trace.gpu["duration"]).group_by(columns).agg(pl.col("ns").sum())
+    kept = counted.sort("ns", *columns, descending=[True, *[False] * len(columns)])
+    kept = kept.head(MOST_TEXTS).drop("ns").with_row_index("number")
+    found = keys.join(kept, on=columns, how="left", nulls_equal=True, maintain_order="left")
+    number = found["number"].fill_null(kept.height).cast(pl.Int32)
+    return number, kept, counted.height - kept.height
+
+
+def _names(trace: Attributed) -> tuple[pl.Series, tuple[tuple[str, str | None], ...]]:
+    """Names of activities, the HLO instruction before the kernel that it became."""
+    keys = trace.gpu.select("name", "hlo").with_columns(pl.col("hlo", "name").cast(pl.Categorical))
+    number, kept, left = _numbered(trace, keys)
+    recorded = kept["name"].cast(pl.String).to_list()
+    shown = kept.select(pl.coalesce(pl.col("hlo", "name").cast(pl.String))).to_series().to_list()
+    short = short_names(text for text in shown if text is not None)
+    names = [
+        (short[text][:_SHORT], None if full == short[text] else full[:LONGEST_TEXT])
+        for text, full in zip(shown, recorded, strict=True)
+    ]
+    return number.alias("name"), (*names, *_others(left, "names"))
+
+
+def _others(left: int, what: str) -> list[tuple[str, None]]:
+    return [(f"one of {left:,} other {what}, which took less time", None)] if left else []
+
+
+def _kinds(trace: Attributed) -> tuple[str, ...]:
+    """The kinds that anything has, and those whose absence is explained."""
+    stated = STATED if trace.programs.is_empty() else STATED_XLA
+    return tuple(
+        kind
+        for kind in _SAID
+        if kind in stated or trace.places[kind].null_count() < trace.places.height
+    )
+
+
+def _places(
+    trace: Attributed, kinds: tuple[str, ...]
+) -> tuple[pl.Series, tuple[tuple[tuple[str | None, str | None], ...], ...]]:
+    columns = [name for kind in kinds for name in (kind, f"{kind}_rule")]
+    number, kept, left = _numbered(trace, trace.places.select(columns))
+    texts = kept.select(pl.col(columns).cast(pl.String))
+    places = [
+        tuple(
+            (row[i] and row[i][-LONGEST_TEXT:], None if row[i] else text_of(row[i + 1]))
+            for i in range(0, len(columns), 2)
+        )
+        for row in texts.iter_rows()
+    ]
+    if left:
+        said = f"one of {left:,} other places, which took less time"
+        places.append(tuple((None, said) for _ in kinds))
+    return number.alias("place"), tuple(places)
+
+
+def _steps(trace: Attributed) -> tuple[list[pl.Series], tuple[str, ...]]:
+    """Numbers of step and iteration, in the same list of texts."""
+    texts: dict[str, int] = {}
+    columns = []
+    for kind in _REPEATED:
+        column = trace.places[kind].cast(pl.String)
+        for text in column.unique(maintain_order=True).drop_nulls().head(MOST_TEXTS):
+            texts.setdefault(text, len(texts))
+        of = {text: number for text, number in texts.items() if text is not None}
+        columns.append(
+            column.replace_strict(of, default=None, return_dtype=pl.Int32).alias(kind)
+            if of
+            else pl.Series(kind, [None], pl.Int32).new_from_index(0, len(column))
+        )
+    return columns, tuple(text[:_SHORT] for text in texts)
+
+
+def _launches(trace: Attributed) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """What launched each activity and when: the host's call, else the launch of its XLA program."""
+    gpu, host = trace.gpu, trace.host
+    row = trace.places["launch"].cast(pl.UInt32)
+    call = host.select("rank", "process", "thread", "name")[row.fill_null(0)] if len(host) else None
+    begin = host["start"].gather(row) if call is not None else _nothing(len(row))
+    took = host["duration"].gather(row) if call is not None else _nothing(len(row))
+    keys = (
+        pl.DataFrame({"name": _nothing(len(row)).cast(pl.String)})
+        if call is None
+        else call.select(
+            *(pl.when(row.is_not_null()).then(name).alias(name) for name in call.columns)
+        )
+    )
+    program = pl.Series("program", _programs_without_a_call(trace, row))
+    keys = keys.with_columns(program)
+    begin = begin.fill_null(trace.programs["launch"].gather(program))
+    took = took.fill_null(trace.programs["launch_duration"].gather(program))
+    named = trace.programs["name"].cast(pl.String).gather(program)
+    number, kept, left = _numbered(trace, keys.with_columns(program=named))
+    known = begin.is_not_null()
+    calls = [_call(texts) for texts in _with_threads(trace, kept).iter_rows(named=True)]
+    frame = pl.DataFrame({"call": number, "lead_ns": gpu["start"] - begin, "call_ns": took})
+    shown = frame.select(pl.when(known).then(name).alias(name) for name in frame.columns)
+    return shown, (*calls, *(text for text, _ in _others(left, "calls")))
+
+
+def _nothing(rows: int) -> pl.Series:
+    return pl.Series([None], dtype=pl.Int64).new_from_index(0, rows)
+
+
+def _programs_without_a_call(trace: Attributed, launch: pl.Series) -> pl.Series:
+    """The row in programs of each activity whose own launch is not known, null for the others."""
+    of = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    return pl.Series(np.where(launch.is_null().to_numpy(), of, NO_ROW)).replace(NO_ROW, None)
+
+
+def _with_threads(trace: Attributed, kept: pl.DataFrame) -> pl.DataFrame:
+    if "thread" not in kept.columns:
+        return kept.with_columns(thread=None, thread_name=None, process=None)
+    keys = ["rank", "process", "thread"]
+    names = trace.threads.select(*keys, thread_name="name").unique(keys, keep="first")
+    return kept.join(names, on=keys, how="left", maintain_order="left")
+
+
+def _call(found: dict[str, object]) -> str:
+    """What launched, as text."""
+    if found["name"] is None:
+        return f"the launch of {found['program']}"[:LONGEST_TEXT]
+    name = f" ({found['thread_name']})" if found["thread_name"] else ""
+    return f"{str(found['name'])[:_SHORT]} on thread {found['thread']}{name}"[:LONGEST_TEXT]

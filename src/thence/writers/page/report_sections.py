@@ -1,0 +1,262 @@
+"""The sections of the report, each a function of it; `SECTIONS` is their order on the page.
+
+A section more is a function more: it returns a `Section` with its HTML, figures and tables.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from thence.model.kernel_names import short_names
+from thence.units import format_count, format_share
+from thence.writers.page import plots, wait_plots
+from thence.writers.page.report_tables import (
+    COMPILE_FIELDS,
+    IDLE_CAUSE_FIELDS,
+    IDLE_FIELDS,
+    IDLE_LATE_FIELDS,
+    IDLE_WAIT_FIELDS,
+    MOST_NAME,
+    MOST_ROWS,
+    PROGRAM_FIELDS,
+    SIZE_FIELDS,
+    SPREAD_FIELDS,
+    STRAGGLER_FIELDS,
+    STREAM_FIELDS,
+    frame_data,
+    summary_data,
+)
+from thence.writers.page.sections import Section, absent, chart, notes, scrolled, table
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from thence.analysis.report import Report
+    from thence.analysis.summary import Summary
+
+__all__ = ["MOST_WARNINGS", "SECTIONS"]
+
+MOST_WARNINGS = 50
+"""Warnings that a page lists; it counts the others."""
+
+
+def _timeline(report: Report) -> Section:
+    return Section(
+        "timeline", "Timeline", '<div id="timeline-place"></div>' + notes(report.timeline.notes)
+    )
+
+
+def _time(report: Report) -> Section:
+    """The kinds for which any activity has a place; the section on attribution lists the others."""
+    divisions = [by for by, s in report.summaries.items() if s.rows["attributed"].any()]
+    titles = {by: _tab_title(report.summaries[by]) for by in divisions}
+    buttons = "".join(
+        f'<button type="button" role="tab" id="tab-{by}" aria-controls="panel-{by}">{escape(title)}</button>'
+        for by, title in titles.items()
+    )
+    panels = "".join(
+        f'<div role="tabpanel" id="panel-{by}" aria-labelledby="tab-{by}">'
+        f"{table(f'by-{by}', f'GPU time by {title}')}</div>"
+        for by, title in titles.items()
+    )
+    tabs = f'<div class="tabs" role="tablist" aria-label="GPU time by">{buttons}</div>'
+    tables = {f"by-{by}": summary_data(report.summaries[by]) for by in divisions}
+    return Section("time", "GPU time", tabs + panels, tables=tables)
+
+
+def _tab_title(summary: Summary) -> str:
+    """The title of a tab: capitalized, except for a framework's identifier such as op_name."""
+    title = summary.heading
+    return title if "_" in title else title[0].upper() + title[1:]
+
+
+def _idle(report: Report) -> Section:
+    """Causes, places, and beside them what is no cause."""
+    found = report.idle
+    tables = {
+        "idle-causes": frame_data(found.causes, IDLE_CAUSE_FIELDS),
+        "idle": frame_data(found.rows, IDLE_FIELDS),
+    }
+    html = table("idle-causes", "idle time by cause") + table("idle", "idle time by place")
+    if not found.waits.is_empty():
+        tables["idle-waits"] = frame_data(found.waits, IDLE_WAIT_FIELDS)
+        title = "After calls that emptied the queue"
+        html += f"<h3>{title}</h3>{table('idle-waits', title)}"
+    if not found.late.is_empty():
+        tables["idle-late"] = frame_data(found.late, IDLE_LATE_FIELDS)
+        title = "Busy, but waiting for a late rank"
+        html += f"<h3>{title}</h3>{table('idle-late', title)}"
+    return Section("idle", "Idle time", html + notes(found.notes), tables=tables)
+
+
+def _flame(report: Report) -> Section:
+    return Section(
+        "flame", f"Flame graph by {report.flame.by}", '<div id="flame-place"></div>'
+    )
+
+
+def _streams(report: Report) -> Section:
+    figures = {"groups": plots.groups_figure(report.streams)}
+    charts = chart("groups", "Bars: time of each stream by group of kernels", "By group of kernels")
+    if any(device.busy_streams_ns for device in report.streams.concurrency):
+        figures["concurrency"] = plots.concurrency_figure(report.streams)
+        charts += chart(
+            "concurrency",
+            "Bars: how long one, two, or more streams were busy",
+            "Streams busy at once",
+        )
+    return Section(
+        "streams",
+        "Streams and concurrency",
+        f'<div class="pair">{charts}</div>'
+        + table("streams", "streams")
+        + notes(report.streams.notes),
+        figures,
+        {"streams": frame_data(report.streams.streams, STREAM_FIELDS)},
+    )
+
+
+def _collectives(report: Report) -> Section:
+    collectives = report.collectives.result
+    if collectives is None:
+        missing = absent(report.collectives.reason, report.summary.meta.inputs)
+        return Section("collectives", "Collectives", missing)
+    figures: dict[str, go.Figure] = {"bandwidth": plots.bandwidth_figure(collectives)}
+    charts = ""
+    if collectives.instances["wait_ns"].count():
+        figures |= {
+            "waits": plots.waits_figure(collectives),
+            "wait-histogram": wait_plots.wait_histogram_figure(collectives),
+            "wait-sizes": wait_plots.wait_sizes_figure(collectives),
+            "stragglers": plots.stragglers_figure(collectives),
+        }
+        late = "Which device the others waited for"
+        charts += chart("stragglers", f"Bars: {late.lower()}; the table has the numbers", late)
+        charts += f'<div class="figure"><h3>By device</h3>{table("stragglers", late)}</div>'
+        for name, title in (
+            ("waits", "Wait for the last device"),
+            ("wait-histogram", "How many waited for how long"),
+            ("wait-sizes", "Wait against message size"),
+        ):
+            charts += chart(name, f"{title}; the table by size has means and maxima", title)
+    title = "Bus bandwidth against message size"
+    charts += chart("bandwidth", f"{title}; the table by size has the numbers", title)
+    texts = [collectives.statement, *collectives.notes, *filter(None, [collectives.clocks])]
+    return Section(
+        "collectives",
+        "Collectives",
+        f'<div class="pair">{charts}</div>' + table("sizes", "collectives by size") + notes(texts),
+        figures,
+        {
+            "sizes": frame_data(collectives.by_size, SIZE_FIELDS),
+            "stragglers": frame_data(collectives.stragglers, STRAGGLER_FIELDS),
+        },
+    )
+
+
+def _programs(report: Report) -> Section:
+    programs = report.programs.result
+    if programs is None:
+        missing = absent(report.programs.reason, report.summary.meta.inputs)
+        return Section("programs", "XLA programs", missing)
+    return Section(
+        "programs",
+        "XLA programs",
+        chart("programs", "Bars: busy and idle time of each program; the table has the numbers")
+        + table("programs", "XLA programs")
+        + notes([programs.phases.statement]),
+        {"programs": plots.programs_figure(programs)},
+        {"programs": frame_data(programs.programs, PROGRAM_FIELDS)},
+    )
+
+
+def _compilation(report: Report) -> Section:
+    compilation = report.compilation.result
+    if compilation is None:
+        missing = absent(report.compilation.reason, report.summary.meta.inputs)
+        return Section("compile", "Compile time", missing)
+    return Section(
+        "compile",
+        "Compile time",
+        chart("compile", "Bars: compile time by phase; the table has the numbers")
+        + table("compile", "compile time by phase"),
+        {"compile": plots.compile_figure(compilation)},
+        {"compile": frame_data(compilation.phases, COMPILE_FIELDS)},
+    )
+
+
+def _spread(report: Report) -> Section:
+    says = "Points: spread of each computation against its mean duration; the table has the numbers"
+    return Section(
+        "spread",
+        "Spread of the same computation",
+        chart("spread", says) + table("spread", "spread of the same computation"),
+        {"spread": plots.spread_figure(report.spread)},
+        {"spread": _spread_data(report.spread)},
+    )
+
+
+def _spread_data(spread: pl.DataFrame) -> dict[str, Any]:
+    """Computations that ran more than once, most time first, with short names."""
+    repeated = spread.filter(spread["count"] > 1)
+    rows = repeated.sort(repeated["mean_ns"] * repeated["count"], descending=True).head(
+        MOST_ROWS + 1
+    )
+    names = rows["operation"].to_list()
+    short = short_names(name for name in names if name is not None)
+    shown = rows.with_columns(rows["operation"].replace(short))
+    named = rows["program"].count() > 0
+    data = frame_data(shown, [f for f in SPREAD_FIELDS if named or f.column != "program"])
+    return data | {"full": [(name or "")[:MOST_NAME] for name in names[:MOST_ROWS]]}
+
+
+def _attribution(report: Report) -> Section:
+    summary = report.summary
+    shares = "".join(
+        f'<tr><th scope="row">{escape(kind)}</th><td>{format_share(ns, summary.sum_ns)}</td></tr>'
+        for kind, ns in summary.attributed_ns.items()
+    )
+    reasons = "".join(
+        f'<tr><th scope="row">{escape(", ".join(kinds))}</th><td>{format_share(reason.total_ns, summary.sum_ns)}'
+        f'</td><td class="text">{escape(printable(str(reason)))}</td></tr>'
+        for kinds, _, reason in summary.reasons()
+    )
+    html = (
+        '<table class="plain"><thead><tr><th scope="col">kind of place</th><th scope="col">attributed</th></tr>'
+        f"</thead><tbody>{shares}</tbody></table>"
+    )
+    if reasons:
+        why = (
+            '<table class="plain"><thead><tr><th scope="col">the rest of</th><th scope="col">at most</th>'
+            f'<th scope="col" class="text">why</th></tr></thead><tbody>{reasons}</tbody></table>'
+        )
+        html += scrolled(why, "Why a part is not attributed")
+    warnings = summary.meta.warnings
+    shown = [*warnings[:MOST_WARNINGS]]
+    if len(warnings) > MOST_WARNINGS:
+        shown.append(f"{format_count(len(warnings) - MOST_WARNINGS)} more warnings")
+    listed = notes(shown, "warnings") or '<p class="absent">No warnings.</p>'
+    return Section(
+        "attribution",
+        "Attribution and warnings",
+        f"{html}{notes(summary.notes)}<h3>Warnings</h3>{listed}",
+    )
+
+
+SECTIONS: tuple[Callable[[Report], Section], ...] = (
+    _timeline,
+    _time,
+    _idle,
+    _flame,
+    _streams,
+    _collectives,
+    _programs,
+    _compilation,
+    _spread,
+    _attribution,
+)

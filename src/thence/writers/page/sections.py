@@ -1,0 +1,83 @@
+"""What the sections of a page are made of: their HTML, and the figures and tables that their script draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import plotly.graph_objects as go
+
+__all__ = ["Section", "absent", "chart", "notes", "scrolled", "table"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of a page.
+
+    Attributes:
+        name: its id on the page.
+        title: its heading.
+        html: what is in it; texts of a trace are escaped. `chart` and `table` make the places that the script fills.
+        figures: Plotly figures by the names that `chart` was given.
+        tables: as `thence.writers.page.report_tables.frame_data` returns them, by the names that `table` was given.
+    """
+
+    name: str
+    title: str
+    html: str
+    figures: Mapping[str, go.Figure] = field(default_factory=dict)
+    tables: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+    def to_html(self) -> str:
+        """The section with its heading."""
+        heading = f'<h2 id="{self.name}-title">{escape(self.title)}</h2>'
+        return (
+            f'<section id="{self.name}" aria-labelledby="{self.name}-title">{heading}{self.html}</section>'
+        )
+
+
+def chart(name: str, says: str, title: str = "") -> str:
+    """The place of a figure.
+
+    Args:
+        name: of the figure.
+        says: what it shows, for those who cannot see it.
+        title: heading above it.
+    """
+    heading = f"<h3>{escape(title)}</h3>" if title else ""
+    return (
+        f'<div class="figure">{heading}<div class="chart" role="figure" aria-label="{escape(says)}" '
+        f'data-figure="{name}"></div></div>'
+    )
+
+
+def table(name: str, title: str) -> str:
+    """The place of a table; the title is what assistive technology calls it."""
+    return f'<div class="table" data-table="{name}" data-title="{escape(title)}"></div>'
+
+
+def scrolled(html: str, title: str) -> str:
+    """A table of HTML that scrolls where it has no room."""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">{html}</div>'
+    )
+
+
+def notes(texts: Iterable[str], kind: str = "") -> str:
+    """Sentences below something, as a list."""
+    items = "".join(f"<li>{escape(printable(text))}</li>" for text in texts)
+    return f'<ul class="{f"notes {kind}".strip()}">{items}</ul>' if items else ""
+
+
+def absent(reason: str, inputs: Iterable[str]) -> str:
+    """Why a section has nothing to show."""
+    sentence = reason.removeprefix(", ".join(inputs) + ": ")
+    if sentence.startswith(("holds ", "describes ")):
+        sentence = f"The trace {sentence}"
+    return f'<p class="absent">{escape(printable(sentence))}.</p>'

@@ -1,0 +1,133 @@
+// The timeline that the page carries: activities and gaps as columns, and a pyramid over each track.
+// The format is that of thence/writers/page/timeline_data.py.
+
+async function decodedTimeline(base64) {
+  const text = atob(base64), deflated = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) deflated[i] = text.charCodeAt(i);
+  const stream = new Blob([deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const end = 4 + new DataView(bytes.buffer).getUint32(0, true);
+  const data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, end)));
+  let at = end;
+  const tables = {};
+  for (const [table, name, count, planes] of data.columns) {
+    const values = new Float64Array(count);
+    for (let plane = 0, weight = 1; plane < planes; plane++, weight *= 256)
+      for (let i = 0; i < count; i++) values[i] += weight * bytes[at++];
+    (tables[table] = tables[table] || {})[name] = values;
+  }
+  return {...data, ...tables, tracks: tracksOf(data, tables)};
+}
+
+// ---- Columns as they are used: start, end and busy of every activity; idle takes the place of busy in gaps.
+
+const unfolded = (n) => (n % 2 ? -(n + 1) / 2 : n / 2);
+function summed(differences) {
+  const result = new Float64Array(differences.length);
+  let sum = 0;
+  for (let i = 0; i < result.length; i++) result[i] = sum += unfolded(differences[i]);
+  return result;
+}
+function completeRows(rows) {
+  rows.start = summed(rows.start);
+  rows.end = rows.start.map((start, i) => start + rows.duration[i]);
+  rows.busy = rows.duration.map((duration, i) => duration - rows.covered[i]);
+  rows.lead = rows.lead.map(unfolded);
+}
+function completeGaps(gaps, parts) {
+  const count = gaps.start.length, between = gaps.busy;
+  gaps.start = summed(gaps.start);
+  gaps.first = new Float64Array(count);   // of its rows in parts
+  gaps.busy = new Float64Array(count);
+  gaps.end = new Float64Array(count);
+  gaps.class = new Float64Array(count);
+  let part = 0;
+  for (let i = 0; i < count; i++) {
+    gaps.first[i] = part;
+    for (const end = part + gaps.parts[i]; part < end; part++) gaps.busy[i] += parts.ns[part];
+    gaps.end[i] = gaps.start[i] + gaps.busy[i] + between[i];
+  }
+}
+
+// Tracks in the order in which they are shown: of each device why it is idle, then its streams.
+function tracksOf(data, {rows, gaps, parts}) {
+  completeRows(rows);
+  completeGaps(gaps, parts);
+  const several = new Set(data.lanes.map((lane) => lane.rank + " " + lane.device)).size > 1, tracks = [];
+  let row = 0, gap = 0;
+  const gapsOf = new Map();
+  for (const device of data.devices) {
+    gapsOf.set(device.rank + " " + device.device, [gap, gap + device.gaps]);
+    gap += device.gaps;
+  }
+  for (const lane of data.lanes) {
+    const key = lane.rank + " " + lane.device, before = several ? `rank ${lane.rank} GPU ${lane.device}: ` : "";
+    const last = tracks[tracks.length - 1], own = gapsOf.get(key);
+    if (own && (!last || last.key !== key)) {
+      tracks.push(track(key, before + "why idle", true, gaps, own[0], own[1]));
+    }
+    tracks.push(track(key, before + lane.name, false, rows, row, row + lane.rows));
+    row += lane.rows;
+  }
+  return tracks;
+}
+function track(key, name, idle, table, from, to) {
+  return {key, name, idle, table, from, to, levels: pyramid(table, from, to)};
+}
+
+// ---- The pyramid: each level has one entry for `FAN` of the level below, the lowest one for `FAN` rows.
+
+const FAN = 8, CLASSES = 3;
+function pyramid(table, from, to) {
+  const levels = [];
+  let below = {start: table.start.subarray(from, to), end: table.end.subarray(from, to)};
+  let busyOf = (i, c) => (table.class[from + i] === c ? table.busy[from + i] : 0);
+  while (below.start.length > 1) {
+    const count = Math.ceil(below.start.length / FAN);
+    const level = {start: new Float64Array(count), end: new Float64Array(count), busy: new Float64Array(count * CLASSES)};
+    for (let g = 0; g < count; g++) {
+      const first = g * FAN, last = Math.min(first + FAN, below.start.length);
+      level.start[g] = below.start[first];
+      for (let i = first; i < last; i++) {
+        if (below.end[i] > level.end[g]) level.end[g] = below.end[i];
+        for (let c = 0; c < CLASSES; c++) level.busy[g * CLASSES + c] += busyOf(i, c);
+      }
+    }
+    levels.push(level);
+    below = level;
+    busyOf = (i, c) => level.busy[i * CLASSES + c];
+  }
+  return levels;
+}
+
+// Visits what a track has in a window: `one(row)` for rows, `many(level, entry, first, last)` for entries of the
+// pyramid shorter than `least`, with the rows that they stand for.
+function visit(track, from, to, least, one, many) {
+  const {table, levels} = track;
+  function descend(depth, i) {
+    if (depth < 0) {
+      const row = track.from + i;
+      if (table.start[row] < to && table.end[row] > from) one(row);
+      return;
+    }
+    const level = levels[depth];
+    if (level.start[i] >= to || level.end[i] <= from) return;
+    const width = FAN ** (depth + 1), first = track.from + i * width;
+    if (level.end[i] - level.start[i] < least) many(level, i, first, Math.min(first + width, track.to));
+    else {
+      const below = depth ? levels[depth - 1].start.length : track.to - track.from;
+      for (let child = i * FAN; child < Math.min((i + 1) * FAN, below); child++) descend(depth - 1, child);
+    }
+  }
+  if (track.to > track.from) descend(levels.length - 1, 0);
+}
+
+// The last row of a track that starts at or before a time; -1 where none does.
+function lastBefore(track, at) {
+  let low = track.from, high = track.to;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (track.table.start[middle] <= at) low = middle + 1; else high = middle;
+  }
+  return low > track.from ? low - 1 : -1;
+}
