@@ -21,7 +21,8 @@ from thence.analysis.consistency import (
     consistent_streams,
     consistent_summary,
 )
-from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
+from thence.analysis.default_kind import FLAME_KINDS, default_kind
+from thence.analysis.flame import Flame, Idle, Split, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
+    from thence.model.places import By, FlameBy
     from thence.model.tables import Meta, Tables
     from thence.model.timeline import Timeline
 
@@ -243,7 +245,7 @@ class Trace(Comparing, Pictures, Explanations):
     def _relabelled(self, tables: Tables) -> Trace:
         return Trace(tables, self.own, self.selection)
 
-    def summary(self, by: str = "kernel") -> Summary:
+    def summary(self, by: By = "kernel") -> Summary:
         """Totals, and GPU time by kernel, label, module, op, source, step, stream, rank and others.
 
         Raises:
@@ -261,7 +263,7 @@ class Trace(Comparing, Pictures, Explanations):
         """
         return step_kinds(self.attributed)
 
-    def flame(self, by: str | None = None, split: str = "none", idle: str = "steady") -> Flame:
+    def flame(self, by: FlameBy | None = None, split: str = "none", idle: str = "steady") -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
         Args:
@@ -274,7 +276,7 @@ class Trace(Comparing, Pictures, Explanations):
             UsageError: ``by``, ``split`` or ``idle`` is none of them.
             MissingData: the trace holds no device activity.
         """
-        kind = by or default_kind(self.attributed)
+        kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
         found = consistent_flame(
             flame(self.attributed, kind, _choice(Split, split), _choice(Idle, idle))
         )
@@ -411,8 +413,9 @@ class Trace(Comparing, Pictures, Explanations):
             MissingData: the trace holds no device activity.
         """
         kinds = page_kinds(xla=not self.programs.is_empty())
+        parts = {by: part(lambda by=by: self.summary(by)).result for by in kinds}  # type: ignore[misc]
         return Report(
-            summaries={by: self.summary(by) for by in kinds},
+            summaries={by: summary for by, summary in parts.items() if summary is not None},
             overview=self.overview(),
             flame=self.flame(),
             streams=self.streams(),

@@ -78,10 +78,23 @@ def test_top_limits_the_rows_and_says_what_is_hidden(capsys: pytest.CaptureFixtu
     assert "3 more" in text
 
 
-@pytest.mark.parametrize("by", [by for by in BY if by != "step-kind"])  # of servers alone
+OF_HLO = ("program", "hlo", "opcode", "op_name")
+
+
+@pytest.mark.parametrize("by", [by for by in BY if by not in ("step-kind", *OF_HLO)])
 def test_every_kind_of_rows_can_be_asked_for(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     text, _ = output(capsys, "report", FSDP[0], "--by", by)
     assert "GPU time by" in text
+
+
+@pytest.mark.parametrize("by", OF_HLO)
+def test_rows_by_hlo_of_a_trace_without_hlo_are_refused(
+    by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(FSDP[0]), "--by", by])
+    assert ended.value.code == 2
+    assert f"holds no {by}, because it holds no XLA programs" in capsys.readouterr().err
 
 
 def test_choices_of_by_are_those_of_the_analysis() -> None:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import io
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
-from thence.cli.messages import put, say
+from thence.cli.messages import put, say, wrote
 from thence.cli.output import (
     check_output,
     choice_option,
-    error_console,
     force_option,
     output_option,
 )
+from thence.cli.progress import rows_written, working
 from thence.errors import UsageError
 from thence.model.places import LANES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__ = ["command"]
 
 _TO_STDOUT = {"pftrace": ".pftrace", "json": ".json", "json.gz": ".json.gz"}
-_ROWS_WITH_PROGRESS = 1_000_000
 
 _EXAMPLES = """\b
 Examples:
@@ -77,13 +71,17 @@ def command(
 
     ending_of(output)  # before anything is read
     check_output(output, force=force)
-    timeline = inputs.open().timeline(lanes, clocks)
-    with _progress() as progress:
+    trace = inputs.open()
+    with working("laying out the timeline"):
+        timeline = trace.timeline(lanes, clocks)
+    with rows_written() as progress:
         write_timeline(timeline, output, progress)
     for note in timeline.notes:
         say(note)
     for warning in timeline.trace.meta.warnings:
         say(f"warning: {warning}")
+    tables = timeline.trace
+    wrote(output, f"{tables.gpu.height:,} device activities, {tables.host.height:,} host ranges")
 
 
 def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str) -> None:
@@ -101,25 +99,3 @@ def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str)
         sys.stdout.flush()
     for note in timeline.notes:
         say(note)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error for large traces, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _all: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=error_console(), transient=True) as bar:
-        task = None
-
-        def show(done: int, total: int) -> None:
-            nonlocal task
-            if total < _ROWS_WITH_PROGRESS:
-                return
-            if task is None:
-                task = bar.add_task("writing", total=total)
-            bar.update(task, completed=done)
-
-        yield show

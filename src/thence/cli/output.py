@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from thence.cli.messages import put, say
+from thence.cli.messages import put, say, wrote
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
     "json_text",
     "notes_of",
     "output_option",
+    "print_command",
     "print_json",
     "print_table",
     "result_options",
@@ -135,6 +136,7 @@ class Result:
 
         with atomic_open_text(Path(self.path)) as stream:
             stream.write(text)
+        wrote(self.path)
 
     def emit(
         self,
@@ -265,6 +267,11 @@ def error_console() -> Console:
 def print_table(output: Console, table: RenderableType) -> None:
     """A table on standard output."""
     output.print(table)
+
+
+def print_command(output: Console, command: RenderableType) -> None:
+    """A command line on standard output, whole: the terminal wraps it, so that it can be copied."""
+    output.print(command, soft_wrap=True)
 
 
 def json_text(value: Any) -> str:
