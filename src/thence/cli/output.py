@@ -166,13 +166,12 @@ class Result:
 
                 print_table(console(), Text(note, "dim"))
 
-    def table(self, rows: pl.DataFrame, headings: Mapping[str, str], least_width: int = 0) -> None:
+    def table(self, rows: pl.DataFrame, headings: Mapping[str, str]) -> None:
         """Rows on the terminal, at most ``top`` of them.
 
         Args:
             rows: to be shown.
             headings: columns that the terminal shows, with their headings.
-            least_width: columns of text to use even where the terminal has fewer.
         """
         from rich.text import Text
 
@@ -180,7 +179,7 @@ class Result:
 
         output = console()
         shown = rows.head(_MOST_SHOWN if self.top is None else self.top)
-        print_table(output, frame_table(shown, headings, max(output.width, least_width)))
+        print_table(output, frame_table(shown, headings, output.width))
         if shown.height < rows.height:
             left = rows.slice(shown.height)
             share = ""
