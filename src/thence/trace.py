@@ -374,6 +374,8 @@ class Trace(Comparing, Pictures, Explanations):
         path: str | os.PathLike[str],
         lanes: Sequence[str] = (),
         clocks: str = "aligned",
+        *,
+        gpu_views: bool = False,
     ) -> None:
         """Writes the trace for a viewer, in the format that the path's ending says.
 
@@ -382,12 +384,13 @@ class Trace(Comparing, Pictures, Explanations):
                 .parquet (a folder of tables). Replaced if it exists, but only by a complete one.
             lanes: as in `timeline`; Perfetto shows them.
             clocks: as in `timeline`.
+            gpu_views: whether Perfetto's own GPU views get the activities, too, which are in the file twice then.
 
         Raises:
             UsageError: a format, lane or clock that there is not.
             ThenceError: it cannot be written there.
         """
-        write_timeline(self.timeline(lanes, clocks), path)
+        write_timeline(replace(self.timeline(lanes, clocks), gpu_views=gpu_views), path)
 
     def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
         """How much durations vary between runs of the same computation: see `compute_spread`.
