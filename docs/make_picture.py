@@ -30,7 +30,7 @@ def main() -> None:
     console.print(f"\n[green]$ thence report {RECORDING} --by kernel --top 8[/]")
     console.print(row_table(trace.summary("kernel"), 8, WIDTH))
     console.print()
-    console.print(attribution_table(trace.summary()))
+    console.print(attribution_table(trace.summary(), WIDTH))
     svg = console.export_svg(title="thence report", unique_id="thence")
     # Fonts from the network would make the picture depend on it; the reader's own will do.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
@@ -18,6 +18,8 @@ from thence.analysis.consistency_of_answers import (
     consistent_what_if,
 )
 from thence.analysis.critical_path import critical_path, path_track
+from thence.analysis.default_kind import TABLE_KINDS, default_kind
+from thence.analysis.glance import Glance, glance
 from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.report import part
 from thence.analysis.select import select
@@ -35,14 +37,16 @@ if TYPE_CHECKING:
     from thence.analysis.communication import Collectives
     from thence.analysis.idle_table import IdleTime
     from thence.analysis.steps_table import StepTable
+    from thence.analysis.summary import Summary
     from thence.analysis.whatif import WhatIf
     from thence.model.attributed import Attributed
+    from thence.model.places import By
 
 __all__ = ["Explanations"]
 
 
 class Explanations(ABC):
-    """Idle time, steps, what changes would gain, and the critical path."""
+    """The first answers, idle time, steps, what changes would gain, and the critical path."""
 
     @property
     @abstractmethod
@@ -67,6 +71,27 @@ class Explanations(ABC):
     @abstractmethod
     def collective_times(self, warm_up: str = "heuristic") -> Collectives:
         """Sizes, bandwidths, exposed and hidden time, and waits of collectives."""
+
+    @abstractmethod
+    def summary(self, by: By = "kernel") -> Summary:
+        """Totals, and GPU time by one kind of place."""
+
+    @property
+    def default_kind(self) -> By:
+        """The kind of place that says most of this trace."""
+        return cast("By", default_kind(self.attributed, TABLE_KINDS, "kernel"))
+
+    def glance(self, by: By | None = None) -> Glance:
+        """The first answers: where the GPU time went, why the GPU was idle, what is unsound, what to ask next.
+
+        Args:
+            by: what the rows of the summary are; None: the kind of place that says most.
+
+        Raises:
+            UsageError: ``by`` is none of `thence.model.places.BY`.
+            MissingData: the trace holds no device activity, or nothing of that kind.
+        """
+        return glance(self.attributed, self.summary(by or self.default_kind))
 
     def idle(self, by: str = "place") -> IdleTime:
         """Why the devices were idle: every nanosecond with one cause.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
     from thence.analysis.timeline_overview import Overview
+    from thence.model.places import By, FlameBy
 
 __all__ = ["Pictures"]
 
@@ -31,11 +32,11 @@ class Pictures(ABC):
         """Every stream over time."""
 
     @abstractmethod
-    def summary(self, by: str = "kernel") -> Summary:
+    def summary(self, by: By = "kernel") -> Summary:
         """GPU time by one kind of place."""
 
     @abstractmethod
-    def flame(self, by: str | None = None) -> Flame:
+    def flame(self, by: FlameBy | None = None) -> Flame:
         """GPU time as a flame graph."""
 
     @abstractmethod
@@ -62,11 +63,11 @@ class Pictures(ABC):
         """Every stream over time, as a Plotly figure like all that follow."""
         return timeline_figure(self.overview())
 
-    def plot_by(self, by: str = "kernel", top: int = 15) -> go.Figure:
+    def plot_by(self, by: By = "kernel", top: int = 15) -> go.Figure:
         """The largest rows of ``summary(by)``."""
         return plots.by_figure(self.summary(by), top)
 
-    def plot_flame(self, by: str | None = None) -> go.Figure:
+    def plot_flame(self, by: FlameBy | None = None) -> go.Figure:
         """The flame graph; ``thence flame`` writes one that searches and filters."""
         return plots.flame_figure(self.flame(by))
 

@@ -27,7 +27,8 @@ from thence.analysis.consistency_of_answers import (
     consistent_compilation,
     consistent_programs,
 )
-from thence.analysis.flame import Flame, Idle, Split, default_kind, flame
+from thence.analysis.default_kind import FLAME_KINDS, default_kind
+from thence.analysis.flame import Flame, Idle, Split, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
+    from thence.model.places import By, FlameBy
     from thence.model.tables import Meta, Tables
     from thence.model.timeline import Timeline
 
@@ -249,7 +251,7 @@ class Trace(Comparing, Pictures, Explanations):
     def _relabelled(self, tables: Tables) -> Trace:
         return Trace(tables, self.own, self.selection)
 
-    def summary(self, by: str = "kernel") -> Summary:
+    def summary(self, by: By = "kernel") -> Summary:
         """Totals, and GPU time by kernel, label, module, op, source, step, stream, rank and others.
 
         Raises:
@@ -267,7 +269,7 @@ class Trace(Comparing, Pictures, Explanations):
         """
         return step_kinds(self.attributed)
 
-    def flame(self, by: str | None = None, split: str = "none", idle: str = "steady") -> Flame:
+    def flame(self, by: FlameBy | None = None, split: str = "none", idle: str = "steady") -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
         Args:
@@ -280,7 +282,7 @@ class Trace(Comparing, Pictures, Explanations):
             UsageError: ``by``, ``split`` or ``idle`` is none of them.
             MissingData: the trace holds no device activity.
         """
-        kind = by or default_kind(self.attributed)
+        kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
         found = consistent_flame(
             flame(self.attributed, kind, _choice(Split, split), _choice(Idle, idle))
         )
@@ -380,6 +382,8 @@ class Trace(Comparing, Pictures, Explanations):
         path: str | os.PathLike[str],
         lanes: Sequence[str] = (),
         clocks: str = "aligned",
+        *,
+        gpu_views: bool = False,
     ) -> None:
         """Writes the trace for a viewer, in the format that the path's ending says.
 
@@ -388,12 +392,13 @@ class Trace(Comparing, Pictures, Explanations):
                 .parquet (a folder of tables). Replaced if it exists, but only by a complete one.
             lanes: as in `timeline`; Perfetto shows them.
             clocks: as in `timeline`.
+            gpu_views: whether Perfetto's own GPU views get the activities, too, which are in the file twice then.
 
         Raises:
             UsageError: a format, lane or clock that there is not.
             ThenceError: it cannot be written there.
         """
-        write_timeline(self.timeline(lanes, clocks), path)
+        write_timeline(replace(self.timeline(lanes, clocks), gpu_views=gpu_views), path)
 
     def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
         """How much durations vary between runs of the same computation: see `compute_spread`.
@@ -425,8 +430,9 @@ class Trace(Comparing, Pictures, Explanations):
         """
         kinds = page_kinds(xla=not self.programs.is_empty())
         idle = self.idle()
+        parts = {by: part(lambda by=by: self.summary(by)).result for by in kinds}  # type: ignore[misc]
         return Report(
-            summaries={by: self.summary(by) for by in kinds},
+            summaries={by: summary for by, summary in parts.items() if summary is not None},
             timeline=activity_timeline(self.attributed, idle.pieces, self._applied_alignment),
             flame=self.flame(),
             streams=self.streams(),

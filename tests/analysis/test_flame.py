@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import thence
 from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording
 from programs_data import trace as programs_trace
-from thence.analysis.flame import IDLE, Flame, Idle, Split, default_kind, flame
+from thence.analysis.default_kind import FLAME_KINDS, default_kind
+from thence.analysis.flame import IDLE, Flame, Idle, Split, flame
 from thence.analysis.flame_tree import PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.idle import idle_gaps
 from thence.analysis.programs import programs
@@ -259,7 +260,7 @@ def test_a_kind_that_there_is_not_and_a_trace_without_gpu_are_refused() -> None:
 )
 def test_the_kind_that_says_most_is_chosen(name: str, kind: str) -> None:
     trace = trace_of(name)
-    assert default_kind(trace.attributed) == kind
+    assert default_kind(trace.attributed, FLAME_KINDS, "ops") == kind
 
 
 def test_a_kernel_and_a_frame_of_one_name_stay_apart() -> None:

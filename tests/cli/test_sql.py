@@ -77,7 +77,7 @@ def test_a_process_that_answers_can_open_nothing(
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
     program = (
         "import sys, polars as pl, thence.analysis.query as q, thence.cli.bounded_query as b;"
-        "q._check = lambda query: None;"
+        "q.check_query = lambda query: None;"
         "from pathlib import Path;"
         "sys.exit(b._answer(Path(sys.argv[1]), 1 << 33))"
     )
@@ -118,3 +118,58 @@ def test_the_verb_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         )
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out) == [{"n": 7, "ns": 35_000}]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["sql", *arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> str:
+    args = {"grid": [8, 1, 2], "block": [128, 1, 1]}
+    kernels = [kernel(i, 10 * i, 5, args=args) for i in range(1, 250)]
+    return str(written(tmp_path / "trace.json", kernels))
+
+
+def test_tables_are_listed_without_an_input(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, "--tables")
+    for name in ("gpu", "host", "activities", "waits"):
+        assert f"{name}: " in text
+    assert any(line.split()[:3] == ["duration", "integer", "ns"] for line in text.splitlines())
+
+
+def test_lists_are_shown_as_lists_and_rows_have_a_limit(
+    many: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(capsys, many, "select grid, duration from gpu")
+    assert text.count("[8, 1, 2]") == 100
+    assert "... 149 more; --top 249 shows all" in text
+    assert shown(capsys, many, "select grid from gpu", "--top", "249").count("[8, 1, 2]") == 249
+
+
+def test_what_is_wider_than_the_terminal_is_shown_one_below_the_other(
+    many: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = shown(capsys, many, "select * from gpu")
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("row ") for line in lines) == 10
+    assert sum(line.split() == ["grid", "[8,", "1,", "2]"] for line in lines) == 10
+    assert "... 239 more rows" in text
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("select nam from gpu", "there is no column nam, did you mean name; thence sql --tables"),
+        ("select name from gpus", "there is no table gpus; the tables are gpu, host, places"),
+    ],
+)
+def test_a_name_that_there_is_not_says_which_there_are(query: str, said: str) -> None:
+    frames = {name: pl.DataFrame({"name": ["k"]}) for name in ("gpu", "host")}
+    with pytest.raises(UsageError, match=said):
+        answer(frames, query)

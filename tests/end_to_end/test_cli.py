@@ -16,7 +16,7 @@ import pytest
 import thence
 from helpers import DATA, FSDP, kernel, launch, output, recording, run_thence, unzipped, written
 from slow_kineto import SlowTrace
-from thence.cli import COMMANDS, report
+from thence.cli import COMMANDS, main, report
 from thence.errors import ThenceError
 from thence.model.places import BY
 
@@ -73,15 +73,29 @@ def test_csv_is_a_table_with_a_heading(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_top_limits_the_rows_and_says_what_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     text, _ = output(capsys, "report", EAGER, "--by", "label", "--top", "2")
-    assert "forward/attention" in text
-    assert "optimizer" not in text
-    assert "3 more" in text
+    rows = text.partition("GPU time by label")[2].partition("\n\n")[0]
+    assert "forward/attention" in rows
+    assert "optimizer" not in rows
+    assert "3 more" in rows
 
 
-@pytest.mark.parametrize("by", [by for by in BY if by != "step-kind"])  # of servers alone
+OF_HLO = ("program", "hlo", "opcode", "op_name")
+
+
+@pytest.mark.parametrize("by", [by for by in BY if by not in ("step-kind", *OF_HLO)])
 def test_every_kind_of_rows_can_be_asked_for(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     text, _ = output(capsys, "report", FSDP[0], "--by", by)
     assert "GPU time by" in text
+
+
+@pytest.mark.parametrize("by", OF_HLO)
+def test_rows_by_hlo_of_a_trace_without_hlo_are_refused(
+    by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(FSDP[0]), "--by", by])
+    assert ended.value.code == 2
+    assert f"holds no {by}, because it holds no XLA programs" in capsys.readouterr().err
 
 
 def test_choices_of_by_are_those_of_the_analysis() -> None:
@@ -96,7 +110,11 @@ def test_no_line_is_wider_than_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text, _ = output(capsys, "report", FSDP[0], "--by", by)
-    assert max(len(line) for line in text.splitlines()) <= 80
+    lines = text.splitlines()
+    commands = [line for line in lines if line.startswith("next  ")]
+    assert len(commands) == 1
+    assert commands[0] == f"next  thence collectives {FSDP[0]}", "whole, so that it can be copied"
+    assert max(len(line) for line in lines if line not in commands) <= 80
 
 
 def test_a_pipe_gets_no_escape_codes_and_every_column() -> None:

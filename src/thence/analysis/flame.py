@@ -45,12 +45,10 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "default_kind", "flame"]
+__all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "flame"]
 
 IDLE = "GPU idle"
 """Name of the frame that holds idle time."""
-
-_GUESSES = ("module", "label", "ops")
 
 
 class Split(enum.Enum):
@@ -162,14 +160,6 @@ def _shortened(frames: list[str]) -> tuple[str, ...]:
         return tuple(frames)
     gap = left_out(len(frames) - 2 * KEPT_LEVELS)
     return (*frames[:KEPT_LEVELS], gap, *frames[-KEPT_LEVELS:])
-
-
-def default_kind(trace: Attributed) -> str:
-    """The kind of path that says most of a trace: op_name for XLA, else module, label or ops, as recorded."""
-    if not trace.programs.is_empty():
-        return "op_name"
-    recorded_kinds = (kind for kind in _GUESSES if not trace.places[kind].is_null().all())
-    return next(recorded_kinds, "ops")
 
 
 def flame(

@@ -6,6 +6,7 @@ Neither has a place here: a query sees the tables that it is given.
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from thence.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TABLES", "answer", "named"]
+__all__ = ["TABLES", "answer", "check_query", "named"]
 
 TABLES = (
     "gpu",
@@ -43,6 +44,8 @@ _QUERIES = re.compile(
     r"(?:\s|\(|--[^\n]*\n|/\*.*?\*/)*(?:select|with|from|values|explain|show|table)\b",
     re.IGNORECASE | re.DOTALL,
 )
+_NO_TABLE = re.compile(r"relation '([^']{1,80})' was not found")
+_NO_COLUMN = re.compile(r'unable to find column "([^"]{1,80})"; valid columns: \[(.*)\]', re.DOTALL)
 _MOST_CHARACTERS = 100_000
 _MOST_OF_AN_ERROR = 400
 
@@ -58,7 +61,7 @@ def answer(frames: Mapping[str, pl.DataFrame], query: str) -> pl.DataFrame:
     Raises:
         UsageError: the query is no valid SQL, names something that there is not, reads a file, or is no query.
     """
-    _check(query)
+    check_query(query)
     # Categories behave as text in SQL: LIKE and comparisons with literals work.
     texts = {
         name: frame.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String))
@@ -68,10 +71,15 @@ def answer(frames: Mapping[str, pl.DataFrame], query: str) -> pl.DataFrame:
         with pl.SQLContext(texts) as context:
             return context.execute(query, eager=True)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
-        raise UsageError(f"the query cannot be answered: {_one_line(error)}") from error
+        raise UsageError(f"the query cannot be answered: {_explained(error)}") from error
 
 
-def _check(query: str) -> None:
+def check_query(query: str) -> None:
+    """Checks what can be checked of a query before there are tables.
+
+    Raises:
+        UsageError: it is too long, names what reads files, or is no query.
+    """
     if len(query) > _MOST_CHARACTERS:
         raise UsageError(f"the query has over {_MOST_CHARACTERS:,} characters")
     if found := _READERS.search(query):
@@ -80,6 +88,19 @@ def _check(query: str) -> None:
         )
     if not _QUERIES.match(query):
         raise UsageError("the query must begin with SELECT, WITH, FROM, VALUES, EXPLAIN or SHOW")
+
+
+def _explained(error: BaseException) -> str:
+    """The error as one line, with the names that there are where it is about one that there is not."""
+    text = _one_line(error)
+    if found := _NO_TABLE.search(text):
+        return f"there is no table {found[1]}; the tables are {', '.join(TABLES)}"
+    if found := _NO_COLUMN.search(str(error)):
+        columns = re.findall(r'"([^"]+)"', found[2])
+        like = difflib.get_close_matches(found[1], columns, 1)
+        meant = f", did you mean {like[0]}" if like else ""
+        return f"there is no column {found[1]}{meant}; thence sql --tables lists all columns"
+    return text
 
 
 def _one_line(error: BaseException) -> str:

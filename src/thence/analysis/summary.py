@@ -28,7 +28,7 @@ from thence.notebook import MOST_ROWS, table_html
 from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta
@@ -225,7 +225,8 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
 
     Raises:
         UsageError: ``by`` is none of them.
-        MissingData: the trace holds no device activity, or describes no collectives if asked for.
+        MissingData: the trace holds no device activity, or nothing of what was asked for: it describes no
+            collectives, or no activity leads to HLO.
     """
     gpu = trace.gpu
     if gpu.is_empty():
@@ -237,7 +238,10 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     shown = [kind for kind in KINDS if kind != "thunk" or kind in counted]
     stated = STATED if trace.programs.is_empty() else STATED_XLA
     reasons = {kind: _reasons(trace, time_by_place(trace, kind), total) for kind in stated}
-    parts = apart_from_steady(trace, time_by_place(trace, by), by)
+    rows = time_by_place(trace, by)
+    if by in _OF_HLO and rows["place"].null_count() == rows.height:
+        raise MissingData(_nothing_of_hlo(trace, by, _reasons(trace, rows, total)))
+    parts = apart_from_steady(trace, rows, by)
     return Summary(
         meta=trace.meta,
         selection=str(trace.selection),
@@ -276,6 +280,17 @@ def _no_activity(trace: Attributed) -> str:
         f"{inputs}: the trace holds {trace.host.height:,} host ranges but no GPU activity; "
         f"{', and '.join(cure for cure in cures if cure)}"
     )
+
+
+def _nothing_of_hlo(trace: Attributed, by: str, reasons: Sequence[Reason]) -> str:
+    """Why a trace has no rows by something that XLA programs consist of."""
+    inputs = ", ".join(trace.meta.inputs)
+    if trace.programs.is_empty():
+        return (
+            f"{inputs}: holds no {by}, because it holds no XLA programs; jax.profiler, nsys-jax, and thence record of "
+            "JAX programs write them"
+        )
+    return f"{inputs}: holds no {by}: {'; '.join(str(reason) for reason in reasons)}"
 
 
 def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:

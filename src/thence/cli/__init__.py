@@ -29,6 +29,7 @@ from thence.cli import (
     whatif,
 )
 from thence.cli import compile as compile_verb
+from thence.cli.inputs import names_inputs
 from thence.cli.messages import say, unexpected
 from thence.cli.standard_streams import ReaderGone, Unwritable, checked_streams
 from thence.errors import ThenceError
@@ -63,12 +64,25 @@ class _InOrder(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(self.commands)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb and its arguments; what is no verb but names inputs is reported on.
+
+        A verb's name wins over a file's: ``./report`` names the file.
+        """
+        name = args[0]
+        if name not in self.commands and names_inputs(name):
+            return report.command.name, report.command, args
+        return super().resolve_command(ctx, args)
+
 
 _group = _InOrder(
     "thence",
     help=(
         "Where did the GPU time come from?\n\n"
-        "Every verb takes files, directories and globs, several ranks at once, or - for standard input."
+        "Every verb takes files, directories and globs, several ranks at once, or - for standard input. "
+        "thence TRACE alone is thence report TRACE; a verb's name wins over a file's, and ./report names the file."
     ),
     epilog='Shell completion: eval "$(_THENCE_COMPLETE=bash_source thence)" (or zsh_source, fish_source).',
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

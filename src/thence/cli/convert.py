@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import io
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
-from thence.cli.messages import put, say
+from thence.cli.messages import put, say, wrote
 from thence.cli.output import (
     check_output,
     choice_option,
-    error_console,
     force_option,
     output_option,
 )
+from thence.cli.progress import rows_written, working
 from thence.errors import UsageError
 from thence.model.places import LANES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from thence.model.timeline import Timeline
 
 __all__ = ["command"]
 
 _TO_STDOUT = {"pftrace": ".pftrace", "json": ".json", "json.gz": ".json.gz"}
-_ROWS_WITH_PROGRESS = 1_000_000
 
 _EXAMPLES = """\b
 Examples:
   thence convert trace.json.gz -o trace.pftrace          open it at ui.perfetto.dev
   thence convert traces/ -o all_ranks.pftrace            all ranks on one clock
   thence convert trace.json -o t.pftrace --lanes label --lanes collective
+  thence convert trace.json -o t.pftrace --gpu-views     for Perfetto's compute tabs, too
   thence convert profile.xplane.pb -o trace.json.gz      for chrome://tracing
   thence convert trace.json -o tables.parquet/
   thence convert trace.json -o - --to json | jq .
@@ -60,38 +60,51 @@ Examples:
     "together; every offset is printed and written to the file. recorded: none is moved. Durations never change.",
 )
 @choice_option("--to", choices=tuple(_TO_STDOUT), meaning="Format on standard output.")
+@click.option(
+    "--gpu-views",
+    is_flag=True,
+    help="For Perfetto's own GPU views, which list compute kernels: writes what ran on GPUs a second time, in the form "
+    "that they read. Queries that add up all slices of the file then count it twice.",
+)
 @force_option
 def command(
     inputs: Inputs,
     output: str,
-    lanes: tuple[str, ...],
-    clocks: str,
     to: str,
     force: bool,  # noqa: FBT001 - click passes it by name
+    **shown: Any,
 ) -> None:
     """Write a trace for Perfetto, Chrome, or as Parquet tables."""
     if output == "-":
-        _to_stdout(inputs, lanes, clocks, _TO_STDOUT[to])
+        _to_stdout(inputs, _TO_STDOUT[to], shown)
         return
     from thence.writers.timelines.write import ending_of, write_timeline
 
     ending_of(output)  # before anything is read
     check_output(output, force=force)
-    timeline = inputs.open().timeline(lanes, clocks)
-    with _progress() as progress:
+    timeline = _timeline(inputs, **shown)
+    with rows_written() as progress:
         write_timeline(timeline, output, progress)
     for note in timeline.notes:
         say(note)
     for warning in timeline.trace.meta.warnings:
         say(f"warning: {warning}")
+    tables = timeline.trace
+    wrote(output, f"{tables.gpu.height:,} device activities, {tables.host.height:,} host ranges")
 
 
-def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str) -> None:
+def _timeline(inputs: Inputs, *, lanes: tuple[str, ...], clocks: str, gpu_views: bool) -> Timeline:
+    trace = inputs.open()
+    with working("laying out the timeline"):
+        return replace(trace.timeline(lanes, clocks), gpu_views=gpu_views)
+
+
+def _to_stdout(inputs: Inputs, ending: str, shown: dict[str, Any]) -> None:
     if sys.stdout.isatty() and ending != ".json":
         raise UsageError("binary output is not written to a terminal; send it to a file or a pipe")
     from thence.writers.timelines.write import write_timeline_to
 
-    timeline = inputs.open().timeline(lanes, clocks)
+    timeline = _timeline(inputs, **shown)
     if sys.stdout.isatty():
         whole = io.BytesIO()
         write_timeline_to(timeline, whole, ending)
@@ -101,25 +114,3 @@ def _to_stdout(inputs: Inputs, lanes: tuple[str, ...], clocks: str, ending: str)
         sys.stdout.flush()
     for note in timeline.notes:
         say(note)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error for large traces, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _all: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=error_console(), transient=True) as bar:
-        task = None
-
-        def show(done: int, total: int) -> None:
-            nonlocal task
-            if total < _ROWS_WITH_PROGRESS:
-                return
-            if task is None:
-                task = bar.add_task("writing", total=total)
-            bar.update(task, completed=done)
-
-        yield show

@@ -35,4 +35,4 @@ def command(top: int) -> None:
         print_table(output, f"\n[green]$ thence report {RECORDING} --by {by}[/]")
         print_table(output, row_table(trace.summary(by), top, output.width))
     print_table(output, "")
-    print_table(output, attribution_table(trace.summary()))
+    print_table(output, attribution_table(trace.summary(), output.width))

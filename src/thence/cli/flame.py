@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
-from thence.cli.messages import put, say
+from thence.cli.messages import put, say, wrote
 from thence.cli.output import check_output, choice_option, force_option, output_option
+from thence.cli.progress import working
 from thence.errors import UsageError
 from thence.model.places import FLAMES
 from thence.version import __version__
@@ -53,7 +54,8 @@ Examples:
 @click.option(
     "--by",
     type=click.Choice(FLAMES),
-    help="Kind of frames. Default: op_name for JAX, else module, label or ops, whichever was recorded.",
+    help="Kind of frames. Default: of op_name (JAX), module, label, source and ops the first that covers two thirds of "
+    "the GPU time, else the one that covers most.",
 )
 @choice_option(
     "--split",
@@ -72,13 +74,15 @@ def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  
     form = _format(output)
     if output != "-":
         check_output(output, force=force)
-    flame = inputs.open().flame(**options)
+    trace = inputs.open()
+    with working("building the flame graph"):
+        flame = trace.flame(**options)
     with _open_output(output) as stream:
         _write(flame, form, stream)
     for note in flame.notes:
         say(note)
     if output != "-":
-        say(f"{output}: {flame.nodes.height:,} frames by {flame.by}")
+        wrote(output, f"{flame.nodes.height:,} frames by {flame.by}")
 
 
 def _format(output: str) -> str:

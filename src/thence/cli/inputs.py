@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from contextlib import contextmanager
+import shlex
 from dataclasses import dataclass, field
+from glob import glob
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from thence.cli.output import error_console
+from thence.cli.progress import bytes_read, working
 from thence.errors import InputError
 from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
 from thence.readers.expansion import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Sequence
 
     from thence.trace import Trace
 
-__all__ = ["SELECTING", "Inputs", "check_inputs", "trace_options", "warm_up_option"]
+__all__ = ["SELECTING", "Inputs", "check_inputs", "names_inputs", "trace_options", "warm_up_option"]
 
 Option = Literal["rank", "device", "steps", "window", "only", "warm-up", "own", "hlo"]
 
 SELECTING: tuple[Option, ...] = ("rank", "device", "steps", "window", "only", "warm-up")
 """Options that choose a part of a trace."""
 
-_BYTES_WITH_PROGRESS = 50_000_000
 _GLOB = "*?["
 
 _OPTIONS: dict[Option, Callable[[Any], Any]] = {
@@ -138,14 +138,29 @@ class Inputs:
     max_expansion: int = DEFAULT.ratio
 
     def open(self) -> Trace:
-        """The selected part of the trace."""
-        return self.whole().selected(self.selection)
+        """The selected part of the trace, attributed."""
+        whole = self.whole()
+        with working("attributing"):
+            return whole.selected(self.selection)
+
+    @property
+    def typed(self) -> str:
+        """The inputs as a command line names them; several of one folder as a pattern that names them alone."""
+        if len(self.paths) < 3:
+            return shlex.join(self.paths)
+        before = _common_start(self.paths)
+        after = _common_start([path[len(before) :][::-1] for path in self.paths])[::-1]
+        one_folder = len({*map(os.path.dirname, self.paths)}) == 1
+        found = glob(f"{before}*{after}") if one_folder else []  # noqa: PTH207 - as a shell finds them
+        if sorted(found) == sorted(self.paths):
+            return f"{shlex.quote(before) if before else ''}*{shlex.quote(after) if after else ''}"
+        return f"{shlex.quote(self.paths[0])} ..."
 
     def whole(self) -> Trace:
-        """Reads the trace; shows a progress bar for large files if standard error is a terminal."""
+        """Reads the trace; shows its progress if standard error is a terminal."""
         from thence.opening import open_trace
 
-        with _progress() as progress:
+        with bytes_read() as progress:
             return open_trace(
                 *self.paths,
                 hlo=self.hlo,
@@ -202,6 +217,22 @@ def trace_options(
     return decorated
 
 
+def _common_start(texts: Sequence[str]) -> str:
+    return "".join(
+        same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*texts, strict=False))
+    )
+
+
+def names_inputs(text: str) -> bool:
+    """Whether a word of the command line can only be meant as an input: a file, folder or glob that is there, or -."""
+    return text == "-" or os.path.lexists(text) or any(c in text for c in _GLOB) or _is_path(text)
+
+
+def _is_path(text: str) -> bool:
+    """Whether it looks like a path, so that it is told that nothing is there, not that there is no such verb."""
+    return os.sep in text or Path(text).suffix != ""
+
+
 def check_inputs(paths: Iterable[str]) -> None:
     """Checks that all paths exist before anything is read, because reading may take long.
 
@@ -211,29 +242,3 @@ def check_inputs(paths: Iterable[str]) -> None:
     for path in paths:
         if path != "-" and not os.path.lexists(path) and not any(c in path for c in _GLOB):
             raise InputError(path, "no such file or directory")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    if not sys.stderr.isatty():
-        yield lambda _name, _done, _size: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=error_console(), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(name: str, done: int, size: int) -> None:
-            if size < _BYTES_WITH_PROGRESS:
-                return
-            if name not in tasks:
-                tasks[name] = bar.add_task(Path(name).name, total=size)
-            bar.update(tasks[name], completed=done)
-
-        yield show

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 
-__all__ = ["put", "say", "unexpected"]
+from thence.units import format_bytes
+
+__all__ = ["put", "say", "unexpected", "wrote"]
 
 _MOST_CHARACTERS = 200
 """Of an unexpected error's own message."""
@@ -33,6 +36,19 @@ def put(text: str) -> None:
         text = printable_lines(text)
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def wrote(path: str, what: str = "") -> None:
+    """Says on standard error what a verb wrote: where, what, and how large it is.
+
+    Args:
+        path: a file, or a folder of files.
+        what: that is in it; empty where the name of the file says it.
+    """
+    written = Path(path)
+    files = written.rglob("*") if written.is_dir() else (written,)
+    size = format_bytes(sum(file.stat().st_size for file in files if file.is_file()))
+    say(f"wrote {path}: {', '.join(filter(None, (what, size)))}")
 
 
 def unexpected(error: BaseException) -> str:

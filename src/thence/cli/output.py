@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from thence.cli.messages import put, say
+from thence.cli.messages import put, say, wrote
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "json_text",
     "notes_of",
     "output_option",
+    "print_command",
     "print_json",
     "print_table",
     "result_options",
@@ -138,6 +139,7 @@ class Result:
 
         with atomic_open_text(Path(self.path)) as stream:
             stream.write(text)
+        wrote(self.path)
 
     def emit(
         self,
@@ -167,13 +169,12 @@ class Result:
 
                 print_table(console(), Text(note, "dim"))
 
-    def table(self, rows: pl.DataFrame, headings: Mapping[str, str], least_width: int = 0) -> None:
+    def table(self, rows: pl.DataFrame, headings: Mapping[str, str]) -> None:
         """Rows on the terminal, at most ``top`` of them.
 
         Args:
             rows: to be shown.
             headings: columns that the terminal shows, with their headings.
-            least_width: columns of text to use even where the terminal has fewer.
         """
         from rich.text import Text
 
@@ -181,7 +182,7 @@ class Result:
 
         output = console()
         shown = rows.head(_MOST_SHOWN if self.top is None else self.top)
-        print_table(output, frame_table(shown, headings, max(output.width, least_width)))
+        print_table(output, frame_table(shown, headings, output.width))
         if shown.height < rows.height:
             left = rows.slice(shown.height)
             share = ""
@@ -268,6 +269,11 @@ def error_console() -> Console:
 def print_table(output: Console, table: RenderableType) -> None:
     """A table on standard output."""
     output.print(table)
+
+
+def print_command(output: Console, command: RenderableType) -> None:
+    """A command line on standard output, whole: the terminal wraps it, so that it can be copied."""
+    output.print(command, soft_wrap=True)
 
 
 def json_text(value: Any) -> str:

@@ -11,23 +11,25 @@ from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
 from thence.cli.output import (
     Result,
-    choice_option,
     console,
     json_text,
+    print_command,
     print_table,
     result_options,
 )
+from thence.cli.progress import working
 from thence.model.places import BY, STEP_KIND
 
 if TYPE_CHECKING:
+    from thence.model.places import By
     from thence.trace import Trace
 
 __all__ = ["command"]
 
 _EXAMPLES = """\b
 Examples:
-  thence report trace.json.gz
-  thence report trace.json.gz --by label
+  thence report trace.json.gz                      or thence trace.json.gz
+  thence report trace.json.gz --by kernel
   thence report traces/ --by rank                  all ranks of a job
   thence report logs/ --run 2026_01_02_09_00_00    of a folder with several runs, not the newest
   thence report profile_dir/ --by hlo --warm-up heuristic   JAX: without warm-up and the autotuner
@@ -50,42 +52,62 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
 @click.command("report", epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
-@choice_option("--by", choices=BY, meaning="What the rows are.")
+@click.option(
+    "--by",
+    type=click.Choice(BY),
+    help="What the rows are. Default: of op_name (JAX), module, label, source and op the first that covers two thirds "
+    "of the GPU time, else the one that covers most; kernel with --format json or csv, the same for every trace.",
+)
 @click.option(
     "--details",
     is_flag=True,
     help="Also list the CUDA graphs that could not be matched to labels, with the reason.",
 )
-@result_options(_ENDINGS, ".html (one page with everything, needs Plotly), .json or .csv.", top=20)
-def command(inputs: Inputs, by: str, details: bool, result: Result) -> None:  # noqa: FBT001 - a click flag
-    """Where the GPU time of a trace went."""
+@result_options(_ENDINGS, ".html (one page with everything, needs Plotly), .json or .csv.", top=12)
+def command(inputs: Inputs, by: By | None, details: bool, result: Result) -> None:  # noqa: FBT001 - a click flag
+    """Where the GPU time of a trace went, why the GPU was idle, what is unsound, and what to ask next."""
     trace = inputs.open()
     if result.form == "html":
-        result.text(trace.report_html())
+        with working("making the page"):
+            page = trace.report_html()
+        result.text(page)
+    elif result.form == "table":
+        _show(trace, by, result, inputs.typed, details=details)
     else:
-        _show(trace, by, result, details=details)
+        _document(trace, by or "kernel", result)
 
 
-def _show(trace: Trace, by: str, result: Result, *, details: bool) -> None:
+def _document(trace: Trace, by: By, result: Result) -> None:
+    """The summary for programs: a file, or standard output."""
     summary = trace.summary(by)
-    steps = trace.step_kinds() if by == STEP_KIND else None
     if result.form == "json":
+        steps = trace.step_kinds() if by == STEP_KIND else None
         more = steps.to_json() if steps else {}
         result.text(json_text(summary.to_json() | more) + "\n")
-    elif result.form == "csv":
-        result.text(summary.rows.write_csv())
-        for line in summary.soundness.lines:
-            say(line)
-        for warning in summary.meta.warnings:
-            say(f"warning: {warning}")
-    else:
-        from thence.writers.text.summary import details_table, summary_table
+        return
+    result.text(summary.rows.write_csv())
+    for line in summary.soundness.lines:
+        say(line)
+    for warning in summary.meta.warnings:
+        say(f"warning: {warning}")
 
-        output = console()
-        print_table(output, summary_table(summary, result.top or summary.rows.height, output.width))
-        if details:
-            print_table(output, details_table(summary, output.width))
-        if steps:
-            result.table(steps.rows, _STEP_HEADINGS)
-            result.table(steps.parts, _PART_HEADINGS)
-        sys.stdout.flush()
+
+def _show(trace: Trace, by: By | None, result: Result, inputs: str, *, details: bool) -> None:
+    """The first screen, and what was asked for beside it."""
+    from thence.writers.text.first_screen import first_screen, next_line, why_next
+    from thence.writers.text.summary import details_table
+
+    with working("finding causes of idle time"):
+        glance = trace.glance(by)
+    output = console()
+    rows = result.top or glance.summary.rows.height
+    print_table(output, first_screen(glance, rows, output.width))
+    if details:
+        print_table(output, details_table(glance.summary, output.width))
+    if by == STEP_KIND:
+        steps = trace.step_kinds()
+        result.table(steps.rows, _STEP_HEADINGS)
+        result.table(steps.parts, _PART_HEADINGS)
+    print_command(output, next_line(glance, inputs))
+    print_table(output, why_next(glance))
+    sys.stdout.flush()

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
-from thence.cli.output import Result, flat_cells, json_text, result_options
+from thence.cli.output import Result, console, flat_cells, json_text, print_table, result_options
 from thence.errors import UsageError
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    import polars as pl
 
-_SQL_WIDTH = 200
-"""What was asked for is shown, also where the terminal has to wrap it."""
+__all__ = ["command"]
 
 _MOST_ROWS = 1_000_000
 """Of tables and JSON, whose values are objects in memory."""
 _LONGEST_S = 1e6
 _MOST_GB = 1e9
+_ROWS_SHOWN = 100
+_RECORDS_SHOWN = 10
 
 _EXAMPLES = """\b
 Tables: gpu, host, places, activities (gpu and places side by side), annotations
 (metadata of marks, a column for each field), collectives, threads, programs,
 events (records and waits of CUDA events), waits (host calls that wait).
-Times are ns. A query reads these alone: no files.
+--tables lists their columns. Times are ns. A query reads these alone: no files.
+A terminal shows 100 rows, or 10 one below the other where they are wider than it;
+--top shows more, --format csv and json hold all.
 
 \b
 Examples:
+  thence sql --tables
   thence sql trace.json.gz "select label, sum(duration) as ns from activities group by label order by ns desc"
   thence sql traces/ "select rank, count(*) as n from gpu where kind = 'memcpy' group by rank" --format csv
 """
+
+
+def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
+    """Prints every table with its columns, and ends the command."""
+    if not asked:
+        return
+    from thence.analysis.query_tables import DESCRIBED_TABLES
+    from thence.writers.text.records import columns_of
+
+    output = console()
+    for table in DESCRIBED_TABLES:
+        print_table(output, columns_of(table))
+        print_table(output, "")
+    ctx.exit(0)
 
 
 @click.command("sql", epilog=_EXAMPLES)
@@ -51,14 +72,23 @@ Examples:
     metavar="GB",
     help="Most memory that answering may take beside the tables.",
 )
+@click.option(
+    "--tables",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_tables,
+    help="List every table with its columns, their types, units and meanings, and exit.",
+)
 @result_options()
 def command(
     inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result
 ) -> None:
     """Answers an SQL query over the tables of a trace."""
-    from thence.analysis.query import named
+    from thence.analysis.query import check_query, named
     from thence.cli.bounded_query import bounded_answer
 
+    check_query(query)
     trace = inputs.open()
     frames = {name: getattr(trace, name) for name in named(query)}
     answer = bounded_answer(
@@ -74,6 +104,27 @@ def command(
     elif result.form == "csv":
         result.text(flat_cells(answer).write_csv())
     else:
-        result.table(flat_cells(answer), {name: name for name in answer.columns}, _SQL_WIDTH)
+        _show(answer, result)
     for line in trace.soundness.lines:
         say(line)
+
+
+def _show(answer: pl.DataFrame, result: Result) -> None:
+    """The first rows of an answer, and how many there are beside them."""
+    from thence.writers.text.frame_table import fits
+    from thence.writers.text.records import records
+
+    output = console()
+    shown = answer.head(result.top or _ROWS_SHOWN)
+    if fits(shown, output.width):
+        Result(result.form, None, shown.height).table(
+            answer, {name: name for name in answer.columns}
+        )
+        return
+    shown = answer.head(result.top or _RECORDS_SHOWN)
+    print_table(output, records(shown))
+    if shown.height < answer.height:
+        left = answer.height - shown.height
+        print_table(
+            output, f"... {left:,} more rows; --top {answer.height} shows all, --format csv too"
+        )

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
+from thence.model.mangled_names import function_of, without_suffix
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -77,17 +79,20 @@ def demangle(name: str) -> str:
     """The readable form of an Itanium-mangled name, by the C++ runtime of this machine.
 
     Args:
-        name: a symbol such as ``_Z3fooIfEvPT_i``; any other text is returned unchanged.
+        name: a symbol such as ``_Z3fooIfEvPT_i``; any other text is returned without that suffix.
 
     Returns:
-        ``void foo<float>(float*, int)``; the name itself where the runtime is missing or refuses
-        (GCC 9 and later: more than 1024 characters), or where back references may explode.
+        ``void foo<float>(float*, int)``; where the runtime is missing or refuses (GCC 9 and later: more
+        than 1024 characters), or where back references may explode, the function alone, as `function_of`
+        reads it, else the name itself. AMD's suffix ``.kd`` is taken off.
     """
+    name = without_suffix(name)
     if not name.startswith("_Z") or not name.isascii() or "\0" in name:
         return name
     references = Counter(re.findall(r"S[0-9A-Z]*_", name)).values()
     demangler = _demangler() if math.prod(1 + n for n in references) <= 1_000_000 else None
-    return name if demangler is None else demangler(name)
+    text = name if demangler is None else demangler(name)
+    return text if text != name else function_of(name[:_PARSED]) or name
 
 
 @cache
@@ -163,7 +168,8 @@ def clip(name: str, width: int) -> str:
 
 def _spellings(name: str) -> Iterator[str]:
     """Ever more distinctive short names of one kernel; the last ones are unique by their hash."""
-    texts = _signatures(demangle(name)[:_PARSED]) or [name]
+    readable = demangle(name)
+    texts = _signatures(readable[:_PARSED]) or [readable]
     yield from texts
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass")).hexdigest()
     yield from (f"{texts[:2][-1]}#{digest[:digits]}" for digits in range(6, len(digest) + 1))

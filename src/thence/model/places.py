@@ -24,9 +24,19 @@ __all__ = [
     "STATED",
     "STATED_XLA",
     "STEP_KIND",
+    "By",
+    "FlameBy",
     "Kind",
     "page_kinds",
 ]
+
+By = Literal[
+    "kernel", "program", "hlo", "opcode", "op_name", "label", "module", "op", "ops", "source", "stack", "phase",
+    "serving", "step-kind", "step", "iteration", "collective", "kind", "rank", "device", "stream",
+]  # fmt: skip
+"""Names of `KINDS`, for those who check types: what ``by`` of a table of GPU time can be."""
+FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
+"""The same of flame graphs: `FLAMES`."""
 
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
 Verb = Literal[

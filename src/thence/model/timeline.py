@@ -48,6 +48,7 @@ class Timeline:
         spans: rank, device, track (its name), name, start and duration (ns): tracks of their own on a device, whose
             spans do not overlap.
         inside: what happened inside kernels, launch by launch.
+        gpu_views: whether Perfetto's own GPU views get the activities of devices, too; they are in the file twice then.
     """
 
     trace: Attributed
@@ -57,3 +58,4 @@ class Timeline:
     notes: Sequence[str] = ()
     inside: Sequence[Phases] = ()
     spans: pl.DataFrame | None = None
+    gpu_views: bool = False

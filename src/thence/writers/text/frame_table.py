@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from thence.model.fitted_names import fitted
 from thence.units import format_bytes, format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
@@ -18,19 +19,23 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.console import RenderableType
 
-__all__ = ["frame_table", "not_shown"]
+__all__ = ["cells_of", "fits", "frame_table", "not_shown"]
 
 _TEXT_WIDTH = 40
 """Most columns that a text takes; longer ones continue on the next line."""
+
+_MOST_TEXT = 3 * _TEXT_WIDTH
+"""Most characters of a text that continues on further lines."""
 
 _UNITS: dict[str, Callable[[float], str]] = {
     "_ns": format_ns,
     "duration": format_ns,
     "_ms": lambda value: format_ns(value * 1e6),
     "bytes": format_bytes,
+    "shared_memory": format_bytes,
     "share": lambda value: format_share(value, 1),
 }
-"""How a number is shown, by what the name of its column contains."""
+"""How a number is shown, by what the name of its column contains; the first that it contains decides."""
 
 
 def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) -> RenderableType:
@@ -42,11 +47,16 @@ def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) ->
         headings: the columns that may be shown, the most important first, with their headings.
         width: columns of the terminal; what does not fit is left out, from the end, and named below.
     """
-    cells = {column: [_shown(column, value) for value in frame[column]] for column in headings}
+    cells = {column: cells_of(frame, column) for column in headings}
     needed = {
         column: max(map(len, [heading, *cells[column]])) for column, heading in headings.items()
     }
     folds = sum(columns + 2 for columns in needed.values()) > width
+    if folds:
+        cells = {
+            column: texts if frame.schema[column].is_numeric() else fitted(texts, _MOST_TEXT)
+            for column, texts in cells.items()
+        }
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     shown: list[str] = []
     left = width
@@ -67,6 +77,20 @@ def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) ->
         table.add_row(*map(Text, row))
     hidden = [heading for column, heading in headings.items() if column not in shown]
     return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
+
+
+def cells_of(frame: pl.DataFrame, column: str) -> list[str]:
+    """The values of a column as people read them."""
+    return [_shown(column, value) for value in frame[column].to_list()]
+
+
+def fits(frame: pl.DataFrame, width: int) -> bool:
+    """Whether every column of a frame has room in a table, texts folded."""
+    needed = (
+        (max(map(len, [column, *cells_of(frame, column)])), frame.schema[column].is_numeric())
+        for column in frame.columns
+    )
+    return sum((n if numeric else min(n, _TEXT_WIDTH)) + 2 for n, numeric in needed) <= width
 
 
 def not_shown(headings: Sequence[str]) -> str:

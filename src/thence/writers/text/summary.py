@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thence.analysis.summary import IDLE_INSIDE
+from thence.model.fitted_names import fitted
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
 from thence.units import format_bytes, format_count, format_ns, format_share
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.model.tables import Device
 
-__all__ = ["attribution_table", "details_table", "heading", "row_table", "summary_table"]
+__all__ = ["attribution_table", "details_table", "flowed", "heading", "row_table"]
 
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
 _MOST_REASONS = 8
@@ -39,28 +40,6 @@ _LEAST_APART = 28
 _LEAST_OP_NAME = 40
 
 
-def summary_table(summary: Summary, top: int, width: int) -> RenderableType:
-    """What ``thence report`` shows.
-
-    Args:
-        summary: to be shown.
-        top: how many rows at most.
-        width: columns of the terminal.
-    """
-    warnings = [Text(f"warning: {printable(text)}", "yellow") for text in summary.meta.warnings]
-    parts = (
-        heading(summary),
-        "",
-        row_table(summary, top, width),
-        "",
-        attribution_table(summary),
-        *(Text(printable(line), "bold red") for line in summary.soundness.lines),
-        *(Text(printable(note), "dim") for note in summary.notes),
-        *warnings,
-    )
-    return Group(*parts)
-
-
 def heading(summary: Summary) -> RenderableType:
     """What was read, and its totals."""
     inputs = summary.meta.inputs
@@ -68,7 +47,10 @@ def heading(summary: Summary) -> RenderableType:
     title = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
     formats = ", ".join(dict.fromkeys(summary.meta.formats))
     at_most = "at most " if summary.soundness.work_missing else ""
-    numbers = Table.grid(padding=(0, 3))
+    idle = (
+        f"{at_most}{format_ns(summary.idle_ns)} ({format_share(summary.idle_ns, summary.span_ns)})"
+    )
+    numbers = Table.grid(padding=(0, 2))
     numbers.add_row(
         *(
             Text.assemble((f"{name} ", "dim"), (value, "bold"))
@@ -78,7 +60,7 @@ def heading(summary: Summary) -> RenderableType:
                     "busy",
                     f"{format_ns(summary.busy_ns)} ({format_share(summary.busy_ns, summary.span_ns)})",
                 ),
-                ("idle", f"{at_most}{format_ns(summary.idle_ns)}"),
+                ("idle", idle),
                 ("sum", format_ns(summary.sum_ns)),
             )
         )
@@ -149,7 +131,9 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
     for column, columns in beside.items():
         table.add_column(column, width=columns, overflow="fold")
     largest = max([*summary.rows["share"].head(1), 1e-12])
-    for row in summary.rows.head(top).iter_rows(named=True):
+    rows = summary.rows.head(top)
+    names = fitted(rows["short_name"].to_list(), name_width)
+    for row, fitting in zip(rows.iter_rows(named=True), names, strict=True):
         values: dict[str, RenderableType] = {
             "count": format_count(row["count"]),
             "total": format_ns(row["total_ns"]),
@@ -158,9 +142,11 @@ def row_table(summary: Summary, top: int, width: int) -> RenderableType:
             "share": format_share(row["total_ns"], summary.sum_ns),
             "": Text(_bar(row["share"] / largest), "cyan"),
         }
-        name = Text(
-            printable(clip(row["short_name"], 2 * name_width)),
-            "dim italic" if row["reason"] else "",
+        # Why there is no place is a sentence, and is shown whole.
+        name = (
+            Text(printable(row["short_name"]), "dim italic")
+            if row["reason"]
+            else Text(printable(fitting))
         )
         said = [Text(printable(clip(row[c] or "-", 2 * w)), "dim") for c, w in beside.items()]
         table.add_row(name, *(values[column] for column in shown), *said)
@@ -232,15 +218,32 @@ def _bar(fraction: float) -> str:
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 
-def attribution_table(summary: Summary) -> RenderableType:
-    """The attributed share of the GPU time by kind, and each reason for unattributed time once."""
-    shares = Table.grid(padding=(0, 2, 0, 0))
-    shares.add_column(no_wrap=True)
-    shares.add_column(justify="right", no_wrap=True)
-    for kind, attributed in summary.attributed_ns.items():
-        shares.add_row(kind, format_share(attributed, summary.sum_ns))
+def flowed(parts: Iterable[str], width: int) -> str:
+    """Parts with commas between them, in lines of at most ``width`` characters that break between parts alone."""
+    lines = [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1]) + len(part) + 3 > width:
+            lines[-1] += ","
+            lines.append(part)
+        else:
+            lines[-1] += f", {part}" if lines[-1] else part
+    return "\n".join(lines)
+
+
+def attribution_table(summary: Summary, width: int) -> RenderableType:
+    """The attributed share of the GPU time by kind, and each reason for unattributed time once.
+
+    Args:
+        summary: to be shown.
+        width: columns of the terminal.
+    """
     recorded = " of the work that was recorded" if summary.soundness.work_missing else ""
-    parts: list[RenderableType] = [Text(f"attributed GPU time{recorded}", "bold"), shares]
+    shares = [
+        f"{kind} {format_share(attributed, summary.sum_ns)}"
+        for kind, attributed in summary.attributed_ns.items()
+    ]
+    title = f"attributed GPU time{recorded}"
+    parts: list[RenderableType] = [Text(title, "bold"), Text(flowed(shares, width))]
     reasons = summary.reasons()
     if reasons:
         table = Table.grid(padding=(0, 2, 0, 0))

@@ -303,10 +303,8 @@ def test_ranks_with_the_same_process_id_stay_apart(tmp_path: Path) -> None:
     result = of(thence.open(tmp_path / "rank0" / "trace.json", tmp_path / "rank1" / "trace.json"))
     processes = [t.process for t in result.tracks.values() if t.HasField("process")]
     assert [p.process_name for p in processes] == [
-        "rank 0: process 1",
-        "rank 0: GPU 0",
-        "rank 1: process 1",
-        "rank 1: GPU 0",
+        *("rank 0: GPU 0", "rank 1: GPU 0"),
+        *("rank 0: process 1", "rank 1: process 1"),
     ]
     assert len({p.pid for p in processes}) == 4
     order = [t.sibling_order_rank for t in result.tracks.values() if t.HasField("process")]

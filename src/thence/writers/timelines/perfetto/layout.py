@@ -1,7 +1,7 @@
 """Layout: assigns the rows of a timeline to tracks, and creates the tracks.
 
-Each process of each rank is a group of threads, each device a group of its own with its streams,
-counters and lanes. Times are those of the timeline, less `Layout.origin_ns`.
+Each device is a group with its streams, counters and lanes, each process of each rank a group of threads; devices
+come first. Times are those of the timeline, less `Layout.origin_ns`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from thence.writers.timelines.perfetto.arguments import gpu_arguments, host_argu
 from thence.writers.timelines.perfetto.inside import add_inside, device_groups
 from thence.writers.timelines.perfetto.interning import Interned
 from thence.writers.timelines.perfetto.packets import Arrows, Slices
+from thence.writers.timelines.perfetto.threads import host_processes
 from thence.writers.timelines.perfetto.tracks import Process, Thread, Tracks
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Layout:
         tracks, interned: of the file.
         slices: host ranges, device activities, programs, extra lanes, what happened inside kernels.
         counters: of all devices.
+        pids: process id, as written, of the first process of each rank that has any.
+        devices: track of each rank and device.
     """
 
     origin_ns: int
@@ -65,6 +68,8 @@ class Layout:
     interned: Interned = field(default_factory=Interned)
     slices: list[Slices] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
+    pids: dict[int, int] = field(default_factory=dict)
+    devices: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 def layout(timeline: Timeline) -> Layout:
@@ -75,12 +80,12 @@ def layout(timeline: Timeline) -> Layout:
     first = [start for column in times if isinstance(start := column.min(), int)]
     made = Layout(min([0, *first]))
     flows = _Flows.of(timeline)
-    devices: dict[tuple[int, int], int] = {}
+    devices = made.devices
     host_track = np.zeros(trace.host.height, np.int64)
     gpu_track = np.zeros(trace.gpu.height, np.int64)
     for rank in trace.ranks:
-        _add_threads(made, timeline, rank, host_track)
         _add_devices(made, timeline, rank, gpu_track, devices)
+    _add_processes(made, timeline, host_track)
     made.slices.append(_host_slices(made, timeline, host_track, flows))
     gpu = _gpu_slices(made, timeline, gpu_track, flows)
     made.slices.append(gpu)
@@ -118,32 +123,30 @@ def _clock(timeline: Timeline, rank: int) -> tuple[str, ...]:
     return () if moved is None else (f"clock moved by {-moved:+,} ns",)
 
 
-def _add_threads(made: Layout, timeline: Timeline, rank: int, track: Int64) -> None:
-    """Tracks for the host threads of a rank; fills in the track of each of its ranges."""
-    rows = np.flatnonzero((timeline.trace.host["rank"] == rank).to_numpy())
-    host = timeline.trace.host[rows].select("process", "thread", "start", "duration")
-    number, threads = _numbered(host, ["process", "thread"])
+def _add_processes(made: Layout, timeline: Timeline, track: Int64) -> None:
+    """Tracks for the host threads of all ranks; fills in the track of each range."""
+    trace = timeline.trace
+    columns = ["rank", "process", "thread"]
+    host = trace.host.select(*columns, "start", "duration")
+    number, keys = _numbered(host, columns)
     lane = split_lanes(number, host["start"].to_numpy(), _ends(host))
-    named = timeline.trace.threads.filter(pl.col("rank") == rank)
-    names = {(process, thread): name for _, process, thread, name in named.rows()}
-    groups: dict[int, tuple[int, int]] = {}
-    uuids = []
-    lanes = _lanes_of(number, lane, len(threads))
-    for (process, thread), count in zip(threads, lanes, strict=True):
-        if process not in groups:
-            pid = made.tracks.free_pid(process)
-            name = f"{_prefix(timeline, rank)}process {process}"
-            group = made.tracks.add(name, of=Process(pid, name, _clock(timeline, rank)))
-            groups[process] = (pid, group)
-        pid, group = groups[process]
-        name = names.get((process, thread)) or f"thread {thread}"
-        of = Thread(pid, made.tracks.thread_id(thread), name)
-        thread_track = made.tracks.add(name, group, of=of)
-        # A thread has one track; what crosses its slices is shown in a row below it.
-        uuids.append(
-            [thread_track, *made.tracks.lanes(f"{name}, overlapping", thread_track, count - 1)]
-        )
-    track[rows] = _flat(uuids)[_first(lanes)[number] + lane]
+    lanes = _lanes_of(number, lane, len(keys))
+    count = dict(zip(keys, lanes, strict=True))
+    uuids: dict[tuple[Any, ...], list[int]] = {}
+    for process in host_processes(trace.host, trace.threads):
+        rank = process.rank
+        pid = made.tracks.free_pid(process.process)
+        made.pids.setdefault(rank, pid)
+        name = f"{_prefix(timeline, rank)}{process.name}"
+        group = made.tracks.add(name, of=Process(pid, name, _clock(timeline, rank)))
+        for thread in process.threads:
+            of = Thread(pid, made.tracks.thread_id(thread.thread), thread.name)
+            first = made.tracks.add(thread.name, group, of=of)
+            key = (rank, process.process, thread.thread)
+            # A thread has one track; what crosses its slices is shown in a row below it.
+            below = made.tracks.lanes(f"{thread.name}, overlapping", first, count[key] - 1)
+            uuids[key] = [first, *below]
+    track[:] = _flat(uuids[key] for key in keys)[_first(lanes)[number] + lane]
 
 
 def _lanes_of(number: Int64, lane: Int64, count: int) -> list[int]:

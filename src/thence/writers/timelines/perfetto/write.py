@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import IO, TYPE_CHECKING
 
+from thence.writers.timelines.perfetto.gpu_views import gpu_views
 from thence.writers.timelines.perfetto.layout import layout
 from thence.writers.timelines.perfetto.packets import counter_packets, packet, slice_packets
 from thence.writers.timelines.perfetto.wire import bytes_field, text_field, uint_field
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from thence.model.timeline import Timeline
+    from thence.writers.timelines.perfetto.gpu_views import GpuViews
     from thence.writers.timelines.perfetto.layout import Layout
 
 __all__ = ["write_perfetto"]
@@ -38,7 +40,8 @@ def write_perfetto(
         progress: called with how many slices are written, and how many there are.
     """
     made = layout(timeline)
-    for content in _head(timeline, made):
+    views = gpu_views(timeline, made) if timeline.gpu_views else None
+    for content in _head(timeline, made, views):
         stream.write(content)
     total = sum(len(slices.start) for slices in made.slices)
     done = 0
@@ -50,9 +53,11 @@ def write_perfetto(
     for counter in made.counters:
         for chunk in counter_packets(counter.track, counter.time, counter.value):
             stream.write(chunk.data)
+    for chunk in () if views is None else views.packets():
+        stream.write(chunk.data)
 
 
-def _head(timeline: Timeline, made: Layout) -> Iterator[bytes]:
+def _head(timeline: Timeline, made: Layout, views: GpuViews | None) -> Iterator[bytes]:
     """Clock, facts, everything interned, and the tracks."""
     defaults = bytes_field(59, uint_field(58, _BOOTTIME))
     first = uint_field(87, 1)
@@ -60,6 +65,10 @@ def _head(timeline: Timeline, made: Layout) -> Iterator[bytes]:
     yield packet(bytes_field(126, _facts(timeline, made)))
     for message in made.interned.messages():
         yield packet(bytes_field(12, message))
+    if views is not None:
+        yield packet(views.info)
+        for message in views.interned:
+            yield packet(bytes_field(12, message))
     for track in made.tracks.all:
         yield packet(bytes_field(60, track.descriptor()))
 

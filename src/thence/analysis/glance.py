@@ -1,0 +1,205 @@
+"""A trace at a glance: where the GPU time went, why the GPU was idle, and which question to ask next.
+
+What makes a trace unsound is in the summary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.analysis.exposure import exposure
+from thence.analysis.idle_table import idle_time
+from thence.analysis.report import Part
+from thence.model.selection import WARM_UP
+from thence.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from thence.analysis.idle_table import IdleTime
+    from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.summary import Summary
+    from thence.model.attributed import Attributed
+    from thence.units import Ns
+
+__all__ = ["Glance", "NextStep", "glance"]
+
+_MOST_HOST_RANGES = 1_000_000
+"""Of a trace whose idle time is divided by cause without being asked: that takes seconds beyond it."""
+_MOST_IDLE = 0.5
+_SOME_IDLE = 0.2
+_EXPOSED = 0.2
+_IN_GRAPHS = 0.2
+_COVERED = 0.5
+_CODE = ("module", "label", "source", "op_name")
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """The question that a trace suggests.
+
+    Attributes:
+        verb: of the command line.
+        options: of the command line, behind the inputs.
+        call: the same in Python, of an object ``trace``.
+        why: what in the trace suggests it.
+    """
+
+    verb: str
+    options: tuple[str, ...]
+    call: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The first answers about a trace. All times are ns.
+
+    Attributes:
+        summary: totals, and GPU time by the kind of place that says most or was asked for.
+        phases: GPU time of each phase, the most first; null where the phase is not known.
+        communication_ns: time in which communication ran, summed over devices.
+        exposed_ns: the part of it in which nothing was computed.
+        idle: why the devices were idle, or why that is not told.
+        next_step: what to ask next.
+    """
+
+    summary: Summary
+    phases: pl.DataFrame
+    communication_ns: Ns
+    exposed_ns: Ns
+    idle: Part[IdleTime]
+    next_step: NextStep
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``thence report --format json`` says beside the summary."""
+        causes = [] if self.idle.result is None else self.idle.result.to_json()["causes"]
+        return {
+            "idle_causes": [
+                {key: c[key] for key in ("cause", "total_ns", "share")} for c in causes
+            ],
+            "idle_not_divided": self.idle.reason or None,
+            "communication_ns": self.communication_ns,
+            "exposed_communication_ns": self.exposed_ns,
+        }
+
+
+def glance(trace: Attributed, summary: Summary) -> Glance:
+    """The first answers about a trace.
+
+    Args:
+        trace: attributed; a part of a trace where one was selected.
+        summary: of the same, with the soundness of the whole.
+    """
+    devices = exposure(trace).devices
+    communication, exposed = (
+        int(devices[name].sum()) for name in ("communication_ns", "exposed_ns")
+    )
+    phases = (
+        trace.gpu.select("duration", phase=trace.places["phase"])
+        .group_by(pl.col("phase").cast(pl.String))
+        .agg(total_ns=pl.col("duration").sum())
+        .sort("total_ns", "phase", descending=[True, False])
+    )
+    return Glance(
+        summary,
+        phases,
+        communication,
+        exposed,
+        _idle(trace, summary),
+        _next_step(trace, summary, exposed),
+    )
+
+
+def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
+    chosen = trace.selection
+    if not summary.idle_ns:
+        return Part(None)
+    if chosen.only is not None or chosen.warm_up in WARM_UP:
+        return Part(None, "not told of a part that leaves out work in between")
+    if trace.host.is_empty():
+        return Part(None, "the trace holds nothing of the host")
+    if trace.host.height > _MOST_HOST_RANGES:
+        return Part(None, "not divided here, to save time: thence idle does it")
+    return Part(idle_time(trace))
+
+
+def _next_step(trace: Attributed, summary: Summary, exposed: Ns) -> NextStep:
+    """The first question that fits: what makes figures wrong or empty comes before what is large."""
+    return (
+        _soundness(summary.soundness)
+        or _graphs(summary)
+        or _nothing_attributed(summary)
+        or _idle_step(summary, _MOST_IDLE)
+        or _communication(trace, summary, exposed)
+        or _server_steps(trace)
+        or _idle_step(summary, _SOME_IDLE)
+        or NextStep(
+            "flame",
+            ("-o", "flame.html"),
+            "trace.plot_flame()",
+            "everything by its stack, as one page",
+        )
+    )
+
+
+def _soundness(soundness: Soundness) -> NextStep | None:
+    if soundness.sound:
+        return None
+    found = len(soundness.findings)
+    why = f"{found} finding{'s' if found > 1 else ''}: what is wrong with the trace, where and when"
+    return NextStep("check", (), "trace.soundness", why)
+
+
+def _graphs(summary: Summary) -> NextStep | None:
+    """Labels, where CUDA graphs have none and the format is one that labels can be joined to."""
+    inside = [reason for reason in summary.unattributed.get("label", ()) if reason.code == "graph"]
+    if not inside or inside[0].share < _IN_GRAPHS or "thence label" not in (inside[0].advice or ""):
+        return None
+    share = format_share(inside[0].share, 1)
+    if "--eager" in (inside[0].advice or ""):
+        options = ("--eager", "EAGER", "-o", "labelled.json.gz")
+        return NextStep(
+            "label", options, "trace.label(eager=thence.open(EAGER))",
+            f"{share} of the GPU time is in CUDA graphs without labels; EAGER is a trace of a run without graphs",
+        )  # fmt: skip
+    options = ("--labels", "labels.json", "-o", "labelled.json.gz")
+    return NextStep(
+        "label", options, 'trace.label("labels.json")',
+        f"{share} of the GPU time is in CUDA graphs without labels; thence.save_labels writes them at capture, "
+        "or --eager takes them from a run without graphs",
+    )  # fmt: skip
+
+
+def _nothing_attributed(summary: Summary) -> NextStep | None:
+    covered = max(summary.attributed_ns.get(kind, 0) for kind in _CODE)
+    if covered >= _COVERED * summary.sum_ns:
+        return None
+    return NextStep(
+        "report", ("--by", "op"), 'trace.summary("op")',
+        f"of {format_share(summary.sum_ns - covered, summary.sum_ns)} no module, label or line is known; "
+        "thence record -- python ... records them",
+    )  # fmt: skip
+
+
+def _idle_step(summary: Summary, least: float) -> NextStep | None:
+    if summary.idle_ns < least * summary.span_ns:
+        return None
+    share = format_share(summary.idle_ns, summary.span_ns)
+    why = f"the GPU was idle for {share} of the time: which lines and calls it waited for"
+    return NextStep("idle", (), "trace.idle()", why)
+
+
+def _communication(trace: Attributed, summary: Summary, exposed: Ns) -> NextStep | None:
+    if exposed < _EXPOSED * summary.busy_ns or trace.collectives.is_empty():
+        return None
+    why = f"{format_ns(exposed)} of communication with nothing computed beside it: who waits for whom, and sizes"
+    return NextStep("collectives", (), "trace.collective_times()", why)
+
+
+def _server_steps(trace: Attributed) -> NextStep | None:
+    if trace.places["step-kind"].null_count() == trace.places.height:
+        return None
+    why = "steps of an inference server: time per step by batch size, layer and kernel"
+    return NextStep("report", ("--by", "step-kind"), "trace.step_kinds()", why)

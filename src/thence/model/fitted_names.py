@@ -1,0 +1,111 @@
+"""Names that fit a width: what distinguishes them least is left out, and no two become the same.
+
+Long names of one table share most of their parts: ``sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize...`` and
+``..._tn_n_tilesize...`` differ in two letters in the middle. Each name loses one run of characters, or both ends,
+where its words occur in most of the other names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["fitted"]
+
+_WORDS = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9]")
+_LONGEST = 4096
+"""Characters of a name that are looked at."""
+_LEAST_WIDTH = 8
+_SHARED = 0.01
+"""Weight of a word that every name has: of two runs that say nothing, the one with fewer words goes."""
+_MUCH_LESS = 0.5
+_START = 0.6
+"""Part of the room that the start of a name gets where nothing speaks for another place."""
+
+
+def fitted(names: Sequence[str], width: int) -> list[str]:
+    """Names of at most ``width`` characters, in the same order; different ones stay different.
+
+    Args:
+        names: of the rows of one table.
+        width: characters; fewer than 8 count as 8.
+    """
+    width = max(width, _LEAST_WIDTH)
+    distinct = list(dict.fromkeys(names))
+    short = _shortened(distinct, width)
+    for _ in range(
+        2
+    ):  # the second time, what a group of equal ones has in common counts for nothing
+        groups = _equal(short)
+        if not groups:
+            break
+        for group in groups:
+            short |= _shortened(group, width)
+    return [numbered[name] for numbered in (_numbered(short, width),) for name in names]
+
+
+def _shortened(names: Sequence[str], width: int) -> dict[str, str]:
+    """Each name with one run left out, if it is too long."""
+    if max(map(len, names), default=0) <= width:
+        return {name: name for name in names}
+    words = {name: _WORDS.findall(name[:_LONGEST]) for name in names}
+    uses = Counter(word for of_name in words.values() for word in set(of_name))
+    return {name: _cut(words[name], uses, len(names), width) for name in names}
+
+
+def _cut(words: Sequence[str], uses: Mapping[str, int], names: int, width: int) -> str:
+    """The words as text without the run that says least, or without both ends where these say much less."""
+    text = "".join(words)
+    length = len(text) - width + 1  # of what is left out, to make room for the ellipsis
+    if length <= 1:
+        return text
+    weight = np.array([_SHARED + math.log(names / uses[word]) for word in words])
+    before = np.concatenate([[0.0], np.cumsum(weight)]).round(6)
+    word_at = np.repeat(np.arange(len(words)), [len(word) for word in words])
+    reached = before[word_at + 1]  # weight of the words up to that of each character
+    passed = before[word_at]
+    cuts = reached[length - 1 :] - passed[: len(text) - length + 1]
+    far = np.abs(np.arange(len(cuts)) - _START * width)
+    start = int(np.lexsort((far, cuts))[0])
+    kept = width - 2  # between two ellipses
+    ends = reached[: len(text) - kept - 1] + before[-1] - passed[kept + 1 :]
+    middle = 1 + int(ends.argmin())
+    if ends.min() < _MUCH_LESS * cuts[start]:
+        return f"…{text[middle : middle + kept]}…"
+    return f"{text[:start]}…{text[start + length :]}"
+
+
+def _equal(short: Mapping[str, str]) -> list[list[str]]:
+    """Groups of different names that were shortened to the same text."""
+    groups: dict[str, list[str]] = {}
+    for name, text in short.items():
+        groups.setdefault(text, []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _numbered(short: Mapping[str, str], width: int) -> dict[str, str]:
+    """The texts, with a number at the end of those that are still equal to another."""
+    taken = set(short.values())
+    result = dict(short)
+    for group in _equal(short):
+        for number, name in enumerate(group[1:], 2):
+            result[name] = _free(short[name], number, taken, width)
+            taken.add(result[name])
+    return result
+
+
+def _free(text: str, number: int, taken: Iterable[str], width: int) -> str:
+    """The text with a number that makes it different from all that are taken."""
+    while True:
+        ending = f"#{number}"
+        candidate = text[: width - len(ending)] + ending
+        if candidate not in taken:
+            return candidate
+        number += 1

@@ -1,0 +1,226 @@
+"""Device activities as Perfetto's own GPU views read them: GpuRenderStageEvent packets.
+
+Perfetto's UI shows them under "GPU" and, by device and stream, under their process, and its compute tabs list them.
+They are the same activities as the slices on our tracks, once more, so they are written only when asked for.
+
+Field numbers: protos/perfetto/trace/gpu/gpu_render_stage_event.proto (event, specification, context, launch),
+system_info/gpu_info.proto, and trace_packet.proto (53, 128) and interned_data.proto (23, 24) for where they go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.kernel_names import short_names
+from thence.writers.timelines.perfetto.wire import (
+    VARINT,
+    bytes_field,
+    constant,
+    delimited,
+    field_tag,
+    joined,
+    only_where,
+    text_field,
+    uint_field,
+    varint_column,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from thence.model.timeline import Timeline
+    from thence.writers.timelines.perfetto.layout import Layout
+    from thence.writers.timelines.perfetto.wire import Bytes, Part
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["GpuViews", "gpu_views"]
+
+_CHUNK_ROWS = 8192
+_OTHER, _COMPUTE = 0, 2
+_CUDA, _HIP = 4, 5
+_EVENT, _GPU_INFO, _TIMESTAMP = 53, 128, 8
+_CONTEXTS, _SPECIFICATIONS = 23, 24
+_EVENT_ID, _DURATION, _CONTEXT, _GPU, _QUEUE, _STAGE, _LAUNCH = 1, 2, 5, 11, 13, 14, 21
+_GRID, _BLOCK, _ARGUMENT = 1, 2, 3
+_SEQUENCE_AND_STATE = uint_field(10, 1) + uint_field(13, 2)
+
+
+@dataclass(frozen=True)
+class GpuViews:
+    """What Perfetto's GPU views read of one file.
+
+    Attributes:
+        interned: InternedData messages: contexts, queues and stages.
+        info: content of the packet that describes the GPUs.
+        rows: gpu, queue, stage and context number of each activity, and its time: columns of int64.
+        launches: device and stream of each activity (int64, -1 for none), and grid and block (shape (n, 3), 0 for
+            none).
+    """
+
+    interned: Sequence[bytes]
+    info: bytes
+    rows: Mapping[str, Int64]
+    launches: Mapping[str, Int64]
+
+    def packets(self) -> Iterator[Bytes]:
+        """One packet for each activity, in the order of the table."""
+        for low in range(0, len(self.rows["start"]), _CHUNK_ROWS):
+            chosen = slice(low, low + _CHUNK_ROWS)
+            rows = {name: values[chosen] for name, values in self.rows.items()}
+            launches = {name: values[chosen] for name, values in self.launches.items()}
+            yield _encoded(rows, launches)
+
+
+def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
+    """The activities of a timeline for Perfetto's GPU views.
+
+    Args:
+        timeline: to be written.
+        made: its layout, which says the process of each rank.
+    """
+    gpu = timeline.trace.gpu
+    device, devices = _numbered(gpu.select("rank", "device"))
+    queue, queues = _numbered(gpu.select("rank", "device", "stream"))
+    stage, stages = _numbered(
+        gpu.select(pl.col("kind").cast(pl.String), pl.col("name").cast(pl.String))
+    )
+    start = gpu["start"].to_numpy() - made.origin_ns
+    rows = {
+        "event": np.arange(1, gpu.height + 1),
+        "start": start,
+        "duration": gpu["duration"].to_numpy(),
+        "gpu": device,
+        "context": device + 1,
+        "queue": queue + 1,
+        "stage": stage + 1 + len(queues),
+    }
+    launches = {
+        "device": gpu["device"].fill_null(-1).cast(pl.Int64).to_numpy(),
+        "stream": gpu["stream"].fill_null(-1).to_numpy(),
+        "grid": _three(gpu["grid"]),
+        "block": _three(gpu["block"]),
+    }
+    names = _device_names(timeline, devices)
+    specifications = (*_queues(queues), *_stages(stages))
+    contexts = [
+        bytes_field(_CONTEXTS, uint_field(1, i + 1) + uint_field(2, _pid(made, key)) + uint_field(3, _api(timeline)))
+        for i, key in enumerate(devices)
+    ]  # fmt: skip
+    interned = [
+        *contexts,
+        *(
+            bytes_field(_SPECIFICATIONS, uint_field(1, i) + text)
+            for i, text in enumerate(specifications, 1)
+        ),
+    ]
+    info = bytes_field(_GPU_INFO, b"".join(bytes_field(1, text_field(1, name)) for name in names))
+    return GpuViews(interned, info, rows, launches)
+
+
+def _numbered(frame: pl.DataFrame) -> tuple[Int64, list[tuple[object, ...]]]:
+    """The number of each row's values, from 0, and the distinct values in that order."""
+    distinct = frame.unique(maintain_order=True).sort(frame.columns, nulls_last=True)
+    numbers = frame.join(
+        distinct.with_row_index("number"),
+        on=frame.columns,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    )
+    return numbers["number"].cast(pl.Int64).to_numpy(), distinct.rows()
+
+
+def _three(values: pl.Series) -> Int64:
+    """Three numbers of each row; 0 where it has none."""
+    columns = [values.arr.get(i).fill_null(0).cast(pl.Int64).to_numpy() for i in range(3)]
+    return np.stack(columns, axis=1)
+
+
+def _device_names(timeline: Timeline, devices: Sequence[tuple[object, ...]]) -> list[str]:
+    models = {(d.rank, d.device): d.name for d in timeline.trace.meta.devices if d.name}
+    several = len(timeline.trace.ranks) > 1
+    return [
+        f"{f'rank {rank}: ' if several else ''}GPU {device}"
+        + (f" ({models[rank, device]})" if (rank, device) in models else "")  # type: ignore[index]
+        for rank, device in devices
+    ]
+
+
+def _queues(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
+    """What tells queues, one for each stream of each device."""
+    for rank, device, stream in keys:
+        name = "no stream" if stream is None else f"stream {stream}"
+        yield (
+            text_field(2, name)
+            + text_field(3, f"rank {rank} GPU {device}")
+            + uint_field(4, _COMPUTE)
+        )
+
+
+def _stages(keys: Sequence[tuple[object, ...]]) -> Iterator[bytes]:
+    """What tells stages, one for each name of an activity: short, and in full."""
+    short = short_names(str(name) for _, name in keys)
+    for kind, name in keys:
+        category = _COMPUTE if kind == "kernel" else _OTHER
+        yield text_field(2, short[str(name)]) + text_field(3, str(name)) + uint_field(4, category)
+
+
+def _pid(made: Layout, key: tuple[object, ...]) -> int:
+    """The process that uses a device: the first of its rank, else the one that stands for the device."""
+    rank = int(str(key[0]))
+    if rank in made.pids:
+        return made.pids[rank]
+    track = made.tracks.all[made.devices[rank, int(str(key[1]))] - 1]
+    return track.of.pid if track.of is not None else 0
+
+
+def _api(timeline: Timeline) -> int:
+    return _HIP if "rocm" in timeline.trace.meta.accelerators else _CUDA
+
+
+def _encoded(rows: Mapping[str, Int64], launches: Mapping[str, Int64]) -> Bytes:
+    count = len(rows["start"])
+    fields = {
+        _EVENT_ID: "event", _DURATION: "duration", _GPU: "gpu", _CONTEXT: "context", _QUEUE: "queue", _STAGE: "stage",
+    }  # fmt: skip
+    event: list[Part] = []
+    for number, name in fields.items():
+        event += [constant(field_tag(number, VARINT), count), varint_column(rows[name])]
+    event += delimited(_LAUNCH, _launch(launches))
+    content = [
+        constant(_SEQUENCE_AND_STATE + field_tag(_TIMESTAMP, VARINT), count),
+        varint_column(rows["start"]),
+        *delimited(_EVENT, event),
+    ]
+    return joined(delimited(1, content))
+
+
+def _launch(launches: Mapping[str, Int64]) -> list[Part]:
+    """Grid, block, device and stream of each launch, those that it has."""
+    parts: list[Part] = []
+    for number, name in ((_GRID, "grid"), (_BLOCK, "block")):
+        sizes = launches[name]
+        inside = [
+            part
+            for axis in range(3)
+            for part in (
+                constant(field_tag(axis + 1, VARINT), len(sizes)),
+                varint_column(sizes[:, axis]),
+            )
+        ]
+        parts += only_where(delimited(number, inside), sizes.any(axis=1))
+    for name in ("device", "stream"):
+        values = launches[name]
+        inside = [
+            constant(text_field(2, name) + field_tag(4, VARINT), len(values)),
+            varint_column(np.maximum(values, 0)),
+        ]
+        parts += only_where(delimited(_ARGUMENT, inside), values >= 0)
+    return parts
