@@ -90,7 +90,7 @@ def summarise_rank(trace: Attributed) -> dict[str, pl.DataFrame]:
 def summarise_ranks(trace: Attributed) -> dict[str, pl.DataFrame]:
     """The summaries of all ranks of a trace, each made of its rank alone, put together."""
     ranks = trace.ranks
-    if len(ranks) < 2:  # noqa: PLR2004 - nothing to take apart
+    if len(ranks) < 2:
         return summarise_rank(trace)
     shown = trace.gpu["rank"].unique().sort()
     return concatenated(summarise_rank(select(trace, Selection(ranks=(rank,)))) for rank in shown)

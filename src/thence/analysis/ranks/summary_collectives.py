@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.collective_instances import collective_instances
 from thence.analysis.exposure import exposure
+from thence.analysis.first_calls import first_calls
 from thence.analysis.ranks.summary_tables import COLLECTIVES, GROUPS, PARTS
 from thence.model.intervals import covered_lengths, reached_before, union
 
@@ -134,6 +136,7 @@ def _kernels(
     gpu = trace.gpu[at]
     program = gpu["program"]
     replayed = described["gpu"].is_in(trace.graph_places["gpu"].implode())
+    first = first_calls(trace, collective_instances(trace).rows).row
     rows = described.with_columns(
         gpu.select(
             "rank", "device", "start", "duration", "correlation", pl.col("hlo").cast(pl.String)
@@ -141,6 +144,7 @@ def _kernels(
         step=pl.Series(step[at], dtype=pl.Int32),
         launch=trace.host["start"].gather(host),
         replayed=replayed,
+        first_call=pl.col("of").is_in(first.cast(pl.UInt32).implode()),
         execution=program,
         program=trace.programs["name"].cast(pl.String).gather(program.cast(pl.UInt32)),
     )
