@@ -73,7 +73,11 @@ COLLECTIVES = Table(
         Column("launch", pl.Int64(), "ns: begin of its launch; null where unknown"),
         Column("correlation", pl.Int64(), "of its launch"),
         Column("replayed", pl.Boolean(), "whether it ran in a CUDA graph"),
-        Column("first_call", pl.Boolean(), "whether it made its communicator, see `thence.analysis.first_calls`"),
+        Column(
+            "first_call",
+            pl.Boolean(),
+            "whether it made its communicator, see `thence.analysis.first_calls`",
+        ),
         Column("execution", pl.Int32(), "execution of an XLA program, numbered within the rank"),
         Column("program", pl.String(), "name of that program"),
         Column("hlo", pl.String(), "HLO instruction"),
