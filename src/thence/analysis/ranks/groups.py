@@ -102,10 +102,10 @@ def slow_links(
         step_ns: mean time of a step.
 
     Returns:
-        group, members, extra_ns (per step, since then), low_ns, since_step, times (as long as the like's median).
+        group, members (text), ranks (list, null where not known), extra_ns (per step, since then), low_ns, since_step, times (as long as the like's median).
     """
     schema = {
-        "group": pl.Int32, "members": pl.String, "extra_ns": pl.Float64, "low_ns": pl.Float64,
+        "group": pl.Int32, "members": pl.String, "ranks": pl.List(pl.Int32), "extra_ns": pl.Float64, "low_ns": pl.Float64,
         "since_step": pl.String, "times": pl.Float64,
     }  # fmt: skip
     like = ["collective", "bytes", "group_size", "key", "turn"]
@@ -151,7 +151,7 @@ def slow_links(
         .join(times, on="group")
         .join(joined.groups, on="group", how="left")
         .select(
-            "group", "members", extra_ns="mean_ns", low_ns="low_ns",
+            "group", "members", "ranks", extra_ns="mean_ns", low_ns="low_ns",
             since_step=names.gather(found.filter("straggler")["since"].cast(pl.UInt32)), times="times",
         )
         .sort("extra_ns", descending=True)

@@ -158,14 +158,15 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
     if named.is_empty():
         named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
     since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
+    links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
         reasons=tuple(
-            reasons_of(summaries, found, steps, place, late_keys)
+            reasons_of(summaries, found, steps, place, late_keys, links)
             for place, late_keys in zip(named.select(_PLACE).iter_rows(), since, strict=True)
         ),
         groups=group_rows(together, devices["rank"].n_unique()),
-        links=slow_links(together, steps, counted, step_ns),
+        links=links,
         stages=_per_stage(messages),
         cells=_cells(steps, found, caused),
         keys=tuple(keys),

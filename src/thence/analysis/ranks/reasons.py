@@ -44,6 +44,8 @@ REASON = {
 
 _NAMED_SHARE = 0.2
 """Of a cause's extra time that a place must have to be named."""
+_LEAST_SLOWER = 1.01
+"""How many times as long the kernels of a slower GPU take at least; less is noise."""
 _LEAST_SHARE = 0.03
 """Of the lateness that a cause must have to be listed."""
 _BY = {
@@ -84,6 +86,7 @@ def reasons_of(
     steps: pl.DataFrame,
     place: tuple[int, int],
     keys: list[str],
+    links: pl.DataFrame,
 ) -> Reasons:
     """Why a device was late in some steps.
 
@@ -93,6 +96,7 @@ def reasons_of(
         steps: of `thence.analysis.ranks.lateness.step_keys`.
         place: rank and device.
         keys: of the steps.
+        links: of `thence.analysis.ranks.groups.slow_links`.
     """
     rank, device = place
     late = found.late.filter(
@@ -120,6 +124,8 @@ def reasons_of(
         for name in ("transfer", "unknown")
         if amounts[name]
     ]
+    slow = links.filter(pl.col("ranks").list.contains(rank))["members"].head(1).to_list()
+    rows += [_row("transfer", "group", members, amounts["transfer"]) for members in slow]
     return Reasons(rank, device, *other, len(keys), _frame(rows, sum(amounts.values())))
 
 
@@ -134,6 +140,10 @@ def _frame(
 ) -> pl.DataFrame:
     frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(
         share=pl.col("total_ns") / max(whole, 1)
+    )
+    # Idle time without a cause and stretches that are not known are one cause.
+    frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
+        pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
     )
     of_cause = frame.filter(pl.col("by") == "cause").select(
         "cause", whole="total_ns", large="share"
@@ -221,7 +231,7 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
     else:
         typical, whole = _ratios(alike)
         cause, rows = "compute", alike
-        if typical >= 1 + (whole - 1) / 2 and whole > 1:
+        if typical >= max(1 + (whole - 1) / 2, _LEAST_SLOWER):
             cause = "slower_gpu"
             detail = (
                 f"the same kernels take {typical:.3f} times as long, half of their time at least"
