@@ -192,11 +192,12 @@ class RankJob:
                 last = arrival.reshape(-1, size).max(axis=1).repeat(size)
                 begin[:, step, number] = arrival
                 freed = end[:, step, number] = last + moving[:, step, number]
+                done[:, step, number] = computed
                 if not self.overlapped or number == count - 1:
-                    done[:, step, number] = begin[:, step, number]
-                    done[:, step, :number] = np.maximum(done[:, step, :number], computed[:, None])
                     computed = freed
-        return begin, end, np.clip(done, begin, end)
+            if self.overlapped:  # compute goes on until all of the step is done
+                done[:, step] = done[:, step, -1:]
+        return begin, end, done
 
     def _collectives(
         self, own: Float, times: tuple[Float, Float, Float], skew: Float, drift: Float
