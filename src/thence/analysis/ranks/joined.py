@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Joined", "joined", "table_of"]
 
-_GROUP = {"group_name": "name", "group_description": "description", "group_ranks": "members"}
 _DESCRIBED = (
     *("collective", "bytes", "element_type", "group_size", "sequence"),
     *("source_rank", "destination_rank"),
@@ -103,7 +102,7 @@ def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> Attributed:
     """A trace that holds the collectives alone, a row of each table for each."""
-    texts = groups.unique("job").sort("job").select("job", **_GROUP)
+    texts = groups.unique("job").sort("job").select("job", group_ranks="members")
     executions = (
         rows.filter(pl.col("execution").is_not_null())
         .select("rank", "execution", name="program")
@@ -115,9 +114,9 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         executions.select("rank", "execution", "row"),
         on=["rank", "execution"], how="left", maintain_order="left",
     )  # fmt: skip
-    described = numbered.join(texts, on="job", how="left", maintain_order="left")
-    messages = parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]).join(
-        texts, on="job", how="left"
+    described = _in_groups(numbered, texts)
+    messages = _in_groups(
+        parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]), texts
     )
     gpu = GPU.frame(
         {
@@ -133,7 +132,7 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
     launch = pl.when(pl.col("launch").is_not_null()).then(
         pl.col("launch").is_not_null().cum_sum() - 1
     )
-    keys = ["gpu", *_DESCRIBED, *_GROUP]
+    keys = ["gpu", *_DESCRIBED, "group_name", "group_ranks"]
     return Attributed(
         gpu=gpu,
         host=HOST.frame({"rank": launched["rank"], "start": launched["launch"]}),
@@ -144,6 +143,14 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         collective_parts=COLLECTIVES.frame(
             {key: messages[key] for key in keys} | {"host": messages["order"].cast(pl.Int32)}
         ),
+    )
+
+
+def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
+    """Adds the process group, by its number; its ranks, which may be thousands, where a peer is named by its place."""
+    peers = pl.col("source_rank").is_not_null() | pl.col("destination_rank").is_not_null()
+    return rows.join(texts, on="job", how="left", maintain_order="left").with_columns(
+        group_name=pl.col("job").cast(pl.String), group_ranks=pl.when(peers).then("group_ranks")
     )
 
 
