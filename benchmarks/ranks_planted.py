@@ -23,7 +23,6 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rank_jobs import LINE, MODULE, PLANTS, Plant, RankJob
-
 from thence.analysis.diff.student import highest_share
 from thence.analysis.ranks.job import Job, job_of
 
@@ -79,7 +78,9 @@ def named(job: RankJob, found: Job) -> Counter[str]:
         first = plant.rank // job.small * job.small
         members = str(list(range(first, first + job.small)))
         told["link named"] = int(found.links["members"].to_list() == [members])
-        told["others named"] = int(any(not first <= rank < first + job.small for rank in stragglers))
+        told["others named"] = int(
+            any(not first <= rank < first + job.small for rank in stragglers)
+        )
         return told
     told["rank named"] = int(plant.rank in stragglers)
     told["others named"] = int(any(rank != plant.rank for rank in stragglers))
@@ -97,7 +98,9 @@ def named(job: RankJob, found: Job) -> Counter[str]:
 
 def main() -> None:
     """Prints the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--null", type=int, default=1000)
     parser.add_argument("--planted", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

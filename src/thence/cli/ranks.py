@@ -72,7 +72,12 @@ _STAGES = {
     "bubble_ns": "bubble",
     "bubble_share": "share",
 }
-_LINKS = {"members": "slow link: ranks", "extra_ns": "longer a step", "low_ns": "at least", "since_step": "since"}
+_LINKS = {
+    "members": "slow link: ranks",
+    "extra_ns": "longer a step",
+    "low_ns": "at least",
+    "since_step": "since",
+}
 _CLOCKS = {
     "rank": "rank",
     "offset_ns": "clock offset",
@@ -119,7 +124,9 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
         try:
             row = trace.what_if(on_time=[f"rank:{rank}"]).rows.row(0, named=True)
         except ThenceError as error:
-            found.append(({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}"))
+            found.append(
+                ({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}")
+            )
             continue
         before, after = row["before_ns"], row["after_ns"]
         text = f"without rank {rank}'s delay: {row['verdict']}"
@@ -148,7 +155,12 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
         if not lines.is_empty():
             Result(result.form).table(lines, _REASONS)
     shown = Result(result.form, None, result.top or _SHOWN)
-    tables = [(job.links, _LINKS), (job.ranks, _RANKS), (job.groups, _GROUPS), (job.stages, _STAGES)]
+    tables = [
+        (job.links, _LINKS),
+        (job.ranks, _RANKS),
+        (job.groups, _GROUPS),
+        (job.stages, _STAGES),
+    ]
     if clocks:
         tables.append((job.clocks.rows, _CLOCKS))
     for rows, headings in tables:

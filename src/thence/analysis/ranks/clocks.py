@@ -60,7 +60,7 @@ class Clocks:
     @property
     def statements(self) -> list[str]:
         """What was done, a sentence each."""
-        if self.rows.height < 2:  # noqa: PLR2004 - one rank has nobody to be compared with
+        if self.rows.height < 2:
             return []
         said = [self.alignment.statement]
         drifting = self.rows.filter("drift_applied")

@@ -129,7 +129,7 @@ def slow_links(
             typical=pl.col("moving").median().over(like),
             peers=pl.col("group").n_unique().over(like),
         )
-        .filter(pl.col("peers") > 2)  # noqa: PLR2004 - of two, neither is the typical one
+        .filter(pl.col("peers") > 2)
     )
     if moved.is_empty():
         return pl.DataFrame(schema=schema)

@@ -64,7 +64,11 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
     if why is not None and why.median_rank is not None:
         middle = {"rank": why.median_rank, "device": why.median_device}
     binned = len(labels) < len(job.keys)
-    said = [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"] if binned else []
+    said = (
+        [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"]
+        if binned
+        else []
+    )
     return {
         "inputs": inputs,
         "statement": printable(job.statement),
@@ -94,7 +98,9 @@ def _reasons(job: Job) -> list[dict[str, Any]]:
                 "rank": row["rank"],
                 "device": row["device"],
                 "text": printable(sentence),
-                "rows": [[c, ns, share, printable(where)] for c, ns, share, where in lines.iter_rows()],
+                "rows": [
+                    [c, ns, share, printable(where)] for c, ns, share, where in lines.iter_rows()
+                ],
             }
         )
     return found
@@ -125,8 +131,12 @@ def _maps(
     many = np.bincount(at, minlength=places.height * count)
     found = {}
     for name in _MAPS:
-        sums = np.bincount(at, cells[name].to_numpy().astype(np.float64), minlength=places.height * count)
-        found[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(np.float32)
+        sums = np.bincount(
+            at, cells[name].to_numpy().astype(np.float64), minlength=places.height * count
+        )
+        found[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(
+            np.float32
+        )
     return found
 
 

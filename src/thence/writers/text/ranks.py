@@ -32,9 +32,9 @@ MEANINGS = {
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
     """Rows of the stragglers with a sentence each; where there is none, of the device that caused most."""
     for why in job.reasons:
-        row = job.ranks.filter(
-            pl.col("rank") == why.rank, pl.col("device") == why.device
-        ).row(0, named=True)
+        row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(
+            0, named=True
+        )
         yield row, _sentence(row, why, job.step_ns)
 
 
@@ -64,7 +64,12 @@ def reason_rows(why: Reasons) -> pl.DataFrame:
         where = [_place(by, name) for by, name in places.select("by", "name").iter_rows()]
         text = "; ".join(text for text in (detail, *where) if text)
         lines.append((cause_name(cause), per_step, share, text))
-    schema = {"cause": pl.String, "per_step_ns": pl.Float64, "share": pl.Float64, "where": pl.String}
+    schema = {
+        "cause": pl.String,
+        "per_step_ns": pl.Float64,
+        "share": pl.Float64,
+        "where": pl.String,
+    }
     return pl.DataFrame(lines, schema=schema, orient="row")
 
 
