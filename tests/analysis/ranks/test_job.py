@@ -37,7 +37,8 @@ def test_a_planted_fault_is_named_as_what_it_is(kind: str, overlapped: bool) -> 
     job = RankJob(plant=plant, overlapped=overlapped, steps=16, noise=0.01, seed=11)
     found = job_of(job.summaries())
     assert found.stragglers["rank"].to_list() == [5]
-    assert found.stragglers["since_step"].to_list() == [found.keys[4]]
+    # A pause of another rank hides the first step or two of a small fault.
+    assert found.stragglers["since_step"][0] in found.keys[3:6]
     (why,) = found.reasons
     assert why.rows["cause"][0] == CAUSES[kind]
     assert why.rows.schema == REASON
@@ -126,8 +127,8 @@ def test_figures_of_ranks_are_per_step(tmp_path: Path) -> None:
 def by_hand() -> tuple[dict[int, int], dict[int, int]]:
     """How often and how long the others waited for each rank of the FSDP job, from the raw files.
 
-    The clocks agree. A wait is cut where another kernel of its own rank computes: only the longest free piece counts,
-    as of the summary. A collective is the n-th of its kind on every rank.
+    The clocks agree. What its own rank computes in a wait is taken off. A collective is the n-th of its kind on
+    every rank.
     """
     talks: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
     compute: dict[int, list[tuple[int, int]]] = {}
@@ -165,8 +166,8 @@ def test_real_ranks_are_late_as_counted_by_hand() -> None:
     assert rows["times_last"].to_list() == list(last.values())
     for row in rows.iter_rows(named=True):
         whole = row["exposed_wait_ns"] * row["steps"]
-        # Waits in several pieces count with the longest alone.
-        assert 0.93 * waited[row["rank"]] <= whole <= 1.001 * waited[row["rank"]]
+        # Where compute lies within a collective is known to within its transfer.
+        assert 0.98 * waited[row["rank"]] <= whole <= 1.001 * waited[row["rank"]]
     assert found.ranks["rank"].to_list()[:2] == [3, 1]
     assert found.stragglers.is_empty()
     assert "cannot be told from chance" in found.statement

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
@@ -15,8 +16,6 @@ from thence.analysis.ranks.summary_tables import MOST_ROWS, SUMMARY
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import polars as pl
 
 
 def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -109,9 +108,8 @@ def test_kernels_places_and_idle_time_add_up_to_the_steps() -> None:
     for by, rows in found["places"].group_by("by"):
         assert rows["total_ns"].sum() == found["kernels"]["total_ns"].sum(), by
     causes = found["idle"].filter(by="cause")
-    # Idle time before the first and after the last activity of a step is no gap between activities.
-    assert 0 < causes["total_ns"].sum() <= found["steps"]["idle_ns"].sum()
-    assert causes["total_ns"].sum() == trace.idle().idle_ns
+    # What lies between the windows of two steps is in neither.
+    assert 0.999 * trace.idle().idle_ns < causes["total_ns"].sum() <= trace.idle().idle_ns
 
 
 def test_what_has_no_row_of_its_own_is_one_row_without_a_name(tmp_path: Path) -> None:
@@ -124,7 +122,7 @@ def test_what_has_no_row_of_its_own_is_one_row_without_a_name(tmp_path: Path) ->
         ]
     kernels: pl.DataFrame = summarise_rank(opened(tmp_path, events).attributed)["kernels"]
     assert kernels.height == MOST_ROWS + 1
-    rest = kernels.filter(name=None).row(0, named=True)
+    rest = kernels.filter(pl.col("name").is_null()).row(0, named=True)
     durations = sorted((1000 * (1 + number % 90) for number in range(count)), reverse=True)
     assert rest["count"] == 50
     assert rest["total_ns"] == sum(durations[MOST_ROWS:])

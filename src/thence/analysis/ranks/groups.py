@@ -31,8 +31,8 @@ _NAMES = (  # first match decides
     ("expert", r"(?:^|[^a-z])(?:e?[td]?p?_?)?(?:ep|expert|moe)(?:[^a-z]|$)|expert"),
     ("pipeline", r"(?:^|[^a-z])pp?(?:[^a-z]|$)|pipe"),
     ("tensor", r"(?:^|[^a-z])(?:tp|mp)(?:[^a-z]|$)|tensor|model_parallel"),
-    ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
     ("data", r"(?:^|[^a-z])(?:dp|fsdp|ddp|hsdp|shard|replicate)(?:[^a-z]|$)|data|replica|fsdp"),
+    ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
 )
 
 

@@ -38,7 +38,8 @@ class Joined:
         rows: one row per device and instance that it took part in: rank, device, step (of its device; -1: none),
             instance, collective (kind), bytes, group (number of the process group, equal on all ranks),
             group_size, start and end (ns since `origin`, on the common clock), exposed_ns, wait_ns (null where not
-            known), exposed_wait_ns (the part of it in which nothing computed, null likewise), awaited (whether
+            known), exposed_wait_ns (the part of it in which nothing computed, as far as exposed time and its longest
+            piece tell, null likewise), awaited (whether
             the others waited for it), late_rank and late_device (for whom they waited; null where not known),
             known (whether it is matched), moving_ns, gated (whether nothing computed when it ended, so that the
             device went on with it),
@@ -204,11 +205,14 @@ def _timed(
         kernels.select(columns), on=["instance", "rank", "device"], maintain_order="left"
     )
     begin, finish = (pl.col(f"exposed_{name}") - pl.col("shift") for name in ("start", "end"))
-    alone = pl.min_horizontal(finish, pl.col("start") + pl.col("wait_ns")) - pl.max_horizontal(
+    # What is exposed after the last arrival is no longer than the rest of the kernel.
+    piece = pl.min_horizontal(finish, pl.col("start") + pl.col("wait_ns")) - pl.max_horizontal(
         begin, "start"
     )
+    rest = pl.col("duration") - pl.col("wait_ns")
+    alone = pl.min_horizontal("wait_ns", pl.max_horizontal(piece, pl.col("exposed_ns") - rest, 0))
     every = every.with_columns(
-        exposed_wait_ns=pl.when(pl.col("wait_ns").is_not_null()).then(alone.clip(lower_bound=0)),
+        exposed_wait_ns=pl.when(pl.col("wait_ns").is_not_null()).then(alone),
         gated=(finish == pl.col("start") + pl.col("duration")) & (pl.col("exposed_ns") > 0),
         group="job",
     ).drop("exposed_start", "exposed_end", "shift", "duration", "job")
