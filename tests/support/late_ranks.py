@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORWARD, BACKWARD, TRANSFER = 30_000, 60_000, 10_000  # us
+AFTER = 10
+"""From the end of the all-reduce to the next step, us: the host waits for it."""
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -47,7 +49,7 @@ class SleepyJob:
             end = max(arrivals) + TRANSFER
             for rank in range(self.ranks):
                 events[rank] += self._step(rank, step, begin, arrivals[rank], end)
-            begin = end
+            begin = end + AFTER
         paths = []
         for rank, ours in enumerate(events):
             path = folder / f"rank{rank}.json"
@@ -113,7 +115,7 @@ class SleepyJob:
 
         grid = {"grid": [8, 1, 1], "block": [128, 1, 1]}
         return [
-            host("user_annotation", f"ProfilerStep#{step}", begin, end),
+            host("user_annotation", f"ProfilerStep#{step}", begin, end + AFTER),
             host("cpu_op", "aten::mm", begin + 10, begin + 60, **{"External id": number + 1, "Sequence number": number}),
             *launched("gemm_forward", begin + 50, begin + 100, begin + 100 + FORWARD, number + 1, **grid),
             host("cpu_op", "autograd::engine::evaluate_function: MmBackward0", begin + 200, backward + 60,
@@ -122,4 +124,5 @@ class SleepyJob:
             host("python_function", "/home/me/train.py(40): hook", begin + 220, backward + 40),
             *launched("gemm_backward", backward, backward + 100, backward + 100 + self.backward(rank, step), number + 2, **grid),
             *launched(NCCL, backward + 80, arrival, end, number + 3, **described),
+            host("cuda_runtime", "cudaDeviceSynchronize", backward + 95, end + 5, correlation=number + 4),
         ]  # fmt: skip

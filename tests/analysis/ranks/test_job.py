@@ -167,7 +167,7 @@ def test_real_ranks_are_late_as_counted_by_hand() -> None:
     for row in rows.iter_rows(named=True):
         whole = row["exposed_wait_ns"] * row["steps"]
         # Where compute lies within a collective is known to within its transfer.
-        assert 0.98 * waited[row["rank"]] <= whole <= 1.001 * waited[row["rank"]]
+        assert 0.98 * waited[row["rank"]] <= whole <= 1.005 * waited[row["rank"]]
     assert found.ranks["rank"].to_list()[:2] == [3, 1]
     assert found.stragglers.is_empty()
     assert "cannot be told from chance" in found.statement
