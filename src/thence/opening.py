@@ -69,7 +69,9 @@ def open_trace(
     return Trace(with_labels(tables), tuple(own))
 
 
-def _store(paths: Sequence[str | os.PathLike[str]], hlo: Sequence[str], own: Sequence[str]) -> Trace:
+def _store(
+    paths: Sequence[str | os.PathLike[str]], hlo: Sequence[str], own: Sequence[str]
+) -> Trace:
     """A store as a trace.
 
     Raises:

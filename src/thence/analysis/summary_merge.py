@@ -124,14 +124,18 @@ def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bo
     ranks = {"ranks": first.ranks, "devices": first.devices, "streams": first.streams}
     times = {"span_ns": first.span_ns, "busy_ns": first.busy_ns, "sum_ns": first.sum_ns}
     stated = [(kind, None, ns) for kind, ns in first.attributed_ns.items()]
-    stated += [(k, r.code, r.total_ns) for k, reasons in first.unattributed.items() for r in reasons]
+    stated += [
+        (k, r.code, r.total_ns) for k, reasons in first.unattributed.items() for r in reasons
+    ]
     rows = {
         "totals": [(*ranks.values(), *times.values(), labels_joined, xla)],
         "kinds": [(kind, count, first.kind_ns[kind]) for kind, count in first.counts.items()],
         "stated": stated,
         "divisions": [(s.by, s.heading, s.idle_inside_ns) for s in summaries],
     }
-    frames = {t.name: pl.DataFrame(rows[t.name], t.schema, orient="row") for t in TABLES if t.name in rows}
+    frames = {
+        t.name: pl.DataFrame(rows[t.name], t.schema, orient="row") for t in TABLES if t.name in rows
+    }
     frames["details"] = first.details
     frames["apart"] = pl.concat([_keyed(s.apart, s.by) for s in summaries])
     frames["rows"] = pl.concat([_keyed(s.rows, s.by) for s in summaries], how="diagonal_relaxed")
@@ -144,7 +148,9 @@ def _keyed(frame: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _shaped(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
-    lacking = [pl.lit(None, c.dtype).alias(c.name) for c in table.columns if c.name not in frame.columns]
+    lacking = [
+        pl.lit(None, c.dtype).alias(c.name) for c in table.columns if c.name not in frame.columns
+    ]
     return frame.with_columns(lacking).select(*table.schema).cast(table.schema)  # type: ignore[arg-type]
 
 
@@ -177,7 +183,9 @@ def merged_summary(
         selection: which part of them it is.
     """
     sums = folded({name: f.filter(by=by) if "by" in f.columns else f for name, f in frames.items()})
-    totals = sums["totals"].select(pl.col(pl.Int64).sum(), pl.col(pl.Boolean).any()).row(0, named=True)
+    totals = (
+        sums["totals"].select(pl.col(pl.Int64).sum(), pl.col(pl.Boolean).any()).row(0, named=True)
+    )
     total = totals["sum_ns"]
     counted = {kind: (n, ns) for kind, n, ns in sums["kinds"].iter_rows()}
     shown = [kind for kind in KINDS if kind in counted]
@@ -208,7 +216,11 @@ def merged_summary(
 
 
 def _reasons(
-    stated: pl.DataFrame, kinds: Sequence[str], meta: Meta, total: int, labels_joined: bool  # noqa: FBT001 - a column
+    stated: pl.DataFrame,
+    kinds: Sequence[str],
+    meta: Meta,
+    total: int,
+    labels_joined: bool,  # noqa: FBT001 - a column
 ) -> dict[str, tuple[Reason, ...]]:
     """The time without a place of every kind, by reason, the largest first."""
     ordered = stated.drop_nulls("code").sort("total_ns", "code", descending=[True, False])
@@ -235,7 +247,16 @@ def _reasons(
 def _rows(rows: pl.DataFrame, by: str, total: int) -> pl.DataFrame:
     """Rows as in `Summary.rows`."""
     ordered = rows.sort("total_ns", "name", descending=[True, False])
-    columns = ["name", "attributed", "reason", "count", "total_ns", "mean_ns", "share", "backward_ns"]
+    columns = [
+        "name",
+        "attributed",
+        "reason",
+        "count",
+        "total_ns",
+        "mean_ns",
+        "share",
+        "backward_ns",
+    ]
     return ordered.with_columns(
         mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
     ).select(

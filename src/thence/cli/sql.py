@@ -55,11 +55,10 @@ def command(
     inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result
 ) -> None:
     """Answers an SQL query over the tables of a trace."""
-    from thence.analysis.query import named
     from thence.cli.bounded_query import bounded_answer
 
     trace = inputs.open()
-    frames = {name: getattr(trace, name) for name in named(query)}
+    frames = trace.frames(query)
     answer = bounded_answer(frames, query, min(time_limit, _LONGEST_S), int(memory_limit * 1e9))
     if result.form != "csv" and answer.height > _MOST_ROWS:
         raise UsageError(

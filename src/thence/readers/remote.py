@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["fetched", "is_folder", "is_url", "matching_urls", "open_url", "state_of", "urls_within"]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+}
 _BLOCK_BYTES = 8 << 20
 _CHANGED = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag")
 """Under which key a protocol says when a file changed, or another word that changes with it."""
@@ -45,7 +52,9 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise MissingRequirement(f"{url}: URLs need fsspec: pip install 'thence[remote]'") from error
+        raise MissingRequirement(
+            f"{url}: URLs need fsspec: pip install 'thence[remote]'"
+        ) from error
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -54,7 +63,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         raise MissingRequirement(
             f"{url}: fsspec reads {protocol}:// with a package of its own: {advice}"
         ) from error
-    except Exception as error:  # noqa: BLE001 - each protocol has errors of its own
+    except Exception as error:
         raise InputError(url, f"cannot be reached ({_one_line(error)})") from error
     return filesystem, path
 
@@ -68,7 +77,7 @@ def _answering(url: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise InputError(url, "no such file or directory") from error
-    except Exception as error:  # noqa: BLE001 - each protocol has errors of its own
+    except Exception as error:
         raise InputError(url, f"cannot be read ({_one_line(error)})") from error
 
 
@@ -165,4 +174,3 @@ def _changed(info: dict[str, Any]) -> object:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-

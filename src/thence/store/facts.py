@@ -65,7 +65,9 @@ def decode_facts(content: bytes | str, path: str) -> Facts:
 
 
 def _meta(value: dict[str, Any]) -> Meta:
-    plain = {name: tuple(map(str, value[name])) for name in ("inputs", "formats", "warnings", "notes")}
+    plain = {
+        name: tuple(map(str, value[name])) for name in ("inputs", "formats", "warnings", "notes")
+    }
     epoch = value["epoch_ns"]
     return Meta(
         **plain,
@@ -92,6 +94,7 @@ def merged_meta(parts: Sequence[Meta]) -> Meta:
     Args:
         parts: of single ranks.
     """
+
     def all_of(name: str) -> tuple[Any, ...]:
         return tuple(value for part in parts for value in getattr(part, name))
 

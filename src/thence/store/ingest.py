@@ -10,7 +10,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thence.errors import DamagedInput, InputError, UsageError
 from thence.readers.fingerprints import fingerprint
@@ -29,7 +29,6 @@ from thence.store.layout import (
     Settings,
     is_store,
     key_of,
-    read_manifest,
     read_part,
     write_json,
 )
@@ -38,7 +37,7 @@ from thence.store.task import Job, Outcome, ingest_one
 from thence.store.workers import LocalWorkers, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 __all__ = ["Ingested", "ingest", "sources_of"]
 
@@ -58,6 +57,25 @@ class Ingested:
     manifest: Manifest
     written: int
     kept: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What was done, as the command line prints it with ``--format json``."""
+        manifest = self.manifest
+        ranks = [
+            {"rank": rank, "source": entry.source, "activities": entry.rows,
+             "cpu_s": entry.cpu_seconds, "peak_bytes": entry.peak_bytes}
+            for entry in manifest.entries
+            for rank in entry.ranks
+        ]  # fmt: skip
+        left = [{"source": one.source, "why": one.why, "text": one.reason} for one in manifest.left]
+        return {
+            "ranks": ranks,
+            "written": self.written,
+            "kept": self.kept,
+            "left_out": left,
+            "notes": list(manifest.notes),
+            "warnings": list(manifest.warnings),
+        }
 
 
 def ingest(
@@ -99,7 +117,8 @@ def ingest(
     for outcome in (workers or LocalWorkers()).run(ingest_one, jobs):
         outcomes[outcome.source] = outcome
         progress(len(sources) - len(stale) + len(outcomes), len(sources))
-    manifest = _joined(root, settings, sources, outcomes, notes, add=add)
+    given = {_everywhere(name) for name in inputs}
+    manifest = _joined(root, settings, sources, outcomes, notes, given, add=add)
     if not manifest.entries:
         reasons = "; ".join(left.reason for left in manifest.left[:3])
         raise InputError(", ".join(inputs), f"nothing could be read: {reasons}")
@@ -117,16 +136,24 @@ def sources_of(
         UsageError: a run is named and no input is a directory.
     """
     if STANDARD_INPUT in inputs:
-        raise InputError(STANDARD_INPUT, "a store is made of files: standard input cannot be read again")
+        raise InputError(
+            STANDARD_INPUT, "a store is made of files: standard input cannot be read again"
+        )
     files, notes = files_of(inputs, run, add=add)
     sources = [process for file in files for process in _processes(file)]
-    given = {os.path.abspath(name) for name in inputs if not is_url(name)}  # noqa: PTH100 - as below
-    names = {name if is_url(name) else os.path.abspath(name): None for name in sources}  # noqa: PTH100 - no links
+    names = dict.fromkeys(map(_everywhere, sources))
     # Labels of CUDA graphs are found by the reader of the trace beside them.
-    kept = [name for name in names if is_url(name) or not Path(name).is_file() or not holds_labels(name)]
+    kept = [
+        name for name in names if is_url(name) or not Path(name).is_file() or not holds_labels(name)
+    ]
     if not kept:
-        raise InputError(", ".join(given), "holds labels of CUDA graphs, and no trace")
+        raise InputError(", ".join(inputs), "holds labels of CUDA graphs, and no trace")
     return kept, notes
+
+
+def _everywhere(name: str) -> str:
+    """The name by which every machine knows an input."""
+    return name if is_url(name) else os.path.abspath(name)  # noqa: PTH100 - links are not followed
 
 
 def _processes(name: str) -> list[str]:
@@ -183,12 +210,19 @@ def _joined(
     sources: Sequence[str],
     outcomes: dict[str, Outcome],
     notes: list[str],
+    given: Collection[str],
     *,
     add: bool,
 ) -> Manifest:
     """Writes the joined summaries and the manifest."""
     parts = _parts(root, settings)
-    left = [Left(o.source, o.reason) for o in outcomes.values() if o.reason is not None]
+    left = [
+        Left(
+            o.source, o.reason, "unreadable" if o.source in given and o.why == "no_trace" else o.why
+        )
+        for o in outcomes.values()
+        if o.reason is not None
+    ]
     refused = {one.source for one in left}
     found = [
         Found(*parts[key])
@@ -208,8 +242,3 @@ def _joined(
     )
     write_json(root / MANIFEST, manifest)
     return manifest
-
-
-def settings_of(store: str | os.PathLike[str]) -> Settings | None:
-    """How the inputs of a store were read; None where there is no store yet."""
-    return read_manifest(Path(store)).settings if is_store(store) else None

@@ -35,7 +35,10 @@ def join_summaries(root: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
     for name in names:
         target = root / SUMMARIES / f"{name}.parquet"
         unfinished = temporary_path(target)
-        frames = [_of_ranks(root, entries[i : i + _AT_ONCE], name) for i in range(0, len(entries), _AT_ONCE)]
+        frames = [
+            _of_ranks(root, entries[i : i + _AT_ONCE], name)
+            for i in range(0, len(entries), _AT_ONCE)
+        ]
         pl.concat(frames, how="diagonal_relaxed").sink_parquet(unfinished, compression="lz4")
         unfinished.replace(target)
     return tuple(names)

@@ -28,6 +28,7 @@ from thence.atomic_files import atomic_write
 from thence.errors import DamagedInput, InputError
 
 __all__ = [
+    "BAD",
     "FACTS",
     "FORMAT",
     "MANIFEST",
@@ -35,6 +36,7 @@ __all__ = [
     "RANKS",
     "SUMMARIES",
     "VERSION",
+    "WHY_LEFT",
     "Entry",
     "Fingerprint",
     "Left",
@@ -53,6 +55,12 @@ __all__ = [
 FORMAT, VERSION = "thence.store", 1
 MANIFEST, PART, FACTS = "manifest.json", "part.json", "facts.json"
 RANKS, SUMMARIES = "ranks", "summaries"
+WHY_LEFT = ("unreadable", "lost", "duplicate", "other_time", "no_trace")
+"""Why an input is not in a store. unreadable: it cannot be read. lost: whoever read it was killed. duplicate: it is
+a rank that a newer input is. other_time: it says no rank, and was not recorded when the others were. no_trace: a file
+of a directory that is something else."""
+BAD = frozenset({"unreadable", "lost"})
+"""Those of them by which a rank is missing."""
 _FOLDER = re.compile(r"rank-\d{5,10}-[0-9a-f]{12}")
 _MOST_BYTES = 1 << 30
 """Of a manifest: 100 bytes or so a rank."""
@@ -151,10 +159,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Left(msgspec.Struct, frozen=True):
-    """An input that is not in the store, and the reason in a sentence."""
+    """An input that is not in the store.
+
+    Attributes:
+        source: where it is.
+        reason: a sentence.
+        why: of `WHY_LEFT`.
+    """
 
     source: str
     reason: str
+    why: str = "unreadable"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +229,9 @@ def read_manifest(store: Path) -> Manifest:
     """
     manifest = _read(store / MANIFEST, Manifest)
     if manifest.format != FORMAT:
-        raise InputError(str(store), f"is no store of thence: its manifest says {manifest.format!r}")
+        raise InputError(
+            str(store), f"is no store of thence: its manifest says {manifest.format!r}"
+        )
     if manifest.version > VERSION:
         raise InputError(str(store), "was written by a later version of thence; update this one")
     names = all(_FOLDER.fullmatch(entry.folder) for entry in manifest.entries)

@@ -55,7 +55,11 @@ GPU_COLUMNS = {name: _RENAMED.get(name, name) for name in GPU.schema}
 
 _PLACE_TYPES: dict[str, Any] = {
     "launch": pl.Int32(),
-    **{name: dtype for kind in PLACES for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))},
+    **{
+        name: dtype
+        for kind in PLACES
+        for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))
+    },
     "position": pl.Enum(POSITIONS),
     "apart": RULE,
 }
@@ -92,7 +96,9 @@ def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
     """
     if not host:
         trace = _without_host(trace)
-    places = trace.places.select(pl.all().cast(pl.Categorical()) if trace.places.is_empty() else pl.all())
+    places = trace.places.select(
+        pl.all().cast(pl.Categorical()) if trace.places.is_empty() else pl.all()
+    )
     tables = {
         ACTIVITIES: pl.concat([trace.gpu.rename(_RENAMED), places], how="horizontal"),
         **{name: getattr(trace, name) for name in _TABLES},

@@ -50,7 +50,13 @@ def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
         clash = next((rank for rank in one.part.ranks if rank in holder), None)
         if clash is not None and not add:
             other = holder[clash].part.source
-            left.append(Left(one.part.source, f"{one.part.source}: holds rank {clash}, as {other} does, which is newer"))
+            left.append(
+                Left(
+                    one.part.source,
+                    f"{one.part.source}: holds rank {clash}, as {other} does, which is newer",
+                    "duplicate",
+                )
+            )
             continue
         if clash is not None:
             unstated.append(one)
@@ -61,17 +67,21 @@ def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
         other = next((x for x in holder.values() if not add and _apart(one.part, x.part)), None)
         if other is not None:
             text = f"{one.part.source}: was recorded at another time than {other.part.source}, and does not say its rank"
-            left.append(Left(one.part.source, text))
+            left.append(Left(one.part.source, text, "other_time"))
             continue
         ranks = _free(one.part.ranks, holder)
         if ranks != one.part.ranks:
             shown = ", ".join(map(str, ranks))
-            warnings.append(f"{one.part.source}: does not say a rank of its own; shown as rank {shown}")
+            warnings.append(
+                f"{one.part.source}: does not say a rank of its own; shown as rank {shown}"
+            )
         holder.update(dict.fromkeys(ranks, one))
         chosen.append((one, ranks))
     chosen.sort(key=lambda pair: pair[1])
     warnings += _gaps(sorted(holder))
-    return Numbered(tuple(_entry(one, ranks) for one, ranks in chosen), tuple(left), tuple(warnings))
+    return Numbered(
+        tuple(_entry(one, ranks) for one, ranks in chosen), tuple(left), tuple(warnings)
+    )
 
 
 def _recency(one: Found) -> tuple[int, str]:

@@ -211,7 +211,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     manifest = read_manifest(root)
     if not manifest.complete:
         raise InputError(
-            str(root), "its ingest has not come to its end; the same thence ingest again goes on where it was"
+            str(root),
+            "its ingest has not come to its end; the same thence ingest again goes on where it was",
         )
     if not manifest.entries:
         raise InputError(str(root), f"{MANIFEST} lists no rank")

@@ -137,12 +137,12 @@ class StoredTrace(Trace):
         """
         return answer(self.frames(query), query)
 
-    def frames(self, query: str) -> dict[str, Any]:
+    def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that a query names: as plans where nothing but ranks is selected."""
         if replace(self.selection, ranks=()) != Selection():
             return {name: getattr(self, name) for name in named(query)}
         lazy = [name for name in named(query) if name not in ("annotations",)]
-        frames: dict[str, Any] = {name: self._scan(name) for name in lazy}
+        frames: dict[str, pl.DataFrame | pl.LazyFrame] = {name: self._scan(name) for name in lazy}
         return frames | {name: getattr(self, name) for name in named(query) if name not in lazy}
 
     def _scan(self, name: str) -> pl.LazyFrame:

@@ -41,7 +41,9 @@ def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
     lowest = min(trace.ranks, default=0)
     frames = {
         WINDOWS: _windows(trace),
-        FACTS_TABLE: pl.DataFrame({"rank": [lowest], "facts": [facts.decode()]}, {"rank": pl.Int32, "facts": pl.String}),
+        FACTS_TABLE: pl.DataFrame(
+            {"rank": [lowest], "facts": [facts.decode()]}, {"rank": pl.Int32, "facts": pl.String}
+        ),
     }
     by_rank = [_report(trace, rank) for rank in trace.gpu["rank"].unique().sort()]
     for name in REPORT.values() if by_rank else ():

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
-from thence.attribution.attribute import attribute
-from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.analysis.soundness.check import check
 from thence.atomic_files import temporary_path
-from thence.errors import ThenceError
+from thence.attribution.attribute import attribute
+from thence.attribution.cuda_graphs.labelling import with_labels
+from thence.errors import ThenceError, UnknownFormat
 from thence.readers.expansion import Expansion
 from thence.readers.fingerprints import fingerprint
 from thence.readers.registry import read
@@ -68,11 +68,13 @@ class Outcome(msgspec.Struct, frozen=True):
         source: of the job.
         folder: of the part that was written; None where the input could not be read.
         reason: why it could not; None where it could.
+        why: the same as one of `thence.store.layout.WHY_LEFT`.
     """
 
     source: str
     folder: str | None = None
     reason: str | None = None
+    why: str = "unreadable"
 
 
 def ingest_one(job: Job) -> Outcome:
@@ -88,13 +90,17 @@ def ingest_one(job: Job) -> Outcome:
         was = fingerprint(job.source)
         tables = _read(job)
         trace = attribute(tables, job.settings.own)
+    except UnknownFormat as error:
+        return Outcome(job.source, reason=str(error), why="no_trace")
     except ThenceError as error:
         return Outcome(job.source, reason=str(error))
     except (Exception, pl.exceptions.PanicException) as error:  # noqa: BLE001 - told; Polars' panics are no Exception
         what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Outcome(job.source, reason=f"{job.source}: an error that should not happen ({what})")
     if not trace.gpu.height and not trace.host.height:
-        return Outcome(job.source, reason=f"{job.source}: holds neither device work nor host ranges")
+        return Outcome(
+            job.source, reason=f"{job.source}: holds neither device work nor host ranges"
+        )
     return Outcome(job.source, folder=_written(job, trace, Fingerprint(*was), began))
 
 
@@ -166,7 +172,9 @@ def _window(trace: Attributed) -> tuple[int, int] | None:
     table = trace.gpu if trace.gpu.height else trace.host
     if zero is None:
         return None
-    start, end = table.select(pl.col("start").min(), end=(pl.col("start") + pl.col("duration")).max()).row(0)
+    start, end = table.select(
+        pl.col("start").min(), end=(pl.col("start") + pl.col("duration")).max()
+    ).row(0)
     return zero + start, zero + end
 
 

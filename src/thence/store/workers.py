@@ -96,7 +96,7 @@ class LocalWorkers:
                     return pool.submit(task, job).result()
                 except BrokenProcessPool:
                     continue
-        return Outcome(job.source, reason=f"{job.source}: {_LOST.format(_RETRIES)}")
+        return Outcome(job.source, reason=f"{job.source}: {_LOST.format(_RETRIES + 1)}", why="lost")
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
@@ -150,7 +150,9 @@ class RayWorkers:
         waiting = deque(jobs)
         running: dict[Any, Job] = {}
         while waiting or running:
-            while waiting and len(running) < _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1))):
+            while waiting and len(running) < _AHEAD * max(
+                1, int(ray.cluster_resources().get("CPU", 1))
+            ):
                 job = waiting.popleft()
                 running[remote.remote(job)] = job
             done, _ = ray.wait(list(running), num_returns=1)
@@ -163,7 +165,11 @@ class RayWorkers:
             outcome: Outcome = self._ray.get(reference)
         except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError) as error:
             what = type(error).__name__
-            return Outcome(job.source, reason=f"{job.source}: {_LOST.format(_RETRIES + 1)} ({what})")
+            return Outcome(
+                job.source,
+                reason=f"{job.source}: {_LOST.format(_RETRIES + 1)} ({what})",
+                why="lost",
+            )
         except errors.RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from error

@@ -18,8 +18,8 @@ from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities
 from thence.readers.recording.host import described_collectives, host_ranges
 from thence.readers.recording.parts import Description, Folder
-from thence.readers.remote import is_url, urls_within
 from thence.readers.recording.xla import with_xla
+from thence.readers.remote import is_url, urls_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
