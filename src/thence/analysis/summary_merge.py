@@ -6,7 +6,7 @@ with the memory of one rank, and the result is that of `summarize` on all ranks 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -123,11 +123,13 @@ def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bo
     first = summaries[0]
     ranks = {"ranks": first.ranks, "devices": first.devices, "streams": first.streams}
     times = {"span_ns": first.span_ns, "busy_ns": first.busy_ns, "sum_ns": first.sum_ns}
-    stated = [(kind, None, ns) for kind, ns in first.attributed_ns.items()]
+    stated: list[tuple[str, str | None, int]] = [
+        (kind, None, ns) for kind, ns in first.attributed_ns.items()
+    ]
     stated += [
         (k, r.code, r.total_ns) for k, reasons in first.unattributed.items() for r in reasons
     ]
-    rows = {
+    rows: dict[str, list[Any]] = {
         "totals": [(*ranks.values(), *times.values(), labels_joined, xla)],
         "kinds": [(kind, count, first.kind_ns[kind]) for kind, count in first.counts.items()],
         "stated": stated,

@@ -80,7 +80,7 @@ def command(
     form: str,
 ) -> int:
     """Read the ranks of a job, once, into a store of Parquet files."""
-    from thence.store.ingest import ingest
+    from thence.store.ingest import ingest, sources_of
     from thence.store.layout import BAD, Settings
 
     settings = Settings(
@@ -92,12 +92,10 @@ def command(
     )
     with _progress() as progress:
         done = ingest(
-            inputs.paths,
+            sources_of(inputs.paths, inputs.run, add=inputs.add),
             store,
             settings,
             workers=_workers(workers, address),
-            run=inputs.run,
-            add=inputs.add,
             progress=progress,
         )
     if form == "json":

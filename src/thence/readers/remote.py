@@ -160,10 +160,8 @@ def state_of(url: str) -> tuple[Bytes, str, int]:
     """
     filesystem, path = _filesystem(url)
     with _answering(url):
-        if filesystem.isdir(path):
-            infos = list(filesystem.find(path, detail=True).values())
-        else:
-            infos = [filesystem.info(path)]
+        folder = filesystem.isdir(path)
+        infos = filesystem.find(path, detail=True).values() if folder else [filesystem.info(path)]
     changed = max((str(_changed(info)) for info in infos), default="")
     return sum(int(info.get("size") or 0) for info in infos), changed, len(infos)
 

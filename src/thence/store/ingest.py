@@ -37,9 +37,9 @@ from thence.store.task import Job, Outcome, ingest_one
 from thence.store.workers import LocalWorkers, Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Ingested", "ingest", "sources_of"]
+__all__ = ["Ingested", "Sources", "ingest", "sources_of"]
 
 _RECORDING = "recording.json"
 
@@ -78,14 +78,29 @@ class Ingested:
         }
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What is to be in a store.
+
+    Attributes:
+        names: inputs of single processes, each by a name that every machine knows it by.
+        given: those that were named one by one, and not found in a directory.
+        notes: on what was left out of directories, such as other runs.
+        add: whether several inputs of one rank become ranks of their own.
+    """
+
+    names: tuple[str, ...]
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    add: bool = False
+
+
 def ingest(
-    inputs: Sequence[str],
+    sources: Sources,
     store: str | os.PathLike[str],
     settings: Settings,
     *,
     workers: Workers | None = None,
-    run: str | None = None,
-    add: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Ingested:
     """Writes a store, or brings one up to date.
@@ -94,42 +109,44 @@ def ingest(
     be read is left out, with the reason in the manifest.
 
     Args:
-        inputs: files, directories, globs or URLs; recordings may still be growing.
+        sources: from `sources_of`; recordings may still be growing.
         store: folder to write; created. Workers on other machines must see it under the same path.
         settings: how to read; a store has one set.
         workers: where the work is done; None: processes of this machine.
-        run: of directories that hold several runs, the one to read; None: the newest.
-        add: keep all of several inputs that hold one rank, each as a rank of its own.
         progress: called with how many inputs are done, and how many there are.
 
     Raises:
-        InputError: an input names nothing, or none of them could be read.
+        InputError: none of the inputs could be read.
         UsageError: the folder holds something else, or a store whose inputs were read in another way.
     """
     root = Path(os.path.abspath(store))  # noqa: PTH100 - the same name on every machine: no links are followed
-    sources, notes = sources_of(inputs, run, add=add)
     _prepare(root, settings)
     known = _parts(root, settings)
-    stale = [source for source in sources if not _is_current(known.get(key_of(source)), source)]
-    progress(len(sources) - len(stale), len(sources))
+    stale = [
+        source for source in sources.names if not _is_current(known.get(key_of(source)), source)
+    ]
+    kept, count = len(sources.names) - len(stale), len(sources.names)
+    progress(kept, count)
     jobs = [Job(source, str(root), settings) for source in stale]
     outcomes: dict[str, Outcome] = {}
     for outcome in (workers or LocalWorkers()).run(ingest_one, jobs):
         outcomes[outcome.source] = outcome
-        progress(len(sources) - len(stale) + len(outcomes), len(sources))
-    given = {_everywhere(name) for name in inputs}
-    manifest = _joined(root, settings, sources, outcomes, notes, given, add=add)
+        progress(kept + len(outcomes), count)
+    manifest = _joined(root, settings, sources, outcomes)
     if not manifest.entries:
         reasons = "; ".join(left.reason for left in manifest.left[:3])
-        raise InputError(", ".join(inputs), f"nothing could be read: {reasons}")
+        raise InputError(", ".join(sources.names[:3]), f"nothing could be read: {reasons}")
     written = sum(outcome.folder is not None for outcome in outcomes.values())
-    return Ingested(manifest, written, len(sources) - len(stale))
+    return Ingested(manifest, written, kept)
 
 
-def sources_of(
-    inputs: Sequence[str], run: str | None = None, *, add: bool = False
-) -> tuple[list[str], list[str]]:
-    """The inputs of single processes, each by a name that every machine knows it by, and notes on what is left out.
+def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = False) -> Sources:
+    """The inputs of single processes among files, directories, globs and URLs.
+
+    Args:
+        inputs: as the user names them.
+        run: of directories that hold several runs, the one to read; None: the newest.
+        add: keep all of several inputs that hold one rank, each as a rank of its own.
 
     Raises:
         InputError: nothing was found for an input, or it is standard input.
@@ -148,7 +165,8 @@ def sources_of(
     ]
     if not kept:
         raise InputError(", ".join(inputs), "holds labels of CUDA graphs, and no trace")
-    return kept, notes
+    given = frozenset(map(_everywhere, inputs))
+    return Sources(tuple(kept), given, tuple(notes), add)
 
 
 def _everywhere(name: str) -> str:
@@ -207,18 +225,16 @@ def _is_current(part: tuple[str, Part] | None, source: str) -> bool:
 def _joined(
     root: Path,
     settings: Settings,
-    sources: Sequence[str],
+    sources: Sources,
     outcomes: dict[str, Outcome],
-    notes: list[str],
-    given: Collection[str],
-    *,
-    add: bool,
 ) -> Manifest:
     """Writes the joined summaries and the manifest."""
     parts = _parts(root, settings)
     left = [
         Left(
-            o.source, o.reason, "unreadable" if o.source in given and o.why == "no_trace" else o.why
+            o.source,
+            o.reason,
+            "unreadable" if o.source in sources.given and o.why == "no_trace" else o.why,
         )
         for o in outcomes.values()
         if o.reason is not None
@@ -226,10 +242,10 @@ def _joined(
     refused = {one.source for one in left}
     found = [
         Found(*parts[key])
-        for source in sources
+        for source in sources.names
         if (key := key_of(source)) in parts and source not in refused
     ]
-    ranks = numbered(found, add=add)
+    ranks = numbered(found, add=sources.add)
     summaries = join_summaries(root, ranks.entries)
     manifest = Manifest(
         settings=settings,
@@ -237,7 +253,7 @@ def _joined(
         entries=ranks.entries,
         left=(*sorted(left, key=lambda one: one.source), *ranks.left),
         summaries=summaries,
-        notes=tuple(notes),
+        notes=sources.notes,
         warnings=ranks.warnings,
     )
     write_json(root / MANIFEST, manifest)

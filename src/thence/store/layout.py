@@ -17,15 +17,17 @@ Only this module knows the names; all of them are checked when a manifest is rea
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from thence.atomic_files import atomic_write
 from thence.errors import DamagedInput, InputError
+
+if TYPE_CHECKING:
+    import os
 
 __all__ = [
     "BAD",

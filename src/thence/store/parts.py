@@ -192,7 +192,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         shares = read_table(folder, "shares")
         trace = Attributed(
             gpu=_typed(gpu, GPU.schema),
-            places=places.cast({n: t for n, t in _PLACE_TYPES.items() if n in places.columns}),  # type: ignore[arg-type]
+            places=places.cast({n: t for n, t in _PLACE_TYPES.items() if n in places.columns}),
             **tables,
             shares=None if shares is None else _typed(shares, dict(SHARES)),
             hlo=_modules_of(folder),
@@ -222,7 +222,7 @@ def _modules_of(folder: Path) -> tuple[HloModule, ...]:
     modules = read_table(folder, "modules")
     if modules is None:
         return ()
-    parts = {
+    parts: dict[str, Any] = {
         name: _typed(read_table(folder, name), {**schema, "module": pl.Int32()})
         for name, schema in _HLO.items()
     }

@@ -64,9 +64,9 @@ def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
         holder.update(dict.fromkeys(one.part.ranks, one))
         chosen.append((one, one.part.ranks))
     for one in sorted(unstated, key=lambda one: one.part.source):
-        other = next((x for x in holder.values() if not add and _apart(one.part, x.part)), None)
-        if other is not None:
-            text = f"{one.part.source}: was recorded at another time than {other.part.source}, and does not say its rank"
+        away = next((x for x in holder.values() if not add and _apart(one.part, x.part)), None)
+        if away is not None:
+            text = f"{one.part.source}: was recorded at another time than {away.part.source}, and does not say its rank"
             left.append(Left(one.part.source, text, "other_time"))
             continue
         ranks = _free(one.part.ranks, holder)

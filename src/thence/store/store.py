@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from thence.store.summaries import FACTS_TABLE, REPORT, WINDOWS
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
 
     from thence.model.attributed import Attributed

@@ -70,7 +70,7 @@ class StoredTrace(Trace):
         return replace(whole, meta=meta)
 
     @cached_property
-    def tables(self) -> Attributed:  # type: ignore[override]
+    def tables(self) -> Attributed:
         """The same: what readers returned is not kept."""
         return self.whole
 
@@ -141,7 +141,7 @@ class StoredTrace(Trace):
         """The tables that a query names: as plans where nothing but ranks is selected."""
         if replace(self.selection, ranks=()) != Selection():
             return {name: getattr(self, name) for name in named(query)}
-        lazy = [name for name in named(query) if name not in ("annotations",)]
+        lazy = [name for name in named(query) if name != "annotations"]
         frames: dict[str, pl.DataFrame | pl.LazyFrame] = {name: self._scan(name) for name in lazy}
         return frames | {name: getattr(self, name) for name in named(query) if name not in lazy}
 
@@ -176,7 +176,7 @@ class StoredTrace(Trace):
     def _need_host(self, verb: str) -> None:
         if not self.store.manifest.settings.host:
             raise MissingData(
-                f"{self.store.root}: holds no host ranges, by which thence {verb} tells; thence ingest --host keeps them"
+                f"{self.store.root}: holds no host ranges, which thence {verb} needs; thence ingest --host keeps them"
             )
 
 
