@@ -1,0 +1,131 @@
+"""Does `thence ranks` name the late rank and why, and nobody where nobody is late? On jobs made of a real step.
+
+    python benchmarks/ranks_planted.py [--null 1000] [--planted 100] [--seed 0]
+
+Jobs of 2 to 32 ranks and 4 to 40 steps are made of a step that was recorded under FSDP2 (tests/support/rank_jobs.py):
+noise from 0.5 to 15 % of each stretch, ranks that are a little slower, pauses, clocks apart, collectives that are
+awaited at once or overlap with compute. --null of them have no fault: in how many is a straggler named? 1 % are
+allowed. --planted of each kind have one, of 3 to 30 % of a step: in how many is the rank named, alone, with the
+cause, line and module, and the step since which it is late? The faults with wall times equal on all ranks are all:
+everyone waits for the late one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from rank_jobs import LINE, MODULE, PLANTS, Plant, RankJob
+
+from thence.analysis.diff.student import highest_share
+from thence.analysis.ranks.job import Job, job_of
+
+EXPECTED = {
+    "backward": "python",
+    "kernel": "compute",
+    "slow_gpu": "slower_gpu",
+    "loader": "loader",
+    "batch": "more_work",
+    "link": "transfer",
+}
+
+
+def quiet(random: np.random.Generator, seed: int) -> RankJob:
+    """A job in which nobody is late."""
+    return RankJob(
+        ranks=int(random.choice([2, 4, 8, 16, 32])),
+        steps=int(random.integers(4, 41)),
+        noise=float(np.exp(random.uniform(np.log(0.005), np.log(0.15)))),
+        uneven=float(random.choice([0.0, 0.002, 0.005])),
+        pauses=float(random.choice([0.0, 0.02, 0.1])),
+        overlapped=bool(random.random() < 0.5),
+        drift=float(random.choice([0.0, 20_000.0])),
+        seed=seed,
+    )
+
+
+def faulty(random: np.random.Generator, kind: str, seed: int) -> RankJob:
+    """A job with one fault."""
+    link = kind == "link"
+    ranks = int(random.choice([12, 16, 32])) if link else int(random.choice([2, 4, 8, 16, 32]))
+    steps = int(random.integers(10, 41))
+    since = int(random.integers(0, steps // 2)) if random.random() < 0.5 else 0
+    share = float(random.uniform(0.05, 0.3))
+    return RankJob(
+        ranks=ranks,
+        steps=steps,
+        plant=Plant(kind, int(random.integers(ranks)), share, since),
+        noise=float(random.choice([0.005, 0.01, 0.02])),
+        small=4 if link else 0,
+        overlapped=not link and bool(random.random() < 0.5),
+        seed=seed,
+    )
+
+
+def named(job: RankJob, found: Job) -> Counter[str]:
+    """What of the fault is named."""
+    plant = job.plant
+    assert plant is not None
+    told = Counter({"jobs": 1})
+    stragglers = [rank for rank in found.stragglers["rank"]]
+    if plant.kind == "link":
+        first = plant.rank // job.small * job.small
+        members = str(list(range(first, first + job.small)))
+        told["link named"] = int(found.links["members"].to_list() == [members])
+        told["others named"] = int(any(not first <= rank < first + job.small for rank in stragglers))
+        return told
+    told["rank named"] = int(plant.rank in stragglers)
+    told["others named"] = int(any(rank != plant.rank for rank in stragglers))
+    if plant.rank not in stragglers:
+        return told
+    since = found.stragglers.filter(rank=plant.rank)["since_step"][0]
+    told["since named"] = int(abs(found.keys.index(since) - plant.since) <= 1)
+    reasons = next(r for r in found.reasons if r.rank == plant.rank).rows
+    told["cause named"] = int(reasons["cause"][0] == EXPECTED[plant.kind])
+    if plant.kind in ("backward", "kernel"):
+        names = set(reasons["name"])
+        told["line and module named"] = int({LINE, MODULE} <= names)
+    return told
+
+
+def main() -> None:
+    """Prints the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--null", type=int, default=1000)
+    parser.add_argument("--planted", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    random = np.random.default_rng(given.seed)
+    begun = time.monotonic()
+    wrong = []
+    for number in range(given.null):
+        job = quiet(random, given.seed + number)
+        found = job_of(job.summaries())
+        if not found.stragglers.is_empty() or not found.links.is_empty():
+            wrong.append((job.ranks, job.steps, round(job.noise, 3), job.pauses, job.overlapped))
+    if given.null:
+        bound = highest_share(len(wrong), given.null)
+        print(
+            f"without a fault: {len(wrong)} of {given.null} jobs name a straggler or link "
+            f"({100 * len(wrong) / given.null:.1f} %, at most {100 * bound:.1f} % with 95 % confidence); "
+            f"{(time.monotonic() - begun) / given.null:.2f} s a job"
+        )
+        for facts in wrong:
+            print("  ranks, steps, noise, pauses, overlapped:", *facts)
+    for kind in PLANTS:
+        counts: Counter[str] = Counter()
+        for number in range(given.planted):
+            job = faulty(random, kind, given.seed + number)
+            counts.update(named(job, job_of(job.summaries())))
+        print(f"{kind}: " + ", ".join(f"{what} {count}" for what, count in counts.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Process groups of a job: what they are for, the waits in them, and links that are slower than others.
+
+What a group is for is told, in this order, from its name and description (``dp``, ``TENSOR_MODEL_PARALLEL_GROUP``,
+``mesh_pp`` ...), from its size (all ranks), and from its traffic: only sends and receives are those of a pipeline,
+all-to-alls those of experts. What remains is unknown.
+
+A link is slow where the transfers of a group (the time in which data moved, after the last had arrived) take
+longer than those of other groups with the same collective, size and message, by more than `LEAST_SHARE` of a
+step on average, with a lower bound above 0 as in `thence.analysis.ranks.stragglers`. A group without the like has
+nothing to be compared with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collective_kinds import JOINT, PEERS
+from thence.analysis.ranks.stragglers import late_since
+
+if TYPE_CHECKING:
+    from thence.analysis.ranks.joined import Joined
+
+__all__ = ["KINDS", "group_rows", "slow_links"]
+
+KINDS = ("data", "tensor", "pipeline", "expert", "context", "all", "unknown")
+"""What a group can be for."""
+_NAMES = (  # first match decides
+    ("expert", r"(?:^|[^a-z])(?:e?[td]?p?_?)?(?:ep|expert|moe)(?:[^a-z]|$)|expert"),
+    ("pipeline", r"(?:^|[^a-z])pp?(?:[^a-z]|$)|pipe"),
+    ("tensor", r"(?:^|[^a-z])(?:tp|mp)(?:[^a-z]|$)|tensor|model_parallel"),
+    ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
+    ("data", r"(?:^|[^a-z])(?:dp|fsdp|ddp|hsdp|shard|replicate)(?:[^a-z]|$)|data|replica|fsdp"),
+)
+
+
+def group_rows(joined: Joined, world: int) -> pl.DataFrame:
+    """Waits by process group.
+
+    Args:
+        joined: the collectives of the job.
+        world: how many ranks it shows.
+
+    Returns:
+        group, kind (of `KINDS`), told_by (name, size, traffic or null), name, description, members, size,
+        collectives (instances), exposed_ns, exposed_wait_ns, transfer_ns (exposed time that is no wait), all
+        summed over devices; the largest wait first. Collectives of XLA programs are one group without a name.
+    """
+    messages = pl.col("collective").is_in((*PEERS, "send-recv", "coalesced", "collective-permute"))
+    sums = joined.rows.group_by("group").agg(
+        collectives=pl.col("instance").n_unique(),
+        ranks_seen=pl.col("rank").n_unique(),
+        listed_size=pl.col("group_size").max(),
+        exposed_ns=pl.col("exposed_ns").sum(),
+        exposed_wait_ns=pl.col("exposed_wait_ns").sum(),
+        only_messages=messages.all(),
+        exchanges=pl.col("collective").is_in(("all-to-all", "ragged-all-to-all")).any(),
+    )
+    rows = sums.join(joined.groups, on="group", how="left", nulls_equal=True)
+    size = pl.coalesce(pl.col("ranks").list.len().cast(pl.Int32), "listed_size")
+    text = pl.concat_str(
+        pl.col("description").fill_null(""), pl.lit(" "), pl.col("name").fill_null("")
+    ).str.to_lowercase()
+    named = pl.coalesce(
+        pl.when(text.str.contains(pattern)).then(pl.lit(kind)) for kind, pattern in _NAMES
+    )
+    whole = (size == world) & (world > 1)
+    kind = (
+        pl.when(named.is_not_null()).then(named)
+        .when(pl.col("only_messages")).then(pl.lit("pipeline"))
+        .when(pl.col("exchanges") & ~whole).then(pl.lit("expert"))
+        .when(whole).then(pl.lit("all"))
+        .otherwise(pl.lit("unknown"))
+    )  # fmt: skip
+    told = (
+        pl.when(named.is_not_null()).then(pl.lit("name"))
+        .when(pl.col("only_messages")).then(pl.lit("traffic"))
+        .when(pl.col("exchanges") & ~whole).then(pl.lit("traffic"))
+        .when(whole).then(pl.lit("size"))
+    )  # fmt: skip
+    return rows.select(
+        "group", "name", "description", "members", "collectives", "exposed_ns", "exposed_wait_ns",
+        kind=kind, told_by=told, size=size,
+        transfer_ns=(pl.col("exposed_ns") - pl.col("exposed_wait_ns")).clip(lower_bound=0),
+    ).select(
+        "group", "kind", "told_by", "name", "description", "members", "size", "collectives",
+        "exposed_ns", "exposed_wait_ns", "transfer_ns",
+    ).sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)  # fmt: skip
+
+
+def slow_links(
+    joined: Joined, steps: pl.DataFrame, keys: list[str], step_ns: float
+) -> pl.DataFrame:
+    """Groups whose transfers take longer than those of their like.
+
+    Args:
+        joined: the collectives of the job.
+        steps: of `thence.analysis.ranks.lateness.step_keys`.
+        keys: the steps that count, in order.
+        step_ns: mean time of a step.
+
+    Returns:
+        group, members (text), ranks (list, null where not known), extra_ns (per step, since then), low_ns, since_step, times (as long as the like's median).
+    """
+    schema = {
+        "group": pl.Int32, "members": pl.String, "ranks": pl.List(pl.Int32), "extra_ns": pl.Float64, "low_ns": pl.Float64,
+        "since_step": pl.String, "times": pl.Float64,
+    }  # fmt: skip
+    like = ["collective", "bytes", "group_size", "key", "turn"]
+    moved = (
+        joined.rows.filter(
+            pl.col("known"), pl.col("group").is_not_null(), pl.col("collective").is_in(JOINT)
+        )
+        .join(steps.select("rank", "device", "step", "key"), on=["rank", "device", "step"])
+        .filter(pl.col("key").is_in(keys))
+        .group_by("group", "instance")
+        .agg(
+            pl.col("collective", "bytes", "group_size", "key").first(),
+            start=pl.col("start").max(),
+            moving=(pl.col("end").max() - pl.col("start").max()).clip(lower_bound=0),
+        )
+        .sort("group", "start", "instance")
+        .with_columns(
+            turn=pl.int_range(pl.len()).over("group", "key", "collective", "bytes", "group_size")
+        )
+        .with_columns(
+            typical=pl.col("moving").median().over(like),
+            peers=pl.col("group").n_unique().over(like),
+        )
+        .filter(pl.col("peers") > 2)  # noqa: PLR2004 - of two, neither is the typical one
+    )
+    if moved.is_empty():
+        return pl.DataFrame(schema=schema)
+    extra = moved.group_by("group", "key").agg(
+        extra=(pl.col("moving") - pl.col("typical")).sum(),
+        moving=pl.col("moving").sum(),
+        typical=pl.col("typical").sum(),
+    )
+    groups = extra["group"].unique().sort()
+    at = extra["group"].replace_strict(groups, range(len(groups)), return_dtype=pl.Int64).to_numpy()
+    step = extra["key"].replace_strict(keys, range(len(keys)), return_dtype=pl.Int64).to_numpy()
+    matrix = np.zeros((len(groups), len(keys)))
+    matrix[at, step] = np.maximum(extra["extra"].to_numpy(), 0)
+    found = late_since(matrix, step_ns).with_columns(group=groups)
+    times = extra.group_by("group").agg(times=pl.col("moving").sum() / pl.col("typical").sum())
+    names = pl.Series(keys, dtype=pl.String)
+    return (
+        found.filter("straggler")
+        .join(times, on="group")
+        .join(joined.groups, on="group", how="left")
+        .select(
+            "group", "members", "ranks", extra_ns="mean_ns", low_ns="low_ns",
+            since_step=names.gather(found.filter("straggler")["since"].cast(pl.UInt32)), times="times",
+        )
+        .sort("extra_ns", descending=True)
+        .cast(schema)  # type: ignore[arg-type] # plain types
+    )  # fmt: skip

@@ -1,0 +1,228 @@
+"""Puts the summaries of the ranks of a job together: which kernels are one collective, clocks, and waits.
+
+The rules are those of whole traces (`thence.analysis.collective_instances`, `thence.analysis.clock_sync`,
+`thence.analysis.waits`): the collectives of the summaries are laid out as the tables of a trace that holds nothing
+else, and asked there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.collective_instances import collective_instances, unmatched_reasons
+from thence.analysis.ranks.clocks import Clocks, clocks_of
+from thence.analysis.ranks.summary_tables import COLLECTIVES as SUMMARISED
+from thence.analysis.waits import participants
+from thence.model.attributed import Attributed
+from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Joined", "joined", "table_of"]
+
+_GROUP = {"group_name": "name", "group_description": "description", "group_ranks": "members"}
+_DESCRIBED = (
+    *("collective", "bytes", "element_type", "group_size", "sequence"),
+    *("source_rank", "destination_rank"),
+)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The collectives of a job.
+
+    Attributes:
+        rows: one row per device and instance that it took part in: rank, device, step (of its device; -1: none),
+            instance, collective (kind), bytes, group (number of the process group, equal on all ranks),
+            group_size, start and end (ns since `origin`, on the common clock), exposed_ns, wait_ns (null where not
+            known), exposed_wait_ns (the part of it in which nothing computed, null likewise), awaited (whether
+            the others waited for it), late_rank and late_device (for whom they waited; null where not known),
+            known (whether it is matched), moving_ns, gated (whether nothing computed when it ended, so that the
+            device went on with it),
+            and compute_start_ns ... idle_end_ns as in the summary. By rank, device and start.
+        groups: group, name, description, members (text), ranks (list; null where not listed).
+        clocks: of the ranks.
+        origin: ns since 1970 of time 0, or of whatever the summaries' clocks count from.
+        notes: what must be known to read the numbers.
+    """
+
+    rows: pl.DataFrame
+    groups: pl.DataFrame
+    clocks: Clocks
+    origin: int
+    notes: tuple[str, ...]
+
+
+def table_of(
+    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame],
+    name: str,
+    ranks: list[int] | None = None,
+) -> pl.DataFrame:
+    """A table of the summaries, or the rows of some ranks; only these are read."""
+    frame = summaries[name].lazy()
+    if ranks is not None:
+        frame = frame.filter(pl.col("rank").is_in(ranks))
+    return frame.collect()
+
+
+def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:
+    """Matches the collectives of all ranks, aligns the clocks, and finds who waited for whom.
+
+    Calls that made their communicator are left out, with a note.
+    """
+    rows = table_of(summaries, "collectives").sort("rank", "device", "start", "number")
+    origin = int(rows["start"].min() or 0)  # type: ignore[arg-type] # an integer
+    moments = ("start", "launch", "exposed_start", "exposed_end")
+    rows = rows.with_columns(pl.col(name) - origin for name in moments)
+    groups, rows = _groups(table_of(summaries, "groups"), rows)
+    parts = _with_groups(table_of(summaries, "parts"), groups)
+    trace = _as_trace(rows, parts, groups)
+    instances = collective_instances(trace)
+    matched = instances.rows.select("instance", "unmatched", kind="collective")
+    found = rows.hstack(matched)
+    clocks = clocks_of(trace, instances, sorted(table_of(summaries, "devices")["rank"].unique()))
+    return _timed(found, instances.peers, groups, clocks, origin)
+
+
+def _groups(groups: pl.DataFrame, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Process groups with one number for the same group of all ranks (job), and rows with that number."""
+    named = groups.with_columns(
+        job=pl.struct("name", "description", "members").rank("dense").cast(pl.Int32) - 1
+    )
+    return named, _with_groups(rows, named)
+
+
+def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+    numbers = groups.select("rank", "group", "job")
+    return rows.join(numbers, on=["rank", "group"], how="left", maintain_order="left")
+
+
+def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> Attributed:
+    """A trace that holds the collectives alone, a row of each table for each."""
+    texts = groups.unique("job").sort("job").select("job", **_GROUP)
+    executions = (
+        rows.filter(pl.col("execution").is_not_null())
+        .select("rank", "execution", name="program")
+        .unique(["rank", "execution"])
+        .sort("rank", "execution")
+        .with_columns(row=pl.int_range(pl.len(), dtype=pl.Int32))
+    )
+    numbered = rows.with_columns(gpu=pl.int_range(pl.len(), dtype=pl.Int32)).join(
+        executions.select("rank", "execution", "row"),
+        on=["rank", "execution"], how="left", maintain_order="left",
+    )  # fmt: skip
+    described = numbered.join(texts, on="job", how="left", maintain_order="left")
+    messages = parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]).join(
+        texts, on="job", how="left"
+    )
+    gpu = GPU.frame(
+        {
+            **{name: numbered[name] for name in ("rank", "device", "start", "duration", "hlo")},
+            "correlation": numbered["correlation"],
+            "program": numbered["row"],
+            "kind": pl.Series(["kernel"]).new_from_index(0, rows.height),
+            "name": numbered["collective"],
+            "stream": pl.Series([0]).new_from_index(0, rows.height),
+        }
+    )
+    launched = numbered.filter(pl.col("launch").is_not_null())
+    launch = pl.when(pl.col("launch").is_not_null()).then(
+        pl.col("launch").is_not_null().cum_sum() - 1
+    )
+    keys = ["gpu", *_DESCRIBED, *_GROUP]
+    return Attributed(
+        gpu=gpu,
+        host=HOST.frame({"rank": launched["rank"], "start": launched["launch"]}),
+        collectives=COLLECTIVES.frame({key: described[key] for key in keys}),
+        programs=PROGRAMS.frame({"rank": executions["rank"], "name": executions["name"]}),
+        graph_places=GRAPH_PLACES.frame({"gpu": numbered.filter("replayed")["gpu"]}),
+        places=numbered.select(launch=launch.cast(pl.UInt32)),
+        collective_parts=COLLECTIVES.frame(
+            {key: messages[key] for key in keys} | {"host": messages["order"].cast(pl.Int32)}
+        ),
+    )
+
+
+def _timed(
+    rows: pl.DataFrame, peers: pl.DataFrame, groups: pl.DataFrame, clocks: Clocks, origin: int
+) -> Joined:
+    """Adds waits, on the common clock."""
+    shift = clocks.shift(rows["rank"].to_numpy(), rows["start"].to_numpy())
+    common = rows.with_columns(start=pl.col("start") - pl.Series(shift), shift=pl.Series(shift))
+    if not peers.is_empty():
+        moved = clocks.shift(peers["rank"].to_numpy(), peers["start"].to_numpy())
+        peers = peers.with_columns(pl.col(name) - pl.Series(moved) for name in ("start", "end"))
+    # A communicator is made by all its ranks together.
+    made = common.filter("first_call")["instance"].unique()
+    left = common["instance"].is_in(made.implode())
+    notes = list(unmatched_reasons(common.filter(~left)))
+    if left.any():
+        notes.append(
+            f"{int(left.sum()):,} kernels of first calls, in which communicators are made, are left out"
+        )
+    counted = common.filter(~left)
+    places = participants(
+        counted.select(
+            *("instance", "rank", "device", "bytes", "group_size", "source_rank", "start", "unmatched"),
+            collective="kind", duration_ns="duration", bus_gbps=pl.lit(0.0),
+        ),
+        None,
+        peers,
+    )  # fmt: skip
+    late = places.filter("awaited").unique("instance", keep="first", maintain_order=True)
+    places = places.filter("own").join(
+        late.select("instance", late_rank="rank", late_device="device"),
+        on="instance", how="left", maintain_order="left",
+    )  # fmt: skip
+    kernels = counted.unique(["instance", "rank", "device"], keep="first", maintain_order=True)
+    columns = [
+        *(
+            "instance",
+            "rank",
+            "device",
+            "step",
+            "job",
+            "exposed_ns",
+            "exposed_start",
+            "exposed_end",
+        ),
+        *("start", "duration", "shift"),
+        *(name for name in SUMMARISED.schema if name.endswith(("_start_ns", "_end_ns"))),
+    ]
+    every = places.drop("start", "duration_ns", "bus_gbps", "own").join(
+        kernels.select(columns), on=["instance", "rank", "device"], maintain_order="left"
+    )
+    begin, finish = (pl.col(f"exposed_{name}") - pl.col("shift") for name in ("start", "end"))
+    alone = pl.min_horizontal(finish, pl.col("start") + pl.col("wait_ns")) - pl.max_horizontal(
+        begin, "start"
+    )
+    every = every.with_columns(
+        exposed_wait_ns=pl.when(pl.col("wait_ns").is_not_null()).then(alone.clip(lower_bound=0)),
+        gated=(finish == pl.col("start") + pl.col("duration")) & (pl.col("exposed_ns") > 0),
+        group="job",
+    ).drop("exposed_start", "exposed_end", "shift", "duration", "job")
+    return Joined(
+        every.sort("rank", "device", "start", "instance"),
+        _members(groups),
+        clocks,
+        origin,
+        tuple(notes),
+    )
+
+
+def _members(groups: pl.DataFrame) -> pl.DataFrame:
+    """The groups of the job, once each, with their ranks where these are listed whole."""
+    texts = pl.col("members").str.strip_chars("[]() ")
+    listed = pl.col("members").str.contains(r"^\s*\[\s*\d+(\s*,\s*\d+)*\s*\]\s*$")
+    ranks = (
+        pl.when(listed).then(texts.str.replace_all(" ", "").str.split(",")).cast(pl.List(pl.Int32))
+    )
+    return (
+        groups.unique("job")
+        .sort("job")
+        .select(group="job", name="name", description="description", members="members", ranks=ranks)
+    )

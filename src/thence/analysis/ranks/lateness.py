@@ -1,0 +1,215 @@
+"""Who made the others wait, in which step, and what the late rank did in the time in which the median rank did less.
+
+For a collective in which others waited for a rank:
+
+    wait        the part of each other's wait in which it computed nothing
+    stretch     from the last earlier collective of the group whose end the late device had to await (nothing
+                computed there when it ended) to the late arrival: both ranks were together at its begin
+    extra       compute, copies, idle time and communication in the stretch, less those of the rank that arrived in
+                the middle of all, in its own stretch between the same two collectives
+    inherited   the extra time in which the late rank itself waited for others, in other groups
+    own         wait less what is inherited: what the late rank is to blame for
+
+The own wait is divided in the proportion of the extra compute, copies, idle time and transfers, so that the parts
+add up to it. Waits of sends and receives are the schedule's before they are anybody's (`thence.analysis.ranks.pipelines`).
+
+What a rank caused in a step is the own wait of the device that waited longest for it, summed over the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.collective_kinds import PEERS
+
+if TYPE_CHECKING:
+    from thence.analysis.ranks.joined import Joined
+
+__all__ = ["MESSAGES", "PARTS", "Lateness", "lateness", "step_keys"]
+
+PARTS = ("compute", "copy", "idle", "transfer")
+"""What the extra time of a late rank can be."""
+MESSAGES = (*PEERS, "send-recv", "coalesced", "collective-permute")
+_PLACE = ("rank", "device")
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Waits and what they are due to.
+
+    Attributes:
+        late: one row per collective in which others waited for a device: instance, group, rank and device (the
+            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, and of that compute_ns,
+            copy_ns, idle_ns, transfer_ns and unknown_ns (where the stretch is not known); median_rank and
+            median_device (null where the stretch is not known).
+        caused: rank, device, key, caused_ns: what each device caused in each step, where it is not 0.
+        messages: as caused, for sends and receives, nothing taken off.
+        waited: rank, device, key, wait_ns: exposed waits of each device in each step.
+    """
+
+    late: pl.DataFrame
+    caused: pl.DataFrame
+    messages: pl.DataFrame
+    waited: pl.DataFrame
+
+
+def step_keys(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps of a summary with what they are called on all ranks.
+
+    Returns:
+        the same rows with key: the name, or where there is none the number of the step on its device.
+    """
+    return steps.with_columns(key=pl.coalesce("name", pl.col("step").cast(pl.String)))
+
+
+def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
+    """Finds the waits of all collectives, and what they are due to.
+
+    Args:
+        joined: the collectives of the job.
+        steps: of `step_keys`.
+    """
+    rows = joined.rows.join(
+        steps.select(*_PLACE, "step", "key"),
+        on=[*_PLACE, "step"],
+        how="left",
+        maintain_order="left",
+    )
+    waits = rows.filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
+    is_message = pl.col("collective").is_in(MESSAGES)
+    late = _blamed(rows, waits.filter(~is_message))
+    shares = late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns"))
+    own = waits.filter(~is_message).join(shares, on="instance", maintain_order="left")
+    return Lateness(
+        late,
+        _caused(own.with_columns(ns=pl.col("exposed_wait_ns") * pl.col("share"))),
+        _caused(
+            waits.filter(is_message).with_columns(ns=pl.col("exposed_wait_ns").cast(pl.Float64))
+        ),
+        rows.filter(pl.col("key").is_not_null())
+        .group_by(*_PLACE, "key")
+        .agg(wait_ns=pl.col("exposed_wait_ns").sum())
+        .sort(*_PLACE, "key"),
+    )
+
+
+def _caused(waits: pl.DataFrame) -> pl.DataFrame:
+    """By late device and step, the waits (ns) of the device that waited longest for it."""
+    late = {"rank": "late_rank", "device": "late_device"}
+    return (
+        waits.filter(pl.col("key").is_not_null())
+        .group_by("late_rank", "late_device", *_PLACE, "key")
+        .agg(pl.col("ns").sum())
+        .group_by("late_rank", "late_device", "key")
+        .agg(caused_ns=pl.col("ns").max().round().cast(pl.Int64))
+        .select(**late, key="key", caused_ns="caused_ns")
+        .filter(pl.col("caused_ns") > 0)
+        .sort(*_PLACE, "key")
+    )
+
+
+def _blamed(rows: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+    """`Lateness.late`."""
+    running = rows.with_columns(
+        waited_ns=pl.col("exposed_wait_ns").fill_null(0).cum_sum().over(_PLACE)
+    ).with_columns(
+        waited_start_ns=pl.col("waited_ns") - pl.col("exposed_wait_ns").fill_null(0),
+        waited_end_ns="waited_ns",
+    )
+    longest = waits.group_by("instance", maintain_order=True).agg(
+        wait_ns=pl.col("exposed_wait_ns").max()
+    )
+    late = running.filter("awaited").join(longest, on="instance", suffix="_longest")
+    late = late.with_columns(wait_ns="wait_ns_longest").drop("wait_ns_longest")
+    begun = _last_together(running, late)
+    middle = _middle(running, late)
+    # All cumulated times of both ranks, when the stretch begins and at the arrival.
+    both = (
+        late.join(begun, on=["instance", *_PLACE], how="left", maintain_order="left")
+        .join(middle, on="instance", how="left", maintain_order="left")
+        .join(
+            running.select(
+                pl.col("instance").alias("before"), median_rank="rank", median_device="device",
+                **{f"middle_{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
+                middle_begun="end",
+            ),
+            on=["before", "median_rank", "median_device"], how="left", maintain_order="left",
+        )
+    )  # fmt: skip
+    return _divided(both.with_columns(_extra(name) for name in _CUMULATED).with_columns(_span()))
+
+
+_CUMULATED = ("compute", "copy", "idle", "waited")
+
+
+def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
+    """The collective with which the stretch of each late arrival begins: instance, rank, device, before, and times."""
+    ended = (
+        running.filter("gated")
+        .select(
+            *_PLACE, "group", "end", before="instance", begun="end",
+            **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
+        )
+        .sort("end")
+    )  # fmt: skip
+    arrivals = late.select("instance", *_PLACE, "group", "start").sort("start")
+    return arrivals.join_asof(
+        ended,
+        left_on="start",
+        right_on="end",
+        by=[*_PLACE, "group"],
+        strategy="backward",
+        check_sortedness=False,
+    ).drop("start", "group", "end", strict=False)
+
+
+def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
+    """Who arrived in the middle at each collective with a late rank: instance, median_rank, median_device, times."""
+    chosen = running.filter(pl.col("instance").is_in(late["instance"].implode()))
+    place = pl.int_range(pl.len()).over("instance")
+    return (
+        chosen.sort("instance", "start", *_PLACE)
+        .filter(place == (pl.len().over("instance") - 1) // 2)
+        .select(
+            "instance", median_rank="rank", median_device="device", middle_start="start",
+            **{f"middle_{name}": f"{name}_start_ns" for name in _CUMULATED},
+        )
+    )  # fmt: skip
+
+
+def _extra(name: str) -> pl.Expr:
+    """How much more of something the late rank has in its stretch than the median rank."""
+    ours = pl.col(f"{name}_start_ns") - pl.col(f"{name}_begun")
+    others = pl.col(f"middle_{name}") - pl.col(f"middle_{name}_begun")
+    return (ours - others).alias(f"extra_{name}")
+
+
+def _span() -> pl.Expr:
+    """How much longer the stretch of the late rank is."""
+    ours = pl.col("start") - pl.col("begun")
+    return (ours - (pl.col("middle_start") - pl.col("middle_begun"))).alias("extra")
+
+
+def _divided(both: pl.DataFrame) -> pl.DataFrame:
+    """The own part of each wait, divided as the module says."""
+    known = pl.col("extra").is_not_null()
+    inherited = pl.when(known).then(pl.col("extra_waited").clip(0, pl.col("wait_ns"))).otherwise(0)
+    talked = pl.col("extra") - pl.sum_horizontal(f"extra_{name}" for name in _CUMULATED)
+    parts = both.with_columns(own_ns=pl.col("wait_ns") - inherited, extra_transfer=talked)
+    positive = {name: pl.col(f"extra_{name}").clip(lower_bound=0) for name in PARTS}
+    parts = parts.with_columns(**{f"more_{name}": part for name, part in positive.items()})
+    total = pl.sum_horizontal(f"more_{name}" for name in PARTS)
+    scale = pl.when(total > 0).then(pl.col("own_ns") / total)
+    shares = parts.with_columns(
+        (pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns")
+        for name in PARTS
+    )
+    unknown = pl.when(scale.is_null()).then("own_ns").otherwise(0)
+    names = [f"{name}_ns" for name in PARTS]
+    return shares.select(
+        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", *names, unknown_ns=unknown,
+        median_rank=pl.when(known).then("median_rank"), median_device=pl.when(known).then("median_device"),
+    )  # fmt: skip

@@ -1,0 +1,292 @@
+"""Why a rank is late: its extra time by cause, and each cause by line, module, label, kernel or call.
+
+Causes of the extra time, beside those of idle time (`thence.analysis.idle_rules`):
+
+    slower_gpu   the same kernels of the same shapes take longer, and most of them do
+    more_work    kernels ran more often, with other shapes, or only here
+    compute      some kernels take longer here, most do not
+    copy         copies and sets, while nothing computed
+    transfer     collectives of other groups moved data for longer
+    unknown      the trace does not say: the first collective of a group, or no step around it
+
+How much each is comes from the stretches before the late arrivals (`thence.analysis.ranks.lateness`); what it is
+within a stretch, from the kernels, places and idle time of the same steps on the late and on the median rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.ranks.joined import table_of
+from thence.analysis.ranks.lateness import PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.analysis.ranks.lateness import Lateness
+
+    Summaries = Mapping[str, pl.DataFrame | pl.LazyFrame]
+
+__all__ = ["REASON", "Reasons", "reasons_of"]
+
+REASON = {
+    "cause": pl.String(),
+    "by": pl.String(),
+    "name": pl.String(),
+    "total_ns": pl.Int64(),
+    "share": pl.Float64(),
+    "detail": pl.String(),
+}
+"""Columns of `Reasons.rows`."""
+
+_NAMED_SHARE = 0.2
+"""Of a cause's extra time that a place must have to be named."""
+_LEAST_SLOWER = 1.01
+"""How many times as long the kernels of a slower GPU take at least; less is noise."""
+_LEAST_SHARE = 0.03
+"""Of the lateness that a cause must have to be listed."""
+_BY = {
+    "source": "line",
+    "module": "module",
+    "label": "label",
+    "hlo": "hlo",
+    "op": "op",
+    "phase": "phase",
+}
+_IDLE_BY = ("line", "module", "label", "op", "call", "phase")
+_KEY = ("kind", "name", "shape")
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Why a device is late.
+
+    Attributes:
+        rank, device: the late one.
+        median_rank, median_device: what it is compared with; None where nothing is known.
+        steps: how many steps are compared.
+        rows: columns `REASON`: for each cause one row by "cause" with its whole time (ns, over the steps) and its
+            share of the lateness, then of each kind of place the one that has most of it.
+    """
+
+    rank: int
+    device: int
+    median_rank: int | None
+    median_device: int | None
+    steps: int
+    rows: pl.DataFrame
+
+
+def reasons_of(
+    summaries: Summaries,
+    found: Lateness,
+    steps: pl.DataFrame,
+    place: tuple[int, int],
+    keys: list[str],
+    links: pl.DataFrame,
+) -> Reasons:
+    """Why a device was late in some steps.
+
+    Args:
+        summaries: of all ranks.
+        found: waits of the job.
+        steps: of `thence.analysis.ranks.lateness.step_keys`.
+        place: rank and device.
+        keys: of the steps.
+        links: of `thence.analysis.ranks.groups.slow_links`.
+    """
+    rank, device = place
+    late = found.late.filter(
+        pl.col("rank") == rank, pl.col("device") == device, pl.col("key").is_in(keys)
+    )
+    amounts = {name: int(late[f"{name}_ns"].sum()) for name in (*PARTS, "unknown")}
+    compared = (
+        late.drop_nulls("median_rank")
+        .group_by("median_rank", "median_device")
+        .agg(pl.col("own_ns").sum())
+        .sort("own_ns", "median_rank", "median_device", descending=[True, False, False])
+    )
+    if compared.is_empty():
+        rows = [_row("unknown", "cause", None, amounts["unknown"])] if amounts["unknown"] else []
+        return Reasons(rank, device, None, None, len(keys), _frame(rows, sum(amounts.values())))
+    other = (int(compared["median_rank"][0]), int(compared["median_device"][0]))
+    pair = _Pair(summaries, steps, place, other, keys)
+    rows = [
+        *_computed(pair, amounts["compute"]),
+        *_copied(pair, amounts["copy"]),
+        *_idled(pair, amounts["idle"]),
+    ]
+    rows += [
+        _row(name, "cause", None, amounts[name])
+        for name in ("transfer", "unknown")
+        if amounts[name]
+    ]
+    slow = links.filter(pl.col("ranks").list.contains(rank))["members"].head(1).to_list()
+    rows += [_row("transfer", "group", members, amounts["transfer"]) for members in slow]
+    return Reasons(rank, device, *other, len(keys), _frame(rows, sum(amounts.values())))
+
+
+def _row(
+    cause: str, by: str, name: str | None, total: float, detail: str | None = None
+) -> tuple[str, str, str | None, int, None, str | None]:
+    return (cause, by, name, round(total), None, detail)
+
+
+def _frame(
+    rows: list[tuple[str, str, str | None, int, None, str | None]], whole: int
+) -> pl.DataFrame:
+    frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(
+        share=pl.col("total_ns") / max(whole, 1)
+    )
+    # Idle time without a cause and stretches that are not known are one cause.
+    frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
+        pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
+    )
+    of_cause = frame.filter(pl.col("by") == "cause").select(
+        "cause", whole="total_ns", large="share"
+    )
+    return (
+        frame.with_row_index("at")
+        .join(of_cause, on="cause")
+        .filter(pl.col("large") >= _LEAST_SHARE)
+        .sort("whole", "at", descending=[True, False])
+        .select(list(REASON))
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The late device and the one that it is compared with."""
+
+    summaries: Summaries
+    steps: pl.DataFrame
+    late: tuple[int, int]
+    other: tuple[int, int]
+    keys: list[str]
+
+    def table(self, name: str, by: list[str]) -> pl.DataFrame:
+        """Sums of a table of both over the steps: by, late_ns and other_ns, late_count and other_count.
+
+        Where the two have different numbers of the steps, the other's sums are scaled to those of the late one.
+        """
+        rows = table_of(self.summaries, name, sorted({self.late[0], self.other[0]}))
+        keyed = self.steps.filter(pl.col("key").is_in(self.keys)).select("rank", "device", "step")
+        sides = []
+        counts = []
+        for side, (rank, device) in (("late", self.late), ("other", self.other)):
+            here = (pl.col("rank") == rank) & (pl.col("device") == device)
+            of = keyed.filter(here)
+            counts.append(max(of.height, 1))
+            sides.append(
+                rows.filter(here)
+                .join(of, on=["rank", "device", "step"], how="semi")
+                .group_by(by)
+                .agg(
+                    pl.col("total_ns").sum().alias(f"{side}_ns"),
+                    pl.col("count").sum().alias(f"{side}_count"),
+                )
+            )
+        scale = counts[0] / counts[1]
+        both = sides[0].join(sides[1], on=by, how="full", coalesce=True, nulls_equal=True)
+        return both.with_columns(
+            pl.col("late_ns", "late_count", "other_ns", "other_count").fill_null(0)
+        ).with_columns(pl.col("other_ns", "other_count") * scale)
+
+
+def _named(
+    rows: pl.DataFrame, by: str, cause: str, amount: float
+) -> list[tuple[str, str, str | None, int, None, str | None]]:
+    """The place that has most of the extra time, if it has enough of it, by its share of the cause's time."""
+    extra = rows.with_columns(more=pl.col("late_ns") - pl.col("other_ns"))
+    whole = float(extra["more"].sum())
+    named = extra.drop_nulls("name").sort("more", "name", descending=[True, False]).head(1)
+    if named.is_empty() or whole <= 0:
+        return []
+    more = float(named["more"][0])
+    if more < _NAMED_SHARE * whole:
+        return []
+    return [_row(cause, by, str(named["name"][0]), amount * min(1.0, more / whole))]
+
+
+def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
+    """Extra compute: slower, more, or some kernels."""
+    if amount <= 0:
+        return []
+    kernels = pair.table("kernels", list(_KEY)).filter(~pl.col("kind").is_in(["memcpy", "memset"]))
+    more = pl.col("late_ns") - pl.col("other_ns")
+    # What has no row of its own is lumped together, and its count says nothing.
+    same = (pl.col("late_count") - pl.col("other_count")).abs() < 0.5
+    same = same | pl.col("name").is_null()
+    alike, unlike = kernels.filter(same), kernels.filter(~same)
+    slower = float(alike.select(more.sum()).item() or 0)
+    added = float(unlike.select(more.sum()).item() or 0)
+    detail = None
+    if added > max(slower, 0.0):
+        cause, rows = "more_work", unlike
+        late, other = (int(unlike[f"{side}_count"].sum()) for side in ("late", "other"))
+        detail = f"{late:,} kernels of other shapes or counts, {other:,} on the median rank"
+    else:
+        typical, whole = _ratios(alike)
+        cause, rows = "compute", alike
+        if typical >= max(1 + (whole - 1) / 2, _LEAST_SLOWER):
+            cause = "slower_gpu"
+            detail = (
+                f"the same kernels take {typical:.3f} times as long, half of their time at least"
+            )
+    result = [_row(cause, "cause", None, amount, detail)]
+    if cause == "slower_gpu":
+        return result
+    places = pair.table("places", ["by", "name"])
+    for by, shown in _BY.items():
+        result += _named(places.filter(pl.col("by") == by), shown, cause, amount)
+    by_name = rows.group_by("name").agg(pl.col("late_ns", "other_ns").sum())
+    return result + _named(by_name, "kernel", cause, amount)
+
+
+def _ratios(alike: pl.DataFrame) -> tuple[float, float]:
+    """How many times as long kernels take: the median weighted by time, and of all together."""
+    timed = alike.filter(pl.col("other_ns") > 0).with_columns(
+        ratio=pl.col("late_ns") / pl.col("other_ns")
+    )
+    if timed.is_empty():
+        return 1.0, 1.0
+    ordered = timed.sort("ratio").with_columns(done=pl.col("other_ns").cum_sum())
+    half = ordered.filter(pl.col("done") >= pl.col("other_ns").sum() / 2)
+    return float(half["ratio"][0]), float(timed["late_ns"].sum() / timed["other_ns"].sum())
+
+
+def _copied(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
+    if amount <= 0:
+        return []
+    copies = pair.table("kernels", list(_KEY)).filter(pl.col("kind").is_in(["memcpy", "memset"]))
+    by_name = copies.group_by("name").agg(pl.col("late_ns", "other_ns").sum())
+    return [_row("copy", "cause", None, amount), *_named(by_name, "kernel", "copy", amount)]
+
+
+def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
+    """Extra idle time by cause, each in the proportion of what it has more of."""
+    if amount <= 0:
+        return []
+    rows = pair.table("idle", ["cause", "by", "name"]).with_columns(pl.col("cause").cast(pl.String))
+    causes = rows.filter(pl.col("by") == "cause").with_columns(
+        more=(pl.col("late_ns") - pl.col("other_ns")).clip(lower_bound=0)
+    )
+    whole = float(causes["more"].sum())
+    if whole <= 0:
+        return [_row("unknown", "cause", None, amount, "idle time that its steps do not show")]
+    result = []
+    for cause, more in (
+        causes.filter(pl.col("more") > 0)
+        .sort("more", descending=True)
+        .select("cause", "more")
+        .iter_rows()
+    ):
+        part = amount * more / whole
+        result.append(_row(cause, "cause", None, part))
+        of = rows.filter(pl.col("cause") == cause)
+        for by in _IDLE_BY:
+            result += _named(of.filter(pl.col("by") == by), by, cause, part)
+    return result

@@ -1,0 +1,283 @@
+"""Summarises one rank: all that is needed of it to tell which rank is late, since when, and why.
+
+The summaries of many ranks fit into memory where their traces do not. Each is made of its rank alone; what needs
+several ranks (which kernels are one collective, clocks, waits) is found from the summaries.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.idle_causes import idle_causes
+from thence.analysis.idle_table import named_pieces
+from thence.analysis.kernel_groups import communicates, computes
+from thence.analysis.ranks.summary_collectives import Coverage, collective_tables
+from thence.analysis.ranks.summary_tables import (
+    DEVICES,
+    IDLE,
+    KERNELS,
+    MOST_ROWS,
+    PLACES,
+    STEPS,
+    SUMMARY,
+)
+from thence.analysis.select import select
+from thence.analysis.steps import STEP, steps
+from thence.errors import MissingData
+from thence.model.intervals import NO_ROW, covered_lengths, last_begun, union_lengths
+from thence.model.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["concatenated", "summarise_rank", "summarise_ranks"]
+
+_BY = ("source", "module", "label", "op", "phase", "hlo")
+_IDLE_BY = ("line", "module", "label", "op", "call")
+_DEVICE = ("rank", "device")
+_OF_STEP = ("rank", "device", "step")
+
+
+def summarise_rank(trace: Attributed) -> dict[str, pl.DataFrame]:
+    """The summary of one rank.
+
+    Args:
+        trace: attributed, of one rank; several are summarised as if each were alone, and numbers within
+            a rank are then those within the trace.
+
+    Returns:
+        A frame for each table of `thence.analysis.ranks.summary_tables.SUMMARY`, with exactly its columns and
+        types; without rows where the trace holds no device activity.
+    """
+    if trace.gpu.is_empty():
+        return {name: table.empty() for name, table in SUMMARY.items()}
+    talking = communicates(trace)
+    work = trace.gpu.select("rank", "device", "start", "duration").with_columns(
+        end=pl.col("start") + pl.col("duration"),
+        communicates=talking,
+        computes=computes(trace, talking),
+    )
+    frame, kind = _steps(trace, work)
+    step = _step_of(trace, work, frame)
+    epoch = trace.meta.epoch_ns or 0
+    coverage = Coverage.of(work)
+    found = {
+        "devices": _devices(trace, work, kind),
+        "steps": _step_rows(frame, coverage),
+        **collective_tables(trace, coverage, work, step),
+        "kernels": _kernels(trace, work, step),
+        "places": _places(trace, work, step),
+        "idle": _idle(trace, frame),
+    }
+    moments = ("start", "end", "launch", "exposed_start", "exposed_end")
+    return {
+        name: found[name]
+        .with_columns(pl.col(c) + epoch for c in moments if c in found[name].columns)
+        .select(pl.col(c.name).cast(c.dtype) for c in table.columns)
+        for name, table in SUMMARY.items()
+    }
+
+
+def summarise_ranks(trace: Attributed) -> dict[str, pl.DataFrame]:
+    """The summaries of all ranks of a trace, each made of its rank alone, put together."""
+    ranks = trace.ranks
+    if len(ranks) < 2:
+        return summarise_rank(trace)
+    shown = trace.gpu["rank"].unique().sort()
+    return concatenated(summarise_rank(select(trace, Selection(ranks=(rank,)))) for rank in shown)
+
+
+def concatenated(summaries: Iterable[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    """The summaries of several ranks as one."""
+    parts = list(summaries)
+    return {
+        name: pl.concat([table.empty(), *(part[name] for part in parts)])
+        for name, table in SUMMARY.items()
+    }
+
+
+def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
+    """The steps with their number on the device, and what they are; the whole trace where there are none."""
+    try:
+        found = steps(trace)
+    except MissingData:
+        whole = work.group_by(*_DEVICE).agg(
+            pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()
+        )
+        ones = work.group_by(*_DEVICE).agg(covered=pl.struct("start", "end"))
+        busy = [
+            int(union_lengths(np.zeros(len(s), np.int64), *_pair(s), 1)[0]) for s in ones["covered"]
+        ]
+        whole = whole.join(ones.select(*_DEVICE, busy_ns=pl.Series(busy)), on=_DEVICE)
+        frame = whole.with_columns(
+            idle_ns=pl.col("duration") - pl.col("busy_ns"), first=pl.lit(value=True)
+        )
+        missing = {name: dtype for name, dtype in STEP.items() if name not in frame.columns}
+        frame = frame.with_columns(pl.lit(None, dtype).alias(n) for n, dtype in missing.items())
+        kind = None
+    else:
+        frame, kind = found.frame, str(found.kind)
+    frame = frame.sort(*_DEVICE, "start", maintain_order=True).with_columns(
+        row=pl.int_range(pl.len(), dtype=pl.Int32).over(*_DEVICE)
+    )
+    return frame, kind
+
+
+def _pair(rows: pl.Series) -> tuple[Int64, Int64]:
+    return rows.struct.field("start").to_numpy(), rows.struct.field("end").to_numpy()
+
+
+def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame) -> Int64:
+    """The step of each activity: the one that launched it, else the one in whose window it began."""
+    named = frame.select(*_DEVICE, name="step", launched="row").unique(
+        [*_DEVICE, "name"], keep="first"
+    )
+    launched = (
+        work.select(*_DEVICE)
+        .with_columns(name=trace.places["step"].cast(pl.String))
+        .join(named, on=[*_DEVICE, "name"], how="left", maintain_order="left")["launched"]
+        .fill_null(NO_ROW)
+        .to_numpy()
+        .astype(np.int64)
+    )
+    return np.where(launched == NO_ROW, _in_window(work, frame), launched)
+
+
+def _in_window(rows: pl.DataFrame, frame: pl.DataFrame) -> Int64:
+    """The step in whose window each row (rank, device, start) begins, `NO_ROW` for none."""
+    result = np.full(rows.height, NO_ROW, np.int64)
+    numbered = rows.select(*_DEVICE, "start").with_row_index("at")
+    for key, ours in numbered.group_by(*_DEVICE):
+        of = frame.filter(pl.col("rank") == key[0], pl.col("device") == key[1])
+        if of.is_empty():
+            continue
+        start = ours["start"].to_numpy()
+        last = last_begun(of["start"].to_numpy(), start)
+        inside = (last != NO_ROW) & (start < (of["start"] + of["duration"]).to_numpy()[last])
+        result[ours["at"].to_numpy()[inside]] = of["row"].to_numpy()[last[inside]]
+    return result
+
+
+def _devices(trace: Attributed, work: pl.DataFrame, kind: str | None) -> pl.DataFrame:
+    names = {(device.rank, device.device): device.name for device in trace.meta.devices}
+    described = np.zeros(work.height, np.bool_)
+    described[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
+    rows = []
+    for (rank, device), ours in sorted(
+        work.with_columns(described=described).group_by(*_DEVICE), key=lambda part: part[0]
+    ):
+        start, end = ours["start"].to_numpy(), ours["end"].to_numpy()
+        busy = union_lengths(np.zeros(len(start), np.int64), start, end, 1)
+        silent = int((ours["communicates"] & ~ours["described"]).sum())
+        name = names.get((int(str(rank)), int(str(device))))
+        rows.append((rank, device, name, start.min(), end.max(), busy[0], kind, silent))
+    columns = [column.name for column in DEVICES.columns if column.name != "epoch_known"]
+    schema = {name: dtype for name, dtype in DEVICES.schema.items() if name in columns}
+    known = trace.meta.epoch_ns is not None
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(epoch_known=pl.lit(known))
+
+
+def _step_rows(frame: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
+    parts = []
+    for (rank, device), ours in frame.group_by(*_DEVICE, maintain_order=True):
+        start = ours["start"].to_numpy()
+        end = start + ours["duration"].to_numpy()
+        of = coverage.device(rank, device)
+        compute = covered_lengths(start, end, *of.compute)
+        parts.append(
+            ours.with_columns(
+                compute_ns=compute,
+                copy_ns=covered_lengths(start, end, *of.compute_or_copy) - compute,
+                exposed_ns=covered_lengths(start, end, *of.compute_or_communication) - compute,
+            )
+        )
+    every = pl.concat(parts).rename({"step": "name", "row": "step"})
+    return every.select(column.name for column in STEPS.columns)
+
+
+def _largest(
+    rows: pl.DataFrame, of: list[str], names: list[str], kept: tuple[str, ...] = ()
+) -> pl.DataFrame:
+    """Sums by step, device, ``of``, ``kept`` and names; the shorter ones of each step, device and ``of`` lose names.
+
+    What loses its names is one row for each value of ``kept``.
+    """
+    within = [*_OF_STEP, *of]
+    sums = rows.group_by(*within, *kept, *names).agg(
+        count=pl.len().cast(pl.Int64), total_ns=pl.col("duration").sum()
+    )
+    keys = [*within, "total_ns", *kept, *names]
+    order = sums.sort(*keys, descending=[name == "total_ns" for name in keys])
+    largest = pl.int_range(pl.len()).over(within) < MOST_ROWS
+    return (
+        order.with_columns(pl.when(largest).then(name).alias(name) for name in names)
+        .group_by(*within, *kept, *names, maintain_order=True)
+        .agg(pl.col("count", "total_ns").sum())
+    )
+
+
+def _worked(work: pl.DataFrame, step: Int64) -> pl.DataFrame:
+    """What computes or copies in a step: rank, device, step, duration, gpu (row)."""
+    numbered = work.with_row_index("gpu").with_columns(step=pl.Series(step, dtype=pl.Int32))
+    chosen = numbered.filter(~pl.col("communicates"), pl.col("step") != NO_ROW)
+    return chosen.select(*_OF_STEP, "duration", "gpu")
+
+
+def _kernels(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame:
+    rows = _worked(work, step)
+    facts = trace.gpu[rows["gpu"].to_numpy()].select(
+        pl.col("kind").cast(pl.String),
+        pl.col("name").cast(pl.String),
+        *(_dimensions(name) for name in ("grid", "block")),
+        "bytes",
+    )
+    shape = (
+        pl.when(pl.col("grid").is_not_null())
+        .then(pl.format("grid {} block {}", "grid", "block"))
+        .when(pl.col("bytes").is_not_null())
+        .then(pl.format("{} bytes", "bytes"))
+    )
+    shaped = rows.hstack(facts).with_columns(shape=shape)
+    return _largest(shaped, [], ["name", "shape"], ("kind",)).select(list(KERNELS.schema))
+
+
+def _dimensions(name: str) -> pl.Expr:
+    """Blocks or threads in x, y, z as text."""
+    axes = [pl.col(name).arr.get(axis).cast(pl.String) for axis in range(3)]
+    return pl.concat_str(axes, separator="x").alias(name)
+
+
+def _places(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame:
+    rows = _worked(work, step)
+    parts = [PLACES.empty()]
+    for by in _BY:
+        places = trace.places[by].gather(rows["gpu"]).cast(pl.String)
+        if places.null_count() < len(places):
+            found = _largest(rows.with_columns(name=places), [], ["name"])
+            parts.append(found.with_columns(by=pl.lit(by)).select(list(PLACES.schema)))
+    return pl.concat(parts)
+
+
+def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
+    pieces = idle_causes(trace)
+    step = pl.Series(_in_window(pieces, frame), dtype=pl.Int32)
+    pieces = pieces.with_columns(step=step)
+    phase = trace.places["phase"].cast(pl.String).gather(pieces["gpu"].cast(pl.UInt32))
+    named = [
+        pieces.with_columns(name=pl.lit(None, pl.String), by=pl.lit("cause")),
+        pieces.with_columns(name=phase, by=pl.lit("phase")),
+        *(named_pieces(trace, pieces, by) for by in _IDLE_BY),
+    ]
+    columns = [*_OF_STEP, "cause", "by", "name", "duration"]
+    every = pl.concat([part.select(columns) for part in named]).filter(pl.col("step") != NO_ROW)
+    said = pl.col("name").is_not_null() | (pl.col("by") == "cause")
+    return _largest(every.filter(said), ["by"], ["name"], ("cause",)).select(list(IDLE.schema))

@@ -1,0 +1,233 @@
+"""The collectives of a rank, as its summary keeps them, and what the device did between them.
+
+Of every kernel the summary says how long the device had computed, copied and been idle when it began and when it
+ended, since the device's first activity. So the time between any two of them is told apart by subtraction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collective_instances import collective_instances
+from thence.analysis.exposure import exposure
+from thence.analysis.first_calls import first_calls
+from thence.analysis.ranks.summary_tables import COLLECTIVES, GROUPS, PARTS
+from thence.model.intervals import covered_lengths, reached_before, union
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Intervals = tuple[Int64, Int64]
+
+__all__ = ["Coverage", "collective_tables"]
+
+_GROUP = {"name": "group_name", "description": "group_description", "members": "group_ranks"}
+_EVER = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True)
+class DeviceCoverage:
+    """Unions of the activities of one device: starts and ends, ns, ascending and apart."""
+
+    start: int
+    all: Intervals
+    compute: Intervals
+    compute_or_copy: Intervals
+    compute_or_communication: Intervals
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The unions of every device, by rank and device."""
+
+    devices: dict[tuple[object, ...], DeviceCoverage]
+
+    @classmethod
+    def of(cls, work: pl.DataFrame) -> Coverage:
+        """From activities: rank, device, start, end, communicates, computes."""
+        found = {}
+        talks, computes = pl.col("communicates"), pl.col("computes")
+        for key, rows in work.group_by("rank", "device"):
+            found[key] = DeviceCoverage(
+                int(rows["start"].min()),  # type: ignore[arg-type] # there are rows
+                *(
+                    _union(rows.filter(chosen))
+                    for chosen in (pl.lit(value=True), computes, ~talks, talks | computes)
+                ),
+            )
+        return cls(found)
+
+    def device(self, rank: object, device: object) -> DeviceCoverage:
+        """That of one device."""
+        return self.devices[rank, device]
+
+
+def _union(rows: pl.DataFrame) -> Intervals:
+    return union(rows["start"].to_numpy(), rows["end"].to_numpy())
+
+
+def collective_tables(
+    trace: Attributed, coverage: Coverage, work: pl.DataFrame, step: Int64
+) -> dict[str, pl.DataFrame]:
+    """The tables collectives, parts and groups of a summary.
+
+    Args:
+        trace: attributed.
+        coverage: of its devices.
+        work: start, end and device of its activities, in their order.
+        step: of each activity, -1 for none.
+    """
+    described = trace.collectives.with_row_index("of").filter(pl.col("gpu").is_not_null())
+    parts = trace.collective_parts.join(
+        described.select("gpu", number=pl.int_range(pl.len(), dtype=pl.Int32)), on="gpu"
+    )
+    rank = trace.gpu["rank"]
+    keys = list(_GROUP.values())
+    # Ranks are listed in thousands in large jobs, so each group is written down once.
+    used = pl.concat(
+        [
+            rows.select(pl.col(key).cast(pl.String) for key in keys).with_columns(
+                rank=rank.gather(rows["gpu"].cast(pl.UInt32))
+            )
+            for rows in (described, parts)
+        ]
+    )
+    groups = (
+        used.unique()
+        .sort("rank", *keys)
+        .with_columns(group=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"))
+    )
+    rows = _kernels(trace, described, groups, step)
+    return {
+        "collectives": _between(trace, rows, coverage, work).select(list(COLLECTIVES.schema)),
+        "parts": _grouped(
+            parts.with_columns(rank=rank.gather(parts["gpu"].cast(pl.UInt32))), groups
+        )
+        .with_columns(order=pl.int_range(pl.len()).over("rank", "number"))
+        .sort("rank", "number", "host", maintain_order=True)
+        .with_columns(order=pl.int_range(pl.len()).over("rank", "number"))
+        .select(list(PARTS.schema)),
+        "groups": groups.select("rank", "group", **_GROUP).select(list(GROUPS.schema)),
+    }
+
+
+def _grouped(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+    """Adds the number of the group; texts are plain."""
+    keys = list(_GROUP.values())
+    texts = rows.with_columns(pl.col(*keys, "collective", "element_type").cast(pl.String))
+    return texts.join(
+        groups, on=["rank", *keys], how="left", nulls_equal=True, maintain_order="left"
+    )
+
+
+def _kernels(
+    trace: Attributed, described: pl.DataFrame, groups: pl.DataFrame, step: Int64
+) -> pl.DataFrame:
+    """The columns that say which collective a kernel is; and gpu, its row."""
+    at = described["gpu"].to_numpy()
+    host = trace.places["launch"].gather(described["gpu"].cast(pl.UInt32)).cast(pl.UInt32)
+    gpu = trace.gpu[at]
+    program = gpu["program"]
+    replayed = described["gpu"].is_in(trace.graph_places["gpu"].implode())
+    first = first_calls(trace, collective_instances(trace).rows).row
+    rows = described.with_columns(
+        gpu.select(
+            "rank", "device", "start", "duration", "correlation", pl.col("hlo").cast(pl.String)
+        ),
+        step=pl.Series(step[at], dtype=pl.Int32),
+        launch=trace.host["start"].gather(host),
+        replayed=replayed,
+        first_call=pl.col("of").is_in(first.cast(pl.UInt32).implode()),
+        execution=program,
+        program=trace.programs["name"].cast(pl.String).gather(program.cast(pl.UInt32)),
+    )
+    return _grouped(rows, groups).with_columns(
+        number=pl.int_range(pl.len(), dtype=pl.Int32).over("rank"),
+        # Rows of several ranks count within their own.
+        execution=pl.col("execution") - pl.col("execution").min().over("rank"),
+    )
+
+
+def _between(
+    trace: Attributed, rows: pl.DataFrame, coverage: Coverage, work: pl.DataFrame
+) -> pl.DataFrame:
+    """Adds exposed time, and what the device had done when each kernel began and ended."""
+    charged = exposure(trace).rows.select("gpu", "exposed_ns")
+    numbered = rows.with_row_index("at").with_columns(pl.col("gpu").cast(pl.UInt32))
+    numbered = numbered.join(charged, on="gpu", how="left", maintain_order="left")
+    pieces = _longest_exposed(work, coverage)
+    numbered = numbered.with_columns(
+        exposed_start=pieces["exposed_start"].gather(numbered["gpu"]),
+        exposed_end=pieces["exposed_end"].gather(numbered["gpu"]),
+    )
+    parts = [
+        numbered.clear().with_columns(_since(np.empty(0, np.int64), np.empty(0, np.int64), None))
+    ]
+    for (rank, device), ours in numbered.group_by("rank", "device", maintain_order=True):
+        start = ours["start"].to_numpy()
+        parts.append(
+            ours.with_columns(
+                _since(start, start + ours["duration"].to_numpy(), coverage.device(rank, device))
+            )
+        )
+    return pl.concat(parts).sort("at")
+
+
+def _since(start: Int64, end: Int64, of: DeviceCoverage | None) -> list[pl.Series]:
+    """What the device had done since its first activity at each start and end."""
+    columns = []
+    for when, time in (("start", start), ("end", end)):
+        if of is None:
+            compute = copy = idle = np.zeros(len(time), np.int64)
+        else:
+            begin = np.full(len(time), of.start)
+            compute = covered_lengths(begin, time, *of.compute)
+            copy = covered_lengths(begin, time, *of.compute_or_copy) - compute
+            idle = time - begin - covered_lengths(begin, time, *of.all)
+        columns += [
+            pl.Series(f"{what}_{when}_ns", values)
+            for what, values in (("compute", compute), ("copy", copy), ("idle", idle))
+        ]
+    return columns
+
+
+def _longest_exposed(work: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
+    """Of every activity that communicates the longest piece of time that is exposed and charged to it."""
+    begin, finish = np.zeros(work.height, np.int64), np.zeros(work.height, np.int64)
+    talking = work.with_row_index("gpu").filter("communicates")
+    for (rank, device), ours in talking.group_by("rank", "device"):
+        ours = ours.sort("start", "gpu")  # noqa: PLW2901 - the same in order
+        end = ours["end"].to_numpy()
+        start = np.minimum(np.maximum(ours["start"].to_numpy(), reached_before(end)), end)
+        free = _outside(coverage.device(rank, device).compute)
+        piece = _longest_overlap(start, end, free)
+        begin[ours["gpu"].to_numpy()], finish[ours["gpu"].to_numpy()] = piece
+    return pl.DataFrame({"exposed_start": begin, "exposed_end": finish})
+
+
+def _outside(covered: Intervals) -> Intervals:
+    """The times outside of a union."""
+    start, end = covered
+    return np.concatenate([[-_EVER], end]), np.concatenate([start, [_EVER]])
+
+
+def _longest_overlap(start: Int64, end: Int64, free: Intervals) -> Intervals:
+    """The longest of the pieces that each interval shares with disjoint ones; from its start to its start for none."""
+    first = np.searchsorted(free[1], start, side="right")
+    last = np.maximum(np.searchsorted(free[0], end, side="left"), first)
+    count = last - first
+    of = np.repeat(np.arange(len(start)), count)
+    at = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[of]
+    begin, finish = np.maximum(free[0][at], start[of]), np.minimum(free[1][at], end[of])
+    order = np.lexsort((finish - begin, of))
+    longest = order[np.flatnonzero(np.diff(of[order], append=len(start)))]
+    begins, ends = start.copy(), start.copy()
+    begins[of[longest]], ends[of[longest]] = begin[longest], finish[longest]
+    return begins, ends

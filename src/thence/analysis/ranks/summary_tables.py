@@ -1,0 +1,187 @@
+"""The tables of a summary: what is kept of a rank to tell which rank is late, since when, and why.
+
+They are small, and hold no activity but the collectives: of every step at most some hundred rows of a rank. Times
+are ns on the clock of the rank's machine (since 1970 where the trace says when its clock read 0), so that ranks
+that were read one by one can be put side by side.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from thence.analysis.idle_rules import CAUSES
+from thence.model.schema import Column, Table
+
+__all__ = ["MOST_ROWS", "SUMMARY"]
+
+MOST_ROWS = 150
+"""Rows of one step, device and kind of place that are kept, the longest; the others are one row without a name."""
+
+_RANK = Column("rank", pl.Int32(), "rank of the process in its job")
+_DEVICE = Column("device", pl.Int32(), "device index within the process")
+_STEP = Column("step", pl.Int32(), "row of the step among those of its rank and device, in order")
+_COUNT = Column("count", pl.Int64(), "activities, or pieces of idle time")
+_TOTAL = Column("total_ns", pl.Int64(), "plain sum of their durations, ns")
+_NAME = Column("name", pl.String(), "null: all that have no row of their own")
+
+DEVICES = Table(
+    "devices",
+    "one device of one rank",
+    (
+        _RANK,
+        _DEVICE,
+        Column("name", pl.String(), "of the GPU; null where the trace does not say"),
+        Column("start", pl.Int64(), "ns: start of its first activity"),
+        Column("end", pl.Int64(), "ns: end of its last"),
+        Column("busy_ns", pl.Int64(), "union of its activities"),
+        Column("step_kind", pl.String(), "step, program, or null: the whole trace is one step"),
+        Column("undescribed", pl.Int64(), "kernels that communicate and say not what"),
+        Column("epoch_known", pl.Boolean(), "whether times count from 1970"),
+    ),
+)
+STEPS = Table(
+    "steps",
+    "one step on one device, as `thence.analysis.steps` finds it",
+    (
+        _RANK,
+        _DEVICE,
+        _STEP,
+        Column("name", pl.String(), "of the step; null where the whole trace is one"),
+        Column("number", pl.Int64(), "at the end of its name; null without one"),
+        Column("start", pl.Int64(), "ns"),
+        Column("duration", pl.Int64(), "ns; busy_ns and idle_ns add up to it"),
+        Column("busy_ns", pl.Int64(), "union of the activities"),
+        Column("idle_ns", pl.Int64(), "the rest"),
+        Column("compute_ns", pl.Int64(), "union of all kernels that do not communicate"),
+        Column("copy_ns", pl.Int64(), "copies and sets, where nothing computed"),
+        Column(
+            "exposed_ns", pl.Int64(), "communication, where nothing computed, copies aside or not"
+        ),
+        Column("first", pl.Boolean(), "whether it is the first on its device"),
+    ),
+)
+COLLECTIVES = Table(
+    "collectives",
+    "one kernel of a collective that its library described",
+    (
+        _RANK,
+        _DEVICE,
+        Column("number", pl.Int32(), "row among those of its rank"),
+        Column("step", pl.Int32(), "step that launched it; -1 for none"),
+        Column("start", pl.Int64(), "ns: when it arrived"),
+        Column("duration", pl.Int64(), "ns"),
+        Column("launch", pl.Int64(), "ns: begin of its launch; null where unknown"),
+        Column("correlation", pl.Int64(), "of its launch"),
+        Column("replayed", pl.Boolean(), "whether it ran in a CUDA graph"),
+        Column(
+            "first_call",
+            pl.Boolean(),
+            "whether it made its communicator, see `thence.analysis.first_calls`",
+        ),
+        Column("execution", pl.Int32(), "execution of an XLA program, numbered within the rank"),
+        Column("program", pl.String(), "name of that program"),
+        Column("hlo", pl.String(), "HLO instruction"),
+        Column("collective", pl.String(), "as its library names it"),
+        Column("bytes", pl.Int64(), "message size"),
+        Column("element_type", pl.String(), "as the library spells it"),
+        Column("group_size", pl.Int32(), "ranks that take part"),
+        Column("group", pl.Int32(), "row in groups of the same rank"),
+        Column("sequence", pl.Int64(), "number in its group"),
+        Column("source_rank", pl.Int32(), "of broadcasts, sends and receives"),
+        Column("destination_rank", pl.Int32(), "of sends and receives"),
+        Column(
+            "exposed_ns", pl.Int64(), "exposed time charged to it, see `thence.analysis.exposure`"
+        ),
+        Column("exposed_start", pl.Int64(), "ns: begin of the longest piece of that time"),
+        Column("exposed_end", pl.Int64(), "ns: its end"),
+        *(
+            Column(
+                f"{what}_{when}_ns",
+                pl.Int64(),
+                f"{of} from the device's first activity to its {when}",
+            )
+            for when in ("start", "end")
+            for what, of in (
+                ("compute", "time in which something computed,"),
+                ("copy", "time of copies in which nothing computed,"),
+                ("idle", "time in which nothing ran,"),
+            )
+        ),
+    ),
+)
+PARTS = Table(
+    "parts",
+    "one message of a kernel that sends and receives several",
+    (
+        _RANK,
+        Column("number", pl.Int32(), "row in collectives of the same rank"),
+        Column("order", pl.Int64(), "of the messages of a kernel"),
+        *(
+            column
+            for column in COLLECTIVES.columns
+            if column.name
+            in (
+                *("collective", "bytes", "element_type", "group_size", "group", "sequence"),
+                *("source_rank", "destination_rank"),
+            )
+        ),
+    ),
+)
+GROUPS = Table(
+    "groups",
+    "one process group of one rank",
+    (
+        _RANK,
+        Column("group", pl.Int32(), "number within the rank"),
+        Column("name", pl.String(), "as the library names it; null where it does not"),
+        Column("description", pl.String(), "as the library describes it"),
+        Column("members", pl.String(), "its ranks, as the producer wrote them"),
+    ),
+)
+KERNELS = Table(
+    "kernels",
+    "kernels that compute, and copies, of one step and device, by name and shape",
+    (
+        _RANK,
+        _DEVICE,
+        _STEP,
+        Column("kind", pl.String(), "kernel, thunk, memcpy or memset"),
+        _NAME,
+        Column("shape", pl.String(), "grid and block, or bytes of copies; null where not known"),
+        _COUNT,
+        _TOTAL,
+    ),
+)
+PLACES = Table(
+    "places",
+    "where the kernels that compute, and copies, of one step and device came from",
+    (
+        _RANK,
+        _DEVICE,
+        _STEP,
+        Column("by", pl.String(), "source, module, label, op, phase or hlo"),
+        Column("name", pl.String(), "the place; null: none, or all that have no row of their own"),
+        _COUNT,
+        _TOTAL,
+    ),
+)
+IDLE = Table(
+    "idle",
+    "idle time that began in a step of a device, by cause and place",
+    (
+        _RANK,
+        _DEVICE,
+        _STEP,
+        Column("cause", pl.Enum(CAUSES), "as `thence.analysis.idle_causes` finds it"),
+        Column("by", pl.String(), "line, module, label, op, call, phase or cause (all of it)"),
+        Column("name", pl.String(), "the place; null: none, or all that have no row of their own"),
+        _COUNT,
+        _TOTAL,
+    ),
+)
+
+SUMMARY = {
+    table.name: table
+    for table in (DEVICES, STEPS, COLLECTIVES, PARTS, GROUPS, KERNELS, PLACES, IDLE)
+}
+"""Every table of a summary by its name."""
