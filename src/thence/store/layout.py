@@ -7,7 +7,7 @@
         activities.parquet               device activities and where each came from, one row each
         host.parquet ...                 the other tables; host ranges on request
         summary-NAME.parquet             summaries, a few rows each
-    STORE/summaries/NAME.parquet         the summaries of all ranks
+    STORE/summaries/NAME/0000000.parquet  the summaries of all ranks, some hundred in a file
 
 A folder of a rank appears under its name when it is complete, by one rename, so that whoever writes it may die at
 any moment. `manifest.json` and the joined summaries are made from these folders, and can be made again.

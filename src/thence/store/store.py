@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.ranks.summary_tables import SUMMARY
 from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import Soundness
 from thence.analysis.soundness.window_rules import windows_apart
@@ -19,7 +20,7 @@ from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundnes
 from thence.store.joining import read_summary
 from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
-from thence.store.summaries import FACTS_TABLE, REPORT, WINDOWS
+from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, WINDOWS
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -155,12 +156,16 @@ class Store:
         Raises:
             DamagedInput: it cannot be read.
         """
+        plan = self._summary_plan(name)
+        return None if plan is None else plan.collect()
+
+    def _summary_plan(self, name: str) -> pl.LazyFrame | None:
         table = read_summary(self.root, self.manifest, name)
         if table is None:
             return None
         # Of a file with several ranks, the facts stand with the lowest of them.
         ranks = pl.Series(self.ranks, dtype=pl.Int32).implode()
-        return table.filter(pl.col("rank").is_in(ranks)).collect()
+        return table.filter(pl.col("rank").is_in(ranks))
 
     def report(self, ranks: Sequence[int] = ()) -> dict[str, pl.DataFrame]:
         """Tables of `thence.analysis.summary_merge`, empty where no rank has device work.
@@ -175,6 +180,11 @@ class Store:
                 return {}
             frames[name] = table.filter(pl.col("rank").is_in(list(ranks))) if ranks else table
         return frames
+
+    def lateness(self) -> dict[str, pl.LazyFrame]:
+        """Tables of `thence.analysis.ranks.summary` of its ranks, as plans."""
+        found = {name: self._summary_plan(stored) for name, stored in LATENESS.items()}
+        return {name: SUMMARY[name].empty().lazy() if f is None else f for name, f in found.items()}
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table of all ranks, in their order, as a plan that has not read anything.

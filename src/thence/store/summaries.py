@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.ranks.summary import summarise_ranks
+from thence.analysis.ranks.summary_tables import SUMMARY
 from thence.analysis.select import select
 from thence.analysis.summary import summarize
 from thence.analysis.summary_merge import TABLES, summary_tables
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = ["FACTS_TABLE", "REPORT", "SUMMARISED_BY", "WINDOWS", "Frames", "summaries_of"]
+__all__ = ["FACTS_TABLE", "LATENESS", "REPORT", "SUMMARISED_BY", "WINDOWS", "Frames", "summaries_of"]
 
 Frames = dict[str, pl.DataFrame]
 
@@ -28,6 +30,8 @@ FACTS_TABLE = "facts"
 """rank, and its facts as JSON."""
 REPORT = {table.name: f"report_{table.name}" for table in TABLES}
 """Names of the tables of `thence.analysis.summary_merge`, which here have a column ``rank`` too."""
+LATENESS = {name: f"ranks_{name}" for name in SUMMARY}
+"""Names of the tables of `thence.analysis.ranks.summary`, by which late ranks are found."""
 
 
 def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
@@ -45,6 +49,7 @@ def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
             {"rank": [lowest], "facts": [facts.decode()]}, {"rank": pl.Int32, "facts": pl.String}
         ),
     }
+    frames |= {LATENESS[name]: frame for name, frame in summarise_ranks(trace).items()}
     by_rank = [_report(trace, rank) for rank in trace.gpu["rank"].unique().sort()]
     for name in REPORT.values() if by_rank else ():
         frames[name] = pl.concat([report[name] for report in by_rank])
