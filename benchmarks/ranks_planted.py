@@ -79,7 +79,9 @@ def named(job: RankJob, found: Job) -> Counter[str]:
         first = plant.rank // job.small * job.small
         members = str(list(range(first, first + job.small)))
         told["link named"] = int(found.links["members"].to_list() == [members])
-        told["others named"] = int(any(not first <= rank < first + job.small for rank in stragglers))
+        told["others named"] = int(
+            any(not first <= rank < first + job.small for rank in stragglers)
+        )
         return told
     told["rank named"] = int(plant.rank in stragglers)
     told["others named"] = int(any(rank != plant.rank for rank in stragglers))
@@ -97,7 +99,9 @@ def named(job: RankJob, found: Job) -> Counter[str]:
 
 def main() -> None:
     """Prints the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--null", type=int, default=1000)
     parser.add_argument("--planted", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

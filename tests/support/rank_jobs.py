@@ -88,7 +88,9 @@ def real_step() -> RealStep:
     ).T  # fmt: skip
     own[:, 2] *= IDLE
     moving = np.maximum(rows["bytes"].to_numpy() / 200.0, 20_000.0)  # 200 GB/s
-    tables = {name: summary[name].filter(pl.col("step") == 1) for name in ("kernels", "places", "idle")}
+    tables = {
+        name: summary[name].filter(pl.col("step") == 1) for name in ("kernels", "places", "idle")
+    }
     return RealStep(own, moving, rows["bytes"].to_list(), rows["collective"].to_list(), tables)
 
 
@@ -237,7 +239,13 @@ class RankJob:
         groups = [(rank, 0, "0", "default_pg", str(list(range(ranks)))) for rank in range(ranks)]
         if self.small:
             groups += [
-                (rank, 1, f"tp{rank // self.small}", "mesh_tp", str([q for q in range(ranks) if q // self.small == rank // self.small]))
+                (
+                    rank,
+                    1,
+                    f"tp{rank // self.small}",
+                    "mesh_tp",
+                    str([q for q in range(ranks) if q // self.small == rank // self.small]),
+                )
                 for rank in range(ranks)
             ]
         return {
@@ -263,13 +271,18 @@ class RankJob:
             time, done = 0.0, np.zeros(3)
             for step in range(steps):
                 for number in range(count):
-                    time, done = time + own[rank, step, number].sum(), done + own[rank, step, number]
+                    time, done = (
+                        time + own[rank, step, number].sum(),
+                        done + own[rank, step, number],
+                    )
                     at, total = np.append(at, time), np.vstack([total, done])
                 time = end[rank, step, -1]
                 at, total = np.append(at, time), np.vstack([total, done])
             for column, part in enumerate(("compute", "copy", "idle")):
                 for when, moments in (("start", begin), ("end", end)):
-                    found[f"{part}_{when}_ns"][rank] = np.interp(moments[rank], at, total[:, column])
+                    found[f"{part}_{when}_ns"][rank] = np.interp(
+                        moments[rank], at, total[:, column]
+                    )
         return {name: np.rint(values).ravel().astype(np.int64) for name, values in found.items()}
 
     def _steps(self, rows: pl.DataFrame, own: Float, begin: Float, end: Float) -> pl.DataFrame:
@@ -295,12 +308,16 @@ class RankJob:
         real = self.step.own.sum(axis=0)
         scale = own.sum(axis=2) / np.maximum(real, 1)
         r, s = (index.ravel() for index in np.indices(scale.shape[:2]))
-        times = pl.DataFrame({"rank": r, "step": s, "compute": scale[..., 0].ravel(), "idle": scale[..., 2].ravel()})
+        times = pl.DataFrame(
+            {"rank": r, "step": s, "compute": scale[..., 0].ravel(), "idle": scale[..., 2].ravel()}
+        )
         planted = self._planted_rows(own)
         for name in ("kernels", "places", "idle"):
             base = self.step.tables[name].drop("rank", "step", "device")
             factor = pl.col("idle") * IDLE if name == "idle" else pl.col("compute")
-            rows = times.join(base, how="cross").with_columns(total_ns=pl.col("total_ns") * factor, device=0)
+            rows = times.join(base, how="cross").with_columns(
+                total_ns=pl.col("total_ns") * factor, device=0
+            )
             rows = planted(rows, name)
             found[name] = rows.select(
                 pl.col("total_ns").round().cast(pl.Int64) if c.name == "total_ns" else pl.col(c.name).cast(c.dtype)
@@ -321,12 +338,16 @@ class RankJob:
             if plant.kind == "batch":
                 if name != "kernels":
                     return rows
-                shape = pl.when(here).then(pl.format("{} of the larger batch", pl.col("shape").fill_null("")))
+                shape = pl.when(here).then(
+                    pl.format("{} of the larger batch", pl.col("shape").fill_null(""))
+                )
                 return rows.with_columns(shape=shape.otherwise("shape"))
             idles = plant.kind in ("backward", "loader")
             if idles != (name == "idle"):
                 # The stretch that holds the fault must not make all else longer.
-                return rows if idles and name != "idle" else self._without(rows, here, name, more, own)
+                return (
+                    rows if idles and name != "idle" else self._without(rows, here, name, more, own)
+                )
             added = {
                 ("backward", "idle"): [
                     ("python", "cause", None), ("python", "line", LINE), ("python", "module", MODULE),
@@ -349,11 +370,15 @@ class RankJob:
             if plant.kind == "kernel" and name == "places":
                 extra = [("source", LINE), ("module", MODULE), ("phase", "backward")]
                 return self._appended(rows, name, [{"by": by, "name": n} for by, n in extra], more)
-            return self._appended(rows, name, [{"cause": c, "by": b, "name": n} for c, b, n in added], more)
+            return self._appended(
+                rows, name, [{"cause": c, "by": b, "name": n} for c, b, n in added], more
+            )
 
         return planted
 
-    def _without(self, rows: pl.DataFrame, here: pl.Expr, name: str, more: float, own: Float) -> pl.DataFrame:
+    def _without(
+        self, rows: pl.DataFrame, here: pl.Expr, name: str, more: float, own: Float
+    ) -> pl.DataFrame:
         """Rows of the late rank scaled back to what they are without the fault."""
         assert self.plant is not None
         part = 2 if name == "idle" else 0
@@ -362,13 +387,24 @@ class RankJob:
             return rows
         whole = own[self.plant.rank, self.plant.since :, :, part].sum(axis=1).mean()
         rest = max(whole - more, 0) / whole
-        return rows.with_columns(total_ns=pl.when(here).then(pl.col("total_ns") * rest).otherwise("total_ns"))
+        return rows.with_columns(
+            total_ns=pl.when(here).then(pl.col("total_ns") * rest).otherwise("total_ns")
+        )
 
-    def _appended(self, rows: pl.DataFrame, name: str, added: list[dict[str, object]], more: float) -> pl.DataFrame:
+    def _appended(
+        self, rows: pl.DataFrame, name: str, added: list[dict[str, object]], more: float
+    ) -> pl.DataFrame:
         assert self.plant is not None
         new = pl.DataFrame(
             [
-                {"rank": self.plant.rank, "step": step, "device": 0, "count": 1, "total_ns": more, **row}
+                {
+                    "rank": self.plant.rank,
+                    "step": step,
+                    "device": 0,
+                    "count": 1,
+                    "total_ns": more,
+                    **row,
+                }
                 for step in range(self.plant.since, self.steps)
                 for row in added
             ]

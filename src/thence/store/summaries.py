@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
-__all__ = ["FACTS_TABLE", "LATENESS", "REPORT", "SUMMARISED_BY", "WINDOWS", "Frames", "summaries_of"]
+__all__ = [
+    "FACTS_TABLE",
+    "LATENESS",
+    "REPORT",
+    "SUMMARISED_BY",
+    "WINDOWS",
+    "Frames",
+    "summaries_of",
+]
 
 Frames = dict[str, pl.DataFrame]
 
