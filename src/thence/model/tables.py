@@ -436,13 +436,7 @@ def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
 
 
 def moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.DataFrame:
-    """Row references and times of one part, as they are in the whole.
-
-    Args:
-        frame: one of its tables.
-        shift_ns: what is added to its times.
-        offsets: what is added to each column that refers to rows.
-    """
+    """A table with ``shift_ns`` added to its times, and to each column with row numbers its offset."""
     changes = [pl.col(column) + offset for column, offset in offsets.items() if offset]
     if shift_ns:
         changes += [
@@ -475,12 +469,7 @@ def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
 
 
 def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
-    """The same tables with other numbers for their ranks.
-
-    Args:
-        part: tables of one input.
-        new: number of each rank; ranks that are not in it keep theirs.
-    """
+    """The same tables with other numbers for the ranks that are in ``new``."""
 
     def frame(old: pl.DataFrame) -> pl.DataFrame:
         return old.with_columns(

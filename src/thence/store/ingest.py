@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import DamagedInput, InputError, UsageError
+from thence.model.formats import DESCRIPTION
 from thence.readers.fingerprints import fingerprint
 from thence.readers.recording.read import process_folders
 from thence.readers.registry import files_of, holds_labels
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["Ingested", "Sources", "ingest", "sources_of"]
-
-_RECORDING = "recording.json"
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def _processes(name: str) -> list[str]:
     if is_url(name):
         if not is_folder(name):
             return [name]
-        found = urls_within(name, (_RECORDING,))
+        found = urls_within(name, (DESCRIPTION,))
         return [file.rpartition("/")[0] for file in found] or [name]
     if not Path(name).is_dir():
         return [name]
