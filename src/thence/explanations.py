@@ -13,6 +13,8 @@ from thence.analysis.clock_sync import align_clocks
 from thence.analysis.collective_instances import collective_instances
 from thence.analysis.critical_path import critical_path, path_track
 from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
+from thence.analysis.ranks.job import job_of
+from thence.analysis.ranks.summary import summarise_ranks
 from thence.analysis.report import part
 from thence.analysis.select import select
 from thence.analysis.steps_table import step_table
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from thence.analysis.collective_instances import Instances
     from thence.analysis.communication import Collectives
     from thence.analysis.idle_table import IdleTime
+    from thence.analysis.ranks.job import Job
     from thence.analysis.steps_table import StepTable
     from thence.analysis.whatif import WhatIf
     from thence.model.attributed import Attributed
@@ -73,6 +76,16 @@ class Explanations(ABC):
             MissingData: the trace holds no device activity.
         """
         return idle_time(self.attributed, by, self._waited)
+
+    def late_ranks(self) -> Job:
+        """Who made the other ranks wait, how long, since which step, and why.
+
+        Of a selection, its ranks and devices count.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
+        return job_of(summarise_ranks(self.attributed))
 
     def steps(self) -> StepTable:
         """Every step in order of time, with its idle time by cause, the spread of all, and outliers.

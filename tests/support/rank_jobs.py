@@ -108,6 +108,7 @@ class RankJob:
         overlapped: whether compute goes on during collectives, and only the last of a step is awaited.
         skew_ns: standard deviation of the offsets of the ranks' clocks.
         drift: of their speeds, in ns per second.
+        detailed: ranks with kernels, places and idle time; None for all.
         seed: of the random numbers.
     """
 
@@ -121,6 +122,7 @@ class RankJob:
     overlapped: bool = False
     skew_ns: float = 2e6
     drift: float = 0.0
+    detailed: tuple[int, ...] | None = None
     seed: int = 0
     step: RealStep = field(default_factory=real_step)
 
@@ -312,6 +314,8 @@ class RankJob:
             {"rank": r, "step": s, "compute": scale[..., 0].ravel(), "idle": scale[..., 2].ravel()}
         )
         planted = self._planted_rows(own)
+        if self.detailed is not None:
+            times = times.filter(pl.col("rank").is_in(self.detailed))
         for name in ("kernels", "places", "idle"):
             base = self.step.tables[name].drop("rank", "step", "device")
             factor = pl.col("idle") * IDLE if name == "idle" else pl.col("compute")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["Alignment", "align_clocks"]
+__all__ = ["Alignment", "align_clocks", "quantiles"]
 
 _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
@@ -215,17 +215,36 @@ def _median_corrections(rank: Int64, instance: Int64, end: Float64, ranks: int) 
     again until none changes by `_SETTLED_NS`.
     """
     corrections = np.zeros(ranks)
-    present = np.unique(rank)
-    complete = len(instance) == len(present) * len(np.unique(instance))
+    complete = len(instance) == len(np.unique(rank)) * len(np.unique(instance))
     for _ in range(1 if complete else _PASSES):
         skews = _skews(instance, end - corrections[rank])
-        change = np.zeros(ranks)
-        for number in present:
-            change[number] = np.median(skews[rank == number])
+        change = np.nan_to_num(quantiles(rank, skews, ranks, 0.5))
         corrections += change
         if np.abs(change).max(initial=0) < _SETTLED_NS:
             break
     return corrections
+
+
+def quantiles(group: Int64, value: Float64, groups: int, share: float) -> Float64:
+    """A quantile of the values of each group, as `np.quantile` interpolates; NaN for groups without any.
+
+    Args:
+        group: of each value, from 0, shape (n,).
+        value: shape (n,).
+        groups: how many groups.
+        share: from 0 to 1.
+    """
+    ordered = value[np.lexsort((value, group))]
+    count = np.bincount(group, minlength=groups)
+    first = np.cumsum(count) - count
+    place = np.maximum(count - 1, 0) * share
+    low = np.floor(place).astype(np.int64)
+    found = np.full(groups, np.nan)
+    some = count > 0
+    below = ordered[(first + low)[some]]
+    above = ordered[(first + np.minimum(low + 1, np.maximum(count - 1, 0)))[some]]
+    found[some] = below + (above - below) * (place - low)[some]
+    return found
 
 
 def _connected_components(rank: Int64, instance: Int64, ranks: int) -> Int64:

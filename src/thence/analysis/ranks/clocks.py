@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.clock_sync import Alignment, align_clocks
+from thence.analysis.clock_sync import Alignment, align_clocks, quantiles
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,7 +60,7 @@ class Clocks:
     @property
     def statements(self) -> list[str]:
         """What was done, a sentence each."""
-        if self.rows.height < 2:  # noqa: PLR2004 - one rank has nobody to be compared with
+        if self.rows.height < 2:
             return []
         said = [self.alignment.statement]
         drifting = self.rows.filter("drift_applied")
@@ -113,11 +113,10 @@ def clocks_of(trace: Attributed, instances: Instances, ranks: list[int]) -> Cloc
     )
     slope, intercept, span = _lines(at, (time - middle) / 1e9, skew, len(present))
     fitted = skew - intercept[at] - slope[at] * (time - middle) / 1e9
-    scatter = np.array([_quantile(fitted[rows]) for rows in _parts(at, len(present))])
+    scatter = quantiles(at, np.abs(fitted), len(present), _SCATTER)
     moved = np.abs(slope) * span
     applied = (count >= _FEWEST) & (moved > np.maximum(_CLEAR * scatter, _RESOLUTION_NS))
     left = np.where(applied[at], fitted, skew)
-    parts = _parts(at, len(present))
     # A line through what is left moves the offset, too.
     extra = np.where(applied, np.rint(intercept), 0).astype(np.int64)
     found = pl.DataFrame(
@@ -126,8 +125,8 @@ def clocks_of(trace: Attributed, instances: Instances, ranks: list[int]) -> Cloc
             "extra": extra,
             "drift_ns_per_s": np.where(count >= _FEWEST, slope, np.nan),
             "drift_applied": applied,
-            "residual_median_ns": np.array([float(np.median(np.abs(left[p]))) for p in parts]),
-            "residual_p90_ns": np.array([_quantile(left[p]) for p in parts]),
+            "residual_median_ns": quantiles(at, np.abs(left), len(present), 0.5),
+            "residual_p90_ns": quantiles(at, np.abs(left), len(present), _SCATTER),
         }
     ).with_columns(pl.col("drift_ns_per_s").fill_nan(None))
     every = pl.DataFrame({"rank": pl.Series(ranks, dtype=pl.Int32)})
@@ -146,15 +145,6 @@ def clocks_of(trace: Attributed, instances: Instances, ranks: list[int]) -> Cloc
         )
     )
     return Clocks(rows, alignment, middle)
-
-
-def _parts(at: Int64, count: int) -> list[Int64]:
-    """The rows of each rank; rows are in order of ranks."""
-    return np.split(np.arange(len(at)), np.searchsorted(at, np.arange(1, count))) if count else []
-
-
-def _quantile(values: Float64) -> float:
-    return float(np.quantile(np.abs(values), _SCATTER)) if len(values) else 0.0
 
 
 def _lines(

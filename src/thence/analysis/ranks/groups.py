@@ -31,8 +31,8 @@ _NAMES = (  # first match decides
     ("expert", r"(?:^|[^a-z])(?:e?[td]?p?_?)?(?:ep|expert|moe)(?:[^a-z]|$)|expert"),
     ("pipeline", r"(?:^|[^a-z])pp?(?:[^a-z]|$)|pipe"),
     ("tensor", r"(?:^|[^a-z])(?:tp|mp)(?:[^a-z]|$)|tensor|model_parallel"),
-    ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
     ("data", r"(?:^|[^a-z])(?:dp|fsdp|ddp|hsdp|shard|replicate)(?:[^a-z]|$)|data|replica|fsdp"),
+    ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
 )
 
 
@@ -129,7 +129,7 @@ def slow_links(
             typical=pl.col("moving").median().over(like),
             peers=pl.col("group").n_unique().over(like),
         )
-        .filter(pl.col("peers") > 2)  # noqa: PLR2004 - of two, neither is the typical one
+        .filter(pl.col("peers") > 2)
     )
     if moved.is_empty():
         return pl.DataFrame(schema=schema)

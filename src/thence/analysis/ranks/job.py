@@ -77,7 +77,7 @@ class Job:
     def statement(self) -> str:
         """Whether there is a straggler, one sentence."""
         count = len(self.counted)
-        if self.ranks.height < 2:  # noqa: PLR2004 - one device has nobody to wait for
+        if self.ranks.height < 2:
             return "one device: nobody waits for another"
         if count < FEWEST_STEPS:
             return (

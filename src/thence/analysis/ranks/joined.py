@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Joined", "joined", "table_of"]
 
-_GROUP = {"group_name": "name", "group_description": "description", "group_ranks": "members"}
 _DESCRIBED = (
     *("collective", "bytes", "element_type", "group_size", "sequence"),
     *("source_rank", "destination_rank"),
@@ -39,7 +38,8 @@ class Joined:
         rows: one row per device and instance that it took part in: rank, device, step (of its device; -1: none),
             instance, collective (kind), bytes, group (number of the process group, equal on all ranks),
             group_size, start and end (ns since `origin`, on the common clock), exposed_ns, wait_ns (null where not
-            known), exposed_wait_ns (the part of it in which nothing computed, null likewise), awaited (whether
+            known), exposed_wait_ns (the part of it in which nothing computed, as far as exposed time and its longest
+            piece tell, null likewise), awaited (whether
             the others waited for it), late_rank and late_device (for whom they waited; null where not known),
             known (whether it is matched), moving_ns, gated (whether nothing computed when it ended, so that the
             device went on with it),
@@ -103,7 +103,7 @@ def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> Attributed:
     """A trace that holds the collectives alone, a row of each table for each."""
-    texts = groups.unique("job").sort("job").select("job", **_GROUP)
+    texts = groups.unique("job").sort("job").select("job", group_ranks="members")
     executions = (
         rows.filter(pl.col("execution").is_not_null())
         .select("rank", "execution", name="program")
@@ -115,9 +115,9 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         executions.select("rank", "execution", "row"),
         on=["rank", "execution"], how="left", maintain_order="left",
     )  # fmt: skip
-    described = numbered.join(texts, on="job", how="left", maintain_order="left")
-    messages = parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]).join(
-        texts, on="job", how="left"
+    described = _in_groups(numbered, texts)
+    messages = _in_groups(
+        parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]), texts
     )
     gpu = GPU.frame(
         {
@@ -133,7 +133,7 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
     launch = pl.when(pl.col("launch").is_not_null()).then(
         pl.col("launch").is_not_null().cum_sum() - 1
     )
-    keys = ["gpu", *_DESCRIBED, *_GROUP]
+    keys = ["gpu", *_DESCRIBED, "group_name", "group_ranks"]
     return Attributed(
         gpu=gpu,
         host=HOST.frame({"rank": launched["rank"], "start": launched["launch"]}),
@@ -144,6 +144,14 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         collective_parts=COLLECTIVES.frame(
             {key: messages[key] for key in keys} | {"host": messages["order"].cast(pl.Int32)}
         ),
+    )
+
+
+def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
+    """Adds the process group, by its number; its ranks, which may be thousands, where a peer is named by its place."""
+    peers = pl.col("source_rank").is_not_null() | pl.col("destination_rank").is_not_null()
+    return rows.join(texts, on="job", how="left", maintain_order="left").with_columns(
+        group_name=pl.col("job").cast(pl.String), group_ranks=pl.when(peers).then("group_ranks")
     )
 
 
@@ -197,11 +205,14 @@ def _timed(
         kernels.select(columns), on=["instance", "rank", "device"], maintain_order="left"
     )
     begin, finish = (pl.col(f"exposed_{name}") - pl.col("shift") for name in ("start", "end"))
-    alone = pl.min_horizontal(finish, pl.col("start") + pl.col("wait_ns")) - pl.max_horizontal(
+    # What is exposed after the last arrival is no longer than the rest of the kernel.
+    piece = pl.min_horizontal(finish, pl.col("start") + pl.col("wait_ns")) - pl.max_horizontal(
         begin, "start"
     )
+    rest = pl.col("duration") - pl.col("wait_ns")
+    alone = pl.min_horizontal("wait_ns", pl.max_horizontal(piece, pl.col("exposed_ns") - rest, 0))
     every = every.with_columns(
-        exposed_wait_ns=pl.when(pl.col("wait_ns").is_not_null()).then(alone.clip(lower_bound=0)),
+        exposed_wait_ns=pl.when(pl.col("wait_ns").is_not_null()).then(alone),
         gated=(finish == pl.col("start") + pl.col("duration")) & (pl.col("exposed_ns") > 0),
         group="job",
     ).drop("exposed_start", "exposed_end", "shift", "duration", "job")

@@ -4,8 +4,9 @@ Of every device and step the samples are what it caused less what the other devi
 ranks, whoever comes last by chance, their mean is 0. A straggler is a device
 
 - that caused more than `LEAST_SHARE` of a step's time on average, and
-- the lower bound of whose mean sample is above 0. All bounds hold together with `CONFIDENCE`
-  (Bonferroni's correction for the devices, and for the steps since which it may be late).
+- the lower bound of whose mean sample is above 0, where the bounds of all devices hold together (Bonferroni's
+  correction for the devices, and for the steps since which one may be late) with `SURE`: of a hundred jobs in which
+  nobody is late, one names somebody at most. The bound that is told holds with `CONFIDENCE`.
 
 It may be late since a later step only: all steps are tried, and where the run as a whole does not pass, the part since
 the step that divides the samples best (least squares) is tested, corrected for the number of steps.
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     Float = npt.NDArray[np.float64]
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["CONFIDENCE", "FEWEST_STEPS", "LEAST_SHARE", "late_since"]
+__all__ = ["CONFIDENCE", "FEWEST_STEPS", "LEAST_SHARE", "SURE", "late_since"]
 
 LEAST_SHARE = 0.02
 """Of a step's time that a straggler costs the others."""
 CONFIDENCE = 0.95
+"""With which all lower bounds that are told hold together."""
+SURE = 0.99
+"""With which all bounds must be above 0."""
 FEWEST_STEPS = 3
 """Of which a bound can be told."""
 
@@ -49,14 +53,14 @@ def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
     """
     devices, steps = caused.shape
     others = (caused.sum(axis=0) - caused) / max(devices - 1, 1)
-    sample = caused - others if devices > 1 else caused * 0.0
+    sample = caused - others if devices > 1 else caused * 0.0  # one device has nobody to cause anything
     begin = _divides_best(caused)
     whole, parts = np.zeros(devices, np.int64), _candidates(caused, begin, step_ns)
-    tests = 2 * devices
-    low, mean = _bounds(sample, caused, whole, tests)
-    late = (mean > LEAST_SHARE * step_ns) & (low > 0)
-    low_of_part, mean_of_part = _bounds(sample, caused, parts, tests * max(steps, 1))
-    late_of_part = (mean_of_part > LEAST_SHARE * step_ns) & (low_of_part > 0) & (parts > 0)
+    tests, least = 2 * devices, LEAST_SHARE * step_ns
+    mean, low, sure = _bounds(sample, caused, whole, tests)
+    late = (mean > least) & (sure > 0)
+    mean_of_part, low_of_part, sure = _bounds(sample, caused, parts, tests * max(steps, 1))
+    late_of_part = (mean_of_part > least) & (sure > 0) & (parts > 0)
     # A run that is late as a whole may still have begun in time.
     later = late_of_part & (~late | _in_time(caused, parts, step_ns))
     since = np.where(later, parts, 0)
@@ -105,16 +109,23 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
     return result
 
 
-def _bounds(sample: Float, caused: Float, begin: Int64, tests: int) -> tuple[Float, Float]:
-    """Lower bounds of the mean samples, NaN where there are too few, and the means of what was caused."""
-    steps = sample.shape[1]
-    counted = np.arange(steps) >= begin[:, None]
+def _bounds(
+    sample: Float, caused: Float, begin: Int64, tests: int
+) -> tuple[Float, Float, Float]:
+    """The means of what was caused since a step, and lower bounds of the mean samples: `CONFIDENCE` and `SURE`.
+
+    Bounds are NaN where there are too few steps.
+    """
+    counted = np.arange(sample.shape[1]) >= begin[:, None]
     count = counted.sum(axis=1)
     mean = (sample * counted).sum(axis=1) / np.maximum(count, 1)
     squares = (np.square(sample - mean[:, None]) * counted).sum(axis=1)
-    deviation = np.sqrt(squares / np.maximum(count - 1, 1))
+    error = np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1))
     enough = count >= FEWEST_STEPS
+    freedom = np.maximum(count - 1.0, 1.0)
     # The quantile is of both tails together.
-    critical = quantile(2 * (1 - CONFIDENCE) / tests, np.maximum(count - 1.0, 1.0))
-    low = np.where(enough, mean - critical * deviation / np.sqrt(np.maximum(count, 1)), np.nan)
-    return low, (caused * counted).sum(axis=1) / np.maximum(count, 1)
+    low, sure = (
+        np.where(enough, mean - quantile(2 * (1 - confidence) / tests, freedom) * error, np.nan)
+        for confidence in (CONFIDENCE, SURE)
+    )
+    return (caused * counted).sum(axis=1) / np.maximum(count, 1), low, sure

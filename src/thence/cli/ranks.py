@@ -1,0 +1,171 @@
+"""``thence ranks``: who made the others wait, how long, since which step, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli.inputs import Inputs, trace_options
+from thence.cli.output import Result, console, document_of, notes_of, print_table, result_options
+from thence.errors import ThenceError
+from thence.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.ranks.job import Job
+    from thence.trace import Trace
+
+__all__ = ["command"]
+
+_EXAMPLES = """\b
+Examples:
+  thence ranks traces/                       all ranks of a job
+  thence ranks 'run/rank*.json.gz' --format json
+  thence ranks traces/ -o ranks.html         heat map of ranks and steps
+  thence ranks traces/ --what-if             the step without a straggler's delay, replayed
+\b
+A straggler caused more than 2 % of a step's waiting on average, and more than the others do by
+chance: the lower 95 % bound over the steps, for all devices together, is above 0. Waiting is time
+in which the others compute nothing; what a late rank waited itself for another is not its fault.
+Causes of the late rank's extra time, compared with the rank in the middle, before its late arrivals:
+  slower GPU    the same kernels of the same shapes take longer, most of them
+  more work     kernels ran more often, or with other shapes
+  compute       some kernels take longer
+  copies        copies and sets while nothing computed
+  idle: CAUSE   the causes of `thence idle`: loader, python, operator, sync, ...
+  transfers     of collectives in other groups: see slow links
+  unknown       the trace does not say
+"""
+
+_RANKS = {
+    "rank": "rank",
+    "device": "GPU",
+    "caused_share": "caused",
+    "times_last": "times last",
+    "step_ns": "step",
+    "compute_ns": "compute",
+    "exposed_wait_ns": "waits",
+    "idle_ns": "idle",
+    "transfer_ns": "transfers",
+    "copy_ns": "copies",
+    "busy_ns": "busy",
+    "steps_per_second": "steps/s",
+}
+_REASONS = {"cause": "cause", "per_step_ns": "a step", "share": "share", "where": "where"}
+_GROUPS = {
+    "kind": "group",
+    "size": "ranks",
+    "collectives": "collectives",
+    "exposed_wait_ns": "waits",
+    "transfer_ns": "transfers",
+    "members": "members",
+    "description": "description",
+}
+_STAGES = {
+    "stage": "stage",
+    "rank": "rank",
+    "device": "GPU",
+    "step_ns": "step",
+    "own_ns": "own time",
+    "bubble_ns": "bubble",
+    "bubble_share": "share",
+}
+_LINKS = {
+    "members": "slow link: ranks",
+    "extra_ns": "longer a step",
+    "low_ns": "at least",
+    "since_step": "since",
+}
+_CLOCKS = {
+    "rank": "rank",
+    "offset_ns": "clock offset",
+    "drift_ns_per_s": "drift a second",
+    "residual_median_ns": "left: median",
+    "residual_p90_ns": "nine in ten",
+    "instances": "collectives",
+}
+_ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
+_SHOWN = 10
+
+
+@click.command("ranks", epilog=_EXAMPLES)
+@trace_options("rank", "device", "own", "hlo")
+@click.option(
+    "--what-if",
+    "what_if",
+    is_flag=True,
+    help="Also replay the job without each straggler's delay (reads all ranks' activities).",
+)
+@click.option("--clocks", is_flag=True, help="Also list offset, drift and residual of each clock.")
+@result_options(_ENDINGS, "File ending in .html (heat map of ranks and steps), .json or .csv.")
+def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None:  # noqa: FBT001 - click flags
+    """Who made the other ranks wait, how long, since which step, and why."""
+    trace = inputs.open()
+    job = trace.late_ranks()
+    replayed = _replayed(trace, job) if what_if else []
+    notes = notes_of(trace, job.notes)
+    if result.form == "html":
+        from thence.writers.page.ranks_page import ranks_html
+
+        result.text(ranks_html(job, trace.meta.inputs, [*(text for _, text in replayed), *notes]))
+    elif result.form == "table":
+        _show(job, result, [*(text for _, text in replayed), *notes], clocks=clocks)
+    else:
+        document = job.to_json() | {"without_delay": [row for row, _ in replayed]}
+        result.emit(document_of(trace, document), job.ranks, {}, notes)
+
+
+def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
+    """What a step takes without each straggler's delay, by the replay of `thence whatif`."""
+    found: list[tuple[dict[str, object], str]] = []
+    for rank in dict.fromkeys(job.stragglers["rank"]):
+        try:
+            row = trace.what_if(on_time=[f"rank:{rank}"]).rows.row(0, named=True)
+        except ThenceError as error:
+            found.append(
+                ({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}")
+            )
+            continue
+        before, after = row["before_ns"], row["after_ns"]
+        text = f"without rank {rank}'s delay: {row['verdict']}"
+        if after is not None:
+            text = (
+                f"without rank {rank}'s delay a step would take {format_ns(after)} instead of {format_ns(before)} "
+                f"({format_share(row['gain_share'], 1)} less, +-{format_share(row['high_share'] - row['gain_share'], 1)})"
+            )
+        found.append(({"rank": rank, **row}, text))
+    return found
+
+
+def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> None:
+    """Prints stragglers with their reasons, then the ranks, groups, stages and notes."""
+    from rich.text import Text
+
+    from thence.writers.text.printable import printable
+    from thence.writers.text.ranks import reason_rows, straggler_lines
+
+    output = console()
+    print_table(output, Text(printable(job.statement), "bold"))
+    for (_, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
+        print_table(output, "")
+        print_table(output, Text(printable(sentence)))
+        lines = reason_rows(why)
+        if not lines.is_empty():
+            Result(result.form).table(lines, _REASONS)
+    shown = Result(result.form, None, result.top or _SHOWN)
+    tables = [
+        (job.links, _LINKS),
+        (job.ranks, _RANKS),
+        (job.groups, _GROUPS),
+        (job.stages, _STAGES),
+    ]
+    if clocks:
+        tables.append((job.clocks.rows, _CLOCKS))
+    for rows, headings in tables:
+        if not rows.is_empty():
+            print_table(output, "")
+            shown.table(rows, headings)
+    for note in notes:
+        print_table(output, Text(printable(note), "dim"))

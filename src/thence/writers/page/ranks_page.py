@@ -1,0 +1,154 @@
+"""A job as one HTML page: a heat map of ranks and steps, and the ranks below it, folded but for two.
+
+The page needs nothing else: no server, no network. Figures are in it as arrays of 32-bit floats, and texts as JSON
+in which every character that could end the script element is escaped; they are shown as text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.writers.text.printable import printable
+from thence.writers.text.ranks import reason_rows, straggler_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from thence.analysis.ranks.job import Job
+
+__all__ = ["MOST_CELLS", "ranks_html"]
+
+MOST_CELLS = 1_500_000
+"""Cells of the heat map; of more, several steps in a row are one column, which the page says."""
+
+_ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
+_MAPS = ("wait_ns", "compute_ns", "step_ns", "caused_ns")
+_FIGURES = (
+    *("wait_caused_ns", "caused_share", "times_last", "step_ns", "busy_ns", "compute_ns"),
+    *("copy_ns", "exposed_wait_ns", "transfer_ns", "idle_ns", "steps_per_second"),
+)
+
+
+def ranks_html(job: Job, inputs: Sequence[str], notes: Sequence[str]) -> str:
+    """The page of a job.
+
+    Args:
+        job: to be shown.
+        inputs: what was read.
+        notes: sentences below.
+    """
+    shown = ", ".join(printable(name) for name in inputs[:4]) + (", ..." if len(inputs) > 4 else "")
+    text = json.dumps(_data(job, shown, notes), separators=(",", ":"))
+    template = resources.files("thence.writers.page") / "templates" / "ranks.html"
+    before, _, rest = template.read_text("utf-8").partition("{{title}}")
+    middle, _, after = rest.partition("{{data}}")
+    heading = escape(f"thence ranks - {shown}")
+    return "".join((before, heading, middle, text.translate(_ESCAPES), after))
+
+
+def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
+    columns, labels = _columns(job)
+    maps = _maps(job, columns, len(labels))
+    slowest = job.ranks.row(0, named=True)
+    middle = job.ranks.sort("step_ns", "rank", "device").row(job.ranks.height // 2, named=True)
+    why = job.reasons[0] if job.reasons else None
+    if why is not None and why.median_rank is not None:
+        middle = {"rank": why.median_rank, "device": why.median_device}
+    binned = len(labels) < len(job.keys)
+    said = (
+        [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"]
+        if binned
+        else []
+    )
+    return {
+        "inputs": inputs,
+        "statement": printable(job.statement),
+        "notes": [*said, *(printable(note) for note in notes)],
+        "rank": job.ranks["rank"].to_list(),
+        "device": job.ranks["device"].to_list(),
+        "straggler": job.ranks["straggler"].to_list(),
+        "figures": {name: _packed(job.ranks[name].to_numpy()) for name in _FIGURES},
+        "steps": [printable(label) for label in labels],
+        "maps": {name: _packed(values) for name, values in maps.items()},
+        "reasons": _reasons(job),
+        "open": [[place["rank"], place["device"]] for place in (slowest, middle)],
+        "tables": [
+            _table("groups", job.groups, ("kind", "size", "collectives", "exposed_wait_ns", "transfer_ns", "members")),
+            _table("pipeline stages", job.stages, ("stage", "rank", "device", "step_ns", "own_ns", "bubble_ns")),
+            _table("slow links", job.links, ("members", "extra_ns", "low_ns", "since_step")),
+        ],
+    }  # fmt: skip
+
+
+def _reasons(job: Job) -> list[dict[str, Any]]:
+    found = []
+    for (row, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
+        lines = reason_rows(why)
+        found.append(
+            {
+                "rank": row["rank"],
+                "device": row["device"],
+                "text": printable(sentence),
+                "rows": [
+                    [c, ns, share, printable(where)] for c, ns, share, where in lines.iter_rows()
+                ],
+            }
+        )
+    return found
+
+
+def _columns(job: Job) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """The column of every step, and what the columns are called."""
+    steps = len(job.keys)
+    most = max(1, MOST_CELLS // max(job.ranks.height, 1))
+    width = -(-steps // most)
+    columns = np.arange(steps) // width
+    labels = list(job.keys) if width == 1 else [
+        f"{job.keys[first]} to {job.keys[min(first + width, steps) - 1]}" for first in range(0, steps, width)
+    ]  # fmt: skip
+    return columns, labels
+
+
+def _maps(
+    job: Job, columns: npt.NDArray[np.int64], count: int
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Of each figure the mean by device (in the order of `Job.ranks`) and column; NaN where there is none."""
+    places = job.ranks.select("rank", "device", at=pl.int_range(pl.len()))
+    steps = pl.DataFrame(
+        {"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64}
+    )
+    cells = job.cells.join(places, on=["rank", "device"]).join(steps, on="key")
+    at = cells["at"].to_numpy() * count + cells["column"].to_numpy()
+    many = np.bincount(at, minlength=places.height * count)
+    found = {}
+    for name in _MAPS:
+        sums = np.bincount(
+            at, cells[name].to_numpy().astype(np.float64), minlength=places.height * count
+        )
+        found[name] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0).astype(
+            np.float32
+        )
+    return found
+
+
+def _packed(values: npt.NDArray[Any]) -> str:
+    """32-bit floats, the lowest byte first, as base64."""
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+
+
+def _table(title: str, rows: pl.DataFrame, columns: Sequence[str]) -> dict[str, Any]:
+    values = rows.select(columns).head(200).rows()
+    return {
+        "title": title,
+        "columns": list(columns),
+        "rows": [[printable(v) if isinstance(v, str) else v for v in row] for row in values],
+    }

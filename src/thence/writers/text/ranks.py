@@ -1,0 +1,84 @@
+"""Who is late in a job, as text: sentences for stragglers, and one line for each cause and where it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.model.kernel_names import clip, short_names
+from thence.units import format_ns, format_share
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.reasons import Reasons
+
+__all__ = ["MEANINGS", "cause_name", "reason_rows", "straggler_lines"]
+
+MEANINGS = {
+    "slower_gpu": "slower GPU",
+    "more_work": "more work",
+    "compute": "compute",
+    "copy": "copies",
+    "transfer": "transfers of other groups",
+    "unknown": "unknown",
+}
+"""Causes that are not causes of idle time, as people read them; those are ``idle: <cause>``."""
+
+
+def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
+    """Rows of the stragglers with a sentence each; where there is none, of the device that caused most."""
+    for why in job.reasons:
+        row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(
+            0, named=True
+        )
+        yield row, _sentence(row, why, job.step_ns)
+
+
+def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
+    share = format_share(row["mean_ns"] / max(step_ns, 1), 1)
+    who = f"rank {row['rank']} GPU {row['device']}"
+    if not row["straggler"]:
+        text = f"{who} causes most waiting: {format_ns(row['mean_ns'])} a step ({share} of it)"
+    else:
+        text = (
+            f"{who} makes others wait {format_ns(row['mean_ns'])} a step ({share} of it) since "
+            f"{printable(row['since_step'])}; at least {format_ns(row['low_ns'])} more than by chance"
+        )
+    if why.median_rank is not None:
+        text += f". Compared with rank {why.median_rank} GPU {why.median_device}:"
+    return text
+
+
+def reason_rows(why: Reasons) -> pl.DataFrame:
+    """One line for each cause: cause, per_step_ns, share, where (what has most of it, the most precise first)."""
+    rows = why.rows.with_columns(per_step_ns=pl.col("total_ns") / max(why.steps, 1))
+    causes = rows.filter(pl.col("by") == "cause")
+    lines = []
+    columns = ("cause", "per_step_ns", "share", "detail")
+    for cause, per_step, share, detail in causes.select(columns).iter_rows():
+        places = rows.filter(pl.col("cause") == cause, pl.col("by") != "cause")
+        where = [_place(by, name) for by, name in places.select("by", "name").iter_rows()]
+        text = "; ".join(text for text in (detail, *where) if text)
+        lines.append((cause_name(cause), per_step, share, text))
+    schema = {
+        "cause": pl.String,
+        "per_step_ns": pl.Float64,
+        "share": pl.Float64,
+        "where": pl.String,
+    }
+    return pl.DataFrame(lines, schema=schema, orient="row")
+
+
+def cause_name(cause: str) -> str:
+    """A cause as people read it."""
+    return MEANINGS.get(cause, f"idle: {cause}")
+
+
+def _place(by: str, name: str) -> str:
+    if by == "kernel":
+        name = clip(short_names([name]).get(name, name), 60)
+    return printable(f"{by} {name}")

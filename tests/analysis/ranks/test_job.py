@@ -1,0 +1,196 @@
+"""Late ranks: planted faults are named as what they are, nobody is named by chance, and sums are as by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import thence
+from helpers import FSDP, unzipped
+from late_ranks import BACKWARD, FORWARD, TRANSFER, SleepyJob
+from rank_jobs import LINE, MODULE, Plant, RankJob
+from thence.analysis.ranks.job import job_of
+from thence.analysis.ranks.reasons import REASON
+from thence.analysis.ranks.summary import concatenated, summarise_rank, summarise_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CAUSES = {
+    "backward": "python",
+    "kernel": "compute",
+    "slow_gpu": "slower_gpu",
+    "loader": "loader",
+    "batch": "more_work",
+}
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("kind", sorted(CAUSES))
+def test_a_planted_fault_is_named_as_what_it_is(kind: str, overlapped: bool) -> None:
+    plant = Plant(kind, rank=5, share=0.15, since=4)
+    job = RankJob(plant=plant, overlapped=overlapped, steps=16, noise=0.01, seed=11)
+    found = job_of(job.summaries())
+    assert found.stragglers["rank"].to_list() == [5]
+    # A pause of another rank hides the first step or two of a small fault.
+    assert found.stragglers["since_step"][0] in found.keys[3:6]
+    (why,) = found.reasons
+    assert why.rows["cause"][0] == CAUSES[kind]
+    assert why.rows.schema == REASON
+    causes = why.rows.filter(by="cause")
+    assert causes["share"][0] > 0.6
+    if kind in ("backward", "kernel"):
+        assert {LINE, MODULE, "backward"} <= set(why.rows.filter(cause=CAUSES[kind])["name"])
+    if kind not in ("slow_gpu", "batch"):
+        more = plant.share * job.step.length
+        assert found.stragglers["mean_ns"][0] == pytest.approx(more, rel=0.15)
+
+
+def test_a_slow_link_is_named_by_its_group_and_no_rank_outside_is() -> None:
+    job = RankJob(ranks=16, steps=16, small=4, noise=0.01, plant=Plant("link", 6, 0.2), seed=2)
+    found = job_of(job.summaries())
+    assert found.links["members"].to_list() == ["[4, 5, 6, 7]"]
+    assert found.links["extra_ns"][0] == pytest.approx(0.2 * job.step.length, rel=0.05)
+    assert set(found.stragglers["rank"]) <= {4, 5, 6, 7}
+    for why in found.reasons:
+        assert why.rows["cause"][0] == "transfer"
+        assert "[4, 5, 6, 7]" in why.rows.filter(cause="transfer")["name"].to_list()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nobody_is_named_where_nobody_is_late(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    job = RankJob(
+        ranks=int(random.choice([2, 4, 8])), steps=int(random.integers(4, 20)), noise=0.1,
+        overlapped=bool(seed % 2), drift=20_000.0, seed=seed,
+    )  # fmt: skip
+    found = job_of(job.summaries())
+    assert found.stragglers.is_empty()
+    assert found.statement.startswith("no straggler")
+    assert found.links.is_empty()
+
+
+def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_long(
+    tmp_path: Path,
+) -> None:
+    job = SleepyJob()
+    job.write(tmp_path)
+    found = thence.open(tmp_path).late_ranks()
+    lengths = found.cells.group_by("rank").agg(pl.col("step_ns").sum())["step_ns"]
+    assert max(lengths) - min(lengths) < 0.001 * max(lengths)
+    assert found.stragglers["rank"].to_list() == [1]
+    others = [
+        max(job._work(1, step) - job._work(rank, step) for rank in (0, 2))
+        for step in range(job.steps)
+    ]
+    caused = found.stragglers["wait_caused_ns"][0]
+    # Of the device that waited longest in each step; one and the same device of all steps waits a little less.
+    assert 0.999 * 1000 * sum(others) <= caused <= 1000 * sum(others)
+    assert found.stragglers["times_last"][0] == job.steps
+    (why,) = found.reasons
+    sleeping = why.rows.filter(cause="python")
+    named = dict(sleeping.select("by", "name").iter_rows())
+    assert named["line"] == "/home/me/train.py:40 hook"
+    assert named["module"] == "Mlp_3"
+    assert named["phase"] == "backward"
+    # Nothing is known of the stretch before the first collective of the group.
+    assert sleeping["total_ns"][0] == pytest.approx(1000 * job.sleep * (job.steps - 1), rel=0.001)
+    assert found.clocks.rows["offset_ns"].to_list() == [-3_000_000, 0, 3_000_000]
+
+
+def test_since_when_a_rank_sleeps(tmp_path: Path) -> None:
+    SleepyJob(steps=9, since=4).write(tmp_path)
+    found = thence.open(tmp_path).late_ranks()
+    assert found.stragglers.select("rank", "since_step").rows() == [(1, "ProfilerStep#4")]
+
+
+def test_figures_of_ranks_are_per_step(tmp_path: Path) -> None:
+    job = SleepyJob(uneven=0)
+    job.write(tmp_path)
+    rows = thence.open(tmp_path).late_ranks().ranks.sort("rank")
+    length = 1000 * (200 + FORWARD + BACKWARD + TRANSFER + job.sleep)
+    for row in rows.iter_rows(named=True):
+        assert row["steps"] == job.steps
+        assert row["step_ns"] == pytest.approx(length, abs=200_000)
+        assert row["compute_ns"] == 1000 * (FORWARD + BACKWARD)
+        waited = 0 if row["rank"] == 1 else 1000 * job.sleep
+        assert row["exposed_wait_ns"] == waited
+        assert row["transfer_ns"] == 1000 * TRANSFER
+        assert row["steps_per_second"] == pytest.approx(1e9 / row["step_ns"])
+
+
+def by_hand() -> tuple[dict[int, int], dict[int, int]]:
+    """How often and how long the others waited for each rank of the FSDP job, from the raw files.
+
+    The clocks agree. What its own rank computes in a wait is taken off. A collective is the n-th of its kind on
+    every rank.
+    """
+    talks: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+    compute: dict[int, list[tuple[int, int]]] = {}
+    for rank, path in enumerate(FSDP):
+        seen: dict[str, int] = {}
+        events = [e for e in json.loads(unzipped(path))["traceEvents"] if e.get("cat") == "kernel"]
+        for event in sorted(events, key=lambda e: e["ts"]):
+            start = round(event["ts"] * 1000)
+            interval = (start, start + round(event["dur"] * 1000))
+            kind = event["args"].get("Collective name")
+            if kind is None:
+                compute.setdefault(rank, []).append(interval)
+            else:
+                number = seen[kind] = seen.get(kind, -1) + 1
+                talks.setdefault((kind, number), {})[rank] = interval
+    last, waited = dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0)
+    for arrivals in talks.values():
+        late = max(arrivals, key=lambda rank: arrivals[rank][0])
+        last[late] += 1
+        for rank, (start, _) in arrivals.items():
+            if rank != late:
+                inside = [c for c in compute[rank] if c[0] < arrivals[late][0] and c[1] > start]
+                waited[rank] += (
+                    arrivals[late][0]
+                    - start
+                    - sum(min(end, arrivals[late][0]) - max(begin, start) for begin, end in inside)
+                )
+    return last, waited
+
+
+def test_real_ranks_are_late_as_counted_by_hand() -> None:
+    found = thence.open(*FSDP).late_ranks()
+    last, waited = by_hand()
+    rows = found.ranks.sort("rank")
+    assert rows["times_last"].to_list() == list(last.values())
+    for row in rows.iter_rows(named=True):
+        whole = row["exposed_wait_ns"] * row["steps"]
+        # Where compute lies within a collective is known to within its transfer.
+        assert 0.98 * waited[row["rank"]] <= whole <= 1.005 * waited[row["rank"]]
+    assert found.ranks["rank"].to_list()[:2] == [3, 1]
+    assert found.stragglers.is_empty()
+    assert "cannot be told from chance" in found.statement
+
+
+def test_summaries_that_are_read_lazily_or_one_by_one_give_the_same() -> None:
+    trace = thence.open(*FSDP[:2])
+    whole = job_of(summarise_ranks(trace.attributed))
+    alone = concatenated(summarise_rank(thence.open(path).attributed) for path in FSDP[:2])
+    lazy = job_of({name: frame.lazy() for name, frame in alone.items()})
+    assert_frame_equal(whole.ranks, lazy.ranks)
+    assert whole.to_json() == lazy.to_json()
+
+
+def test_reasons_add_up_to_what_the_rank_caused() -> None:
+    plant = Plant("loader", rank=2, share=0.2)
+    found = job_of(RankJob(plant=plant, steps=12, seed=5).summaries())
+    causes = found.reasons[0].rows.filter(by="cause")
+    assert causes["share"].sum() == pytest.approx(1, abs=0.06)
+    assert causes["total_ns"].sum() == pytest.approx(found.ranks["wait_caused_ns"][0], rel=0.1)
+
+
+def test_one_rank_has_nobody_to_wait_for() -> None:
+    found = thence.open(FSDP[0]).late_ranks()
+    assert found.statement == "one device: nobody waits for another"
+    assert found.reasons == ()

@@ -1,0 +1,133 @@
+"""Summaries of ranks: what they say is what the rank's own file says, counted another way."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import thence
+from helpers import FSDP, kernel, launch, opened, unzipped
+from thence.analysis.ranks.summary import concatenated, summarise_rank, summarise_ranks
+from thence.analysis.ranks.summary_tables import MOST_ROWS, SUMMARY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Their union, one after the other."""
+    result: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if result and start <= result[-1][1]:
+            result[-1] = (result[-1][0], max(result[-1][1], end))
+        else:
+            result.append((start, end))
+    return result
+
+
+def covered(union: list[tuple[int, int]], until: int) -> int:
+    return sum(max(min(end, until) - start, 0) for start, end in union)
+
+
+def activities(path: Path) -> list[dict[str, Any]]:
+    """Kernels, copies and sets as the file lists them, in ns."""
+    events = json.loads(unzipped(path))["traceEvents"]
+    chosen = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    for event in chosen:
+        event["start"] = round(event["ts"] * 1000)
+        event["end"] = event["start"] + round(event["dur"] * 1000)
+        event["talks"] = "nccl" in event["name"].lower()
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def both() -> thence.Trace:
+    return thence.open(*FSDP[:2])
+
+
+def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
+    alone = concatenated(summarise_rank(thence.open(path).attributed) for path in FSDP[:2])
+    together = summarise_ranks(both.attributed)
+    for name, table in SUMMARY.items():
+        assert dict(together[name].schema) == table.schema
+        assert_frame_equal(together[name], alone[name])
+    assert all(frame.height for name, frame in alone.items() if name != "parts")
+
+
+def test_what_lies_between_collectives_is_what_the_file_says() -> None:
+    rows = summarise_rank(thence.open(FSDP[0]).attributed)["collectives"].sort("start")
+    events = activities(FSDP[0])
+    first = min(e["start"] for e in events)
+    compute = merged(
+        [(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]]
+    )
+    with_copies = merged([(e["start"], e["end"]) for e in events if not e["talks"]])
+    every = merged([(e["start"], e["end"]) for e in events])
+    talking = sorted((e["start"], e["end"]) for e in events if e["talks"])
+    assert rows.height == len(talking) > 20
+    shift = rows["start"][0] - talking[0][0]
+    assert [
+        (start - shift, start - shift + ns) for start, ns in rows.select("start", "duration").rows()
+    ] == talking
+    for at in range(rows.height):
+        for when, moment in zip(("start", "end"), talking[at], strict=True):
+            row = rows.row(at, named=True)
+            computed = covered(compute, moment)
+            assert row[f"compute_{when}_ns"] == computed
+            assert row[f"copy_{when}_ns"] == covered(with_copies, moment) - computed
+            assert row[f"idle_{when}_ns"] == moment - first - covered(every, moment)
+
+
+def test_the_longest_exposed_piece_lies_in_its_kernel_and_nothing_computes_there() -> None:
+    rows = summarise_rank(thence.open(FSDP[0]).attributed)["collectives"].sort("start")
+    events = activities(FSDP[0])
+    compute = merged(
+        [(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]]
+    )
+    shift = rows["start"][0] - min(e["start"] for e in events if e["talks"])
+    some = 0
+    for row in rows.iter_rows(named=True):
+        begin, end = row["exposed_start"] - shift, row["exposed_end"] - shift
+        assert row["start"] - shift <= begin <= end <= row["start"] - shift + row["duration"]
+        assert covered(compute, end) == covered(compute, begin)
+        assert end - begin <= row["exposed_ns"]
+        some += end > begin
+    assert some > 20
+
+
+def test_kernels_places_and_idle_time_add_up_to_the_steps() -> None:
+    trace = thence.open(FSDP[1])
+    found = summarise_rank(trace.attributed)
+    events = [e for e in activities(FSDP[1]) if not e["talks"]]
+    assert found["kernels"]["total_ns"].sum() == sum(e["end"] - e["start"] for e in events)
+    assert found["kernels"]["count"].sum() == len(events)
+    for by, rows in found["places"].group_by("by"):
+        assert rows["total_ns"].sum() == found["kernels"]["total_ns"].sum(), by
+    causes = found["idle"].filter(by="cause")
+    # What lies between the windows of two steps is in neither.
+    assert 0.999 * trace.idle().idle_ns < causes["total_ns"].sum() <= trace.idle().idle_ns
+
+
+def test_what_has_no_row_of_its_own_is_one_row_without_a_name(tmp_path: Path) -> None:
+    count = MOST_ROWS + 50
+    events = []
+    for number in range(count):
+        events += [
+            launch(number, 100 * number),
+            kernel(number, 100 * number + 10, 1 + number % 90, name=f"k{number}"),
+        ]
+    kernels: pl.DataFrame = summarise_rank(opened(tmp_path, events).attributed)["kernels"]
+    assert kernels.height == MOST_ROWS + 1
+    rest = kernels.filter(pl.col("name").is_null()).row(0, named=True)
+    durations = sorted((1000 * (1 + number % 90) for number in range(count)), reverse=True)
+    assert rest["count"] == 50
+    assert rest["total_ns"] == sum(durations[MOST_ROWS:])
+
+
+def test_a_trace_without_activities_has_empty_tables(tmp_path: Path) -> None:
+    found = summarise_rank(opened(tmp_path, [launch(1, 5)]).attributed)
+    assert {name: frame.height for name, frame in found.items()} == dict.fromkeys(SUMMARY, 0)

@@ -1,0 +1,89 @@
+"""The page of ranks in a real browser: it draws, opens two ranks, and stays quick with thousands of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+from browser.chromium import ABSENT, CHROMIUM, driven
+from rank_jobs import Plant, RankJob
+from thence.analysis.ranks.job import Job, job_of
+from thence.writers.page.ranks_page import MOST_CELLS, ranks_html
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+COUNTED = """
+  result.rows = document.querySelectorAll("#ranks details").length;
+  result.open = [...document.querySelectorAll("#ranks details[open] summary span:first-child")].map((e) => e.textContent);
+  const heat = byId("heat");
+  result.size = [heat.width, heat.height];
+  const pixels = heat.getContext("2d").getImageData(0, 0, heat.width, heat.height).data;
+  const colors = new Set();
+  for (let i = 0; i < pixels.length; i += 4) colors.add(pixels[i] + "," + pixels[i + 1] + "," + pixels[i + 2]);
+  result.colors = colors.size;
+  result.more = byId("more").textContent;
+  result.statement = byId("statement").textContent;
+  document.querySelector('button[data-map="step_ns"]').click();
+  result.scale = byId("scale").textContent;
+"""
+
+
+def job(ranks: int, steps: int, detailed: tuple[int, ...]) -> Job:
+    plant = Plant("kernel", ranks // 2, 0.2)
+    made = RankJob(ranks=ranks, steps=steps, plant=plant, detailed=detailed)
+    return job_of(made.summaries())
+
+
+@pytest.fixture(scope="module")
+def small() -> Job:
+    return job(6, 8, tuple(range(6)))
+
+
+def test_the_slowest_and_the_median_rank_are_open(small: Job, tmp_path: Path) -> None:
+    found = driven(ranks_html(small, ["run/"], small.notes), tmp_path, COUNTED)
+    why = small.reasons[0]
+    assert found["rows"] == 6
+    assert set(found["open"]) == {f"rank 3 GPU 0", f"rank {why.median_rank} GPU 0"}
+    assert found["size"][1] == 6 * 16
+    assert found["colors"] > 8
+    assert found["statement"] == small.statement
+    assert "(light)" in found["scale"]
+
+
+def test_names_do_nothing_but_show(small: Job, tmp_path: Path) -> None:
+    hostile = replace(
+        small,
+        reasons=tuple(
+            replace(why, rows=why.rows.with_columns(name=pl.lit(HOSTILE))) for why in small.reasons
+        ),
+    )
+    page = ranks_html(hostile, [HOSTILE], [HOSTILE])
+    found = driven(page, tmp_path, COUNTED + 'result.text = byId("why").textContent;')
+    assert HOSTILE in found["text"]
+
+
+def test_thousands_of_ranks_are_folded(small: Job, tmp_path: Path) -> None:
+    count = 4096
+    numbers = pl.Series("rank", range(count), dtype=pl.Int32)
+    ranks = pl.concat([small.ranks] * (count // small.ranks.height + 1)).head(count)
+    cells = numbers.to_frame().join(small.cells.filter(rank=0).drop("rank"), how="cross")
+    large = replace(small, ranks=ranks.with_columns(numbers), cells=cells, reasons=())
+    found = driven(ranks_html(large, ["run/"], []), tmp_path, COUNTED)
+    assert found["rows"] <= 102
+    assert len(found["open"]) == 2
+    assert "folded" in found["more"]
+    assert found["size"][1] == 2 * count
+
+
+def test_more_steps_than_cells_are_put_together(small: Job) -> None:
+    keys = tuple(f"step {number}" for number in range(MOST_CELLS // small.ranks.height + 1))
+    page = ranks_html(replace(small, keys=keys), ["run/"], [])
+    assert "columns, the mean of each" in page

@@ -1,0 +1,81 @@
+"""``thence ranks`` as it prints: the late rank and why on the first screen, JSON, CSV and the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from helpers import FSDP, output
+from late_ranks import SleepyJob
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    SleepyJob().write(folder)
+    return folder
+
+
+def test_the_first_screen_says_who_since_when_and_why(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed, _ = output(capsys, "ranks", job)
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    screen = " ".join(" ".join(lines[:24]).split())
+    assert lines[0] == "1 straggler among 3 devices, 6 steps"
+    assert "rank 1 GPU 0 makes others wait 200.1 ms a step" in screen
+    assert "since ProfilerStep#0" in screen
+    assert "idle: python" in screen
+    for word in ("train.py:40", "Mlp_3", "backward"):
+        assert word in screen
+
+
+def test_json_holds_what_is_checked_from_outside(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
+    assert document["stragglers"] == [{"rank": 1, "device": 0}]
+    row = document["ranks"][0]
+    assert (row["rank"], row["device"], row["times_last"]) == (1, 0, 6)
+    assert row["since_step"] == "ProfilerStep#0"
+    assert row["wait_caused_ns"] == pytest.approx(6 * 200_000_000, rel=0.001)
+    assert {"cause", "by", "name", "total_ns"} <= set(row["reasons"][0])
+    assert all(other["reasons"] == [] for other in document["ranks"][1:])
+    assert document["clocks"]["ranks"][2]["offset_ns"] == 3_000_000
+    assert document["soundness"] == []
+
+
+def test_csv_is_the_table_of_ranks(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(csv.DictReader(io.StringIO(output(capsys, "ranks", job, "--format", "csv")[0])))
+    assert [row["rank"] for row in rows] == ["1", "0", "2"]
+
+
+def test_without_a_straggler_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    printed, _ = output(capsys, "ranks", *FSDP, "--clocks")
+    assert printed.startswith("whether a rank is late cannot be told from chance")
+    assert "rank 3 GPU 3 causes most waiting" in printed
+    assert "clock offset" in printed
+
+
+def test_the_step_without_the_delay_is_replayed(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(output(capsys, "ranks", job, "--what-if", "--format", "json")[0])
+    (row,) = document["without_delay"]
+    assert row["rank"] == 1
+    assert row["before_ns"] == pytest.approx(300_300_000, rel=0.01)
+    assert row["after_ns"] == pytest.approx(100_300_000, rel=0.01)
+
+
+def test_the_page_is_written(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output(capsys, "ranks", job, "-o", tmp_path / "ranks.html")
+    page = (tmp_path / "ranks.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "1 straggler among 3 devices" in page
