@@ -164,6 +164,11 @@ class Trace(Comparing, Pictures, Explanations):
         return self.tables.meta
 
     @property
+    def selected_meta(self) -> Meta:
+        """The same, with what the selection left out."""
+        return self.attributed.meta
+
+    @property
     def places(self) -> pl.DataFrame:
         """Where each row of `gpu` came from, in its order: label, module, op, source, hlo ... and their rules."""
         return self.attributed.places

@@ -87,6 +87,18 @@ def test_other_questions_have_the_same_answers(job: Path, files: thence.Trace) -
     trace.self_check()
 
 
+def test_late_ranks_are_found_from_summaries_as_from_files(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = json.loads(output(capsys, "ranks", *FSDP, "--format", "json")[0])
+    monkeypatch.setattr(reading, "rows_of", None)  # no table is read
+    found = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
+    named = ("inputs", "notes", "warnings")
+    assert len(found["ranks"]) == 4
+    for key in expected.keys() - set(named):
+        assert found[key] == expected[key], key
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -10,6 +10,7 @@ import polars as pl
 
 from thence.analysis.consistency import consistent_references, consistent_summary
 from thence.analysis.query import answer, named
+from thence.analysis.ranks.job import job_of
 from thence.analysis.select import select
 from thence.analysis.summary import summarize
 from thence.analysis.summary_merge import MERGED_BY, folded, merged_summary, summary_tables
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.compilation import Compilation
     from thence.analysis.idle_table import IdleTime
+    from thence.analysis.ranks.job import Job
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps_table import StepTable
     from thence.analysis.summary import Summary
@@ -79,6 +81,16 @@ class StoredTrace(Trace):
         """Facts of all ranks."""
         return self.store.meta
 
+    @property
+    def selected_meta(self) -> Meta:
+        """The same; where other than ranks are selected, with what that left out."""
+        return self.meta if self._ranks_only else super().selected_meta
+
+    @property
+    def _ranks_only(self) -> bool:
+        """Whether nothing but ranks is selected, so that summaries of single ranks tell."""
+        return replace(self.selection, ranks=()) == Selection()
+
     @cached_property
     def soundness(self) -> Soundness:
         """As found when the ranks were ingested, and in their times together."""
@@ -90,8 +102,7 @@ class StoredTrace(Trace):
 
     def summary(self, by: str = "kernel") -> Summary:
         """As `Trace.summary`, rank by rank."""
-        ranks_only = replace(self.selection, ranks=()) == Selection()
-        if by in SUMMARISED_BY and ranks_only:
+        if by in SUMMARISED_BY and self._ranks_only:
             frames = self.store.report(self.selection.ranks)
         elif by in MERGED_BY and self.selection.window_ns is None:
             frames = self._summarised(by)
@@ -130,6 +141,10 @@ class StoredTrace(Trace):
             except MissingData:
                 continue  # another rank may have some of it
 
+    def late_ranks(self) -> Job:
+        """As `Trace.late_ranks`, from the summaries alone."""
+        return job_of(self.store.lateness()) if self._ranks_only else super().late_ranks()
+
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`; a plan over the files of all ranks, of which only what the query needs is read.
 
@@ -139,7 +154,7 @@ class StoredTrace(Trace):
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that a query names: as plans where nothing but ranks is selected."""
-        if replace(self.selection, ranks=()) != Selection():
+        if not self._ranks_only:
             return {name: getattr(self, name) for name in named(query)}
         lazy = [name for name in named(query) if name != "annotations"]
         frames: dict[str, pl.DataFrame | pl.LazyFrame] = {name: self._scan(name) for name in lazy}
