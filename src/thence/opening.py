@@ -11,6 +11,9 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.kineto.read import NAME, PATTERNS
 from thence.readers.registry import read
 from thence.readers.source import expand
+from thence.store.layout import is_store
+from thence.store.store import open_store
+from thence.store.stored_trace import StoredTrace
 from thence.trace import Trace
 
 if TYPE_CHECKING:
@@ -28,7 +31,10 @@ def open_trace(
     max_expansion: int = DEFAULT.ratio,
     progress: Callable[[str, int, int], None] = lambda _name, _done, _size: None,
 ) -> Trace:
-    """Reads traces: files, directories, globs; several ranks become one trace.
+    """Reads traces: files, directories, globs, URLs; several ranks become one trace.
+
+    A store that ``thence ingest`` wrote is opened without reading it: its answers read what they need.
+    URLs (``s3://``, ``gs://`` ...) need the extra ``thence[remote]``.
 
     Labels of CUDA graphs (``*labels*.json``) among the inputs, or in a folder with one of them, are joined
     if they are of the same process; ``meta.warnings`` says so, or why not.
@@ -51,13 +57,34 @@ def open_trace(
         thence.InputError: an input is missing, of no known format, or damaged beyond reading.
         thence.UsageError: files that were given hold one rank, and ``add`` is not set; or nothing was given.
     """
+    paths = _flat(inputs)
+    if any(is_store(path) for path in paths):
+        return _store(paths, hlo, own)
     expansion = Expansion(max_expansion)
-    tables = read(_flat(inputs), progress, run=run, add=add, expansion=expansion)
+    tables = read(paths, progress, run=run, add=add, expansion=expansion)
     if hlo:
         from thence.readers.jax.hlo_dump import attach_hlo, hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path, expansion)])
     return Trace(with_labels(tables), tuple(own))
+
+
+def _store(
+    paths: Sequence[str | os.PathLike[str]], hlo: Sequence[str], own: Sequence[str]
+) -> Trace:
+    """A store as a trace.
+
+    Raises:
+        UsageError: there are other inputs beside it, or options that only count when a store is written.
+    """
+    if len(paths) > 1:
+        raise UsageError(f"{paths[0]}: a store is an input of its own; give nothing beside it")
+    store = open_store(paths[0])
+    if hlo or (own and tuple(own) != store.manifest.settings.own):
+        raise UsageError(
+            f"{paths[0]}: a store has been attributed when it was written; give --own and --hlo to thence ingest"
+        )
+    return StoredTrace(store)
 
 
 def open_runs(*inputs: str | os.PathLike[str]) -> list[Trace]:

@@ -172,6 +172,11 @@ class Trace(Comparing, Pictures, Explanations):
         return self.tables.meta
 
     @property
+    def selected_meta(self) -> Meta:
+        """The same, with what the selection left out."""
+        return self.attributed.meta
+
+    @property
     def places(self) -> pl.DataFrame:
         """Where each row of `gpu` came from, in its order: label, module, op, source, hlo ... and their rules."""
         return self.attributed.places
@@ -468,7 +473,11 @@ class Trace(Comparing, Pictures, Explanations):
         Raises:
             UsageError: the query is no valid SQL, names something that there is not, or reads a file.
         """
-        return answer({name: getattr(self, name) for name in named(query)}, query)
+        return answer(self.frames(query), query)
+
+    def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
+        """The tables that an SQL query may need; plans where they have not been read."""
+        return {name: getattr(self, name) for name in named(query)}
 
     def self_check(self) -> None:
         """Proves what must hold of every trace; results are checked again when they are made.

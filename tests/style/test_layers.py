@@ -20,6 +20,7 @@ LAYERS = (
     {"writers"},
     {"comparing", "explanations", "pictures"},
     {"profile", "trace"},
+    {"store"},
     {"opening"},
     {"timing"},
     {"doctor", "recording"},

@@ -15,7 +15,7 @@ from thence.model.places import BY, KINDS
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-__all__ = ["apart_from_steady", "heading_of", "split_by_weight", "time_by_place"]
+__all__ = ["apart_from_steady", "general_heading", "heading_of", "split_by_weight", "time_by_place"]
 
 _KIND = {kind.name: kind for kind in KINDS}
 _SOURCES = {Position.FUNCTION: "function", Position.LINE: "source line"}
@@ -109,12 +109,16 @@ def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
 
 def heading_of(trace: Attributed, by: str) -> str:
     """What a table by some kind of place is headed: by source, what its places are in this trace."""
-    kind = _KIND[by]
     if by == "source":
         held = trace.places["position"].drop_nulls().unique().to_list()
         if len(held) == 1:
             return _SOURCES[Position(held[0])]
-    return kind.heading or kind.name
+    return general_heading(by)
+
+
+def general_heading(by: str) -> str:
+    """The same where the trace decides nothing."""
+    return _KIND[by].heading or by
 
 
 def split_by_weight(trace: Attributed, claims: pl.DataFrame) -> pl.Series:

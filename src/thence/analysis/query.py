@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
@@ -55,8 +55,10 @@ def named(query: str) -> tuple[str, ...]:
     return tuple(name for name in TABLES if name in query)
 
 
-def answer(frames: Mapping[str, pl.DataFrame], query: str) -> pl.DataFrame:
+def answer(frames: Mapping[str, pl.DataFrame | pl.LazyFrame], query: str) -> pl.DataFrame:
     """Runs an SQL query over frames by their names; categories behave as text.
+
+    Plans among the frames are read in batches, as far as the query needs them.
 
     Raises:
         UsageError: the query is no valid SQL, names something that there is not, reads a file, or is no query.
@@ -69,7 +71,9 @@ def answer(frames: Mapping[str, pl.DataFrame], query: str) -> pl.DataFrame:
     }
     try:
         with pl.SQLContext(texts) as context:
-            return context.execute(query, eager=True)
+            planned = any(isinstance(frame, pl.LazyFrame) for frame in frames.values())
+            engine: Literal["streaming", "auto"] = "streaming" if planned else "auto"
+            return context.execute(query, eager=False).collect(engine=engine)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
         raise UsageError(f"the query cannot be answered: {_explained(error)}") from error
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["IDLE_INSIDE", "Summary", "summarize"]
+__all__ = ["IDLE_INSIDE", "Summary", "short_row_names", "summarize"]
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` beside a table."""
@@ -382,9 +382,7 @@ def _rows(trace: Attributed, parts: pl.DataFrame, total: Ns, by: str) -> pl.Data
         )
         .sort("total_ns", "name", descending=[True, False])
     )
-    # Only kernels have names that need shortening; other names are what the user wrote.
-    short = short_names(grouped["name"].to_list()) if by == "kernel" else {}
-    names = pl.Series([short.get(name, name) for name in grouped["name"]], dtype=pl.String)
+    names = short_row_names(grouped["name"], by)
     columns = (
         "name",
         "attributed",
@@ -401,6 +399,13 @@ def _rows(trace: Attributed, parts: pl.DataFrame, total: Ns, by: str) -> pl.Data
         grouped = grouped.join(of_instruction, on="place", how="left", maintain_order="left")
         columns = (*columns, *_OF_INSTRUCTIONS)
     return grouped.select(*columns, short_name=names)
+
+
+def short_row_names(names: pl.Series, by: str) -> pl.Series:
+    """``short_name`` of the rows of a table by some kind of place."""
+    # Only kernels have names that need shortening; other names are what the user wrote.
+    short = short_names(names.to_list()) if by == "kernel" else {}
+    return pl.Series([short.get(name, name) for name in names], dtype=pl.String)
 
 
 def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:

@@ -26,18 +26,21 @@ if TYPE_CHECKING:
 
 __all__ = ["bounded_answer"]
 
-_QUERY, _RESULT, _ENDING = "query", "result", ".arrow"
+_QUERY, _RESULT, _ENDING, _PLAN = "query", "result", ".arrow", ".plan"
 _REFUSED = 3  # the result is the sentence why
 _TOO_LARGE = 4
 
 
 def bounded_answer(
-    frames: Mapping[str, pl.DataFrame], query: str, most_seconds: float, most_bytes: Bytes
+    frames: Mapping[str, pl.DataFrame | pl.LazyFrame],
+    query: str,
+    most_seconds: float,
+    most_bytes: Bytes,
 ) -> pl.DataFrame:
     """The answer of a query, as `thence.analysis.query.answer` gives it.
 
     Args:
-        frames: tables by their names.
+        frames: tables by their names; plans are read by the process that answers, which may then open files.
         query: SQL.
         most_seconds: time limit.
         most_bytes: memory that answering may take beside the tables.
@@ -50,7 +53,10 @@ def bounded_answer(
         folder = Path(name)
         (folder / _QUERY).write_text(query, "utf-8", errors="replace")
         for table, frame in frames.items():
-            frame.write_ipc(folder / f"{table}{_ENDING}", compression="uncompressed")
+            if isinstance(frame, pl.LazyFrame):
+                (folder / f"{table}{_PLAN}").write_bytes(frame.serialize())
+            else:
+                frame.write_ipc(folder / f"{table}{_ENDING}", compression="uncompressed")
         code = _ended(folder, most_seconds, most_bytes)
         result = folder / _RESULT
         if code == 0:
@@ -93,11 +99,17 @@ def _ended(folder: Path, most_seconds: float, most_bytes: Bytes) -> int:
 def _answer(folder: Path, most_bytes: Bytes) -> int:
     """What the process does."""
     query = (folder / _QUERY).read_text("utf-8")
-    frames = {file.stem: pl.read_ipc(file) for file in sorted(folder.glob(f"*{_ENDING}"))}
+    frames: dict[str, pl.DataFrame | pl.LazyFrame] = {
+        file.stem: pl.read_ipc(file) for file in sorted(folder.glob(f"*{_ENDING}"))
+    }
+    plans = {
+        file.stem: pl.LazyFrame.deserialize(io.BytesIO(file.read_bytes()))
+        for file in sorted(folder.glob(f"*{_PLAN}"))
+    }
     with (folder / _RESULT).open("wb") as result:
         try:
-            _confine(most_bytes)
-            answer(frames, query).write_ipc(result)
+            _confine(most_bytes, opening=bool(plans))
+            answer(frames | plans, query).write_ipc(result)
         except ThenceError as error:
             result.write(str(error).encode("utf-8", "replace"))
             return _REFUSED
@@ -106,8 +118,8 @@ def _answer(folder: Path, most_bytes: Bytes) -> int:
     return 0
 
 
-def _confine(most_bytes: Bytes) -> None:
-    """Limits the memory of this process, and lets it open no further file."""
+def _confine(most_bytes: Bytes, *, opening: bool) -> None:
+    """Limits the memory of this process, and lets it open no further file, unless plans read some."""
     try:
         import resource
     except ImportError:  # Windows
@@ -120,7 +132,8 @@ def _confine(most_bytes: Bytes) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     except OSError:  # no /proc: macOS, which does not hold the limit either
         pass
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    if not opening:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from thence.cli.progress import bytes_read, working
 from thence.errors import InputError
 from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
 from thence.readers.expansion import DEFAULT
+from thence.readers.remote import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -120,7 +121,7 @@ class Inputs:
     """Inputs of a subcommand, and the selected part of them.
 
     Attributes:
-        paths: files, directories, globs, or ``-`` for standard input.
+        paths: files, directories, globs, URLs, a store, or ``-`` for standard input.
         hlo: HLO dumps.
         own: patterns of further files that count as the user's own code.
         selection: the part to analyse.
@@ -237,8 +238,9 @@ def check_inputs(paths: Iterable[str]) -> None:
     """Checks that all paths exist before anything is read, because reading may take long.
 
     Raises:
-        InputError: a path names nothing; globs are left to the reader.
+        InputError: a path names nothing; globs and URLs are left to the reader.
     """
     for path in paths:
-        if path != "-" and not os.path.lexists(path) and not any(c in path for c in _GLOB):
+        named = path == "-" or is_url(path) or any(c in path for c in _GLOB)
+        if not named and not os.path.lexists(path):
             raise InputError(path, "no such file or directory")

@@ -72,7 +72,7 @@ def notes_of(trace: Trace, said: Iterable[str] = ()) -> tuple[str, ...]:
         trace: that the result is of.
         said: the verb's own sentences.
     """
-    meta = trace.attributed.meta
+    meta = trace.selected_meta
     return (*trace.soundness.lines, *said, *meta.notes, *meta.warnings)
 
 

@@ -85,12 +85,12 @@ def command(
     inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result
 ) -> None:
     """Answers an SQL query over the tables of a trace."""
-    from thence.analysis.query import check_query, named
+    from thence.analysis.query import check_query
     from thence.cli.bounded_query import bounded_answer
 
     check_query(query)
     trace = inputs.open()
-    frames = {name: getattr(trace, name) for name in named(query)}
+    frames = trace.frames(query)
     answer = bounded_answer(
         frames, query, min(_LONGEST_S, time_limit), int(min(_MOST_GB, memory_limit) * 1e9)
     )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from thence.model.reasons import CODES
 from thence.model.selection import Selection
-from thence.model.tables import COLLECTIVES, Tables
+from thence.model.tables import COLLECTIVES, Tables, concat, moved, row_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["RULE", "SHARES", "Attributed"]
+__all__ = ["RULE", "SHARES", "Attributed", "concat_attributed"]
 
 RULE = pl.Enum(CODES)
 """Type of every ``<kind>_rule`` column."""
@@ -68,3 +68,50 @@ class Attributed(Tables):
     def labels_joined(self) -> bool:
         """Whether any label of a CUDA graph was joined."""
         return self.graph_places["label"].null_count() < self.graph_places.height
+
+
+def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
+    """Concatenates attributed traces of several ranks as `thence.model.tables.concat` does their tables.
+
+    Args:
+        parts: whole traces, in which nothing is selected.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    tables = concat(parts)
+    at = row_offsets(parts)
+
+    def joined(name: str, **references: str) -> pl.DataFrame:
+        return pl.concat(
+            [
+                moved(getattr(part, name), 0, {c: at[table][i] for c, table in references.items()})
+                for i, part in enumerate(parts)
+            ]
+        )
+
+    shares = None
+    if any(part.shares is not None for part in parts):
+        divided = [_shares(part) for part in parts]
+        shares = pl.concat([moved(s, 0, {"gpu": at["gpu"][i]}) for i, s in enumerate(divided)])
+    return Attributed(
+        **{field.name: getattr(tables, field.name) for field in fields(Tables)},
+        places=joined("places", launch="host"),
+        collective_parts=joined("collective_parts", gpu="gpu", host="host"),
+        host_collectives=joined("host_collectives", host="host"),
+        shares=shares,
+        own=parts[0].own,
+        installed=tuple(sorted({package for part in parts for package in part.installed})),
+    )
+
+
+def _shares(part: Attributed) -> pl.DataFrame:
+    """How the time of each activity divides among lines, also where each has one line at most."""
+    if part.shares is not None:
+        return part.shares
+    places = part.places.select(
+        gpu=pl.int_range(pl.len(), dtype=pl.Int32),
+        place="source",
+        weight=pl.lit(1.0),
+        rule="source_rule",
+    )
+    return places.cast(SHARES)  # type: ignore[arg-type]

@@ -7,8 +7,9 @@ own clock; ``Meta.epoch_ns`` is the epoch of that clock. A null always means "th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import polars as pl
 
@@ -45,6 +46,9 @@ __all__ = [
     "Table",
     "Tables",
     "concat",
+    "moved",
+    "renumbered",
+    "row_offsets",
 ]
 
 
@@ -359,6 +363,7 @@ class Tables:
         return dataclasses.replace(self, meta=meta)
 
 
+_Tables = TypeVar("_Tables", bound=Tables)
 _NO_CLOCK = "some inputs do not say when their clock began: times do not compare across inputs"
 _ROW_REFERENCES = {
     "gpu": {"program": "programs"},
@@ -391,14 +396,11 @@ def concat(parts: Sequence[Tables]) -> Tables:
         if any(e is not None for e in timed):
             warnings.append(_NO_CLOCK)
     shifts = [0 if epoch is None or e is None else e - epoch for e in epochs]
-    offsets = {
-        name: _offsets([len(getattr(part, name)) for part in parts])
-        for name in ("gpu", "host", "programs", "events", "hlo")
-    }
+    offsets = row_offsets(parts)
     frames = {
         name: pl.concat(
             [
-                _moved(
+                moved(
                     getattr(part, name),
                     shift,
                     {c: offsets[table][i] for c, table in references.items()},
@@ -426,12 +428,15 @@ def concat(parts: Sequence[Tables]) -> Tables:
     return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
 
 
-def _offsets(heights: Sequence[int]) -> list[int]:
-    return [sum(heights[:i]) for i in range(len(heights))]
+def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
+    """By table that others refer to: the row of the whole at which each part begins."""
+    names = ("gpu", "host", "programs", "events", "hlo")
+    heights = {name: [len(getattr(part, name)) for part in parts] for name in names}
+    return {name: [0, *itertools.accumulate(counts)][:-1] for name, counts in heights.items()}
 
 
-def _moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.DataFrame:
-    """Row references and times of one part, as they are in the whole."""
+def moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.DataFrame:
+    """A table with ``shift_ns`` added to its times, and to each column with row numbers its offset."""
     changes = [pl.col(column) + offset for column, offset in offsets.items() if offset]
     if shift_ns:
         changes += [
@@ -457,13 +462,15 @@ def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
             warnings.append(
                 f"{', '.join(part.meta.inputs)}: rank already taken by another input; shown {numbers}"
             )
-            part = _renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place
+            part = renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place
         taken.update(new.values())
         result.append(part)
     return result, warnings
 
 
-def _renumbered(part: Tables, new: Mapping[int, int]) -> Tables:
+def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
+    """The same tables with other numbers for the ranks that are in ``new``."""
+
     def frame(old: pl.DataFrame) -> pl.DataFrame:
         return old.with_columns(
             pl.col("rank").replace_strict(new, return_dtype=pl.Int32, default=pl.col("rank"))

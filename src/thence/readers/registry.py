@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import importlib
 import os
 from pathlib import Path
@@ -13,14 +14,15 @@ from thence.model.tables import Tables, concat
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
+from thence.readers.remote import fetched, is_folder, is_url
 from thence.readers.runs import Read, in_newest_run, in_run, one_job
 from thence.readers.source import STANDARD_INPUT, Source, check_regular, expand
 from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["ArchiveReader", "FileReader", "read"]
+__all__ = ["ArchiveReader", "FileReader", "files_of", "holds_labels", "read"]
 
 _FILE_READERS = (
     "thence.readers.kineto.read",
@@ -40,6 +42,11 @@ _ARCHIVE_READERS = (
 )
 """Modules that read from a path: a folder of several files, a zip file or the folder it was unpacked to,
 or a file that another program has to convert first."""
+
+
+_REPORTS = (".nsys-rep", ".qdrep")
+_ON_DISK = (".zip", ".sqlite", ".sqlite.gz", ".xplane.pb")
+"""Endings of files whose readers look at more than a stream: at pages, or at files beside them."""
 
 
 class FileReader(Protocol):
@@ -85,15 +92,17 @@ def read(
     run: str | None = None,
     add: bool = False,
     expansion: Expansion = DEFAULT,
+    cores: int | None = None,
 ) -> Tables:
     """All inputs as one set of tables, with the labels of CUDA graphs found in the same folders.
 
     Args:
-        inputs: files, directories, globs, or ``-`` for standard input; one of each rank, for instance.
+        inputs: files, directories, globs, URLs, or ``-`` for standard input; one of each rank, for instance.
         progress: called with the file at hand, the bytes of it consumed, and its size (0 if unknown).
         run: of directories, the files of the run with this name; None: the newest where there are several.
         add: take all files, also where several hold one rank: each becomes a rank of its own.
         expansion: how much larger than its stored size the content of an input may be.
+        cores: how many may be used to decode a file; None: all that there are.
 
     Raises:
         UsageError: several inputs hold one rank, or a run is named and no input is a directory.
@@ -104,11 +113,11 @@ def read(
     names = [_text_name(str(name)) for name in inputs]
     parts: list[Read] = []
     skipped, damaged = [], []
-    files, notes = _chosen(names, run, add=add)
+    files, notes = files_of(names, run, add=add)
     for name, origin in files.items():
         try:
             _text_name(name)
-            tables = plausible(_read_one(name, progress, expansion), name)
+            tables = plausible(_read_one(name, progress, expansion, cores), name)
             tables = graph_labels.with_annotations_beside(tables, expansion)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
@@ -116,7 +125,7 @@ def read(
                 raise
             skipped.append(name)  # a directory or a glob may hold other files too
         except DamagedInput as error:
-            if name in names or not _holds_labels(name):
+            if name in names or not holds_labels(name):
                 raise
             damaged.append(f"{error}; not joined")  # labels are an extra, the traces are there
     if not parts:
@@ -147,15 +156,27 @@ def _text_name(name: str) -> str:
     return name
 
 
-def _holds_labels(name: str) -> bool:
+def holds_labels(name: str) -> bool:
     """Whether a file begins as labels of CUDA graphs do."""
     with Source.open(name) as source:
         return graph_labels.sniff(source.head())
 
 
-def _chosen(names: list[str], run: str | None, *, add: bool) -> tuple[dict[str, str], list[str]]:
-    """The files to read, each with the input that it is of, and notes on what directories hold besides."""
-    directories = [name for name in names if Path(name).is_dir()]
+def files_of(
+    names: Sequence[str], run: str | None = None, *, add: bool = False
+) -> tuple[dict[str, str], list[str]]:
+    """The files and archives to read, each with the input that it is of, and notes on what directories hold besides.
+
+    Args:
+        names: files, directories, globs, URLs, or ``-``.
+        run: of directories, the files of the run with this name; None: the newest where there are several.
+        add: take the files of all runs.
+
+    Raises:
+        UsageError: a run is named and no input is a directory.
+        InputError: nothing was found for an input.
+    """
+    directories = [name for name in names if _is_directory(name)]
     archives = {n for n in directories if any(r.sniff_archive(n) for r in _archive_readers())}
     if run is not None and not directories:
         raise UsageError(
@@ -182,6 +203,12 @@ def _chosen(names: list[str], run: str | None, *, add: bool) -> tuple[dict[str, 
     return files, notes
 
 
+def _is_directory(name: str) -> bool:
+    if is_url(name):
+        return not glob.has_magic(name) and is_folder(name)
+    return Path(name).is_dir()
+
+
 def _patterns() -> tuple[str, ...]:
     """Globs of what may be a trace in a directory."""
     readers: tuple[FileReader | ArchiveReader, ...] = (*_file_readers(), *_archive_readers())
@@ -199,13 +226,39 @@ def _recorded_twice(files: list[str]) -> set[str]:
     return reports | viewers
 
 
-def _read_one(name: str, progress: Callable[[str, int, int], None], expansion: Expansion) -> Tables:
+def _read_one(
+    name: str,
+    progress: Callable[[str, int, int], None],
+    expansion: Expansion,
+    cores: int | None = None,
+) -> Tables:
+    if is_url(name):
+        return _read_url(name, progress, expansion, cores)
     if Path(name).exists():
         check_regular(name)
-    is_report = name.endswith((".nsys-rep", ".qdrep")) and Path(name).is_file()
+    is_report = name.endswith(_REPORTS) and Path(name).is_file()
     if Path(name).is_dir() or is_report:
         return _read_archive(name, progress, expansion)
-    with Source.open(name, expansion) as source:
+    return _read_file(name, progress, expansion, cores)
+
+
+def _read_url(
+    name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None
+) -> Tables:
+    """As `_read_one`: a file as it comes, anything else from a copy on disk, under its own name."""
+    copied = name.endswith((*_REPORTS, *_ON_DISK)) or is_folder(name)
+    if not copied:
+        return _read_file(name, progress, expansion, cores)
+    with fetched(name) as copy:
+        tables = _read_one(str(copy), progress, expansion, cores)
+    meta = dataclasses.replace(tables.meta, inputs=(name,))
+    return dataclasses.replace(tables, meta=meta)
+
+
+def _read_file(
+    name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None
+) -> Tables:
+    with Source.open(name, expansion, cores) as source:
         head = source.head()
         for reader in _file_readers():
             if reader.sniff(head):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thence.errors import InputError, UsageError
+from thence.readers.remote import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,7 +103,12 @@ def _newest_folders(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _changed(files: Iterable[str]) -> float:
-    return max(Path(file).stat().st_mtime for file in files)
+    return max(_changed_s(file) for file in files)
+
+
+def _changed_s(file: str) -> float:
+    """Unix time at which a file changed, in s; 0 for URLs, which do not all say."""
+    return 0.0 if is_url(file) else Path(file).stat().st_mtime
 
 
 def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], list[str]]:
@@ -176,7 +182,7 @@ def _of_other_runs(parts: Sequence[Read]) -> list[str]:
 
 def _recency(part: Read) -> float:
     window = _window(part.tables)
-    return window[1] if window else Path(part.file).stat().st_mtime * 1e9
+    return window[1] if window else _changed_s(part.file) * 1e9
 
 
 def _enter(part: Read, by_rank: dict[int, list[Read]]) -> None:

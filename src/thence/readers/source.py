@@ -17,6 +17,7 @@ from isal import isal_zlib
 
 from thence.errors import InputError
 from thence.readers.expansion import DEFAULT, Expansion
+from thence.readers.remote import is_folder, is_url, matching_urls, open_url, urls_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +98,7 @@ class Source:
         stored_bytes: size on disk, 0 where unknown; `consumed` counts in the same unit.
         plain: the bytes on disk are the bytes of the stream, so that offsets can be handed on.
         expansion: how much larger than its stored size its content may be.
+        cores: how many may decode it at once; None: all that there are.
         damage: why the stream ended early, filled in while reading; None when it did not.
     """
 
@@ -105,47 +107,36 @@ class Source:
     stored_bytes: int
     plain: bool
     expansion: Expansion = DEFAULT
+    cores: int | None = None
     damage: str | None = None
     _raw: BinaryIO | None = None
     _ahead: bytes = b""
 
     @classmethod
     @contextmanager
-    def open(cls, name: str, expansion: Expansion = DEFAULT) -> Iterator[Source]:
+    def open(
+        cls, name: str, expansion: Expansion = DEFAULT, cores: int | None = None
+    ) -> Iterator[Source]:
         """The input, gunzipped where its first bytes say so.
 
         Args:
-            name: path, or ``-`` for standard input.
+            name: path, URL, or ``-`` for standard input.
             expansion: how much larger than its stored size its content may be.
+            cores: how many may decode it at once; None: all that there are.
 
         Raises:
             InputError: it does not exist, is a directory or a special file, or may not be read.
         """
-        if name == STANDARD_INPUT:
-            raw: io.BufferedReader = io.BufferedReader(sys.stdin.buffer, _HEAD_BYTES)  # type: ignore[arg-type]
-            size = 0
-        else:
+        with _opened(name) as (raw, size):
             try:
-                check_regular(name)
-                raw = Path(name).open("rb")  # noqa: SIM115 - closed below
-                size = Path(name).stat().st_size
-            except OSError as error:
-                reason = error.strerror or str(error)
-                raise InputError(name, f"cannot be opened ({reason})") from error
-            except ValueError as error:
-                raise InputError(name, f"is no path ({error})") from error
-        try:
-            if raw.peek(2)[:2] == _GZIP_MAGIC:
-                unzipped = _Unzipped(raw, name, expansion)
-                yield cls(name, unzipped, size, plain=False, expansion=expansion, _raw=raw)
-            else:
-                plain = name != STANDARD_INPUT
-                yield cls(name, raw, size, plain=plain, expansion=expansion, _raw=raw)
-        except IsADirectoryError as error:
-            raise InputError(name, "is a directory") from error
-        finally:
-            if name != STANDARD_INPUT:
-                raw.close()
+                if raw.peek(2)[:2] == _GZIP_MAGIC:
+                    unzipped = _Unzipped(raw, name, expansion)
+                    yield cls(name, unzipped, size, False, expansion, cores, _raw=raw)  # noqa: FBT003
+                else:
+                    plain = name != STANDARD_INPUT and not is_url(name)
+                    yield cls(name, raw, size, plain, expansion, cores, _raw=raw)
+            except IsADirectoryError as error:
+                raise InputError(name, "is a directory") from error
 
     def head(self) -> bytes:
         """The first decompressed bytes, up to `_HEAD_BYTES`; reading starts with them all the same."""
@@ -199,6 +190,29 @@ class Source:
         return b""
 
 
+@contextmanager
+def _opened(name: str) -> Iterator[tuple[io.BufferedReader, int]]:
+    """An input as it is stored, and its size; 0 where that is not known."""
+    if name == STANDARD_INPUT:
+        yield io.BufferedReader(sys.stdin.buffer, _HEAD_BYTES), 0  # type: ignore[arg-type]
+        return
+    if is_url(name):
+        with open_url(name) as opened:
+            yield opened
+        return
+    try:
+        check_regular(name)
+        raw = Path(name).open("rb")  # noqa: SIM115 - closed below
+        size = Path(name).stat().st_size
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(name, f"cannot be opened ({reason})") from error
+    except ValueError as error:
+        raise InputError(name, f"is no path ({error})") from error
+    with raw:
+        yield raw, size
+
+
 def check_regular(path: str) -> None:
     """Refuses what is neither a file nor a directory: opening a FIFO may wait for ever, a device never ends.
 
@@ -218,7 +232,7 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
     """Files behind the inputs: themselves, what a glob matches, what a directory holds.
 
     Args:
-        inputs: paths, globs, directories, or ``-``.
+        inputs: paths, globs, directories, URLs of each of them, or ``-``.
         patterns: globs that say which files of a directory count, searched in all its folders.
 
     Raises:
@@ -227,7 +241,9 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
     files: list[str] = []
     for name in inputs:
         path = Path(name)
-        if name == STANDARD_INPUT or path.is_file():
+        if is_url(name):
+            files.extend(_of_url(name, patterns))
+        elif name == STANDARD_INPUT or path.is_file():
             files.append(name)
         elif path.is_dir():
             files_found = sorted(
@@ -246,6 +262,21 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
         else:
             files.append(name)  # opening it will say what is wrong with it
     return list(dict.fromkeys(files))
+
+
+def _of_url(name: str, patterns: tuple[str, ...]) -> list[str]:
+    """As `expand`, of one URL."""
+    if glob.has_magic(name):
+        files = matching_urls(name)
+        if not files:
+            raise InputError(name, "no file matches this pattern")
+        return files
+    if not is_folder(name):
+        return [name]
+    files = urls_within(name, patterns)
+    if not files:
+        raise InputError(name, f"no trace in this directory (looked for {', '.join(patterns)})")
+    return files
 
 
 def matching(pattern: str) -> list[str]:

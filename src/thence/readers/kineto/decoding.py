@@ -42,7 +42,9 @@ _MOST_PROCESSES = 8
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(256 << 20), "MALLOC_MMAP_THRESHOLD_": str(64 << 20)}
 
 
-def decoded(pieces: Iterable[Piece], path: str, expected_bytes: int) -> Iterator[Columns]:
+def decoded(
+    pieces: Iterable[Piece], path: str, expected_bytes: int, cores: int | None = None
+) -> Iterator[Columns]:
     """The columns of each piece, in order.
 
     Args:
@@ -50,13 +52,14 @@ def decoded(pieces: Iterable[Piece], path: str, expected_bytes: int) -> Iterator
         path: the file that pieces without bytes are to be read from.
         expected_bytes: how much JSON there will be, 0 where unknown; decides only how soon other
             processes are started.
+        cores: how many processes may decode; None: as many as there are usable cores.
     """
     done = 0 if expected_bytes < _BYTES_BEFORE_PROCESSES else _BYTES_BEFORE_PROCESSES
     pieces = iter(pieces)
     while done < _BYTES_BEFORE_PROCESSES and (piece := next(pieces, None)) is not None:
         yield _decoded_here(piece, path)
         done += piece.size
-    processes = min(_usable_cores(), _MOST_PROCESSES)
+    processes = min(cores or _usable_cores(), _MOST_PROCESSES)
     if processes < 2:
         for piece in pieces:
             yield _decoded_here(piece, path)

@@ -135,7 +135,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
 def _decoded_columns(source: Source, envelope: Envelope, progress: Callable[[int], None]) -> Arrays:
     """The columns of all events; raises `DamagedInput` if none could be read."""
     columns = collected(
-        decoded(envelope.pieces(), source.name, source.expected_bytes),
+        decoded(envelope.pieces(), source.name, source.expected_bytes, source.cores),
         lambda: progress(source.consumed),
     )
     if columns["events"] == columns["damaged"]:

@@ -19,13 +19,14 @@ from thence.readers.recording.activities import activities
 from thence.readers.recording.host import described_collectives, host_ranges
 from thence.readers.recording.parts import Description, Folder
 from thence.readers.recording.xla import with_xla
+from thence.readers.remote import is_url, urls_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thence.model.graph_labels import GraphLabels
 
-__all__ = ["NAME", "PATTERNS", "read", "sniff_archive"]
+__all__ = ["NAME", "PATTERNS", "process_folders", "read", "sniff_archive"]
 
 NAME = "thence recording"
 PATTERNS: tuple[str, ...] = ()
@@ -36,7 +37,9 @@ _MOST_RANK = 1 << 30
 
 def sniff_archive(path: str) -> bool:
     """Whether a directory is a recording of one process, or holds those of several."""
-    return Path(path).is_dir() and bool(_folders(Path(path)))
+    if is_url(path):
+        return bool(urls_within(path, (DESCRIPTION,)))
+    return Path(path).is_dir() and bool(process_folders(Path(path)))
 
 
 def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
@@ -52,7 +55,7 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     """
     parts = []
     done = 0
-    for path in _folders(Path(name)):
+    for path in process_folders(Path(name)):
         folder = Folder(path, expansion)
         parts.append(_tables(folder))
         done += folder.bytes
@@ -67,7 +70,8 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     return concat(useful).with_warnings(_disjoint_runs_warning(name, useful))
 
 
-def _folders(path: Path) -> list[Path]:
+def process_folders(path: Path) -> list[Path]:
+    """The folder of every process of a recording."""
     if (path / DESCRIPTION).is_file():
         return [path]
     return sorted(file.parent for file in path.glob(f"*/{DESCRIPTION}"))

@@ -1,0 +1,268 @@
+"""Summaries of single ranks as tables, and the summary of all of them from these tables.
+
+Every figure of a `Summary` is a sum over ranks, or follows from such sums. So a job is summarised rank by rank,
+with the memory of one rank, and the result is that of `summarize` on all ranks together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.analysis.group_by import general_heading
+from thence.analysis.summary import Summary, short_row_names
+from thence.model.places import BY
+from thence.model.reasons import Reason, advice, text_of
+from thence.model.schema import Column, Table
+from thence.model.tables import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from thence.model.selection import Selection
+    from thence.model.tables import Meta
+
+__all__ = ["MERGED_BY", "TABLES", "folded", "merged_summary", "summary_tables"]
+
+Frames = dict[str, pl.DataFrame]
+
+MERGED_BY = frozenset(BY) - {"hlo"}
+"""What rows may be by. Not by HLO instruction: what all runs of one have in common is no sum."""
+
+_NS = Column("total_ns", pl.Int64(), "sum of durations, ns")
+_COUNT = Column("count", pl.Int64(), "device activities")
+_BY = Column("by", pl.String(), "what the rows of the table are by")
+
+TABLES = (
+    Table(
+        "totals",
+        "one rank",
+        (
+            Column("ranks", pl.Int64(), "ranks with device activities"),
+            Column("devices", pl.Int64(), "devices with activities"),
+            Column("streams", pl.Int64(), "streams with activities"),
+            Column("span_ns", pl.Int64(), "first start to last end, per device, summed, ns"),
+            Column("busy_ns", pl.Int64(), "union of all activities, per device, summed, ns"),
+            Column("sum_ns", pl.Int64(), "sum of durations, ns"),
+            Column("labels_joined", pl.Boolean(), "whether a label of a CUDA graph was joined"),
+            Column("xla", pl.Boolean(), "whether there are XLA programs"),
+        ),
+    ),
+    Table(
+        "kinds",
+        "one kind of activity of one rank",
+        (Column("kind", pl.String(), "as in gpu"), _COUNT, _NS),
+    ),
+    Table(
+        "stated",
+        "one reason for time without a place, or the time with one",
+        (
+            Column("place", pl.String(), "kind of place"),
+            Column("code", pl.String(), "of the reason; null: time that has a place"),
+            _NS,
+        ),
+    ),
+    Table(
+        "details",
+        "one sentence about a CUDA graph that could not be matched",
+        (Column("text", pl.String(), "the sentence"), _COUNT, _NS),
+    ),
+    Table(
+        "divisions",
+        "one table by some kind of place",
+        (
+            _BY,
+            Column("heading", pl.String(), "what the rows are, in words"),
+            Column("idle_inside_ns", pl.Int64(), "as in `Summary`; null: not told"),
+        ),
+    ),
+    Table(
+        "apart",
+        "what such a table keeps in rows of its own",
+        (
+            _BY,
+            Column("code", pl.String(), "of thence.model.reasons"),
+            Column("executions", pl.Int64(), "of XLA programs"),
+            _COUNT,
+            _NS,
+        ),
+    ),
+    Table(
+        "rows",
+        "one row of such a table",
+        (
+            _BY,
+            Column("name", pl.String(), "the place, or why there is none"),
+            Column("attributed", pl.Boolean(), "whether it is a place"),
+            Column("reason", pl.String(), "code of why there is no place; null for a place"),
+            Column("position", pl.String(), "by source: function or line; else null"),
+            _COUNT,
+            _NS,
+            Column("backward_ns", pl.Int64(), "part of total_ns whose phase is backward, ns"),
+        ),
+    ),
+)
+"""What `summary_tables` gives: all integers that are no keys add up over ranks."""
+
+_SUMMED = tuple(
+    (table, [c.name for c in table.columns if c.dtype == pl.Int64()])
+    for table in TABLES
+    if table.name != "divisions"
+)
+
+
+def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bool) -> Frames:
+    """Summaries of one rank as tables, as `TABLES` names them.
+
+    Args:
+        summaries: of one trace, by different kinds of place.
+        labels_joined: whether the trace holds labels of CUDA graphs.
+        xla: whether it holds XLA programs.
+    """
+    first = summaries[0]
+    ranks = {"ranks": first.ranks, "devices": first.devices, "streams": first.streams}
+    times = {"span_ns": first.span_ns, "busy_ns": first.busy_ns, "sum_ns": first.sum_ns}
+    stated: list[tuple[str, str | None, int]] = [
+        (kind, None, ns) for kind, ns in first.attributed_ns.items()
+    ]
+    stated += [
+        (k, r.code, r.total_ns) for k, reasons in first.unattributed.items() for r in reasons
+    ]
+    rows: dict[str, list[Any]] = {
+        "totals": [(*ranks.values(), *times.values(), labels_joined, xla)],
+        "kinds": [(kind, count, first.kind_ns[kind]) for kind, count in first.counts.items()],
+        "stated": stated,
+        "divisions": [(s.by, s.heading, s.idle_inside_ns) for s in summaries],
+    }
+    frames = {
+        t.name: pl.DataFrame(rows[t.name], t.schema, orient="row") for t in TABLES if t.name in rows
+    }
+    frames["details"] = first.details
+    frames["apart"] = pl.concat([_keyed(s.apart, s.by) for s in summaries])
+    frames["rows"] = pl.concat([_keyed(s.rows, s.by) for s in summaries], how="diagonal_relaxed")
+    return {table.name: _shaped(frames[table.name], table) for table in TABLES}
+
+
+def _keyed(frame: pl.DataFrame, by: str) -> pl.DataFrame:
+    texts = frame.with_columns(pl.col(pl.Enum, pl.Categorical).cast(pl.String))
+    return texts.with_columns(by=pl.lit(by))
+
+
+def _shaped(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
+    lacking = [
+        pl.lit(None, c.dtype).alias(c.name) for c in table.columns if c.name not in frame.columns
+    ]
+    return frame.with_columns(lacking).select(*table.schema).cast(table.schema)  # type: ignore[arg-type]
+
+
+def folded(frames: Mapping[str, pl.DataFrame]) -> Frames:
+    """The tables of several ranks, added up: as many rows as there are places, not as ranks times places."""
+    result = {}
+    for table, summed in _SUMMED:
+        keys = [column.name for column in table.columns if column.name not in summed]
+        sums = frames[table.name].group_by(keys, maintain_order=True).agg(pl.col(summed).sum())
+        result[table.name] = sums.select(*table.schema)
+    told = pl.col("idle_inside_ns").null_count() == 0
+    one = pl.col("heading").n_unique() == 1
+    divisions = frames["divisions"].group_by("by", maintain_order=True)
+    result["divisions"] = divisions.agg(
+        heading=pl.when(one).then(pl.col("heading").first()),
+        idle_inside_ns=pl.when(told).then(pl.col("idle_inside_ns").sum()),
+    )
+    return result
+
+
+def merged_summary(
+    frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, selection: Selection
+) -> Summary:
+    """The summary of all ranks whose tables these are, as `summarize` gives it for their trace.
+
+    Args:
+        frames: tables of one rank or of several, concatenated or `folded`; not empty.
+        by: one of `MERGED_BY`, for which the tables hold rows.
+        meta: of all ranks.
+        selection: which part of them it is.
+    """
+    sums = folded({name: f.filter(by=by) if "by" in f.columns else f for name, f in frames.items()})
+    totals = (
+        sums["totals"].select(pl.col(pl.Int64).sum(), pl.col(pl.Boolean).any()).row(0, named=True)
+    )
+    total = totals["sum_ns"]
+    counted = {kind: (n, ns) for kind, n, ns in sums["kinds"].iter_rows()}
+    shown = [kind for kind in KINDS if kind in counted]
+    attributed = sums["stated"].filter(pl.col("code").is_null())
+    heading = sums["divisions"]["heading"][0]
+    return Summary(
+        meta=meta,
+        selection=str(selection),
+        ranks=totals["ranks"],
+        devices=totals["devices"],
+        span_ns=totals["span_ns"],
+        busy_ns=totals["busy_ns"],
+        sum_ns=total,
+        counts={kind: counted[kind][0] for kind in shown},
+        streams=totals["streams"],
+        kind_ns={kind: counted[kind][1] for kind in shown},
+        attributed_ns=dict(attributed.select("place", "total_ns").iter_rows()),
+        unattributed=_reasons(
+            sums["stated"], attributed["place"].to_list(), meta, total, totals["labels_joined"]
+        ),
+        details=sums["details"].sort("total_ns", "text", descending=[True, False]),
+        by=by,
+        heading=heading if heading is not None else general_heading(by),
+        apart=sums["apart"].drop("by").sort("total_ns", "code", descending=[True, False]),
+        rows=_rows(sums["rows"], by, total),
+        idle_inside_ns=sums["divisions"]["idle_inside_ns"][0],
+    )
+
+
+def _reasons(
+    stated: pl.DataFrame,
+    kinds: Sequence[str],
+    meta: Meta,
+    total: int,
+    labels_joined: bool,  # noqa: FBT001 - a column
+) -> dict[str, tuple[Reason, ...]]:
+    """The time without a place of every kind, by reason, the largest first."""
+    ordered = stated.drop_nulls("code").sort("total_ns", "code", descending=[True, False])
+    return {
+        kind: tuple(
+            Reason(
+                code,
+                ns,
+                ns / max(total, 1),
+                text_of(code),
+                advice(
+                    code,
+                    meta.formats,
+                    labels_joined=labels_joined,
+                    accelerators=meta.accelerators,
+                ),
+            )
+            for code, ns in ordered.filter(place=kind).select("code", "total_ns").iter_rows()
+        )
+        for kind in kinds
+    }
+
+
+def _rows(rows: pl.DataFrame, by: str, total: int) -> pl.DataFrame:
+    """Rows as in `Summary.rows`."""
+    ordered = rows.sort("total_ns", "name", descending=[True, False])
+    columns = [
+        "name",
+        "attributed",
+        "reason",
+        "count",
+        "total_ns",
+        "mean_ns",
+        "share",
+        "backward_ns",
+    ]
+    return ordered.with_columns(
+        mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
+    ).select(
+        *columns,
+        *(("position",) if by == "source" else ()),
+        short_name=short_row_names(ordered["name"], by),
+    )

@@ -1,0 +1,39 @@
+"""What tells whether an input is as it was: its size, and when it changed last."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thence.errors import InputError
+from thence.readers.remote import is_url, state_of
+
+if TYPE_CHECKING:
+    from thence.units import Bytes
+
+__all__ = ["fingerprint"]
+
+
+def fingerprint(name: str) -> tuple[Bytes, str, int]:
+    """Bytes, when the newest of its files changed (ns of Unix time, of URLs what the protocol says), and files.
+
+    Args:
+        name: a file, a folder (all files within count) or a URL.
+
+    Raises:
+        InputError: it is not there, or may not be looked at.
+    """
+    if is_url(name):
+        return state_of(name)
+    try:
+        if not Path(name).is_dir():
+            about = Path(name).stat()
+            return about.st_size, str(about.st_mtime_ns), 1
+        abouts = [
+            (Path(folder) / file).stat() for folder, _, files in os.walk(name) for file in files
+        ]
+    except OSError as error:
+        raise InputError(name, f"cannot be looked at ({error.strerror or error})") from error
+    newest = max((about.st_mtime_ns for about in abouts), default=0)
+    return sum(about.st_size for about in abouts), str(newest), len(abouts)

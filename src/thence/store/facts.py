@@ -1,0 +1,131 @@
+"""Facts of a trace, and what makes it unsound, as JSON values and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from thence.analysis.soundness.findings import Finding, NotChecked, Soundness
+from thence.errors import DamagedInput
+from thence.model.losses import Loss
+from thence.model.tables import Device, Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Facts", "decode_facts", "encode_facts", "merged_meta", "merged_soundness"]
+
+_ONE_RANK_RULES = frozenset({"windows_apart"})
+"""Rules about several ranks, which no rank alone can be judged by."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is known of one part beside its tables.
+
+    Attributes:
+        meta: of its trace.
+        soundness: of its trace.
+        own, installed: as in `Attributed`.
+    """
+
+    meta: Meta
+    soundness: Soundness
+    own: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
+
+
+def encode_facts(facts: Facts) -> bytes:
+    """The facts as JSON."""
+    return msgspec.json.encode(dataclasses.asdict(facts))
+
+
+def decode_facts(content: bytes | str, path: str) -> Facts:
+    """The facts that `encode_facts` wrote.
+
+    Args:
+        content: JSON.
+        path: for messages.
+
+    Raises:
+        DamagedInput: they are not as written.
+    """
+    try:
+        value = msgspec.json.decode(content, type=dict[str, Any])
+        return Facts(
+            _meta(value["meta"]),
+            _soundness(value["soundness"]),
+            tuple(map(str, value["own"])),
+            tuple(map(str, value["installed"])),
+        )
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedInput(path, f"its facts are not as thence writes them ({error})") from error
+
+
+def _meta(value: dict[str, Any]) -> Meta:
+    plain = {
+        name: tuple(map(str, value[name])) for name in ("inputs", "formats", "warnings", "notes")
+    }
+    epoch = value["epoch_ns"]
+    return Meta(
+        **plain,
+        epoch_ns=None if epoch is None else int(epoch),
+        facts=tuple(dict(fact) for fact in value["facts"]),
+        devices=tuple(Device(**device) for device in value["devices"]),
+        process_groups=tuple(dict(group) for group in value["process_groups"]),
+        losses=tuple(Loss(**loss) for loss in value["losses"]),
+        ranks_stated=bool(value["ranks_stated"]),
+    )
+
+
+def _soundness(value: dict[str, Any]) -> Soundness:
+    return Soundness(
+        tuple(Finding(**finding) for finding in value["findings"]),
+        tuple(Finding(**note) for note in value["notes"]),
+        tuple(NotChecked(**rule) for rule in value["not_checked"]),
+    )
+
+
+def merged_meta(parts: Sequence[Meta]) -> Meta:
+    """Facts of all ranks; equal sentences once.
+
+    Args:
+        parts: of single ranks.
+    """
+
+    def all_of(name: str) -> tuple[Any, ...]:
+        return tuple(value for part in parts for value in getattr(part, name))
+
+    def distinct(name: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(all_of(name)))
+
+    return Meta(
+        inputs=all_of("inputs"),
+        formats=all_of("formats"),
+        epoch_ns=next((part.epoch_ns for part in parts if part.epoch_ns is not None), None),
+        facts=all_of("facts"),
+        devices=all_of("devices"),
+        process_groups=all_of("process_groups"),
+        warnings=distinct("warnings"),
+        notes=distinct("notes"),
+        losses=all_of("losses"),
+        ranks_stated=all(part.ranks_stated for part in parts),
+    )
+
+
+def merged_soundness(parts: Sequence[Soundness], of_all: Soundness) -> Soundness:
+    """What makes the ranks unsound, each alone and all together.
+
+    Args:
+        parts: of single ranks.
+        of_all: by the rules that look at several ranks.
+    """
+    findings = [finding for part in (*parts, of_all) for finding in part.findings]
+    alone = (x for part in parts for x in part.not_checked if x.code not in _ONE_RANK_RULES)
+    return Soundness(
+        tuple(sorted(findings, key=lambda finding: -finding.span_share)),
+        tuple(note for part in parts for note in part.notes),
+        tuple(dict.fromkeys((*alone, *of_all.not_checked))),
+    )

@@ -1,0 +1,259 @@
+"""Writes a store: every input that is not in it yet, or has changed since, becomes a part; then the joined summaries.
+
+What workers do is `thence.store.task`; here is what has to see all inputs: which there are, which parts are still
+true, what becomes of ranks that two inputs hold. Nothing here reads tables, so memory does not grow with ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thence.errors import DamagedInput, InputError, UsageError
+from thence.model.formats import DESCRIPTION
+from thence.readers.fingerprints import fingerprint
+from thence.readers.recording.read import process_folders
+from thence.readers.registry import files_of, holds_labels
+from thence.readers.remote import is_folder, is_url, urls_within
+from thence.readers.source import STANDARD_INPUT
+from thence.store.joining import join_summaries
+from thence.store.layout import (
+    MANIFEST,
+    RANKS,
+    Fingerprint,
+    Left,
+    Manifest,
+    Part,
+    Settings,
+    is_store,
+    key_of,
+    read_part,
+    write_json,
+)
+from thence.store.ranks import Found, numbered
+from thence.store.task import Job, Outcome, ingest_one
+from thence.store.workers import LocalWorkers, Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Ingested", "Sources", "ingest", "sources_of"]
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What an ingest did.
+
+    Attributes:
+        manifest: of the store.
+        written: inputs that were read now.
+        kept: inputs that were in the store already, unchanged.
+    """
+
+    manifest: Manifest
+    written: int
+    kept: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What was done, as the command line prints it with ``--format json``."""
+        manifest = self.manifest
+        ranks = [
+            {"rank": rank, "source": entry.source, "activities": entry.rows,
+             "cpu_s": entry.cpu_seconds, "peak_bytes": entry.peak_bytes}
+            for entry in manifest.entries
+            for rank in entry.ranks
+        ]  # fmt: skip
+        left = [{"source": one.source, "why": one.why, "text": one.reason} for one in manifest.left]
+        return {
+            "ranks": ranks,
+            "written": self.written,
+            "kept": self.kept,
+            "left_out": left,
+            "notes": list(manifest.notes),
+            "warnings": list(manifest.warnings),
+        }
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is to be in a store.
+
+    Attributes:
+        names: inputs of single processes, each by a name that every machine knows it by.
+        given: those that were named one by one, and not found in a directory.
+        notes: on what was left out of directories, such as other runs.
+        add: whether several inputs of one rank become ranks of their own.
+    """
+
+    names: tuple[str, ...]
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    add: bool = False
+
+
+def ingest(
+    sources: Sources,
+    store: str | os.PathLike[str],
+    settings: Settings,
+    *,
+    workers: Workers | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Ingested:
+    """Writes a store, or brings one up to date.
+
+    Every rank is read by a worker of its own. After a kill the same call goes on where it was. An input that cannot
+    be read is left out, with the reason in the manifest.
+
+    Args:
+        sources: from `sources_of`; recordings may still be growing.
+        store: folder to write; created. Workers on other machines must see it under the same path.
+        settings: how to read; a store has one set.
+        workers: where the work is done; None: processes of this machine.
+        progress: called with how many inputs are done, and how many there are.
+
+    Raises:
+        InputError: none of the inputs could be read.
+        UsageError: the folder holds something else, or a store whose inputs were read in another way.
+    """
+    root = Path(os.path.abspath(store))  # noqa: PTH100 - the same name on every machine: no links are followed
+    _prepare(root, settings)
+    known = _parts(root, settings)
+    stale = [
+        source for source in sources.names if not _is_current(known.get(key_of(source)), source)
+    ]
+    kept, count = len(sources.names) - len(stale), len(sources.names)
+    progress(kept, count)
+    jobs = [Job(source, str(root), settings) for source in stale]
+    outcomes: dict[str, Outcome] = {}
+    for outcome in (workers or LocalWorkers()).run(ingest_one, jobs):
+        outcomes[outcome.source] = outcome
+        progress(kept + len(outcomes), count)
+    manifest = _joined(root, settings, sources, outcomes)
+    if not manifest.entries:
+        reasons = "; ".join(left.reason for left in manifest.left[:3])
+        raise InputError(", ".join(sources.names[:3]), f"nothing could be read: {reasons}")
+    written = sum(outcome.folder is not None for outcome in outcomes.values())
+    return Ingested(manifest, written, kept)
+
+
+def sources_of(inputs: Sequence[str], run: str | None = None, *, add: bool = False) -> Sources:
+    """The inputs of single processes among files, directories, globs and URLs.
+
+    Args:
+        inputs: as the user names them.
+        run: of directories that hold several runs, the one to read; None: the newest.
+        add: keep all of several inputs that hold one rank, each as a rank of its own.
+
+    Raises:
+        InputError: nothing was found for an input, or it is standard input.
+        UsageError: a run is named and no input is a directory.
+    """
+    if STANDARD_INPUT in inputs:
+        raise InputError(
+            STANDARD_INPUT, "a store is made of files: standard input cannot be read again"
+        )
+    files, notes = files_of(inputs, run, add=add)
+    sources = [process for file in files for process in _processes(file)]
+    names = dict.fromkeys(map(_everywhere, sources))
+    # Labels of CUDA graphs are found by the reader of the trace beside them.
+    kept = [
+        name for name in names if is_url(name) or not Path(name).is_file() or not holds_labels(name)
+    ]
+    if not kept:
+        raise InputError(", ".join(inputs), "holds labels of CUDA graphs, and no trace")
+    given = frozenset(map(_everywhere, inputs))
+    return Sources(tuple(kept), given, tuple(notes), add)
+
+
+def _everywhere(name: str) -> str:
+    """The name by which every machine knows an input."""
+    return name if is_url(name) else os.path.abspath(name)  # noqa: PTH100 - links are not followed
+
+
+def _processes(name: str) -> list[str]:
+    """The recordings of single processes in a recording of a job; any other input as it is."""
+    if is_url(name):
+        if not is_folder(name):
+            return [name]
+        found = urls_within(name, (DESCRIPTION,))
+        return [file.rpartition("/")[0] for file in found] or [name]
+    if not Path(name).is_dir():
+        return [name]
+    return [str(folder) for folder in process_folders(Path(name))] or [name]
+
+
+def _prepare(root: Path, settings: Settings) -> None:
+    """Makes the folders of a store, and says in its manifest that it is not complete."""
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"{root}: is a file; a store is a folder")
+    if not is_store(root):
+        if root.exists() and any(root.iterdir()):
+            raise UsageError(f"{root}: holds other files; choose another folder for the store")
+        (root / RANKS).mkdir(parents=True, exist_ok=True)
+        write_json(root / MANIFEST, Manifest(settings=settings))
+    (root / RANKS).mkdir(exist_ok=True)
+    for unfinished in (root / RANKS).glob(".*"):  # of a run that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _parts(root: Path, settings: Settings) -> dict[str, tuple[str, Part]]:
+    """Folder and description of every part that was read with these settings, by its key."""
+    parts = {}
+    for folder in sorted((root / RANKS).iterdir()):
+        try:
+            part = read_part(folder)
+        except DamagedInput:
+            continue  # it is read again
+        if part.settings == settings:
+            parts[key_of(part.source)] = (folder.name, part)
+    return parts
+
+
+def _is_current(part: tuple[str, Part] | None, source: str) -> bool:
+    if part is None:
+        return False
+    try:
+        return part[1].fingerprint == Fingerprint(*fingerprint(source))
+    except InputError:
+        return False  # reading it will say what is wrong
+
+
+def _joined(
+    root: Path,
+    settings: Settings,
+    sources: Sources,
+    outcomes: dict[str, Outcome],
+) -> Manifest:
+    """Writes the joined summaries and the manifest."""
+    parts = _parts(root, settings)
+    left = [
+        Left(
+            o.source,
+            o.reason,
+            "unreadable" if o.source in sources.given and o.why == "no_trace" else o.why,
+        )
+        for o in outcomes.values()
+        if o.reason is not None
+    ]
+    refused = {one.source for one in left}
+    found = [
+        Found(*parts[key])
+        for source in sources.names
+        if (key := key_of(source)) in parts and source not in refused
+    ]
+    ranks = numbered(found, add=sources.add)
+    summaries = join_summaries(root, ranks.entries)
+    manifest = Manifest(
+        settings=settings,
+        complete=True,
+        entries=ranks.entries,
+        left=(*sorted(left, key=lambda one: one.source), *ranks.left),
+        summaries=summaries,
+        notes=sources.notes,
+        warnings=ranks.warnings,
+    )
+    write_json(root / MANIFEST, manifest)
+    return manifest

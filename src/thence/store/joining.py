@@ -1,0 +1,76 @@
+"""The summaries of all ranks, put together from those of single ranks in files of some hundred ranks each."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.atomic_files import temporary_path
+from thence.errors import DamagedInput
+from thence.store.layout import RANKS, SUMMARIES, summary_file
+from thence.store.parts import with_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from thence.store.layout import Entry, Manifest
+
+__all__ = ["join_summaries", "read_summary"]
+
+_AT_ONCE = 256
+"""Ranks of one file: their summaries are in memory together while it is written."""
+
+
+def join_summaries(root: Path, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Writes every summary of all ranks, in the order of the ranks, as a folder of files.
+
+    Returns:
+        names of the summaries.
+    """
+    target = root / SUMMARIES
+    unfinished = temporary_path(target)
+    unfinished.mkdir()
+    try:
+        for first in range(0, len(entries), _AT_ONCE):
+            _join(root, entries[first : first + _AT_ONCE], unfinished, f"{first:07}.parquet")
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return tuple(sorted(path.name for path in target.iterdir()))
+
+
+def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None:
+    """Writes one file of every summary that one of some ranks has."""
+    before, after = summary_file("*").split("*")
+    files: dict[str, list[tuple[Path, Entry]]] = {}
+    for entry in entries:
+        for path in (root / RANKS / entry.folder).glob(summary_file("*")):
+            summary = path.name.removeprefix(before).removesuffix(after)
+            files.setdefault(summary, []).append((path, entry))
+    for summary, found in files.items():
+        (target / summary).mkdir(exist_ok=True)
+        if any(entry.renumbered for _, entry in found):
+            plans = (with_numbers(pl.scan_parquet(path), e.renumbered) for path, e in found)
+            joined = pl.concat(plans).collect()
+        else:  # much faster
+            joined = pl.read_parquet([path for path, _ in found])
+        joined.write_parquet(target / summary / name, compression="lz4")
+
+
+def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | None:
+    """A summary of all ranks as a plan; None where no rank has it.
+
+    Raises:
+        DamagedInput: the manifest names it, and it is not there.
+    """
+    if name not in manifest.summaries:
+        return None
+    files = sorted((root / SUMMARIES / name).glob("*.parquet"))
+    if not files:
+        path = root / SUMMARIES / name
+        raise DamagedInput(str(path), "is missing; the same thence ingest again writes it")
+    return pl.scan_parquet(files)

@@ -1,0 +1,241 @@
+"""One part of a store: the attributed tables of one input as Parquet files, written and read.
+
+Device activities and their places are one file, ``activities``: columns of `GPU` as they are, but ``program``, ``hlo``
+and ``iteration``, which are ``program_row``, ``hlo_recorded`` and ``repetition`` there, because places have columns
+of these names. Enums are stored as categories, so that a store outlives a version that knows more codes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.errors import DamagedInput
+from thence.model.attributed import RULE, SHARES, Attributed
+from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
+from thence.model.phases import POSITIONS
+from thence.model.places import PLACES
+from thence.model.tables import (
+    COLLECTIVES,
+    EVENTS,
+    GPU,
+    GRAPH_PLACES,
+    HOST,
+    PROGRAMS,
+    THREADS,
+    WAITS,
+    renumbered,
+)
+from thence.store.facts import decode_facts
+from thence.store.layout import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from thence.store.facts import Facts
+
+__all__ = [
+    "ACTIVITIES",
+    "GPU_COLUMNS",
+    "PLACE_COLUMNS",
+    "memory_of",
+    "read_facts",
+    "read_table",
+    "rows_of",
+    "with_numbers",
+    "write_tables",
+]
+
+ACTIVITIES = "activities"
+_RENAMED = {"program": "program_row", "hlo": "hlo_recorded", "iteration": "repetition"}
+GPU_COLUMNS = {name: _RENAMED.get(name, name) for name in GPU.schema}
+"""Columns of ``gpu``, and their names in ``activities``."""
+
+_PLACE_TYPES: dict[str, Any] = {
+    "launch": pl.Int32(),
+    **{
+        name: dtype
+        for kind in PLACES
+        for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))
+    },
+    "position": pl.Enum(POSITIONS),
+    "apart": RULE,
+}
+_OTHER_PLACES = pl.Categorical()  # lane, metadata, detail: texts
+PLACE_COLUMNS: tuple[str, ...] = ("lane", "metadata", "detail", *_PLACE_TYPES)
+"""Columns of ``places`` that have a fixed type."""
+
+_TABLES = {
+    table.name: table.schema
+    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, GRAPH_PLACES)
+}
+_TABLES |= {"collective_parts": COLLECTIVES.schema, "host_collectives": COLLECTIVES.schema}
+_HLO = {
+    "instructions": INSTRUCTIONS,
+    "computations": COMPUTATIONS,
+    "loops": LOOPS,
+    "frames": FRAMES,
+}
+_MODULE_FACTS = {
+    "name": pl.String(), "id": pl.Int64(), "fingerprint": pl.String(), "entry": pl.Int64(),
+    "replicas": pl.Int64(), "partitions": pl.Int64(),
+}  # fmt: skip
+_OF_HOST = ("host", "events", "waits", "host_collectives")
+"""Tables whose rows are host ranges, or refer to them."""
+
+
+def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
+    """Writes all tables of a whole trace; empty ones are left out.
+
+    Args:
+        trace: with nothing selected.
+        folder: exists already.
+        host: whether host ranges, and what is about them, are written too. Without them nothing refers to them.
+    """
+    if not host:
+        trace = _without_host(trace)
+    places = trace.places.select(
+        pl.all().cast(pl.Categorical()) if trace.places.is_empty() else pl.all()
+    )
+    tables = {
+        ACTIVITIES: pl.concat([trace.gpu.rename(_RENAMED), places], how="horizontal"),
+        **{name: getattr(trace, name) for name in _TABLES},
+    }
+    if trace.shares is not None:
+        tables["shares"] = trace.shares
+    for name, frame in (tables | _modules(trace)).items():
+        if frame.height:
+            stored = frame.with_columns(pl.col(pl.Enum).cast(pl.Categorical()))
+            stored.write_parquet(folder / f"{name}.parquet", compression="lz4")
+
+
+def _without_host(trace: Attributed) -> Attributed:
+    from dataclasses import replace
+
+    nowhere = pl.lit(None, pl.Int32())
+    return replace(
+        trace,
+        places=trace.places.with_columns(launch=nowhere) if trace.places.width else trace.places,
+        collectives=trace.collectives.with_columns(host=nowhere),
+        collective_parts=trace.collective_parts.with_columns(host=nowhere),
+        **{name: getattr(trace, name).clear() for name in _OF_HOST},
+    )
+
+
+def _modules(trace: Attributed) -> dict[str, pl.DataFrame]:
+    """HLO modules as tables, ``module`` being the index of each."""
+    if not trace.hlo:
+        return {}
+    facts = [{name: getattr(module, name) for name in _MODULE_FACTS} for module in trace.hlo]
+    tables = {"modules": pl.DataFrame(facts, _MODULE_FACTS)}
+    for name in _HLO:
+        numbered = [
+            getattr(module, name).with_columns(module=pl.lit(number, pl.Int32()))
+            for number, module in enumerate(trace.hlo)
+        ]
+        tables[name] = pl.concat(numbered)
+    return tables
+
+
+def read_facts(folder: Path) -> Facts:
+    """The facts of a part.
+
+    Raises:
+        DamagedInput: they cannot be read.
+    """
+    path = folder / FACTS
+    try:
+        return decode_facts(path.read_bytes(), str(path))
+    except OSError as error:
+        raise DamagedInput(str(path), f"cannot be read ({error.strerror or error})") from error
+
+
+def read_table(folder: Path, name: str) -> pl.DataFrame | None:
+    """A table of a part as it was written; None where it had no rows.
+
+    Raises:
+        DamagedInput: it cannot be read.
+    """
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        return None
+    try:
+        return pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise DamagedInput(str(path), f"cannot be read ({error})") from error
+
+
+def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
+    """A part as it was when it was written.
+
+    Args:
+        folder: of the part.
+        new: numbers to show of its ranks that have others in the tables.
+
+    Raises:
+        DamagedInput: it cannot be read.
+    """
+    facts = read_facts(folder)
+    activities = read_table(folder, ACTIVITIES)
+    try:
+        gpu = GPU.empty()
+        places = pl.DataFrame(schema=_PLACE_TYPES)
+        if activities is not None:
+            gpu = activities.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
+            own = set(GPU_COLUMNS.values())
+            places = activities.select(name for name in activities.columns if name not in own)
+        tables: dict[str, Any] = {
+            name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()
+        }
+        shares = read_table(folder, "shares")
+        trace = Attributed(
+            gpu=_typed(gpu, GPU.schema),
+            places=places.cast({n: t for n, t in _PLACE_TYPES.items() if n in places.columns}),
+            **tables,
+            shares=None if shares is None else _typed(shares, dict(SHARES)),
+            hlo=_modules_of(folder),
+            meta=facts.meta,
+            own=facts.own,
+            installed=facts.installed,
+        )
+    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+        raise DamagedInput(str(folder), f"its tables are not as written ({error})") from error
+    return renumbered(trace, new) if new else trace
+
+
+def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
+    """A table with the numbers to show of ranks that have others in it."""
+    if not new:
+        return frame
+    return frame.with_columns(pl.col("rank").replace(new))
+
+
+def _typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
+    if frame is None:
+        return pl.DataFrame(schema=dict(schema))
+    return frame.select(*schema).cast(dict(schema))
+
+
+def _modules_of(folder: Path) -> tuple[HloModule, ...]:
+    modules = read_table(folder, "modules")
+    if modules is None:
+        return ()
+    parts: dict[str, Any] = {
+        name: _typed(read_table(folder, name), {**schema, "module": pl.Int32()})
+        for name, schema in _HLO.items()
+    }
+    return tuple(
+        HloModule(
+            **facts, **{name: f.filter(module=number).drop("module") for name, f in parts.items()}
+        )
+        for number, facts in enumerate(modules.iter_rows(named=True))
+    )
+
+
+def memory_of(trace: Attributed, *, host: bool) -> int:
+    """About how many bytes the tables of a part take in memory once they are read."""
+    names = [*_TABLES, "gpu", "places"]
+    kept = [name for name in names if host or name not in _OF_HOST]
+    return sum(int(getattr(trace, name).estimated_size()) for name in kept)

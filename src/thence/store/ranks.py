@@ -1,0 +1,128 @@
+"""Which rank every part of a store is shown as: duplicates, gaps, and inputs that do not say which rank they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from thence.store.layout import Entry, Left, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Found", "Numbered", "numbered"]
+
+_LISTED = 10
+"""Missing ranks that a warning lists."""
+
+
+class Found(NamedTuple):
+    """A part, and its folder."""
+
+    folder: str
+    part: Part
+
+
+class Numbered(NamedTuple):
+    """The parts that are one job, by rank; those that are not, with the reason; and warnings."""
+
+    entries: tuple[Entry, ...]
+    left: tuple[Left, ...]
+    warnings: tuple[str, ...]
+
+
+def numbered(found: Sequence[Found], *, add: bool = False) -> Numbered:
+    """Gives every part its ranks.
+
+    Of several parts that say that they are one rank, the newest counts. A part that does not say which rank it is
+    gets the next free number, if it was recorded at the same time.
+
+    Args:
+        found: all parts, in the order of the inputs.
+        add: keep parts that are one rank, under the next free numbers.
+    """
+    stated = [one for one in found if one.part.stated]
+    unstated = [one for one in found if not one.part.stated]
+    chosen: list[tuple[Found, tuple[int, ...]]] = []
+    left: list[Left] = []
+    warnings: list[str] = []
+    holder: dict[int, Found] = {}
+    for one in sorted(stated, key=_recency, reverse=True):
+        clash = next((rank for rank in one.part.ranks if rank in holder), None)
+        if clash is not None and not add:
+            other = holder[clash].part.source
+            left.append(
+                Left(
+                    one.part.source,
+                    f"{one.part.source}: holds rank {clash}, as {other} does, which is newer",
+                    "duplicate",
+                )
+            )
+            continue
+        if clash is not None:
+            unstated.append(one)
+            continue
+        holder.update(dict.fromkeys(one.part.ranks, one))
+        chosen.append((one, one.part.ranks))
+    for one in sorted(unstated, key=lambda one: one.part.source):
+        away = next((x for x in holder.values() if not add and _apart(one.part, x.part)), None)
+        if away is not None:
+            text = f"{one.part.source}: was recorded at another time than {away.part.source}, and does not say its rank"
+            left.append(Left(one.part.source, text, "other_time"))
+            continue
+        ranks = _free(one.part.ranks, holder)
+        if ranks != one.part.ranks:
+            shown = ", ".join(map(str, ranks))
+            warnings.append(
+                f"{one.part.source}: does not say a rank of its own; shown as rank {shown}"
+            )
+        holder.update(dict.fromkeys(ranks, one))
+        chosen.append((one, ranks))
+    chosen.sort(key=lambda pair: pair[1])
+    warnings += _gaps(sorted(holder))
+    return Numbered(
+        tuple(_entry(one, ranks) for one, ranks in chosen), tuple(left), tuple(warnings)
+    )
+
+
+def _recency(one: Found) -> tuple[int, str]:
+    return (one.part.window[1] if one.part.window else 0, one.part.source)
+
+
+def _apart(one: Part, other: Part) -> bool:
+    """Whether two windows are known and do not overlap."""
+    if one.window is None or other.window is None:
+        return False
+    return one.window[1] < other.window[0] or other.window[1] < one.window[0]
+
+
+def _free(ranks: tuple[int, ...], holder: dict[int, Found]) -> tuple[int, ...]:
+    """The ranks themselves where none is taken, else the next free numbers."""
+    if not any(rank in holder for rank in ranks):
+        return ranks
+    first = max(holder) + 1
+    return tuple(range(first, first + len(ranks)))
+
+
+def _gaps(ranks: Sequence[int]) -> list[str]:
+    """A warning about numbers below the highest that no part holds."""
+    if not ranks:
+        return []
+    missing = sorted(set(range(ranks[-1] + 1)) - set(ranks))
+    if not missing:
+        return []
+    listed = ", ".join(map(str, missing[:_LISTED])) + (" ..." if len(missing) > _LISTED else "")
+    return [f"{len(missing):,} of the ranks 0 to {ranks[-1]:,} are missing: {listed}"]
+
+
+def _entry(one: Found, ranks: tuple[int, ...]) -> Entry:
+    part = one.part
+    return Entry(
+        folder=one.folder,
+        source=part.source,
+        ranks=ranks,
+        written=part.ranks,
+        rows=part.rows.get("gpu", 0),
+        memory_bytes=part.memory_bytes,
+        cpu_seconds=part.cpu_seconds,
+        peak_bytes=part.peak_bytes,
+    )

@@ -1,0 +1,246 @@
+"""A store as it is read: facts and summaries of all ranks, tables of single ranks, and scans over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.ranks.summary_tables import SUMMARY
+from thence.analysis.soundness.evidence import Evidence
+from thence.analysis.soundness.findings import Soundness
+from thence.analysis.soundness.window_rules import windows_apart
+from thence.errors import InputError, UsageError
+from thence.model.losses import Loss
+from thence.model.tables import GPU, Meta, Tables
+from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundness
+from thence.store.joining import read_summary
+from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
+from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
+from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, WINDOWS
+from thence.units import format_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+    from thence.model.attributed import Attributed
+    from thence.store.layout import Entry
+
+__all__ = ["Store", "open_store"]
+
+_MOST_OF_MEMORY = 0.5
+"""Part of the free memory that the tables of all ranks may take: analyses need as much again."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store, or some ranks of it.
+
+    Attributes:
+        root: its folder.
+        manifest: what is in it; entries of other ranks are left out.
+    """
+
+    root: Path
+    manifest: Manifest
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Its parts, by rank."""
+        return self.manifest.entries
+
+    @property
+    def ranks(self) -> list[int]:
+        """Its ranks, ascending."""
+        return sorted(rank for entry in self.entries for rank in entry.ranks)
+
+    def of_ranks(self, ranks: Sequence[int]) -> Store:
+        """The parts that hold one of some ranks.
+
+        Raises:
+            UsageError: it holds no such rank.
+        """
+        absent = sorted(set(ranks) - set(self.ranks))
+        if absent:
+            raise UsageError(
+                f"{self.root}: no rank {', '.join(map(str, absent))}; it holds {len(self.ranks):,} ranks, "
+                f"{min(self.ranks)} to {max(self.ranks)}"
+            )
+        chosen = tuple(entry for entry in self.entries if set(entry.ranks) & set(ranks))
+        return replace(self, manifest=_with_entries(self.manifest, chosen))
+
+    def parts(self) -> Iterator[Attributed]:
+        """The attributed tables of one part after the other: memory for one is needed at a time."""
+        for entry in self.entries:
+            yield rows_of(self.root / RANKS / entry.folder, entry.renumbered)
+
+    def check_memory(self) -> None:
+        """Makes sure that the tables of all ranks fit into memory together.
+
+        Raises:
+            UsageError: they do not.
+        """
+        needed, free = sum(entry.memory_bytes for entry in self.entries), _free_bytes()
+        if free is not None and needed > _MOST_OF_MEMORY * free:
+            raise UsageError(
+                f"{self.root}: this takes the tables of all {len(self.ranks):,} ranks at once, about "
+                f"{format_bytes(needed)}, and {format_bytes(free)} of memory are free; --rank chooses some of them "
+                "(report, ranks and sql read a store of any size)"
+            )
+
+    @cached_property
+    def _facts(self) -> list[Facts]:
+        table = self.summary(FACTS_TABLE)
+        if table is None:
+            return []
+        return [decode_facts(text, str(self.root)) for text in table["facts"]]
+
+    @cached_property
+    def meta(self) -> Meta:
+        """Facts of all ranks; the store is the input."""
+        meta = merged_meta([facts.meta for facts in self._facts])
+        manifest = self.manifest
+        left = [f"left out: {one.reason}" for one in manifest.left]
+        windows = self._windows
+        epoch = None if windows.is_empty() else windows["epoch_ns"].drop_nulls().min()
+        return replace(
+            meta,
+            inputs=(str(self.root),),
+            epoch_ns=epoch if isinstance(epoch, int) else None,
+            formats=tuple(dict.fromkeys(meta.formats)),
+            warnings=(*meta.warnings, *manifest.warnings, *left),
+            notes=(*meta.notes, *manifest.notes, *self._notes()),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        if self.manifest.settings.host:
+            return ()
+        return (
+            "the store holds no host ranges (thence ingest --host keeps them): what looks at them has nothing to see",
+        )
+
+    @cached_property
+    def soundness(self) -> Soundness:
+        """What makes the ranks unsound, each alone, and in their times together."""
+        windows = self._windows
+        lacking = windows["epoch_ns"].null_count()
+        text = "some inputs do not say when their clock began: times do not compare across inputs"
+        losses = (Loss("no_common_clock", "", lacking, text),) if lacking else ()
+        zero = pl.col("epoch_ns").fill_null(0)
+        gpu = windows.select(
+            "rank",
+            "device",
+            start=pl.col("start") + zero,
+            duration=pl.col("end") - pl.col("start"),
+        )
+        times = Tables(gpu=GPU.frame(gpu.to_dict()), meta=Meta(losses=losses))
+        judged = windows_apart(Evidence(times))
+        of_all = Soundness(tuple(judged.findings), tuple(judged.notes), tuple(judged.not_checked))
+        return merged_soundness([facts.soundness for facts in self._facts], of_all)
+
+    @cached_property
+    def _windows(self) -> pl.DataFrame:
+        table = self.summary(WINDOWS)
+        if table is None:
+            schema = {"rank": pl.Int32, "device": pl.Int32, "start": pl.Int64, "end": pl.Int64}
+            return pl.DataFrame(schema=schema | {"epoch_ns": pl.Int64})
+        return table
+
+    def summary(self, name: str) -> pl.DataFrame | None:
+        """A summary of its ranks; None where none has it.
+
+        Raises:
+            DamagedInput: it cannot be read.
+        """
+        plan = self._summary_plan(name)
+        return None if plan is None else plan.collect()
+
+    def _summary_plan(self, name: str) -> pl.LazyFrame | None:
+        table = read_summary(self.root, self.manifest, name)
+        if table is None:
+            return None
+        # Of a file with several ranks, the facts stand with the lowest of them.
+        ranks = pl.Series(self.ranks, dtype=pl.Int32).implode()
+        return table.filter(pl.col("rank").is_in(ranks))
+
+    def report(self, ranks: Sequence[int] = ()) -> dict[str, pl.DataFrame]:
+        """Tables of `thence.analysis.summary_merge`, empty where no rank has device work.
+
+        Args:
+            ranks: none means all.
+        """
+        frames = {}
+        for name, stored in REPORT.items():
+            table = self.summary(stored)
+            if table is None:
+                return {}
+            frames[name] = table.filter(pl.col("rank").is_in(list(ranks))) if ranks else table
+        return frames
+
+    def lateness(self) -> dict[str, pl.LazyFrame]:
+        """Tables of `thence.analysis.ranks.summary` of its ranks, as plans."""
+        found = {name: self._summary_plan(stored) for name, stored in LATENESS.items()}
+        return {name: SUMMARY[name].empty().lazy() if f is None else f for name, f in found.items()}
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """A table of all ranks, in their order, as a plan that has not read anything.
+
+        Row numbers in its columns count within the rank's own input.
+
+        Args:
+            table: activities, gpu, places, or any other attribute of `Attributed` that is a table.
+        """
+        stored = table if table not in ("gpu", "places") else ACTIVITIES
+        frames = []
+        for entry in self.entries:
+            path = self.root / RANKS / entry.folder / f"{stored}.parquet"
+            if path.exists():
+                frames.append(with_numbers(pl.scan_parquet(path), entry.renumbered))
+        if not frames:
+            return getattr(Tables(), table if table != ACTIVITIES else "gpu").lazy()  # type: ignore[no-any-return]
+        whole = pl.concat(frames, how="vertical")
+        if table == "gpu":
+            return whole.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
+        if table == "places":
+            return whole.drop(GPU_COLUMNS.values())
+        return whole
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """A store.
+
+    Raises:
+        InputError: it is none, holds nothing, or its ingest was interrupted.
+        DamagedInput: its manifest cannot be read.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
+    if not manifest.complete:
+        raise InputError(
+            str(root),
+            "its ingest has not come to its end; the same thence ingest again goes on where it was",
+        )
+    if not manifest.entries:
+        raise InputError(str(root), f"{MANIFEST} lists no rank")
+    return Store(root, manifest)
+
+
+def _with_entries(manifest: Manifest, entries: tuple[Entry, ...]) -> Manifest:
+    import msgspec
+
+    return msgspec.structs.replace(manifest, entries=entries)
+
+
+def _free_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    of_kind = dict(line.split(":", 1) for line in lines if ":" in line)
+    available = of_kind.get("MemAvailable", "").split()
+    return int(available[0]) * 1024 if available and available[0].isdigit() else None

@@ -1,0 +1,199 @@
+"""A store as a `Trace`: the same questions, the same answers, and no more memory than each of them needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.analysis.consistency import consistent_references, consistent_summary
+from thence.analysis.query import answer, named
+from thence.analysis.ranks.job import job_of
+from thence.analysis.select import select
+from thence.analysis.summary import summarize
+from thence.analysis.summary_merge import MERGED_BY, folded, merged_summary, summary_tables
+from thence.errors import MissingData
+from thence.model.attributed import concat_attributed
+from thence.model.selection import Selection
+from thence.store.summaries import SUMMARISED_BY
+from thence.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from thence.analysis.compilation import Compilation
+    from thence.analysis.idle_table import IdleTime
+    from thence.analysis.ranks.job import Job
+    from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.steps_table import StepTable
+    from thence.analysis.summary import Summary
+    from thence.analysis.whatif import WhatIf
+    from thence.model.attributed import Attributed
+    from thence.model.tables import Meta
+    from thence.store.store import Store
+
+__all__ = ["StoredTrace"]
+
+_FOLDED_AFTER = 32
+"""Ranks whose summaries are kept apart before they are added up."""
+
+
+class StoredTrace(Trace):
+    """The ranks of a store.
+
+    `summary`, `soundness`, `meta` and `sql` read what they need of each rank; everything else reads the tables of
+    the selected ranks, if they fit into memory.
+
+    Args:
+        store: opened.
+        selection: which part of it is looked at.
+    """
+
+    def __init__(self, store: Store, selection: Selection | None = None) -> None:
+        chosen = selection or Selection()
+        whole = store.of_ranks(chosen.ranks) if chosen.ranks else store
+        vars(self).update(store=whole, own=store.manifest.settings.own, selection=chosen)
+
+    store: Store
+
+    @cached_property
+    def whole(self) -> Attributed:
+        """The tables of the selected ranks.
+
+        Raises:
+            UsageError: they do not fit into memory.
+        """
+        self.store.check_memory()
+        whole = concat_attributed(list(self.store.parts()))
+        told = self.store.meta
+        meta = replace(whole.meta, warnings=told.warnings, notes=told.notes)
+        return replace(whole, meta=meta)
+
+    @cached_property
+    def tables(self) -> Attributed:
+        """The same: what readers returned is not kept."""
+        return self.whole
+
+    @property
+    def meta(self) -> Meta:
+        """Facts of all ranks."""
+        return self.store.meta
+
+    @property
+    def selected_meta(self) -> Meta:
+        """The same; where other than ranks are selected, with what that left out."""
+        return self.meta if self._ranks_only else super().selected_meta
+
+    @property
+    def _ranks_only(self) -> bool:
+        """Whether nothing but ranks is selected, so that summaries of single ranks tell."""
+        return replace(self.selection, ranks=()) == Selection()
+
+    @cached_property
+    def soundness(self) -> Soundness:
+        """As found when the ranks were ingested, and in their times together."""
+        return self.store.soundness
+
+    def selected(self, selection: Selection) -> StoredTrace:
+        """A part of the store; of other ranks nothing is read."""
+        return StoredTrace(self.store, selection)
+
+    def summary(self, by: str = "kernel") -> Summary:
+        """As `Trace.summary`, rank by rank."""
+        if by in SUMMARISED_BY and self._ranks_only:
+            frames = self.store.report(self.selection.ranks)
+        elif by in MERGED_BY and self.selection.window_ns is None:
+            frames = self._summarised(by)
+        else:  # a window counts from the first activity of all ranks
+            return super().summary(by)
+        if not frames or frames["totals"]["xla"].n_unique() != 1:
+            return super().summary(by)
+        found = consistent_summary(merged_summary(frames, by, self.meta, self.selection))
+        return replace(found, soundness=self.soundness)
+
+    def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
+        """Tables of the report by a kind of place, from the tables of each rank; empty where one cannot tell."""
+        kept: list[dict[str, pl.DataFrame]] = []
+        for part in self._selected_parts():
+            try:
+                tables = summary_tables(
+                    [summarize(part, by)],
+                    labels_joined=part.labels_joined,
+                    xla=not part.programs.is_empty(),
+                )
+            except MissingData:  # all ranks together may tell
+                return {}
+            kept.append(tables)
+            if len(kept) == _FOLDED_AFTER:
+                kept = [_together(kept)]
+        return _together(kept) if kept else {}
+
+    def _selected_parts(self) -> Iterator[Attributed]:
+        """The selected part of every rank with device work."""
+        for part in self.store.parts():
+            if part.gpu.is_empty():
+                continue
+            ranks = tuple(rank for rank in self.selection.ranks if rank in part.ranks)
+            try:
+                yield consistent_references(select(part, replace(self.selection, ranks=ranks)))
+            except MissingData:
+                continue  # another rank may have some of it
+
+    def late_ranks(self) -> Job:
+        """As `Trace.late_ranks`, from the summaries alone."""
+        return job_of(self.store.lateness()) if self._ranks_only else super().late_ranks()
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """As `Trace.sql`; a plan over the files of all ranks, of which only what the query needs is read.
+
+        Row numbers, such as ``launch``, count within the input of their rank.
+        """
+        return answer(self.frames(query), query)
+
+    def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
+        """The tables that a query names: as plans where nothing but ranks is selected."""
+        if not self._ranks_only:
+            return {name: getattr(self, name) for name in named(query)}
+        lazy = [name for name in named(query) if name != "annotations"]
+        frames: dict[str, pl.DataFrame | pl.LazyFrame] = {name: self._scan(name) for name in lazy}
+        return frames | {name: getattr(self, name) for name in named(query) if name not in lazy}
+
+    def _scan(self, name: str) -> pl.LazyFrame:
+        table = self.store.scan(name)
+        if name == "activities":
+            table = table.drop("program_row", "hlo_recorded")
+        if self.selection.ranks and "rank" in table.collect_schema().names():
+            table = table.filter(pl.col("rank").is_in(list(self.selection.ranks)))
+        return table
+
+    def idle(self, by: str = "place") -> IdleTime:
+        """As `Trace.idle`; needs host ranges."""
+        self._need_host("idle")
+        return super().idle(by)
+
+    def steps(self) -> StepTable:
+        """As `Trace.steps`; needs host ranges."""
+        self._need_host("steps")
+        return super().steps()
+
+    def what_if(self, *changes: Any, **more: Any) -> WhatIf:
+        """As `Trace.what_if`; needs host ranges."""
+        self._need_host("whatif")
+        return super().what_if(*changes, **more)
+
+    def compile_times(self, autotuning: str = "block") -> Compilation:
+        """As `Trace.compile_times`; needs host ranges."""
+        self._need_host("compile")
+        return super().compile_times(autotuning)
+
+    def _need_host(self, verb: str) -> None:
+        if not self.store.manifest.settings.host:
+            raise MissingData(
+                f"{self.store.root}: holds no host ranges, which thence {verb} needs; thence ingest --host keeps them"
+            )
+
+
+def _together(tables: list[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    return folded({name: pl.concat([table[name] for table in tables]) for name in tables[0]})

@@ -1,0 +1,214 @@
+"""Writing a store: what is read again and what is not, what is left out and why, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+import thence
+from helpers import DATA, FSDP, PAIR, kernel, launch, output, written
+from slow_kineto import SlowTrace
+from stores import InProcess, Killed, stored
+from thence.errors import InputError, UsageError
+from thence.store.layout import RANKS, read_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORDING = DATA / "recording" / "two_ranks"
+
+
+def small(folder: Path, rank: int, count: int = 2, name: str | None = None) -> Path:
+    """A trace of a rank with some kernels."""
+    work = [x for i in range(count) for x in (launch(i + 1, 10 + i), kernel(i + 1, 100 + 10 * i))]
+    return written(
+        folder / (name or f"rank{rank}.json"),
+        work,
+        distributedInfo={"rank": rank},
+        baseTimeNanoseconds=10**18,
+    )
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("stored") / "job.store"
+    stored(store, FSDP)
+    return store
+
+
+def test_ranks_are_counted_as_from_the_files(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, "report", job, "--by", "rank", "--format", "json")[0])
+    slow = [SlowTrace(path) for path in FSDP]
+    assert {row["name"]: (row["count"], row["total_ns"]) for row in found["rows"]} == {
+        f"rank {rank}": (len(trace.activities), trace.sum_ns) for rank, trace in enumerate(slow)
+    }
+    assert found["busy_ns"] == sum(trace.busy_ns for trace in slow)
+    assert found["span_ns"] == sum(trace.span_ns for trace in slow)
+
+
+def test_a_second_ingest_reads_nothing(job: Path) -> None:
+    workers = InProcess()
+    again = stored(job, FSDP, workers)
+    assert workers.asked == []
+    assert (again.written, again.kept) == (0, 4)
+
+
+def test_after_a_kill_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    store = tmp_path / "job.store"
+    with pytest.raises(Killed):
+        stored(store, FSDP, InProcess(killed_before=2))
+    (store / RANKS / ".rank-00002-aaaaaaaaaaaa.1234").mkdir()  # what was being written
+    with pytest.raises(InputError, match="has not come to its end"):
+        thence.open(store)
+    workers = InProcess()
+    done = stored(store, FSDP, workers)
+    assert workers.asked == [path.name for path in FSDP[2:]]
+    assert (done.written, done.kept) == (2, 2)
+    assert not list((store / RANKS).glob(".*"))
+    assert thence.open(store).summary("rank").ranks == 4
+
+
+def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    files, store = [small(tmp_path, rank) for rank in range(3)], tmp_path / "s"
+    stored(store, files)
+    small(tmp_path, 1, count=5)
+    workers = InProcess()
+    stored(store, files, workers)
+    assert workers.asked == ["rank1.json"]
+    counts = thence.open(store).sql(
+        "select rank, count(*) as n from gpu group by rank order by rank"
+    )
+    assert counts.rows() == [(0, 2), (1, 5), (2, 2)]
+
+
+def test_other_settings_read_everything_again(tmp_path: Path) -> None:
+    files, store = [small(tmp_path, rank) for rank in range(2)], tmp_path / "s"
+    stored(store, files)
+    workers = InProcess()
+    stored(store, files, workers, host=True)
+    assert len(workers.asked) == 2
+    assert thence.open(store).host.height == 4
+
+
+def test_a_rank_that_cannot_be_read_is_left_out_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, store = tmp_path / "run", tmp_path / "s"
+    run.mkdir()
+    small(run, 0)
+    small(run, 2)
+    (run / "rank1.json").write_text('{"schemaVersion": 1, "traceEvents": [')
+    (run / "settings.json").write_text("{}")
+    printed, told = output(capsys, "ingest", run, "-o", store, "--workers", "1", code=1)
+    assert "2 ranks" in printed
+    assert "rank1.json: holds no event that could be read" in told
+    manifest = read_manifest(store)
+    assert {(one.source.rpartition("/")[2], one.why) for one in manifest.left} == {
+        ("rank1.json", "unreadable"),
+        ("settings.json", "no_trace"),
+    }
+    assert any("1 of the ranks 0 to 2 are missing: 1" in text for text in manifest.warnings)
+    shown = json.loads(output(capsys, "report", store, "--format", "json")[0])
+    assert any("rank1.json" in text for text in shown["warnings"])
+    assert any("ranks 0 to 2 are missing: 1" in text for text in shown["warnings"])
+
+
+def test_what_became_unreadable_is_no_longer_shown(tmp_path: Path) -> None:
+    files, store = [small(tmp_path, rank) for rank in range(2)], tmp_path / "s"
+    stored(store, files)
+    files[1].write_text("{")
+    done = stored(store, files)
+    assert [entry.ranks for entry in done.manifest.entries] == [(0,)]
+    assert thence.open(store).summary("rank").ranks == 1
+
+
+def test_nothing_that_can_be_read_is_an_error(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"traceEvents": [')
+    with pytest.raises(InputError, match="holds no event that could be read"):
+        stored(tmp_path / "s", [bad])
+
+
+def test_a_recording_that_grows_is_refreshed(tmp_path: Path) -> None:
+    growing, store = tmp_path / "recording", tmp_path / "s"
+    shutil.copytree(RECORDING, growing, copy_function=shutil.copyfile)
+    late = [*growing.glob("*/*-000002.arrow"), *growing.glob("*/*-000003.arrow")]
+    aside = tmp_path / "later"
+    aside.mkdir()
+    for file in late:
+        file.rename(aside / f"{file.parent.name}.{file.name}")
+    before = stored(store, [growing])
+    assert [entry.ranks for entry in before.manifest.entries] == [(0,), (1,)]
+    for file in aside.iterdir():
+        folder, _, name = file.name.partition(".")
+        file.rename(growing / folder / name)
+    workers = InProcess()
+    after = stored(store, [growing], workers)
+    assert sorted(workers.asked) == sorted(path.name for path in growing.iterdir())
+    whole = thence.open(RECORDING)
+    assert sum(entry.rows for entry in after.manifest.entries) == whole.gpu.height
+    assert sum(entry.rows for entry in before.manifest.entries) < whole.gpu.height
+    counted = thence.open(store).summary("rank").rows.rows()
+    assert counted == whole.summary("rank").rows.rows()
+
+
+def test_of_two_files_of_one_rank_the_newest_counts(tmp_path: Path) -> None:
+    first = small(tmp_path, 1)
+    later = written(
+        tmp_path / "again.json", [launch(1, 10**9), kernel(1, 10**9 + 5)], distributedInfo={"rank": 1},
+        baseTimeNanoseconds=10**18,
+    )  # fmt: skip
+    done = stored(tmp_path / "s", [first, later])
+    assert [entry.source for entry in done.manifest.entries] == [str(later)]
+    assert [(one.source, one.why) for one in done.manifest.left] == [(str(first), "duplicate")]
+    both = stored(tmp_path / "s", [first, later], add=True)
+    assert [entry.ranks for entry in both.manifest.entries] == [(1,), (2,)]
+    by_rank = thence.open(tmp_path / "s").sql(
+        "select rank, count(*) as n from gpu group by rank order by rank"
+    )
+    assert by_rank.rows() == [(1, 1), (2, 2)]
+
+
+def test_the_rank_is_what_the_file_says_not_its_name(tmp_path: Path) -> None:
+    file = small(tmp_path, 5, name="trace_rank2.json")
+    named = written(tmp_path / "trace_rank3.json", PAIR)
+    done = stored(tmp_path / "s", [file, named])
+    assert [(e.ranks, e.source) for e in done.manifest.entries] == [
+        ((3,), str(named)),
+        ((5,), str(file)),
+    ]
+
+
+def test_a_folder_with_other_files_is_no_place_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="holds other files"):
+        stored(tmp_path / "s", FSDP)
+
+
+def test_sources_are_known_by_the_same_name_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(tmp_path, 0)
+    stored(tmp_path / "s", [tmp_path / "rank0.json"])
+    monkeypatch.chdir(tmp_path)
+    workers = InProcess()
+    stored(tmp_path / "s", [os.path.join(".", "rank0.json")], workers)  # noqa: PTH118 - a relative name
+    assert workers.asked == []
+
+
+def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = small(tmp_path, 4)
+    printed, _ = output(
+        capsys, "ingest", file, "-o", tmp_path / "s", "--workers", "1", "--format", "json"
+    )
+    found = json.loads(printed)
+    assert [(r["rank"], r["source"], r["activities"]) for r in found["ranks"]] == [
+        (4, str(file), 2)
+    ]
+    assert (found["written"], found["kept"], found["left_out"]) == (1, 0, [])
+    assert found["warnings"] == ["4 of the ranks 0 to 4 are missing: 0, 1, 2, 3"]

@@ -1,0 +1,69 @@
+"""A part of a store holds what was written: every table, type and fact, of every kind of input."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import thence
+from helpers import DATA, FSDP, TORCH
+from thence.model.attributed import concat_attributed
+from thence.model.hlo import HloModule
+from thence.store.facts import Facts, encode_facts
+from thence.store.layout import FACTS
+from thence.store.parts import rows_of, write_tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INPUTS = (
+    TORCH / "torch_eager_rank0.json.gz",
+    TORCH / "graph_replay_rank0.json.gz",
+    DATA / "jax" / "remat.xplane.pb.gz",
+    DATA / "recording" / "two_ranks",
+)
+
+
+def assert_same(left: object, right: object) -> None:
+    """Equal tables with equal types, and equal facts."""
+    for field in dataclasses.fields(left):  # type: ignore[arg-type]
+        one, other = getattr(left, field.name), getattr(right, field.name)
+        if isinstance(one, pl.DataFrame):
+            assert one.schema == other.schema, field.name
+            assert_frame_equal(one, other, categorical_as_str=True)
+        elif isinstance(one, tuple) and one and isinstance(one[0], HloModule):
+            for module, same in zip(one, other, strict=True):
+                assert_same(module, same)
+        elif field.name != "graph_labels":
+            assert one == other, field.name
+
+
+@pytest.mark.parametrize("path", INPUTS, ids=[path.name for path in INPUTS])
+def test_what_is_read_is_what_was_written(path: Path, tmp_path: Path) -> None:
+    trace = thence.open(path)
+    whole = trace.whole
+    write_tables(whole, tmp_path, host=True)
+    facts = Facts(whole.meta, trace.soundness, whole.own, whole.installed)
+    (tmp_path / FACTS).write_bytes(encode_facts(facts))
+    assert_same(rows_of(tmp_path, {}), whole)
+
+
+def test_ranks_put_together_are_those_that_were_read_together() -> None:
+    parts = [thence.open(path).whole for path in FSDP]
+    assert_same(concat_attributed(parts), thence.open(FSDP).whole)
+
+
+def test_without_host_ranges_nothing_refers_to_them(tmp_path: Path) -> None:
+    trace = thence.open(FSDP[0])
+    write_tables(trace.whole, tmp_path, host=False)
+    facts = Facts(trace.meta, trace.soundness)
+    (tmp_path / FACTS).write_bytes(encode_facts(facts))
+    read = rows_of(tmp_path, {0: 9})
+    assert read.host.is_empty()
+    assert read.places["launch"].null_count() == read.places.height > 0
+    assert read.collectives["host"].null_count() == read.collectives.height > 0
+    assert read.gpu["rank"].unique().to_list() == [9]

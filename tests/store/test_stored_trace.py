@@ -1,0 +1,208 @@
+"""What a store answers is what its files answer, with no more read than is needed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from polars.testing import assert_frame_equal
+
+import thence
+from helpers import DATA, FSDP, TORCH, kernel, launch, output, written
+from stores import stored
+from thence.errors import DamagedInput, InputError, MissingData, UsageError
+from thence.model.places import BY
+from thence.store import store as reading
+from thence.store.layout import MANIFEST, SUMMARIES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+XLA = DATA / "jax" / "jax_fsdp2.xplane.pb.gz"
+ITS_OWN = ("inputs", "notes", "warnings")
+"""Members of a report that name the files."""
+PARTS: tuple[dict[str, Any], ...] = (
+    {"ranks": (1, 2)}, {"steps": "1:3"}, {"window": "1ms:20ms"}, {"only": "nccl"}, {"ranks": (3,), "devices": (3,)},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files() -> thence.Trace:
+    return thence.open(FSDP)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("stored") / "job.store"
+    stored(store, FSDP)
+    return store
+
+
+def report(trace: thence.Trace, by: str) -> dict[str, Any]:
+    return {k: v for k, v in trace.summary(by).to_json().items() if k not in ITS_OWN}
+
+
+def test_a_report_by_anything_is_that_of_the_files(job: Path, files: thence.Trace) -> None:
+    for by in BY:
+        assert report(thence.open(job), by) == report(files, by), by
+
+
+@pytest.mark.parametrize("part", PARTS, ids=[next(iter(part)) for part in PARTS])
+def test_parts_are_those_of_the_files(job: Path, files: thence.Trace, part: dict[str, Any]) -> None:
+    for by in ("kernel", "rank", "label"):
+        assert report(thence.open(job).select(**part), by) == report(files.select(**part), by)
+
+
+def test_a_report_by_rank_reads_no_table(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a table was read")
+
+    monkeypatch.setattr(reading, "rows_of", refuse)
+    trace = thence.open(job)
+    assert trace.summary("rank").ranks == 4
+    assert trace.select(ranks=(1, 3)).summary("kernel").ranks == 2
+    assert trace.soundness.sound
+    assert trace.sql("select count(*) as n from gpu").item() == 4 * 654
+    with pytest.raises(AssertionError):
+        trace.summary("module")
+
+
+def test_tables_of_one_rank_alone_are_read(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    original = reading.rows_of
+    monkeypatch.setattr(
+        reading, "rows_of", lambda path, new: read.append(path.name) or original(path, new)
+    )
+    gpu = thence.open(job).select(ranks=(2,)).gpu
+    assert [name[:10] for name in read] == ["rank-00002"]
+    assert_frame_equal(gpu, thence.open(FSDP[2]).gpu, categorical_as_str=True)
+
+
+def test_other_questions_have_the_same_answers(job: Path, files: thence.Trace) -> None:
+    trace = thence.open(job)
+    assert_frame_equal(trace.flame().nodes, files.flame().nodes, categorical_as_str=True)
+    assert trace.collective_times().to_json()["rows"] == files.collective_times().to_json()["rows"]
+    assert trace.soundness == files.soundness
+    trace.self_check()
+
+
+def test_late_ranks_are_found_from_summaries_as_from_files(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = json.loads(output(capsys, "ranks", *FSDP, "--format", "json")[0])
+    monkeypatch.setattr(reading, "rows_of", None)  # no table is read
+    found = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
+    named = ("inputs", "notes", "warnings")
+    assert len(found["ranks"]) == 4
+    for key in expected.keys() - set(named):
+        assert found[key] == expected[key], key
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select rank, name, sum(duration) as ns from gpu group by rank, name order by ns desc, rank, name",
+        "select label, count(*) as n from activities where kind = 'kernel' group by label order by n, label",
+        "select phase, count(*) as n from places group by phase order by phase",
+        "select collective, sum(bytes) as b from collectives group by collective order by collective",
+    ],
+)
+def test_sql_over_files_that_are_read_in_batches(
+    job: Path, files: thence.Trace, query: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = files.sql(query)
+    assert_frame_equal(thence.open(job).sql(query), expected)
+    assert expected.height > 1
+    printed, _ = output(capsys, "sql", job, query, "--format", "json")
+    assert json.loads(printed) == expected.to_dicts()
+
+
+def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(
+    job: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(MissingData, match="thence ingest --host keeps them"):
+        thence.open(job).idle()
+    store = tmp_path / "s"
+    stored(store, FSDP, host=True)
+    found, expected = thence.open(store).select(ranks=(0,)), thence.open(FSDP).select(ranks=(0,))
+    assert found.idle().to_json() == expected.idle().to_json()
+    assert_frame_equal(found.host, expected.host, categorical_as_str=True)
+
+
+def test_xla_programs_and_their_warm_up(tmp_path: Path) -> None:
+    stored(tmp_path / "s", [XLA])
+    found, expected = thence.open(tmp_path / "s"), thence.open(XLA)
+    for by in ("kernel", "program", "hlo", "op_name", "source", "rank"):
+        assert report(found, by) == report(expected, by), by
+    assert found.program_times().to_json() == expected.program_times().to_json()
+
+
+def test_a_file_with_several_ranks_is_one_part(tmp_path: Path) -> None:
+    def process(pid: int, correlation: int) -> list[dict[str, Any]]:
+        return [
+            launch(correlation, 10, pid=pid),
+            kernel(correlation, 20 + pid, args={"device": pid % 2}),
+        ]
+
+    merged = written(tmp_path / "merged.json", process(100, 1) + process(101, 2))
+    stored(tmp_path / "s", [merged])
+    found, expected = thence.open(tmp_path / "s"), thence.open(merged)
+    assert expected.summary("rank").ranks == 2
+    assert report(found, "rank") == report(expected, "rank")
+    assert report(found.select(ranks=(1,)), "rank") == report(expected.select(ranks=(1,)), "rank")
+
+
+def test_all_ranks_are_not_read_where_they_do_not_fit(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_free_bytes", lambda: 10_000)
+    trace = thence.open(job)
+    with pytest.raises(UsageError, match="--rank chooses some of them"):
+        trace.flame()
+    assert trace.summary("label").ranks == 4  # rank by rank
+
+
+def test_ranks_that_are_not_there(job: Path) -> None:
+    with pytest.raises(UsageError, match="no rank 7; it holds 4 ranks, 0 to 3"):
+        thence.open(job).select(ranks=(7,))
+
+
+def test_a_store_stands_alone(job: Path) -> None:
+    with pytest.raises(UsageError, match="give nothing beside it"):
+        thence.open(job, FSDP[0])
+    with pytest.raises(UsageError, match="give --own and --hlo to thence ingest"):
+        thence.open(job, own=["transformers"])
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "refusal"),
+    [
+        ("entries", [{"folder": "../../secret", "source": "x", "ranks": [0], "written": [0], "rows": 1,
+                      "memory_bytes": 1}], "names folders that no store has"),
+        ("summaries", ["../../secret"], "names folders that no store has"),
+        ("version", 99, "later version"),
+        ("entries", 5, "is not as thence writes it"),
+    ],
+)  # fmt: skip
+def test_a_manifest_from_elsewhere_is_refused(
+    tmp_path: Path, member: str, value: Any, refusal: str
+) -> None:
+    stored(tmp_path / "s", [TORCH / "graph_replay_rank0.json.gz"])
+    path = tmp_path / "s" / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {member: value}))
+    with pytest.raises(InputError, match=refusal):
+        thence.open(tmp_path / "s")
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    stored(store, [TORCH / "graph_replay_rank0.json.gz"])
+    table = next(store.glob("ranks/*/activities.parquet"))
+    table.write_bytes(table.read_bytes()[:200])
+    with pytest.raises(DamagedInput, match=r"activities\.parquet: cannot be read"):
+        _ = thence.open(store).gpu
+    for file in (store / SUMMARIES / "facts").iterdir():
+        file.unlink()
+    with pytest.raises(DamagedInput, match="the same thence ingest again writes it"):
+        _ = thence.open(store).meta

@@ -1,0 +1,68 @@
+"""Stores for tests: written in this process, and workers that die on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thence.store.ingest import Ingested, ingest, sources_of
+from thence.store.layout import Settings
+from thence.store.task import Job, Outcome, ingest_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@dataclass
+class InProcess:
+    """Workers that are this process; it ends before the job of a certain number.
+
+    Attributes:
+        asked: sources of the jobs that were run.
+    """
+
+    killed_before: int | None = None
+    asked: list[str] = field(default_factory=list)
+
+    def run(self, task: Callable[[Job], Outcome], jobs: Iterable[Job]) -> Iterator[Outcome]:
+        for number, job in enumerate(jobs):
+            if number == self.killed_before:
+                raise Killed
+            self.asked.append(Path(job.source).name)
+            yield task(job)
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(**({"max_expansion": 200, "thence": "test"} | given))
+
+
+def stored(
+    store: Path, inputs: Sequence[str | Path], workers: Any = None, **given: Any
+) -> Ingested:
+    """An ingest in this process, of which ``given`` are settings, or ``add``."""
+    add = given.pop("add", False)
+    sources = sources_of([str(name) for name in inputs], add=add)
+    return ingest(sources, store, settings(**given), workers=workers or InProcess())
+
+
+def kill_worker_once(job: Job) -> Outcome:
+    """Reads an input, but of rank 1 kills its own process the first time, as the system does without memory."""
+    mark = Path(job.store) / "killed"
+    if "rank1" in job.source and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ingest_one(job)
+
+
+def kill_worker_always(job: Job) -> Outcome:
+    """Reads an input, but of rank 1 kills its own process."""
+    if "rank1" in job.source:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ingest_one(job)
