@@ -101,7 +101,8 @@ def man_pages() -> dict[str, str]:
 
 
 def _verb(command: click.Command, name: str) -> Verb:
-    context = click.Context(command, info_name=f"thence {name}".strip())
+    whole = click.Context(group, info_name="thence", **group.context_settings)
+    context = click.Context(command, whole, name) if name else whole
     # Newer clicks list arguments, too, of which the usage says everything.
     options = (p for p in command.get_params(context) if isinstance(p, click.Option))
     records = (option.get_help_record(context) for option in options)
