@@ -67,7 +67,8 @@ _CODES = {
 """Exit codes other than 0 of commands without shown output, where the stand-ins make them so."""
 _SHELL = re.compile(r"[|;&<>$]")
 _BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?^```(?P<kind>\w+)[^\n]*\n(?P<body>.*?)^```$|(?P<indented>(?:^    [^\n]*\n)+)",
+    r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?"
+    r"^```(?P<kind>\w+)[^\n]*\n(?P<body>.*?)^```$|(?P<indented>(?:^    [^\n]*\n)+)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -146,12 +147,14 @@ def _checked(block: re.Match[str], report: Report, namespace: dict[str, Any]) ->
 
 def _run_plain(line: str, report: Report) -> None:
     command = re.split(r" {2,}#|  +(?=[a-z].* .* )", line)[0].strip()
-    if not re.match(r"(\w+ .*\| *)?thence\b", command) and not _reason(command):
+    if not re.match(r"(\w+ .*\| *)?thence\s", command) and not _reason(command):
         return
     if why := _reason(command):
         report.left_out.append(f"{command}  ({why})")
         return
-    if output := re.search(r" -o (\S+)", command):  # of an example before: a reader's folder does not have it
+    if output := re.search(
+        r" -o (\S+)", command
+    ):  # of an example before: a reader's folder does not have it
         path = Path(output[1])
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     printed, code = _run(command)
@@ -201,7 +204,9 @@ def _agree(shown: str, printed: str) -> bool:
 
 def _run(command: str) -> tuple[str, int]:
     """What a command prints, on both streams in order, and its exit code."""
-    if _SHELL.search(re.sub(r"'[^']*'|\"[^\"$]*\"", "", command)) or not command.startswith("thence"):
+    if _SHELL.search(re.sub(r"'[^']*'|\"[^\"$]*\"", "", command)) or not command.startswith(
+        "thence"
+    ):
         run = subprocess.run(  # noqa: S602 - our own documentation
             f'thence() {{ "{sys.executable}" -m thence "$@"; }}\n{command}',
             shell=True, executable="/bin/bash", text=True, stdout=subprocess.PIPE,
@@ -260,10 +265,14 @@ def main(arguments: Sequence[str]) -> int:
         report = check(page)
         if options.update and page != HELP:
             (ROOT / page).write_text(report.text, encoding="utf-8")
-        sys.stdout.write(f"{page}: {report.ran} run, {report.compared} compared, {len(report.wrong)} wrong\n")
+        sys.stdout.write(
+            f"{page}: {report.ran} run, {report.compared} compared, {len(report.wrong)} wrong\n"
+        )
         sys.stdout.writelines(f"  not run: {line}\n" for line in report.left_out)
         sys.stdout.writelines(f"  WRONG: {text}\n" for text in report.wrong)
-        total = replace(total, ran=total.ran + report.ran, compared=total.compared + report.compared)
+        total = replace(
+            total, ran=total.ran + report.ran, compared=total.compared + report.compared
+        )
         total.left_out += report.left_out
         total.wrong += report.wrong
     sys.stdout.write(

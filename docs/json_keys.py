@@ -1,7 +1,7 @@
 """What the keys of ``--format json`` mean: by verb and path, or the same wherever a key of that name stands.
 
-docs/make_reference.py lists the keys that the verbs really print (docs/json_samples.py); a key that is not described here
-fails the documentation's test, which prints the lines to add.
+docs/make_reference.py lists the keys that the verbs really print (docs/json_samples.py). With a key that is not
+described here `make docs` fails, and names it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,16 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "idle": (("torch/checkpoints/with_stacks.json.gz",), (_FSDP,)),
     "whatif": (("../../src/thence/data/torch_eager_stack_rank0.json.gz",),),
     "check": ((_FSDP,), (_XLA,)),
-    "diff": (("torch/torch_eager_rank0.json.gz", "torch/torch_compile_rank0.json.gz", "--anyway", "--within-run", "--fail-on", "total>5%"),),
+    "diff": (
+        (
+            "torch/torch_eager_rank0.json.gz",
+            "torch/torch_compile_rank0.json.gz",
+            "--anyway",
+            "--within-run",
+            "--fail-on",
+            "total>5%",
+        ),
+    ),
     "label": (("torch/graphs/block_replay.json.gz", "--labels", "torch/graphs/block_labels.json"),),
     "inside": (("inside/gpu_triton.npz",),),
     "sql": ((_FSDP, "select rank, count(*) as n from gpu group by rank"),),
@@ -51,7 +60,9 @@ def verbs_with_json() -> list[str]:
 
 
 def _offers_json(command: click.Command) -> bool:
-    formats = [p for p in command.params if "--format" in p.opts and isinstance(p.type, click.Choice)]
+    formats = [
+        p for p in command.params if "--format" in p.opts and isinstance(p.type, click.Choice)
+    ]
     return any("json" in p.type.choices for p in formats)  # type: ignore[union-attr]
 
 
@@ -94,5 +105,12 @@ def _walk(value: Any, path: str, maps: frozenset[str]) -> Iterator[tuple[str, st
 
 
 def _kind(value: Any) -> str:
-    kinds = {bool: "true or false", int: "integer", float: "number", str: "text", list: "list", dict: "object"}
+    kinds = {
+        bool: "true or false",
+        int: "integer",
+        float: "number",
+        str: "text",
+        list: "list",
+        dict: "object",
+    }
     return "null" if value is None else kinds[type(value)]

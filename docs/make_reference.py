@@ -24,7 +24,7 @@ from thence.model.attributed import SHARES
 from thence.model.places import KINDS
 from thence.model.schema import Table
 
-__all__ = ["pages", "undescribed"]
+__all__ = ["names", "pages", "undescribed"]
 
 VERBS = "reference/verbs"
 
@@ -39,6 +39,15 @@ def pages() -> dict[str, str]:
     made["reference/json.md"] = _json_page()
     made["reference/exit_codes.md"] = _exit_codes_page()
     return made
+
+
+def names() -> list[str]:
+    """Paths of every page, without making any."""
+    others = ("verbs/index", "tables", "kinds", "json", "exit_codes")
+    return [
+        *(f"{VERBS}/{verb.name}.md" for verb in verbs()),
+        *(f"reference/{o}.md" for o in others),
+    ]
 
 
 def undescribed() -> list[str]:
@@ -58,8 +67,11 @@ def _verbs_page(everything: tuple[Verb, ...]) -> str:
             "# Verbs",
             "",
             *(_text(b.text) + "\n" for b in program().blocks if not b.text.startswith("Shell")),
-            "Every page holds what `--help` says, and is made from it. `man thence-report` shows the same where the "
-            "package is installed and `man` knows its folder.",
+            (
+                "Every page holds what `--help` says, and is made from it. `man thence-report` shows "
+                "the same where the "
+                "package is installed and `man` knows its folder."
+            ),
             "",
             "| verb | question |",
             "|---|---|",
@@ -83,7 +95,7 @@ def _verb_page(verb: Verb) -> str:
     lines = [f"# thence {verb.name}", "", _text(verb.summary), "", "```text"]
     lines += [f"thence {verb.name} {verb.usage}", "```", ""]
     for block in verb.blocks:
-        lines += [f"## {block.heading}", ""] if block.heading in ("Examples",) else []
+        lines += [f"## {block.heading}", ""] if block.heading == "Examples" else []
         lines += [f"{_text(block.heading)}:", ""] if block.heading not in ("", "Examples") else []
         lines += ["```text", block.text, "```", ""] if block.verbatim else [_text(block.text), ""]
     lines += ["## Options", "", *_options(verb.options), ""]
@@ -96,7 +108,9 @@ def _verb_page(verb: Verb) -> str:
 
 def _exit_code_of(verb: Verb) -> str:
     if verb.name == "record":
-        return "That of the command. 2 where it could not be started. [All codes](../exit_codes.md)."
+        return (
+            "That of the command. 2 where it could not be started. [All codes](../exit_codes.md)."
+        )
     return f"{'; '.join(f'**{code}**: {_text(text)}' for code, text in EXIT_CODES.items())}."
 
 
@@ -123,9 +137,13 @@ def _tables_page() -> str:
     lines = [
         "# Tables and columns",
         "",
-        "What `trace.gpu`, `trace.host` and the other frames hold, and what `thence sql` and Parquet files show. All "
-        "times are int64 nanoseconds on the trace's own clock. A null means that the trace does not say. Columns that "
-        "hold a row of another table count from 0.",
+        (
+            "What `trace.gpu`, `trace.host` and the other frames hold, and what `thence sql` and "
+            "Parquet files show. All "
+            "times are int64 nanoseconds on the trace's own clock. A null means that the trace does "
+            "not say. Columns that "
+            "hold a row of another table count from 0."
+        ),
         "",
         "This page is made from `model/tables.py` and `model/attributed.py`.",
         "",
@@ -153,10 +171,14 @@ def _tables_page() -> str:
         "",
         "## places",
         "",
-        "One row for each row of `gpu`, in its order: where it came from. `activities` in SQL is `gpu` and `places` "
-        "side by side. For each [kind of place](kinds.md) that a launch or an HLO instruction tells there are two "
-        "columns: the place, null where there is none, and `<kind>_rule`, a code of [rules and reasons]"
-        "(../reasons.md). Beside them:",
+        (
+            "One row for each row of `gpu`, in its order: where it came from. `activities` in SQL is "
+            "`gpu` and `places` "
+            "side by side. For each [kind of place](kinds.md) that a launch or an HLO instruction "
+            "tells there are two "
+            "columns: the place, null where there is none, and `<kind>_rule`, a code of [rules and reasons]"
+            "(../reasons.md). Beside them:"
+        ),
         "",
         "| column | type | unit and meaning |",
         "|---|---|---|",
@@ -168,7 +190,10 @@ def _tables_page() -> str:
         "",
         "## shares",
         "",
-        "How the time of an activity divides among source lines (fusions of XLA); the weights of one activity sum to 1.",
+        (
+            "How the time of an activity divides among source lines (fusions of XLA); the weights of one "
+            "activity sum to 1."
+        ),
         "",
         "| column | type |",
         "|---|---|",
@@ -190,8 +215,11 @@ def _kinds_page() -> str:
         [
             "# Kinds of place",
             "",
-            "What GPU time can be attributed to: the words of `--by`, and of `summary(by=)`. Each activity has one place "
-            "of a kind at most, or a [reason](../reasons.md) why it has none.",
+            (
+                "What GPU time can be attributed to: the words of `--by`, and of `summary(by=)`. "
+                "Each activity has one place "
+                "of a kind at most, or a [reason](../reasons.md) why it has none."
+            ),
             "",
             "| kind | what it is | what tells it |",
             "|---|---|---|",
@@ -211,9 +239,13 @@ def _json_page() -> str:
     lines = [
         "# JSON",
         "",
-        "`--format json` is a contract: keys stay, units are in the key (`_ns`, `_ms`, `_gbps`, `bytes`, `share` from 0 "
-        "to 1), all rows and full names are there whatever `--top` says, and numbers are not rounded. New keys may "
-        "come. Types are those found in recordings; `null` stands where a value is not known.",
+        (
+            "`--format json` is a contract: keys stay, units are in the key (`_ns`, `_ms`, `_gbps`, "
+            "`bytes`, `share` from 0 "
+            "to 1), all rows and full names are there whatever `--top` says, and numbers are not "
+            "rounded. New keys may "
+            "come. Types are those found in recordings; `null` stands where a value is not known."
+        ),
         "",
         "## Keys that mean the same everywhere",
         "",
@@ -222,9 +254,9 @@ def _json_page() -> str:
         *(f"| `{key}` | {_text(text)} |" for key, text in ANYWHERE.items()),
         "",
     ]
-    for verb in verbs_with_json():
-        lines += [f"## thence {verb}", "", *_key_table(verb), ""]
-    return "\n".join(lines)
+    lines += ["## Keys of each verb", ""]
+    lines += [f"- [thence {verb}](verbs/{verb}.md#json)" for verb in verbs_with_json()]
+    return "\n".join([*lines, ""])
 
 
 def _exit_codes_page() -> str:
@@ -248,7 +280,9 @@ def _exit_codes_page() -> str:
 
 
 def _family(error: type[ThenceError]) -> list[type[ThenceError]]:
-    public = [child for child in error.__subclasses__() if child.__module__ == ThenceError.__module__]
+    public = [
+        child for child in error.__subclasses__() if child.__module__ == ThenceError.__module__
+    ]
     return [error, *(inner for child in public for inner in _family(child))]
 
 
@@ -266,11 +300,12 @@ def _text(text: str) -> str:
     parts = coded.split("`")
     for index in range(0, len(parts), 2):
         parts[index] = re.sub(r"([\\*_|<>\[\]])", r"\\\1", parts[index])
-    return "`".join(parts).replace("|", "\\|").replace("\\\\|", "\\|")
+    return "`".join(parts)
 
 
 def _code(text: str) -> str:
-    return "`" + text.replace("|", "\\|") + "`"
+    """Code in a cell: Python-Markdown takes no pipe in code for the end of the cell."""
+    return f"`{text}`"
 
 
 def main(folder: Path) -> None:

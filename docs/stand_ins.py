@@ -16,7 +16,8 @@ __all__ = ["clone", "stage"]
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 EAGER = ROOT / "src" / "thence" / "data" / "torch_eager_stack_rank0.json.gz"
-FSDP = tuple(DATA / "torch" / f"torch_fsdp_rank{rank}.json.gz" for rank in range(4))
+JOB = tuple(DATA / "torch" / "waits" / f"group_rank{rank}.json.gz" for rank in range(4))
+"""Four ranks, of which little was kept, so that they are read quickly."""
 GRAPHS = DATA / "torch" / "graphs"
 INSIDE = DATA / "inside"
 XLA = DATA / "jax" / "jax_single_nocb.xplane.pb.gz"
@@ -25,8 +26,8 @@ NSIGHT = DATA / "nsight"
 
 FILES = {
     "trace.json.gz": EAGER,
-    "rank0.json.gz": FSDP[0],
-    "rank1.json.gz": FSDP[1],
+    "rank0.json.gz": JOB[0],
+    "rank1.json.gz": JOB[1],
     "server.json.gz": EAGER,
     "profile.xplane.pb": STREAMS,
     "host.xplane.pb": STREAMS,
@@ -41,6 +42,7 @@ FILES = {
     "captures/layer0.json.gz": GRAPHS / "block_eager.json.gz",
     "gemm.npz": INSIDE / "merge" / "cupy-0.npz",
     "k.npz": INSIDE / "merge" / "cupy-0.npz",
+    "recording/trace.json.gz": INSIDE / "merge" / "trace.json.gz",
     "profiles/a.npz": INSIDE / "gpu_cupy.npz",
     "profiles/b.npz": INSIDE / "gpu_triton.npz",
     "mosaic.npy": INSIDE / "mosaic.npy",
@@ -48,11 +50,21 @@ FILES = {
 }
 CLONE = ("tests/data", "src/thence/data", "examples")
 TREES = {
-    "recording": DATA / "recording" / "two_ranks",
     "run": DATA / "recording" / "two_ranks",
+    "run1/0": DATA / "recording" / "two_ranks",
+    "jax_run": DATA / "jax" / "recording",
     "DUMP_DIR": NSIGHT / "hlo_dump",
 }
-BEFORE = ("a1", "a2", "a3", "A", "before.json", "main_runs/1.json", "main_runs/2.json", "main_runs/3.json")
+BEFORE = (
+    "a1",
+    "a2",
+    "a3",
+    "A",
+    "before.json",
+    "main_runs/1.json",
+    "main_runs/2.json",
+    "main_runs/3.json",
+)
 AFTER = ("b1", "b2", "b3", "B", "after.json", "new1", "new2", "new3", "new1.json", "new2.json")
 
 
@@ -69,10 +81,9 @@ def stage(folder: Path) -> None:
         shutil.copytree(tree, folder / name)
     for name, file in FILES.items():
         _copy(file, folder / name)
-    for file in FSDP:
+    for file in JOB:
         _copy(file, folder / "traces" / file.name)
     shutil.copy(folder / "run.sqlite.gz", folder / "run.sqlite")
-    _copy(INSIDE / "merge" / "trace.json.gz", folder / "merge.json.gz")
     _runs(folder)
 
 
