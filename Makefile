@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast test-thorough fuzz check format clean
+.PHONY: demo test test-fast test-thorough fuzz check format docs check-docs pictures clean
 
 demo: $(VENV)/installed  ## the main job on a real recording that ships with the package
 	$(BIN)/thence demo
@@ -30,8 +30,19 @@ format: $(VENV)/installed-dev  ## formats the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/installed-docs  ## the documentation as a site, in site/; needs no network once its packages are there
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html is written; with search: $(BIN)/mkdocs serve"
+
+check-docs: $(VENV)/installed-dev  ## runs every command of README, docs and --help, and compares what they show
+	$(BIN)/python docs/check_commands.py
+
+pictures: $(VENV)/installed-dev  ## draws the pictures of README and docs anew; needs Chromium
+	$(BIN)/python docs/make_picture.py
+	$(BIN)/python docs/make_page_picture.py
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +50,10 @@ $(BIN)/python:
 
 $(VENV)/installed: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed pyproject.toml
+	$(BIN)/pip install --quiet --group docs
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed pyproject.toml

@@ -1,12 +1,20 @@
-"""The compiled probe, which is optional: everything else of the build stands in pyproject.toml.
+"""What of the build pyproject.toml cannot say: the compiled probe, man pages, and addresses in the README.
 
-It is built for the stable interface of CPython 3.11, so that one wheel serves all later versions. Where there is
-no compiler, or a Python without a GIL, a wheel without it results, tagged as pure Python: thence then does the
-same in Python (`thence.boundaries.probe`).
+The probe is optional. It is built for the stable interface of CPython 3.11, so that one wheel serves all later
+versions. Where there is no compiler, or a Python without a GIL, a wheel without it results, tagged as pure Python:
+thence then does the same in Python (`thence.boundaries.probe`).
+
+Man pages are made from the command line's own help when a wheel is built (`thence.cli.manual`).
+
+THENCE_REPOSITORY, such as https://github.com/OWNER/NAME, says where the source is: the release workflow sets it. The
+package then has project URLs, and its README absolute addresses of pictures and pages, as a package index needs
+them. Without it the package says nothing of where it is.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,6 +23,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+_ROOT = Path(__file__).parent
 _OLDEST = "0x030B0000"
 _SERVED = (
     sys.platform == "linux"
@@ -57,11 +66,55 @@ class Wheel(bdist_wheel):
         if not any(library.rglob("_probe*.so")):
             self.root_is_pure, self.py_limited_api = True, False
             self.distribution.ext_modules = []
+        self.distribution.data_files = [("share/man/man1", _man_pages(library.parent / "man"))]
         super().run()
+
+
+def _man_pages(folder: Path) -> list[str]:
+    """Paths of the pages, written to this folder, relative to that of the build."""
+    sys.path.insert(0, str(_ROOT / "src"))
+    from thence.cli.manual import man_pages
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in man_pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [str(folder / name) for name in man_pages()]
+
+
+def _readme(repository: str | None) -> str:
+    """The README, with absolute addresses where the repository is known."""
+    text = (_ROOT / "README.md").read_text(encoding="utf-8")
+    if repository is None:
+        return text
+    version = _version()
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{repository}/raw/v{version}/", text)
+    return re.sub(r"((?<!!)\[[^]]*\]\()(?!https?:|#)", rf"\1{repository}/blob/v{version}/", text)
+
+
+def _urls(repository: str | None) -> dict[str, str]:
+    """Names and addresses that a package index shows."""
+    if repository is None:
+        return {}
+    changelog = f"{repository}/blob/v{_version()}/CHANGELOG.md"
+    return {"Source": repository, "Issues": f"{repository}/issues", "Changelog": changelog}
+
+
+def _version() -> str:
+    found = re.search(
+        r'^version = "(.+)"', (_ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE
+    )
+    assert found is not None
+    return found[1]
+
+
+_REPOSITORY = os.environ.get("THENCE_REPOSITORY", "").rstrip("/") or None
 
 
 setup(
     ext_modules=[_PROBE] if _SERVED else [],
     cmdclass={"build_ext": BuildProbe, "bdist_wheel": Wheel},
+    long_description=_readme(_REPOSITORY),
+    long_description_content_type="text/markdown",
+    project_urls=_urls(_REPOSITORY),
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if _SERVED else {},
 )

@@ -51,7 +51,7 @@ def test_the_slowest_and_the_median_rank_are_open(small: Job, tmp_path: Path) ->
     found = driven(ranks_html(small, ["run/"], small.notes), tmp_path, COUNTED)
     why = small.reasons[0]
     assert found["rows"] == 6
-    assert set(found["open"]) == {f"rank 3 GPU 0", f"rank {why.median_rank} GPU 0"}
+    assert set(found["open"]) == {"rank 3 GPU 0", f"rank {why.median_rank} GPU 0"}
     assert found["size"][1] == 6 * 16
     assert found["colors"] > 8
     assert found["statement"] == small.statement

@@ -32,12 +32,11 @@ from thence.cli import (
 )
 from thence.cli import compile as compile_verb
 from thence.cli.inputs import names_inputs
-from thence.cli.messages import say, unexpected
+from thence.cli.messages import put, say, unexpected
 from thence.cli.standard_streams import ReaderGone, Unwritable, checked_streams
 from thence.errors import ThenceError
-from thence.version import __version__
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "group", "main"]
 
 COMMANDS: tuple[click.Command, ...] = (
     report.command,
@@ -81,7 +80,16 @@ class _InOrder(click.Group):
         return super().resolve_command(ctx, args)
 
 
-_group = _InOrder(
+def _show_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
+    if asked:
+        from thence.doctor.versions import versions
+
+        for name, version in versions().items():
+            put(f"{name} {version}\n")
+        ctx.exit()
+
+
+group = _InOrder(
     "thence",
     help=(
         "Where did the GPU time come from?\n\n"
@@ -90,10 +98,20 @@ _group = _InOrder(
     ),
     epilog='Shell completion: eval "$(_THENCE_COMPLETE=bash_source thence)" (or zsh_source, fish_source).',
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_version,
+            help="Show the versions of thence and of what it works with.",
+        )
+    ],
 )
-click.version_option(__version__, prog_name="thence")(_group)
+"""The command line itself, for what describes it (`thence.cli.manual`)."""
 for _command in COMMANDS:
-    _group.add_command(_command)
+    group.add_command(_command)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -119,7 +137,7 @@ def _run(arguments: list[str] | None) -> int:
         ReaderGone: nobody reads the output.
     """
     try:
-        code = _group.main(arguments, prog_name="thence", standalone_mode=False)
+        code = group.main(arguments, prog_name="thence", standalone_mode=False)
     except (Unwritable, ReaderGone, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is told; Polars' panics are no Exception

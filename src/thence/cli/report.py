@@ -63,7 +63,7 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
     is_flag=True,
     help="Also list the CUDA graphs that could not be matched to labels, with the reason.",
 )
-@result_options(_ENDINGS, ".html (one page with everything, needs Plotly), .json or .csv.", top=12)
+@result_options(_ENDINGS, ".html (one page with everything), .json or .csv.", top=12)
 def command(inputs: Inputs, by: By | None, details: bool, result: Result) -> None:  # noqa: FBT001 - a click flag
     """Where the GPU time of a trace went, why the GPU was idle, what is unsound, and what to ask next."""
     trace = inputs.open()

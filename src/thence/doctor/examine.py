@@ -11,18 +11,24 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from thence.cuda.cupti import TAKEN
 from thence.cuda.holders import holder
 from thence.doctor.probe import Finding, probe
+from thence.doctor.versions import (
+    AS_ASKED,
+    IN_PYTHON,
+    PROC,
+    driver_release,
+    installed_version,
+    probe_kind,
+)
 
 __all__ = ["CHECKS", "Capability", "examine"]
 
-_PROC = Path("/proc/driver/nvidia")
+_PROC = PROC
 _PROFILING_CAPABILITIES = (1 << 21) | (1 << 38)  # CAP_SYS_ADMIN, CAP_PERFMON
 _WITH = {"driver": "an NVIDIA GPU", "libcupti": "libcupti"}
 _NO_PRIVILEGE = 35
@@ -98,13 +104,13 @@ def examine(
         findings: what `thence.doctor.probe.probe` found; left out, it is asked.
         version: how to look up a distribution; left out, among those that Python finds.
     """
-    machine = _Machine(probe() if findings is None else findings, version or _installed)
+    machine = _Machine(probe() if findings is None else findings, version or installed_version)
     return tuple(Capability(name, *check(machine)) for name, check in CHECKS.items())
 
 
 def _driver(machine: _Machine) -> _Answer:
     error = machine.error("driver")
-    release = _release()
+    release = driver_release(_PROC)
     if error:
         return _no(error, _driver_cure(release))
     finding = machine.findings["driver"]
@@ -155,15 +161,18 @@ def _recording(machine: _Machine) -> _Answer:
 
 
 def _probe_text() -> str:
-    """Which probe counts launches here, as `thence.boundaries.probe.choose_probe` chooses."""
-    if os.environ.get("THENCE_PROBE") == "python":
-        return "launches are counted in Python, as THENCE_PROBE says"
-    if find_spec("thence.boundaries._probe") is None:
+    """Which probe counts launches here, and what it costs."""
+    kind = probe_kind()
+    if kind == IN_PYTHON:
         return (
             "launches are counted in Python, some 1 us at each place of the program: the compiled probe, ten times as "
             "fast, is in the wheels of Linux and is built where there is a C compiler"
         )
-    return "launches are counted by the compiled probe"
+    return (
+        f"launches are counted {kind}"
+        if kind == AS_ASKED
+        else "launches are counted by the compiled probe"
+    )
 
 
 def _recording_cure(machine: _Machine) -> str:
@@ -268,7 +277,7 @@ def _html(machine: _Machine) -> _Answer:
     if version is None:
         return _no(
             "plotly is not installed, so there are no figures",
-            "pip install 'thence[report]'",
+            "pip install plotly",
         )
     return _yes(f"plotly {version}: reports with figures")
 
@@ -324,13 +333,6 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
 """The checks, in the order of the output."""
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except (metadata.PackageNotFoundError, KeyError):  # KeyError: a broken installation
-        return None
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
@@ -341,16 +343,6 @@ def _cuda(version: int) -> str:
 
 def _device_counts(names: list[str]) -> str:
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-
-
-def _release() -> str | None:
-    """The release of the loaded driver, such as 580.95.05."""
-    try:
-        text = (_PROC / "version").read_text(errors="replace")
-    except OSError:
-        return None
-    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return match[1] if match else None
 
 
 def _admins_only() -> bool:

@@ -64,7 +64,7 @@ def new_figure(**layout: Any) -> go.Figure:
         import plotly.graph_objects as go
     except ImportError:
         raise MissingRequirement(
-            "figures and HTML reports need Plotly, which is not installed: pip install 'thence[report]'"
+            "figures and HTML reports need Plotly, which is not installed: pip install plotly"
         ) from None
     axis = {"gridcolor": _GRID, "zerolinecolor": _GRID, "linecolor": _GRID, "automargin": True}
     return go.Figure(

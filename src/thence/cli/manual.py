@@ -1,0 +1,191 @@
+"""The manual: each verb's help as data, and as pages for ``man``.
+
+A verb is described once, by its click command. The wheel gets man pages of it (``setup.py``), and the
+documentation a page a verb (``docs/make_reference.py``). This module needs click alone, as building a wheel has
+nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli import COMMANDS, group
+from thence.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["EXIT_CODES", "Block", "Option", "Verb", "man_pages", "program", "verbs"]
+
+EXIT_CODES = {
+    0: "success; also where whoever read the output has seen enough (a closed pipe)",
+    1: "a check failed: an unsound trace, an expectation or a limit that does not hold, a need that is not met",
+    2: "the question could not be answered: wrong usage, an input that cannot be read, data or a library that is "
+    "missing; standard error says what, and what to do",
+    130: "interrupted",
+}
+"""What every verb's exit code means, but that of ``thence record``, which is the command's own."""
+_MARK = "\b\n"
+"""With which click is told to leave a paragraph as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: as it is written, what it means, its default and range included."""
+
+    written: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a verb's explanation.
+
+    Attributes:
+        text: of the part.
+        verbatim: whether its lines stay as they are: examples and tables.
+        heading: of the part; "" without one.
+    """
+
+    text: str
+    verbatim: bool = False
+    heading: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What there is to know of one verb.
+
+    Attributes:
+        name: such as ``report``; "" for the program itself.
+        summary: its first sentence.
+        usage: without the name of the program.
+        blocks: the rest of its description and what its help ends with.
+        options: in the order of its help.
+    """
+
+    name: str
+    summary: str
+    usage: str
+    blocks: tuple[Block, ...]
+    options: tuple[Option, ...]
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Commands of its help, each as it would be typed."""
+        lines = (
+            line for block in self.blocks if block.verbatim for line in block.text.splitlines()
+        )
+        return tuple(command for line in lines if (command := _command(line)))
+
+
+def verbs() -> tuple[Verb, ...]:
+    """Every verb, in the order of ``thence --help``."""
+    return tuple(_verb(command, str(command.name)) for command in COMMANDS)
+
+
+def program() -> Verb:
+    """The program itself."""
+    return _verb(group, "")
+
+
+def man_pages() -> dict[str, str]:
+    """File names, such as ``thence-report.1``, and the pages in roff."""
+    whole = (program(), *verbs())
+    return {f"{_title(verb)}.1": "\n".join(_roff(verb, whole)) + "\n" for verb in whole}
+
+
+def _verb(command: click.Command, name: str) -> Verb:
+    whole = click.Context(group, info_name="thence", **group.context_settings)
+    context = click.Context(command, whole, name) if name else whole
+    # Newer clicks list arguments, too, of which the usage says everything.
+    options = (p for p in command.get_params(context) if isinstance(p, click.Option))
+    records = (option.get_help_record(context) for option in options)
+    description = list(_blocks(command.help or ""))
+    summary = description.pop(0).text
+    return Verb(
+        name=name,
+        summary=summary,
+        usage=" ".join(command.collect_usage_pieces(context)),
+        blocks=(*description, *_blocks(command.epilog or "")),
+        options=tuple(Option(*record) for record in records if record is not None),
+    )
+
+
+def _blocks(text: str) -> Iterator[Block]:
+    """Paragraphs as click tells them apart, and those that it leaves alone."""
+    for paragraph in re.split(r"\n\s*\n", textwrap.dedent(_undented(text)).strip("\n")):
+        verbatim = paragraph.startswith(_MARK)
+        lines = paragraph.removeprefix(_MARK).rstrip().splitlines()
+        if not verbatim and not all(line.startswith("    ") for line in lines):
+            yield Block(" ".join(line.strip() for line in lines))
+            continue
+        heading = ""
+        if lines and re.fullmatch(r"\S.*:", lines[0]) and len(lines) > 1:
+            heading = lines.pop(0).removesuffix(":")
+        yield Block(textwrap.dedent("\n".join(lines)), verbatim=True, heading=heading)
+
+
+def _undented(text: str) -> str:
+    """Docstrings begin at the margin, whatever their other lines are indented by."""
+    first, newline, rest = text.partition("\n")
+    return first + newline + textwrap.dedent(rest)
+
+
+def _command(line: str) -> str:
+    """The command of a line of examples, without what is said of it after three spaces or more."""
+    if not re.match(r"\s*(\w+ .*\| *)?thence ", line):
+        return ""
+    return re.split(r" {2,}", line.strip())[0]
+
+
+def _title(verb: Verb) -> str:
+    return f"thence-{verb.name}" if verb.name else "thence"
+
+
+def _roff(verb: Verb, whole: tuple[Verb, ...]) -> Iterator[str]:
+    title = _title(verb)
+    yield f'.TH {title.upper()} 1 "" "thence {__version__}" "thence"'
+    yield from (".nh", ".ad l")  # commands are neither hyphenated nor stretched
+    yield from (".SH NAME", _escaped(f"{title} - {verb.summary.removesuffix('.')}"))
+    usage = f"thence {verb.name} {verb.usage}".replace("  ", " ")
+    yield from (".SH SYNOPSIS", f".B {_escaped(usage)}")
+    yield from (".SH DESCRIPTION", _escaped(verb.summary))
+    for block in verb.blocks:
+        yield f".SH {_escaped(block.heading.upper())}" if block.heading else ".PP"
+        yield from (
+            (".nf", _escaped(block.text), ".fi") if block.verbatim else (_escaped(block.text),)
+        )
+    if not verb.name:
+        yield ".SH VERBS"
+        for other in whole[1:]:
+            yield from (".TP", f".BR {_escaped(_title(other))} (1)", _escaped(other.summary))
+    yield ".SH OPTIONS"
+    for option in verb.options:
+        yield from (
+            ".TP",
+            f".B {_escaped(option.written)}".replace("|", "|\\:"),
+            _escaped(option.meaning),
+        )
+    yield ".SH EXIT STATUS"
+    if verb.name == "record":
+        yield "That of the command."
+    else:
+        for code, meaning in EXIT_CODES.items():
+            yield from (".TP", f".B {code}", _escaped(meaning))
+    yield ".SH SEE ALSO"
+    others = [_title(other) for other in whole if other is not verb]
+    yield ", ".join(f"{_escaped(other)}(1)" for other in others)
+
+
+def _escaped(text: str) -> str:
+    """Text as roff takes it: no line is a request, quotes and hyphens are those that a terminal takes."""
+    safe = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
+    return "\n".join(
+        rf"\&{line}" if line.startswith((".", "\\(aq")) else line for line in safe.split("\n")
+    )

@@ -1,0 +1,80 @@
+"""The versions that matter in a report of a defect: quickly, without importing or loading what they are of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from thence.version import __version__
+
+__all__ = [
+    "AS_ASKED",
+    "IN_PYTHON",
+    "PROC",
+    "driver_release",
+    "installed_version",
+    "probe_kind",
+    "versions",
+]
+
+_LIBRARIES = ("polars", "numpy", "plotly", "torch", "jax", "triton")
+_CUPTI = (
+    "nvidia-cuda-cupti",
+    "nvidia-cuda-cupti-cu13",
+    "nvidia-cuda-cupti-cu12",
+    "nvidia-cuda-cupti-cu11",
+)
+PROC = Path("/proc/driver/nvidia")
+"""Where a loaded driver describes itself."""
+IN_PYTHON = "in Python"
+AS_ASKED = "in Python, as THENCE_PROBE says"
+
+
+def versions() -> dict[str, str]:
+    """Names and versions: thence, Python and the system, the probe, libraries, NVIDIA's libraries and driver.
+
+    What is not installed is left out, but for CUPTI and the driver, whose absence is said.
+    """
+    python = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform(terse=True)})"
+    found = {"thence": __version__, "python": python, "probe": probe_kind()}
+    libraries = {name: installed_version(name) for name in _LIBRARIES}
+    found |= {name: version for name, version in libraries.items() if version is not None}
+    cupti = (f"{name} {v}" for name in _CUPTI if (v := installed_version(name)) is not None)
+    found["libcupti"] = (
+        ", ".join(cupti) or "in none of this Python's packages (thence doctor looks further)"
+    )
+    found["NVIDIA driver"] = driver_release() or "none loaded"
+    return found
+
+
+def installed_version(name: str) -> str | None:
+    """Version of an installed distribution; None where there is none, or only a damaged one."""
+    try:
+        return metadata.version(name)
+    except (metadata.PackageNotFoundError, KeyError):  # KeyError: a broken installation
+        return None
+
+
+def probe_kind() -> str:
+    """Which probe counts launches here, as `thence.boundaries.probe.choose_probe` chooses."""
+    if os.environ.get("THENCE_PROBE") == "python":
+        return AS_ASKED
+    return IN_PYTHON if find_spec("thence.boundaries._probe") is None else "compiled"
+
+
+def driver_release(proc: Path = PROC) -> str | None:
+    """Release of the loaded NVIDIA driver, such as 580.95.05; None where there is none.
+
+    Args:
+        proc: the folder in which it describes itself.
+    """
+    try:
+        text = (proc / "version").read_text(errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return match[1] if match else None

@@ -1,0 +1,49 @@
+"""``thence --version``: what a report of a defect needs, and nothing loaded for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import thence
+from thence.doctor.versions import driver_release, installed_version, versions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_versions_are_those_of_what_is_installed() -> None:
+    found = versions()
+    assert found["thence"] == thence.__version__
+    assert found["polars"] == metadata.version("polars")
+    assert found["python"].startswith(sys.version.split()[0])
+    assert installed_version("there-is-no-such-distribution") is None
+
+
+def test_the_variable_decides_about_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THENCE_PROBE", "python")
+    assert versions()["probe"] == "in Python, as THENCE_PROBE says"
+
+
+def test_the_release_of_a_driver(tmp_path: Path) -> None:
+    assert driver_release(tmp_path) is None
+    (tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
+    )
+    assert driver_release(tmp_path) == "580.95.05"
+
+
+def test_versions_and_help_load_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom thence.cli import main\n"
+        "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print(sorted({'polars', 'numpy', 'plotly', 'torch', 'jax'} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, "--version"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines()[-1] == "[]"
