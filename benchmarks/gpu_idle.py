@@ -31,10 +31,10 @@ EXPECTED = {
     "loader": ("loader", "__getitem__|busy"),
     "item": ("wait", "planted_item"),
     "synchronize": ("wait", "planted_synchronize"),
-    "empty_cache": ("allocation", "planted_empty_cache|timed"),
-    "first_use": ("first_use", "planted_first_use"),
+    "empty_cache": ("allocation", "timed"),
+    "first_use": ("first_use", "planted_first_use|lambda"),
     "gc": ("gc", "planted_gc|timed"),
-    "lock": ("python", "planted_lock|busy|timed"),
+    "lock": ("python", "acquire"),
     "logging": ("python", "planted_logging|busy|lambda"),
     "event_wait": ("event_wait", "planted_event_wait"),
 }

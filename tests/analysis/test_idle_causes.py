@@ -144,6 +144,22 @@ def test_a_long_call_loads_only_the_first_kernel_of_its_name(tmp_path: Path) -> 
     }
 
 
+def test_an_operator_that_takes_long_until_its_first_kernel_makes_it(tmp_path: Path) -> None:
+    events = [kernel(1, 5, 5), launch(1, 1)]
+    # Long with a new kernel, long with a known one, short with a new one.
+    for number, (name, begin, took) in enumerate(
+        [("new", 100, 2000), ("new", 5000, 2000), ("newer", 9000, 900)], start=2
+    ):
+        events += [event("cpu_op", "aten::erfinv", begin, took + 20), launch(number, begin + took)]
+        events += [kernel(number, begin + took + 10, 10, name=name)]
+    assert of_cause(opened(tmp_path, events)) == {
+        "first_use": 2000,
+        "operator": 2000 + 900,
+        "launch": 3 * 10,
+        "unknown": 90 + (5000 - 2120) + (9000 - 7020),
+    }
+
+
 def test_where_the_launching_thread_is_in_nothing_the_thread_that_works_tells(
     tmp_path: Path,
 ) -> None:

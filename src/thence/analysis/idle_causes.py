@@ -6,7 +6,8 @@ launch from ``b`` to ``e``, the first of these that holds for a part of the gap 
     before b                    what the host was in (`thence.analysis.idle_rules`): the innermost host row of the
                                 thread that launched; where that thread was in none, or only in a step or a range,
                                 a thread of the rank that was in an operator or a call, of several the one
-                                whose row lasts longest
+                                whose row lasts longest; first_use where an operator takes over 1 ms
+                                until it launches the first kernel of a name
     b to e                      launch; first_use where the call is long and the kernel's first
     launched before the gap     queued for the first 5 us, then event_wait where the stream waited for an event
                                 of another one, else unknown
@@ -76,6 +77,7 @@ IDLE = {
 _QUEUED_NS = 5_000
 _LATENCY_NS = 100_000  # of a launch whose call has returned, to an empty queue
 _LONG_CALL_NS = 200_000  # of a launch that loads its kernel; others take 2 to 30 us
+_LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
 _EMPTIED_NS = 2_000  # how long before a gap a wait may return that emptied the queue: clocks differ
 _YIELDING = [HOST_CATEGORIES.index(name) for name in ("step", "range", "framework")]
 _WORKING = tuple(HOST_CATEGORIES.index(name) for name in ("op", "compile", "runtime", "driver"))
@@ -354,10 +356,24 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: _Parts) -> None
         pieces = leaves.within(of.start[ours], until[ours])
         gpu = of.gpu[ours][pieces.of]
         pieces, which = _elsewhere(facts, of.rank, number, pieces)
-        unknown = pieces.row == NO_ROW
-        causes = facts.cause[np.where(unknown, 0, pieces.row)] if len(facts.cause) else np.uint8(0)
-        codes = np.where(unknown, NUMBER["unknown"], causes).astype(np.uint8)
-        parts.add(of, (pieces.start, pieces.end), codes, (pieces.row, gpu[which]))
+        gpu = gpu[which]
+        codes = _host_codes(facts, pieces, gpu)
+        parts.add(of, (pieces.start, pieces.end), codes, (pieces.row, gpu))
+
+
+def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
+    """The cause of each piece by its host row, and by the activity that was launched at its end."""
+    if not len(facts.cause):
+        return np.full(len(gpu), NUMBER["unknown"], np.uint8)
+    unknown = pieces.row == NO_ROW
+    row = np.where(unknown, 0, pieces.row)
+    codes = np.where(unknown, NUMBER["unknown"], facts.cause[row]).astype(np.uint8)
+    first = (codes == NUMBER["operator"]) & (gpu != NO_ROW) & facts.first_of_name[gpu]
+    launches_it = facts.end[row] > facts.launch_start[gpu]
+    codes[first & launches_it & (pieces.end - pieces.start > _LONG_OPERATOR_NS)] = NUMBER[
+        "first_use"
+    ]
+    return codes
 
 
 def _used(numbers: Int64) -> list[int]:
