@@ -8,11 +8,14 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from helpers import STACK
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 READING = """
 import os, sys
