@@ -28,6 +28,7 @@ _UNITS: dict[str, Callable[[float], str]] = {
     "duration": format_ns,
     "_ms": lambda value: format_ns(value * 1e6),
     "bytes": format_bytes,
+    "shared_memory": format_bytes,
     "share": lambda value: format_share(value, 1),
 }
 """How a number is shown, by what the name of its column contains."""
