@@ -68,7 +68,8 @@ def test_programs() -> None:
     changes = [
         *({"programs": more(sound.programs, c)} for c in ("executions", "span_ns_total", "idle_between_ns")),
         *({"devices": more(sound.devices, c)} for c in ("busy_ns", "idle_inside_ns")),
-        {"executions": more(sound.executions, "duration")}, {"executions": more(sound.executions, "thunk_ns", -(10**9))},
+        {"executions": more(sound.executions, "duration")},
+        {"executions": more(sound.executions, "thunk_ns", -(10**9))},
     ]  # fmt: skip
     refused(lambda found: consistent_programs(found, trace.meta), sound, changes)
 
@@ -89,7 +90,8 @@ def test_idle_time() -> None:
     trace = thence.open(STACK)
     sound = trace.idle()
     changes = [
-        {"idle_ns": sound.idle_ns + 1}, {"causes": more(sound.causes, "total_ns")}, {"rows": more(sound.rows, "total_ns")},
+        {"idle_ns": sound.idle_ns + 1}, {"causes": more(sound.causes, "total_ns")},
+        {"rows": more(sound.rows, "total_ns")},
         {"waits": pl.DataFrame({"total_ns": [sound.idle_ns + 1]})},
     ]  # fmt: skip
     refused(lambda found: consistent_idle(found, trace.meta), sound, changes)

@@ -89,6 +89,14 @@ def test_closed_standard_error_loses_messages_only() -> None:
     assert thence("report", "nothing-here.json", before=closed).returncode == 2
 
 
+def test_both_closed_still_end_with_exit_code_2() -> None:
+    def closed() -> None:
+        for descriptor in (0, 1, 2):
+            os.close(descriptor)
+
+    assert thence("report", STACK, before=closed).returncode == 2
+
+
 def test_a_full_standard_error_is_exit_code_2() -> None:
     with Path("/dev/full").open("wb") as full:
         assert thence("report", "nothing-here.json", stderr=full).returncode == 2

@@ -18,8 +18,11 @@ _MOST_CHARACTERS = 200
 def say(text: str) -> None:
     """Prints lines on standard error; other control characters are replaced.
 
-    Every message goes through here: names of files, members and GPUs may hold escape sequences.
+    Every message goes through here: names of files, members and GPUs may hold escape sequences. Where standard
+    error is closed, nobody wants to know.
     """
+    if sys.stderr is None:
+        return
     from thence.writers.text.printable import printable_lines
 
     sys.stderr.write(printable_lines(text) + "\n")

@@ -127,6 +127,8 @@ class _Worker:
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # Out of reach of Ctrl-C, which a terminal sends to all of its group, from the first moment on.
+            process_group=0,
             env=os.environ | _KEEP_MEMORY | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 

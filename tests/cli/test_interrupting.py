@@ -1,0 +1,109 @@
+"""Ctrl-C on a terminal: one line, exit code 130, and nothing left, whatever child processes are doing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from helpers import STACK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+READING = """
+import os, sys
+from thence.cli import main
+from thence.readers.kineto import decoding
+
+class Worker(decoding._Worker):
+    def __init__(self, path):
+        super().__init__(path)
+        pid = self._process.pid
+        where = "reached by Ctrl-C" if os.getpgid(pid) == os.getpgrp() else "apart"
+        print("started", pid, where, file=sys.stderr, flush=True)
+
+decoding._Worker = Worker
+decoding._BYTES_BEFORE_PROCESSES = 0
+decoding._usable_cores = lambda: 2
+main(sys.argv[1:])
+"""
+ANSWERING = """
+import sys, subprocess
+from thence.cli import bounded_query, main
+
+class Child(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        print("started", self.pid, file=sys.stderr, flush=True)
+
+subprocess.Popen = Child
+main(sys.argv[1:])
+"""
+FOR_EVER = "select count(*) from gpu a cross join host b cross join host c"
+
+
+def interrupted(
+    code: str, arguments: list[str], folder: Path, processes: int
+) -> tuple[int, str, list[int]]:
+    """Types Ctrl-C as soon as so many children have started: exit code, what the terminal showed, the children."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{code}", *arguments],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    content, typed = b"", False
+    try:
+        while part := os.read(ours, 1 << 16):
+            content += part
+            if not typed and content.count(b"started") == processes and content.endswith(b"\n"):
+                os.write(ours, b"\x03")
+                typed = True
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    finally:
+        os.close(ours)
+        returned = process.wait(60)
+    text = content.decode("utf-8", "replace")
+    children = sorted({int(number) for number in re.findall(r"started (\d+)", text)})
+    return returned, text, children
+
+
+def gone(child: int) -> bool:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "processes"),
+    [
+        (READING, ["report", str(STACK)], 2),  # while they import NumPy
+        (ANSWERING, ["sql", str(STACK), FOR_EVER], 1),
+    ],
+    ids=["reading", "answering"],
+)
+def test_ctrl_c(code: str, arguments: list[str], processes: int, tmp_path: Path) -> None:
+    returned, text, children = interrupted(code, arguments, tmp_path, processes)
+    assert text.endswith("thence: interrupted\r\n")
+    assert "Traceback" not in text
+    assert "reached by Ctrl-C" not in text, (
+        "a child that still loads its modules would print a traceback"
+    )
+    assert returned == 130
+    assert len(children) == processes
+    assert all(map(gone, children))
+    assert list(tmp_path.iterdir()) == []
