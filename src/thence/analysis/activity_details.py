@@ -73,9 +73,15 @@ def activity_details(trace: Attributed) -> Details:
 
 
 def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame, int]:
-    """The number of each row's combination, the combinations kept by time, and how many were not."""
+    """The number of each row's combination, the combinations kept by time, and how many were not.
+
+    A combination of nothing but nulls is none; its rows have a number that means nothing.
+    """
     columns = keys.columns
-    counted = keys.with_columns(ns=trace.gpu["duration"]).group_by(columns).agg(pl.col("ns").sum())
+    some = keys.with_columns(ns=trace.gpu["duration"]).filter(
+        pl.any_horizontal(pl.col(columns).is_not_null())
+    )
+    counted = some.group_by(columns).agg(pl.col("ns").sum())
     kept = counted.sort("ns", *columns, descending=[True, *[False] * len(columns)])
     kept = kept.head(MOST_TEXTS).drop("ns").with_row_index("number")
     found = keys.join(kept, on=columns, how="left", nulls_equal=True, maintain_order="left")

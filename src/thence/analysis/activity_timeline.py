@@ -98,7 +98,7 @@ class ActivityTimeline:
         groups = rows.filter(pl.col("count") > 1)
         note = (
             f"{int(groups['count'].sum()):,} of {int(rows['count'].sum()):,} activities, all shorter than "
-            f"{format_ns(width)}, are shown as {groups.height:,} groups of neighbours; the others one by one"
+            f"{format_ns(width)}, are put together with their neighbours; the others are shown one by one"
         )
         return dataclasses.replace(
             self, rows=rows.select(self.rows.columns), notes=(*self.notes, note)
@@ -240,7 +240,7 @@ def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[p
         cell, long = start // width, duration >= width
         new = other | long
         new[1:] |= long[:-1] | (cell[1:] != cell[:-1])
+        new[0] = True
         if np.count_nonzero(new) <= most or width > end:
-            new[0] = False
-            return pl.Series("group", np.cumsum(new)), width
+            return pl.Series("group", np.cumsum(new) - 1), width
         width *= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import statistics
 import sys
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,7 @@ def test_every_section_of_four_ranks() -> None:
     content, outline = data(page), Outline(page)
     assert outline.sections == SECTIONS
     assert set(outline.places) == {*content["figures"], *content["tables"]}
-    assert {"timeline", "bandwidth", "waits", "stragglers", "groups", "concurrency"} <= set(
-        content["figures"]
-    )
+    assert {"bandwidth", "waits", "stragglers", "groups", "concurrency"} <= set(content["figures"])
     tables = {"by-kernel", "by-label", "by-rank", "sizes", "stragglers"}
     assert tables | {"idle", "idle-causes", "idle-late"} <= set(content["tables"])
     assert len(page.encode()) < 6_000_000
@@ -141,6 +140,25 @@ def test_figures_escape_names(tmp_path: Path) -> None:
     trace = opened(tmp_path, [launch(1, 1), kernel(1, 10, name="<a href='x'>k</a>")])
     for figure in (trace.plot_by(), trace.plot_timeline()):
         assert "<a " not in json.dumps(figure.to_plotly_json(), default=str)
+
+
+@pytest.mark.parametrize("ranks", [FSDP, FSDP[:2]], ids=["transfers", "whole kernels"])
+def test_lines_of_bandwidth_go_through_the_middle_of_their_dots(ranks: tuple[Path, ...]) -> None:
+    """Two of four ranks show no whole transfer: then both dots and lines are of kernels."""
+    trace = thence.open(*ranks)
+    traces = trace.plot_bandwidth().data
+    dots = [trace for trace in traces if trace.mode == "markers"]
+    lines = [trace for trace in traces if trace.mode == "lines+markers"]
+    assert len(dots) == len(lines) == 2
+    middle = statistics.median if len(ranks) == 4 else statistics.fmean
+    for line in lines:
+        (own,) = [trace for trace in dots if trace.name == line.name]
+        for size, gbps in zip(line.x, line.y, strict=True):
+            ys = [y for x, y in zip(own.x, own.y, strict=True) if x == size]
+            assert gbps == pytest.approx(middle(ys), rel=1e-3)
+    page = html.unescape(trace.report_html())
+    assert ("a dot is the transfer of one collective" in page) == (len(ranks) == 4)
+    assert ("a dot is one whole kernel" in page) == (len(ranks) == 2)
 
 
 def test_figures_of_programs() -> None:

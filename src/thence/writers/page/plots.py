@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bandwidth_figure",
+    "bandwidth_says",
     "by_figure",
     "compile_figure",
     "concurrency_figure",
@@ -112,19 +113,34 @@ def flame_figure(flame: Flame) -> go.Figure:
     return figure
 
 
-def bandwidth_figure(collectives: Collectives) -> go.Figure:
-    """Bus bandwidth against message size; a point for each instance, a line through the medians of transfers.
+def bandwidth_says(collectives: Collectives) -> str:
+    """What the dots and lines of `bandwidth_figure` stand for, one sentence."""
+    if _transfers_known(collectives):
+        return "Bus bandwidth: a dot is the transfer of one collective, a line goes through the medians of the dots."
+    return (
+        "Bus bandwidth: no transfer is known here; a dot is one whole kernel, which contains its wait for other "
+        "ranks, and a line goes through the means of the dots."
+    )
 
-    Where no transfer is known, points and lines are of whole kernels, which contain waits; the axis says so.
+
+def _transfers_known(collectives: Collectives) -> bool:
+    return collectives.instances["transfer_bus_gbps"].count() > 0
+
+
+def bandwidth_figure(collectives: Collectives) -> go.Figure:
+    """Bus bandwidth against message size: dots of transfers and lines through their medians.
+
+    Where no transfer is known, dots are whole kernels and lines go through their means; the axis says so.
     """
-    transfers = collectives.instances["transfer_bus_gbps"].count() > 0
+    transfers = _transfers_known(collectives)
     column, middle = (
         ("transfer_bus_gbps", "transfer_bus_gbps_median")
         if transfers
         else ("bus_gbps", "bus_gbps_mean")
     )
+    dots = collectives.instances if transfers else collectives.rows.filter("described")
     figure = new_figure(height=380)
-    points = collectives.instances.filter(pl.col("bytes") > 0, pl.col(column) > 0)
+    points = dots.filter(pl.col("bytes") > 0, pl.col(column) > 0)
     sizes = collectives.by_size.filter(pl.col("bytes") > 0, pl.col(middle) > 0)
     keys = ("collective", "group_size")
     for number, (key, rows) in enumerate(sizes.group_by(keys, maintain_order=True)):
@@ -142,8 +158,8 @@ def bandwidth_figure(collectives: Collectives) -> go.Figure:
                 marker={"color": colour, "size": 5, "opacity": 0.4},
             )  # fmt: skip
         texts = [
-            f"{format_bytes(b)}, {format_count(n)} kernels"
-            for b, n in rows.select("bytes", "count").rows()
+            f"{format_bytes(b)}, {format_count(n)} {'transfers' if transfers else 'kernels'}"
+            for b, n in rows.select("bytes", "transfers" if transfers else "count").rows()
         ]
         figure.add_scatter(
             x=rows["bytes"].to_list(), y=rows[middle].round(3).to_list(), mode="lines+markers",

@@ -144,7 +144,12 @@ def _collectives(report: Report) -> Section:
             charts += chart(name, f"{title}; the table by size has means and maxima", title)
     title = "Bus bandwidth against message size"
     charts += chart("bandwidth", f"{title}; the table by size has the numbers", title)
-    texts = [collectives.statement, *collectives.notes, *filter(None, [collectives.clocks])]
+    texts = [
+        plots.bandwidth_says(collectives),
+        collectives.statement,
+        *collectives.notes,
+        *filter(None, [collectives.clocks]),
+    ]
     return Section(
         "collectives",
         "Collectives",

@@ -12,18 +12,25 @@ function chartsOf(figures) {
   });
   const isBars = (figure) => figure.data.some((trace) => trace.orientation === "h");
 
-  // Long names beside bars leave no room for the bars on a narrow screen: there they are cut, the tip has them in full.
-  function cutLabels(place, figure) {
-    if (!isBars(figure) || place.clientWidth >= NARROW_PAGE) return {};
+  // A narrow screen has room for short names beside bars, and for a legend of several columns. A name is cut in its
+  // middle, because names of one chart often begin alike; the tip has it in full. Names are escaped: an entity is
+  // one character.
+  function cut(name) {
+    const characters = name.match(/&[^;]+;|./gu) || [];
+    return characters.length > SHORT_LABEL ? [...characters.slice(0, 6), "…", ...characters.slice(7 - SHORT_LABEL)].join("") : name;
+  }
+  function narrowed(place, figure) {
+    if (place.clientWidth >= NARROW_PAGE) return {};
+    const legend = {"legend.entrywidth": 82, "legend.font.size": 11};
+    if (!isBars(figure)) return legend;
     const names = [...new Set(figure.data.flatMap((trace) => trace.y))];
-    const cut = (name) => (name.length > SHORT_LABEL ? name.slice(0, SHORT_LABEL).replace(/&[^;]*$/, "") + "…" : name);
-    return {"yaxis.tickmode": "array", "yaxis.tickvals": names, "yaxis.ticktext": names.map(cut)};
+    return {...legend, "yaxis.tickmode": "array", "yaxis.tickvals": names, "yaxis.ticktext": names.map(cut)};
   }
   async function draw(place) {
     const figure = figures[place.dataset.figure];
     drawn.push(place);
-    await Plotly.newPlot(place, figure.data, figure.layout, {...CONFIG, displayModeBar: ZOOMS.includes(place.dataset.figure)});
-    await Plotly.relayout(place, {...colours(), ...cutLabels(place, figure)});
+    await Plotly.newPlot(place, figure.data, figure.layout, {...CONFIG, displayModeBar: ZOOMS.includes(place.dataset.figure) && place.clientWidth >= NARROW_PAGE});
+    await Plotly.relayout(place, {...colours(), ...narrowed(place, figure)});
     for (const picture of place.querySelectorAll("svg")) picture.setAttribute("aria-hidden", "true");   // the label says what it shows
   }
   function recolour() {
