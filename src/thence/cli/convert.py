@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import replace
-
 from typing import TYPE_CHECKING, Any
 
 import click
