@@ -44,7 +44,7 @@ def table_html(
     titles = "".join(f"<th>{escape(text)}</th>" for text in headings)
     body = "".join(
         f'<tr><td title="{escape(name)}" style="text-align:left">{escape(first)}</td>'
-        + "".join(f"<td>{escape(text)}</td>" for text in others)
+        + "".join(_column(text) for text in others)
         + "</tr>"
         for name, (first, *others) in rows
     )
@@ -56,6 +56,12 @@ def table_html(
         f"<div><p><b>{above}</b><br>{below}</p><table><thead><tr>{titles}</tr></thead>"
         f"<tbody>{body}</tbody></table>{more}{paragraphs}</div>"
     )
+
+
+def _column(text: str) -> str:
+    """A cell beside the name; notebooks align numbers to the right, and bars with them."""
+    style = ' style="text-align:left"' if text and not text.strip("█") else ""
+    return f"<td{style}>{escape(text)}</td>"
 
 
 _BAR = 12

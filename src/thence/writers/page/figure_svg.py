@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["figure_svg"]
 
-_WIDTH = 920
+_WIDTH = 800
 _HEIGHT = 380
 _CHARACTER = 6.4  # px of a letter of 12 px, on average
 _LONGEST_LABEL = 46  # letters of a category beside its axis
