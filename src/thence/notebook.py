@@ -1,16 +1,24 @@
-"""HTML fragments by which results display themselves in notebooks. Imported by analyses."""
+"""How results display themselves in notebooks, and become pandas frames. Imported by analyses.
+
+Bars are characters: styles and scripts do not survive where notebooks are only shown, such as GitHub.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
-from thence.units import format_count
+from thence.errors import MissingRequirement
+from thence.units import format_cell, format_count, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["MOST_ROWS", "table_html"]
+    import pandas as pd
+    import polars as pl
+
+__all__ = ["MOST_ROWS", "Form", "Shown", "table_html"]
 
 MOST_ROWS = 20
 """Rows of a result that a notebook shows."""
@@ -36,7 +44,7 @@ def table_html(
     titles = "".join(f"<th>{escape(text)}</th>" for text in headings)
     body = "".join(
         f'<tr><td title="{escape(name)}" style="text-align:left">{escape(first)}</td>'
-        + "".join(f"<td>{escape(text)}</td>" for text in others)
+        + "".join(_column(text) for text in others)
         + "</tr>"
         for name, (first, *others) in rows
     )
@@ -48,3 +56,111 @@ def table_html(
         f"<div><p><b>{above}</b><br>{below}</p><table><thead><tr>{titles}</tr></thead>"
         f"<tbody>{body}</tbody></table>{more}{paragraphs}</div>"
     )
+
+
+def _column(text: str) -> str:
+    """A cell beside the name; notebooks align numbers to the right, and bars with them."""
+    style = ' style="text-align:left"' if text and not text.strip("█") else ""
+    return f"<td{style}>{escape(text)}</td>"
+
+
+_BAR = 12
+"""Characters of the longest bar."""
+_GAUGE = 5
+_LONGEST_CELL = 90
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a notebook shows of a result.
+
+    Attributes:
+        title: what it is.
+        about: a line about all of it, such as totals.
+        rows: its main table.
+        headings: columns that are shown, with their headings.
+        bar: column of numbers that bars show, relative to the largest; empty for none.
+        coverage: how much of something is known, by name: from 0 to 1.
+        notes: sentences below the table: reasons, what is unsound, warnings.
+        full: column with the whole name of each row, shown where the mouse rests; empty for the first one.
+    """
+
+    title: str
+    about: str
+    rows: pl.DataFrame
+    headings: Mapping[str, str]
+    bar: str = ""
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    full: str = ""
+
+    def html(self) -> str:
+        """The form as an HTML fragment."""
+        shown = self.rows.head(MOST_ROWS)
+        largest = (
+            max([value for value in shown[self.bar] if value is not None], default=0)
+            if self.bar
+            else 0
+        )
+        first = self.full or next(iter(self.headings))
+        cells = (
+            (
+                str(row[first]),
+                (
+                    *(_cell(column, row[column]) for column in self.headings),
+                    *((_bar(row[self.bar] or 0, largest),) if self.bar else ()),
+                ),
+            )
+            for row in shown.iter_rows(named=True)
+        )
+        headings = (*self.headings.values(), *(("",) if self.bar else ()))
+        known = [
+            f"{name} {format_share(share, 1)} {_gauge(share)}"
+            for name, share in self.coverage.items()
+        ]
+        notes = (*((f"known: {', '.join(known)}",) if known else ()), *self.notes)
+        return table_html(
+            (self.title, self.about), headings, cells, self.rows.height - MOST_ROWS, notes
+        )
+
+
+class Shown:
+    """A result that a notebook shows as a `Form`, and whose main table can become a pandas frame."""
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return self.form().html()
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The main table as a pandas frame.
+
+        Raises:
+            MissingRequirement: pandas or pyarrow is not installed.
+        """
+        try:
+            return self.form().rows.to_pandas()
+        except ImportError as error:
+            raise MissingRequirement(
+                "to_pandas needs pandas and pyarrow, which are not installed: pip install 'thence[pandas]'"
+            ) from error
+
+
+def _bar(value: float, largest: float) -> str:
+    return "█" * (round(_BAR * min(max(value / largest, 0), 1)) if largest else 0)
+
+
+def _gauge(share: float) -> str:
+    """A part of a whole: filled and empty marks; only what is whole fills all of them."""
+    filled = min(int(_GAUGE * max(share, 0) + 0.5), _GAUGE if share >= 1 else _GAUGE - 1)
+    return "▮" * filled + "▯" * (_GAUGE - filled)
+
+
+def _cell(column: str, value: object) -> str:
+    """A value as text; the unit of a number stays in its line."""
+    text = format_cell(column, value)
+    if isinstance(value, int | float):
+        return text.replace(" ", "\u00a0")
+    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"

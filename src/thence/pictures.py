@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from thence.writers.page import plots, wait_plots
+from thence.writers.page.pictured import pictured
 from thence.writers.page.timeline_figure import timeline_figure
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ __all__ = ["Pictures"]
 
 
 class Pictures(ABC):
-    """Draws what the analyses of a trace return; each picture has the options of its analysis."""
+    """Draws what the analyses of a trace return; each picture has the options of its analysis.
+
+    Notebooks keep each as Plotly's JSON and as SVG, which GitHub and nbconvert show.
+    """
 
     @abstractmethod
     def overview(self) -> Overview:
@@ -61,52 +65,52 @@ class Pictures(ABC):
 
     def plot_timeline(self) -> go.Figure:
         """Every stream over time, as a Plotly figure like all that follow."""
-        return timeline_figure(self.overview())
+        return pictured(timeline_figure(self.overview()))
 
     def plot_by(self, by: By = "kernel", top: int = 15) -> go.Figure:
         """The largest rows of ``summary(by)``."""
-        return plots.by_figure(self.summary(by), top)
+        return pictured(plots.by_figure(self.summary(by), top))
 
     def plot_flame(self, by: FlameBy | None = None) -> go.Figure:
         """The flame graph; ``thence flame`` writes one that searches and filters."""
-        return plots.flame_figure(self.flame(by))
+        return pictured(plots.flame_figure(self.flame(by)))
 
     def plot_streams(self) -> go.Figure:
         """Time of each stream by group of kernels."""
-        return plots.groups_figure(self.streams())
+        return pictured(plots.groups_figure(self.streams()))
 
     def plot_concurrency(self) -> go.Figure:
         """How long one, two or more streams of each device were busy at once."""
-        return plots.concurrency_figure(self.streams())
+        return pictured(plots.concurrency_figure(self.streams()))
 
     def plot_bandwidth(self) -> go.Figure:
         """Bus bandwidth of collectives against message size."""
-        return plots.bandwidth_figure(self.collective_times())
+        return pictured(plots.bandwidth_figure(self.collective_times()))
 
     def plot_waits(self) -> go.Figure:
         """How long collectives waited for the last device that they need."""
-        return plots.waits_figure(self.collective_times())
+        return pictured(plots.waits_figure(self.collective_times()))
 
     def plot_wait_histogram(self) -> go.Figure:
         """How many collectives waited for how long."""
-        return wait_plots.wait_histogram_figure(self.collective_times())
+        return pictured(wait_plots.wait_histogram_figure(self.collective_times()))
 
     def plot_wait_sizes(self) -> go.Figure:
         """How long collectives waited, against message size."""
-        return wait_plots.wait_sizes_figure(self.collective_times())
+        return pictured(wait_plots.wait_sizes_figure(self.collective_times()))
 
     def plot_stragglers(self) -> go.Figure:
         """Which device of which rank the others waited for."""
-        return plots.stragglers_figure(self.collective_times())
+        return pictured(plots.stragglers_figure(self.collective_times()))
 
     def plot_programs(self) -> go.Figure:
         """Active and idle time of XLA programs."""
-        return plots.programs_figure(self.program_times())
+        return pictured(plots.programs_figure(self.program_times()))
 
     def plot_spread(self) -> go.Figure:
         """Spread of durations against their mean, for each computation."""
-        return plots.spread_figure(self.spread())
+        return pictured(plots.spread_figure(self.spread()))
 
     def plot_compile(self) -> go.Figure:
         """Compile time by phase."""
-        return plots.compile_figure(self.compile_times())
+        return pictured(plots.compile_figure(self.compile_times()))

@@ -34,6 +34,7 @@ from thence.analysis.graph_lanes import GraphLanes, graph_lanes
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
+from thence.analysis.proof import Proof, proof
 from thence.analysis.query import answer, named
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
@@ -479,19 +480,21 @@ class Trace(Comparing, Pictures, Explanations):
         """The tables that an SQL query may need; plans where they have not been read."""
         return {name: getattr(self, name) for name in named(query)}
 
-    def self_check(self) -> None:
+    def self_check(self) -> Proof:
         """Proves what must hold of every trace; results are checked again when they are made.
+
+        Returns:
+            The figures that were checked: shown in notebooks, one sentence as text.
 
         Raises:
             Contradiction: row references point outside their table, attributed and unattributed
                 time do not add up to the whole, or devices are busy for longer than they span.
         """
-        consistent_references(self.attributed)
-        if self.gpu.height:
-            self.summary()
+        checked = consistent_references(self.attributed)
+        return proof(checked, self.summary() if self.gpu.height else None)
 
     def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
+        return self.glance()._repr_html_()
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)

@@ -6,7 +6,20 @@ pages show them rounded, in the unit that fits; messages give exact numbers of n
 
 from __future__ import annotations
 
-__all__ = ["Bytes", "Ns", "format_bytes", "format_count", "format_ns", "format_share"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Bytes",
+    "Ns",
+    "format_bytes",
+    "format_cell",
+    "format_count",
+    "format_ns",
+    "format_share",
+]
 
 Ns = int
 """A time or duration in nanoseconds."""
@@ -44,6 +57,35 @@ def format_share(part: float, whole: float) -> str:
 def format_count(count: int) -> str:
     """A whole number with thousands separated."""
     return f"{count:,}"
+
+
+def format_cell(column: str, value: object) -> str:
+    """A value of a table in the unit that the name of its column says; a dash for null.
+
+    Args:
+        column: with ``_ns`` in it or called ``duration``: ns; ``_ms``: ms; ``bytes`` or ``shared_memory``: bytes;
+            ``share``: a fraction.
+        value: of a frame; what is no number is shown as it is.
+    """
+    if value is None:
+        return "-"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    for mark, show in _UNITS.items():
+        if mark in column:
+            return show(value)
+    return f"{value:,.2f}" if isinstance(value, float) else format_count(value)
+
+
+_UNITS: dict[str, Callable[[float], str]] = {
+    "_ns": format_ns,
+    "duration": format_ns,
+    "_ms": lambda value: format_ns(value * 1e6),
+    "bytes": format_bytes,
+    "shared_memory": format_bytes,
+    "share": lambda value: format_share(value, 1),
+}
+"""How a number is shown, by what the name of its column contains; the first that it contains decides."""
 
 
 def _four_digits(value: float) -> str:

@@ -17,6 +17,7 @@ import thence
 from helpers import DATA, FSDP, kernel, launch, output, recording, run_thence, unzipped, written
 from slow_kineto import SlowTrace
 from thence.cli import COMMANDS, main, report
+from thence.cli.inputs import Inputs
 from thence.errors import ThenceError
 from thence.model.places import BY
 
@@ -323,3 +324,58 @@ def test_escape_codes_in_names_do_not_reach_the_terminal(
 def test_an_error_is_printed_by_main_only(tmp_path: Path) -> None:
     with pytest.raises(ThenceError):
         report.command.main([os.fspath(tmp_path / "absent")], standalone_mode=False)
+
+
+def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as code:
+        main([*arguments])
+    shown = capsys.readouterr()
+    return int(str(code.value.code)), shown.out, shown.err
+
+
+def test_a_trace_alone_is_reported_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys, str(EAGER), "--top", "3") == ended(
+        capsys, "report", str(EAGER), "--top", "3"
+    )
+
+
+def test_a_verbs_name_wins_over_a_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report").write_bytes(EAGER.read_bytes())
+    code, _, said = ended(capsys, "report")
+    assert code == 2
+    assert "Missing argument 'INPUT...'" in said
+    code, shown, _ = ended(capsys, "./report")
+    assert code == 0
+    assert "GPU time by label" in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("repot", "No such command 'repot'"),
+        ("nothing.json", "nothing.json: no such file or directory"),
+        ("folder/nothing", "folder/nothing: no such file or directory"),
+    ],
+)
+def test_a_word_that_is_neither_is_explained_as_what_it_looks_like(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = ended(capsys, word)
+    assert code == 2
+    assert said in error
+
+
+def test_the_next_command_names_several_files_by_a_pattern(tmp_path: Path) -> None:
+    paths = [tmp_path / f"my run rank{rank}.json.gz" for rank in range(4)]
+    for path in paths:
+        path.touch()
+    typed = Inputs(tuple(map(str, paths))).typed
+    assert typed == f"'{tmp_path}/my run rank'*.json.gz"
+    assert Inputs(tuple(map(str, paths[:2]))).typed == f"'{paths[0]}' '{paths[1]}'"
+    (tmp_path / "my run rank9.json.gz").touch()
+    assert Inputs(tuple(map(str, paths))).typed == f"'{paths[0]}' ...", (
+        "the pattern would name others"
+    )

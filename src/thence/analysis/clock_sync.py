@@ -26,6 +26,7 @@ import polars as pl
 
 from thence.analysis.collective_instances import Instances, collective_instances
 from thence.analysis.collective_kinds import JOINT
+from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _SCATTER = 0.9
 
 
 @dataclass(frozen=True)
-class Alignment:
+class Alignment(Shown):
     """Estimated clock offsets of the ranks.
 
     Attributes:
@@ -70,6 +71,18 @@ class Alignment:
     residual_max_ns: float | None
     residual_p90_ns: float | None
     matched: int
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            "clocks of the ranks",
+            self.statement,
+            self.corrections,
+            {
+                "rank": "rank", "correction_ns": "taken off its times", "instances": "shared collectives",
+                "cluster": "cluster",
+            },
+        )  # fmt: skip
 
     @property
     def applied(self) -> bool:

@@ -24,6 +24,7 @@ from thence.analysis.first_calls import NONE, FirstCalls, first_calls
 from thence.analysis.missing_collectives import undescribed_kernels
 from thence.analysis.waits import instance_times, late_devices, participants
 from thence.analysis.warmup import Phases, WarmUp, phases
+from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _KEYS = ("collective", "bytes", "group_size", "described", "kernel")
 
 
 @dataclass(frozen=True)
-class Collectives:
+class Collectives(Shown):
     """The collectives of a trace.
 
     Attributes:
@@ -94,6 +95,26 @@ class Collectives:
         sizes = self.by_size.with_columns(pl.lit("sizes").alias("table"))
         both = pl.concat([late, sizes], how="diagonal")
         return both.select("table", pl.exclude("table"))
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        whole, exposed = (
+            int(self.devices[name].sum()) for name in ("communication_ns", "exposed_ns")
+        )
+        described = int(self.by_size.filter("described")["duration_ns"].sum())
+        return Form(
+            f"communication {format_ns(whole)}, {format_ns(exposed)} of it with nothing computed beside it",
+            self.statement,
+            self.by_size.sort("duration_ns", descending=True),
+            {
+                "collective": "collective", "bytes": "size", "group_size": "ranks", "count": "count",
+                "duration_ns": "total", "exposed_ns": "exposed", "wait_ns_mean": "wait, mean",
+                "transfer_bus_gbps_median": "bus GB/s, median",
+            },
+            "duration_ns",
+            {"described": described / max(int(self.by_size["duration_ns"].sum()), 1)},
+            (*((self.clocks,) if self.clocks else ()), *self.notes),
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values: rows of `by_size` and of `stragglers`, and totals."""

@@ -20,6 +20,8 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths, innermost
+from thence.notebook import Form, Shown
+from thence.units import format_ns
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,7 +51,7 @@ class Autotuning(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Compilation:
+class Compilation(Shown):
     """Compile time of a trace by phase and by program.
 
     Attributes:
@@ -75,6 +77,19 @@ class Compilation:
         """The number of longest phases that take at least this share of the wall time, from 0 to 1."""
         before = int((self.phases["share"].cum_sum() < share - 1e-9).sum())  # sums of floats
         return min(before + 1, self.phases.height)
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            f"compilation: {format_ns(self.wall_ns)}",
+            f"{self.programs.height:,} compilations of {self.ranks.height:,} ranks",
+            self.phases,
+            {
+                "name": "phase", "self_ns": "time of its own", "total_ns": "with those inside", "share": "share",
+                "count": "count",
+            },
+            "self_ns",
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

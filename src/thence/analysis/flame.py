@@ -31,6 +31,7 @@ from thence.model.phases import Phase
 from thence.model.places import FLAMES
 from thence.model.reasons import REASONS
 from thence.model.selection import APART
+from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Idle(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Flame:
+class Flame(Shown):
     """GPU time by path, as a prefix tree. All times are ns.
 
     Attributes:
@@ -117,6 +118,25 @@ class Flame:
     def of_files(self) -> bool:
         """Whether frames begin with the path of a file, whose end says most."""
         return self.by in ("source", "stack")
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        frames = self.nodes.filter(pl.col("self_ns") > 0)
+        whole = max(self.total_ns, 1)
+        unknown = int(self.nodes.filter(pl.col("kind") == "unattributed")["self_ns"].sum())
+        return Form(
+            self.title,
+            f"{self.nodes.height:,} frames, {format_ns(self.total_ns)}; plot_flame draws them",
+            frames.sort("self_ns", "node", descending=[True, False]).with_columns(
+                share=pl.col("self_ns") / whole
+            ),
+            {
+                "name": "frame", "kind": "kind", "self_ns": "time of its own", "share": "share", "count": "count",
+            },
+            "self_ns",
+            {"stack": 1 - unknown / whole},
+            self.notes,
+        )  # fmt: skip
 
     def largest(self, nodes: int) -> Flame:
         """This flame graph with about ``nodes`` frames; smaller siblings are merged into one frame."""

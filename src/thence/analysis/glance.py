@@ -5,18 +5,23 @@ What makes a trace unsound is in the summary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from thence.analysis.exposure import exposure
 from thence.analysis.idle_table import idle_time
 from thence.analysis.report import Part
+from thence.analysis.soundness.findings import RULES
+from thence.model.fitted_names import fitted
 from thence.model.selection import WARM_UP
-from thence.units import format_ns, format_share
+from thence.notebook import Form, Shown
+from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from thence.analysis.idle_table import IdleTime
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.summary import Summary
@@ -32,6 +37,10 @@ _SOME_IDLE = 0.2
 _EXPOSED = 0.2
 _IN_GRAPHS = 0.2
 _COVERED = 0.5
+_MOST_CAUSES = 4
+_MOST_PLACES = 3
+_PLACE = 44
+_LEAST_SHARE = 0.005
 _CODE = ("module", "label", "source", "op_name")
 
 
@@ -53,7 +62,7 @@ class NextStep:
 
 
 @dataclass(frozen=True)
-class Glance:
+class Glance(Shown):
     """The first answers about a trace. All times are ns.
 
     Attributes:
@@ -72,17 +81,19 @@ class Glance:
     idle: Part[IdleTime]
     next_step: NextStep
 
-    def to_json(self) -> dict[str, Any]:
-        """What ``thence report --format json`` says beside the summary."""
-        causes = [] if self.idle.result is None else self.idle.result.to_json()["causes"]
-        return {
-            "idle_causes": [
-                {key: c[key] for key in ("cause", "total_ns", "share")} for c in causes
-            ],
-            "idle_not_divided": self.idle.reason or None,
-            "communication_ns": self.communication_ns,
-            "exposed_communication_ns": self.exposed_ns,
-        }
+    @property
+    def answers(self) -> list[tuple[str, list[str]]]:
+        """What is answered, and the parts of each answer, for people."""
+        return list(_answers(self))
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        said = (f"{question}: {', '.join(parts)}" for question, parts in self.answers)
+        step = self.next_step
+        of_summary = self.summary.form()
+        return replace(
+            of_summary, notes=(*said, f"next: {step.call}: {step.why}", *of_summary.notes)
+        )
 
 
 def glance(trace: Attributed, summary: Summary) -> Glance:
@@ -203,3 +214,64 @@ def _server_steps(trace: Attributed) -> NextStep | None:
         return None
     why = "steps of an inference server: time per step by batch size, layer and kernel"
     return NextStep("report", ("--by", "step-kind"), "trace.step_kinds()", why)
+
+
+def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
+    """What is answered, and the parts of the answer, one after the other."""
+    summary = glance.summary
+    known = glance.phases.filter(pl.col("phase").is_not_null())
+    if not known.is_empty():
+        yield (
+            "phases",
+            [
+                f"{phase} {format_share(ns, summary.sum_ns)}"
+                for phase, ns in known.rows()
+                if ns >= _LEAST_SHARE * summary.sum_ns
+            ],
+        )
+    if glance.communication_ns:
+        share = format_share(glance.communication_ns, summary.busy_ns)
+        exposed = format_ns(glance.exposed_ns)
+        yield (
+            "communication",
+            [
+                f"{format_ns(glance.communication_ns)} ({share} of busy)",
+                f"{exposed} of it with nothing computed beside it",
+            ],
+        )
+    yield from _idle_answers(glance)
+    yield "sound", _sound_answer(glance)
+
+
+def _idle_answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
+    idle = glance.idle.result
+    if idle is None or not idle.idle_ns:
+        if glance.idle.reason:
+            yield "idle because of", [glance.idle.reason]
+        return
+    causes = idle.causes.filter(pl.col("share") >= _LEAST_SHARE).head(_MOST_CAUSES)
+    yield "idle because of", _shares(causes["cause"].to_list(), causes["share"])
+    places = (
+        idle.rows.filter(pl.col("name").is_not_null(), pl.col("by") != "reason")
+        .group_by("name")
+        .agg(pl.col("share").sum())
+        .sort("share", "name", descending=[True, False])
+        .filter(pl.col("share") >= _LEAST_SHARE)
+        .head(_MOST_PLACES)
+    )
+    if not places.is_empty():
+        yield "idle at", _shares(fitted(places["name"].to_list(), _PLACE), places["share"])
+
+
+def _shares(names: Iterable[str], shares: pl.Series) -> list[str]:
+    return [f"{name} {format_share(share, 1)}" for name, share in zip(names, shares, strict=True)]
+
+
+def _sound_answer(glance: Glance) -> list[str]:
+    soundness = glance.summary.soundness
+    if not soundness.sound:
+        found = len(soundness.findings)
+        return [f"no: {format_count(found)} finding{'s' if found > 1 else ''} (thence check)"]
+    unchecked = len({entry.code for entry in soundness.not_checked})
+    rest = [f"{unchecked} of them could not be checked in full"] if unchecked else []
+    return [f"yes: {len(RULES)} rules found nothing wrong", *rest]

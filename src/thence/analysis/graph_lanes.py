@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
+from thence.notebook import Form, Shown
 
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline
@@ -23,7 +24,7 @@ NO_LANE = "(no label)"
 
 
 @dataclass(frozen=True)
-class GraphLanes:
+class GraphLanes(Shown):
     """Totals of the activities in CUDA graphs; sums of durations, so rows add up.
 
     Attributes:
@@ -34,6 +35,16 @@ class GraphLanes:
 
     streams: pl.DataFrame
     lanes: pl.DataFrame
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            "CUDA graphs by lane",
+            f"on {self.streams.height:,} streams",
+            self.lanes,
+            {"lane": "lane", "count": "activities", "kernels": "kernels", "total_ns": "total"},
+            "total_ns",
+        )
 
 
 def graph_lanes(timeline: Timeline) -> GraphLanes:

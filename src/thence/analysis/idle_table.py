@@ -17,6 +17,7 @@ from thence.errors import MissingData, UsageError
 from thence.model.intervals import NO_ROW
 from thence.model.own_code import OwnCode
 from thence.model.questions import IDLE_BY
+from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _ROWS = {
 
 
 @dataclass(frozen=True)
-class IdleTime:
+class IdleTime(Shown):
     """Why the devices were idle.
 
     Attributes:
@@ -68,6 +69,22 @@ class IdleTime:
         return tuple(
             f"unknown: {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
+        )
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        unknown = int(self.reasons["total_ns"].sum())
+        causes = (
+            f"{cause} {format_ns(ns)}" for cause, ns in self.causes["cause", "total_ns"].rows()
+        )
+        return Form(
+            f"idle: {format_ns(self.idle_ns)}",
+            ", ".join(causes),
+            self.rows,
+            {"name": "idle at", "by": "by", "cause": "cause", "total_ns": "idle", "share": "share"},
+            "total_ns",
+            {"cause": 1 - unknown / max(self.idle_ns, 1)},
+            self.notes,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import polars as pl
 
 from thence.analysis.warmup import Phases, WarmUp, phases
 from thence.model.intervals import NEVER, covered_lengths, reached_before, union_lengths
+from thence.notebook import Form, Shown
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -39,7 +40,7 @@ class By(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Programs:
+class Programs(Shown):
     """Time of XLA programs on the GPU.
 
     Standard deviations are those of the population (ddof 0), as in nsys-jax's notebook.
@@ -68,6 +69,20 @@ class Programs:
     def large(self) -> int:
         """How many of the first programs tables and pictures show: those with `SHOWN_SHARE`, at least one."""
         return max(1, int((self.programs["share"] >= SHOWN_SHARE).sum()))
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            f"{self.programs.height:,} XLA programs",
+            self.phases.counted_statement,
+            self.programs,
+            {
+                "name": "program", "executions": "executions", "span_ns_total": "span", "span_ns_mean": "mean",
+                "busy_ns_total": "busy", "idle_inside_ns": "idle inside", "idle_between_ns": "idle before",
+                "share": "share",
+            },
+            "span_ns_total",
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values: each time in milliseconds and in nanoseconds, units in the keys.

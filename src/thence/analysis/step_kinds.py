@@ -11,6 +11,7 @@ from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.reasons import REASONS
 from thence.model.server_steps import server_step
+from thence.notebook import Form, Shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,7 @@ _LAYERS = ("module", "label", "op")
 
 
 @dataclass(frozen=True)
-class StepKinds:
+class StepKinds(Shown):
     """Steps of a server by kind. Times are ns: plain sums of durations of activities launched in the steps.
 
     Attributes:
@@ -36,6 +37,21 @@ class StepKinds:
 
     rows: pl.DataFrame
     parts: pl.DataFrame
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            f"{int(self.rows['steps'].sum()):,} steps of a server",
+            "time of what was launched in them",
+            self.rows,
+            {
+                "step_kind": "kind of step",
+                "steps": "steps",
+                "total_ns": "total",
+                "per_step_ns": "per step",
+            },
+            "total_ns",
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -14,8 +14,12 @@ from thence.analysis.idle_timeline import Leaves
 from thence.analysis.steps import STEP, steps
 from thence.errors import MissingData
 from thence.model.intervals import NEVER, NO_ROW
+from thence.notebook import Form, Shown
+from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from thence.analysis.steps import Steps
     from thence.model.attributed import Attributed
 
@@ -27,7 +31,7 @@ _LEAST_EXCESS = 0.05  # of the median: a step that differs by less stands out no
 
 
 @dataclass(frozen=True)
-class StepTable:
+class StepTable(Shown):
     """The steps of a trace, one row per rank, device and step.
 
     Attributes:
@@ -44,6 +48,31 @@ class StepTable:
     frame: pl.DataFrame
     spread: pl.DataFrame
     outliers: pl.DataFrame
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            f"{self.frame.height:,} steps",
+            self.steps.kind,
+            self.frame,
+            {
+                "step": "step", "rank": "rank", "device": "GPU", "duration": "duration", "busy_ns": "busy",
+                "idle_ns": "idle",
+            },
+            "duration",
+            notes=(*self._spread_said(), *self._outliers_said()),
+        )  # fmt: skip
+
+    def _spread_said(self) -> Iterator[str]:
+        columns = ("rank", "device", "steps", "median_ns", "min_ns", "max_ns")
+        for rank, device, count, median, least, most in self.spread.select(columns).rows():
+            extent = f"median {format_ns(median)}, {format_ns(least)} to {format_ns(most)}"
+            yield f"rank {rank} GPU {device}: {count:,} steps, {extent}"
+
+    def _outliers_said(self) -> Iterator[str]:
+        columns = ("step", "excess_ns", "because", "because_ns")
+        for step, excess, because, grown in self.outliers.select(columns).rows():
+            yield f"{step} stands out by {format_ns(excess)}: {because} (+{format_ns(grown)})"
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -23,6 +23,7 @@ from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.errors import MissingData
 from thence.model.intervals import covered_lengths, levels, union, unions
 from thence.model.one_timeline import OneTimeline, numbered
+from thence.notebook import Form, Shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +91,7 @@ class Concurrency:
 
 
 @dataclass(frozen=True)
-class Streams:
+class Streams(Shown):
     """The streams of a trace. All times are ns.
 
     Attributes:
@@ -119,6 +120,20 @@ class Streams:
         return tuple(
             judge(parse_expectation(text, self.groups), self.rows) for text in expectations
         )
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            f"{self.streams.height:,} streams of {len(self.concurrency):,} GPUs",
+            ", ".join(self.meta.inputs),
+            self.rows.sort("total_ns", descending=True),
+            {
+                "group": "group", "rank": "rank", "device": "GPU", "stream": "stream", "count": "count",
+                "total_ns": "total", "share": "share",
+            },
+            "total_ns",
+            notes=self.notes,
+        )  # fmt: skip
 
     def to_json(self, checks: Sequence[Check] = ()) -> dict[str, Any]:
         """The streams and the checked expectations as JSON values."""

@@ -19,12 +19,12 @@ from thence.analysis.idle import idle_inside_programs
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths
-from thence.model.kernel_names import clip, short_names
+from thence.model.kernel_names import short_names
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import STATED, STATED_XLA
 from thence.model.reasons import APART, REASONS, Reason, advice, text_of
 from thence.model.tables import KINDS
-from thence.notebook import MOST_ROWS, table_html
+from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
@@ -39,13 +39,12 @@ __all__ = ["IDLE_INSIDE", "Summary", "short_row_names", "summarize"]
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` beside a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
-_NOTEBOOK_NAME = 90
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """What rows by HLO instruction say beside its name."""
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Shown):
     """Totals of a trace, and its GPU time by one kind of place. All times are ns.
 
     Attributes:
@@ -141,47 +140,35 @@ class Summary:
         ]
         return sorted(merged, key=lambda entries: -entries[2].total_ns)
 
-    def _repr_html_(self) -> str:
+    def form(self) -> Form:
+        """What a notebook shows of it."""
         totals = {
             "span": self.span_ns,
             "busy": self.busy_ns,
             "idle": self.idle_ns,
             "sum": self.sum_ns,
         }
-        return table_html(
-            (
-                ", ".join(self.meta.inputs),
-                ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
-            ),
-            (f"GPU time by {self.heading}", "count", "total", "mean", "share", *self._beside),
-            self._html_rows(),
-            self.rows.height - MOST_ROWS,
-            (
-                *self.soundness.lines,
-                *self.notes,
-                *(f"warning: {text}" for text in self.meta.warnings),
-            ),
-        )
+        beside = ("op_name",) if "op_name" in self.rows.columns else ()
+        return Form(
+            ", ".join(self.meta.inputs),
+            ", ".join(f"{name} {format_ns(ns)}" for name, ns in totals.items()),
+            self.rows,
+            {
+                "short_name": f"GPU time by {self.heading}", "count": "count", "total_ns": "total", "mean_ns": "mean",
+                "share": "share", **dict(zip(beside, beside, strict=True)),
+            },
+            "total_ns",
+            {kind: ns / max(self.sum_ns, 1) for kind, ns in self.attributed_ns.items()},
+            (*self._said(), *self.soundness.lines, *self.notes, *(f"warning: {w}" for w in self.meta.warnings)),
+            "name",
+        )  # fmt: skip
 
-    @property
-    def _beside(self) -> tuple[str, ...]:
-        return ("op_name",) if "op_name" in self.rows.columns else ()
-
-    def _html_rows(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Full name and cells of each row that notebooks show."""
-        for row in self.rows.head(MOST_ROWS).iter_rows(named=True):
-            cells = (
-                row["short_name"],
-                format_count(row["count"]),
-                format_ns(row["total_ns"]),
-                format_ns(row["mean_ns"]),
-                format_share(row["total_ns"], self.sum_ns),
-                *(clip(row[name] or "-", _NOTEBOOK_NAME) for name in self._beside),
-            )
-            yield row["name"], cells
+    def _said(self) -> Iterator[str]:
+        """Why the rest has no place, and what stands beside the rows."""
         if self.idle_inside_ns is not None:
-            cells = (IDLE_INSIDE, "-", format_ns(self.idle_inside_ns), "-", "-")
-            yield IDLE_INSIDE, (*cells, *("-" for _ in self._beside))
+            yield f"{IDLE_INSIDE}: {format_ns(self.idle_inside_ns)}"
+        for kinds, _, reason in self.reasons():
+            yield f"{', '.join(kinds)}: {format_share(reason.total_ns, self.sum_ns)} {reason}"
 
     def to_json(self) -> dict[str, Any]:
         """The summary as the command line prints it with ``--format json``."""

@@ -24,6 +24,8 @@ from thence.analysis.whatif_graph import program_graph
 from thence.analysis.whatif_replay import replayed
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
+from thence.notebook import Form, Shown
+from thence.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +81,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIf(Shown):
     """Predicted gains of changes.
 
     Attributes:
@@ -96,6 +98,20 @@ class WhatIf:
     step_ns: int
     health: Health
     rows: pl.DataFrame
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            f"a step takes {format_ns(self.step_ns)}; what it would gain",
+            f"of the profiled program, {self.steps:,} steps",
+            self.rows,
+            {
+                "change": "change", "part": "meaning", "gain_ns": "gain", "gain_share": "share of a step",
+                "low_share": "at least", "high_share": "at most", "verdict": "verdict",
+            },
+            "gain_share",
+            {"explained": 1 - self.health.unexplained},
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

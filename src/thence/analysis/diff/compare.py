@@ -22,6 +22,7 @@ from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
+from thence.notebook import Form, Shown
 from thence.units import format_count, format_share
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Shown):
     """What changed between two sides. Times are ns per step and device, means over the runs of a side.
 
     Attributes:
@@ -137,6 +138,23 @@ class Diff:
     between: bool
     left_out: int
     means: RunMeans
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        first, *others = self.explanation
+        refused = (f"not comparable ({refusal.code}): {refusal.text}" for refusal in self.refusals)
+        unchecked = (f"not checked ({entry.code}): {entry.text}" for entry in self.not_checked)
+        return Form(
+            first,
+            " ".join(others),
+            self.rows,
+            {
+                "short_name": "name", "by": "by", "before_ns": "before", "after_ns": "after",
+                "difference_ns": "difference", "low_ns": "at least", "high_ns": "at most", "verdict": "verdict",
+            },
+            notes=(*refused, *unchecked, *self.notes),
+            full="name",
+        )  # fmt: skip
 
     def by(self, kinds: Sequence[str]) -> Diff:
         """The same comparison with the rows of these kinds of place, and those of the whole step; nothing else."""

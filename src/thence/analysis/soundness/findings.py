@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.notebook import Form, Shown
 from thence.units import format_count, format_share
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class NotChecked:
 
 
 @dataclass(frozen=True, slots=True)
-class Soundness:
+class Soundness(Shown):
     """Whether a trace can carry figures.
 
     Attributes:
@@ -172,6 +173,21 @@ class Soundness:
             *({"verdict": "not checked", "code": x.code, "text": x.text} for x in self.not_checked),
         ]
         return pl.DataFrame(rows, schema=_COLUMNS)
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        verdict = "sound" if self.sound else "not sound"
+        unchecked = len({entry.code for entry in self.not_checked})
+        return Form(
+            f"{verdict}: {len(RULES)} rules, {len(self.findings):,} findings",
+            self.statement or "nothing was found that makes its figures wrong",
+            self.frame(),
+            {
+                "verdict": "verdict", "code": "rule", "rank": "rank", "device": "GPU", "span_share": "of the span",
+                "text": "",
+            },
+            coverage={"checked": 1 - unchecked / len(RULES)},
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """The result as ``thence check --format json`` prints it."""

@@ -9,6 +9,8 @@ import polars as pl
 
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.model.places import GRAPH_LABELS
+from thence.model.reasons import RULES
+from thence.notebook import Form, Shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +21,7 @@ __all__ = ["Coverage", "coverage"]
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Coverage(Shown):
     """What ran in CUDA graphs, and how much of that has a joined label.
 
     Attributes:
@@ -52,6 +54,19 @@ class Coverage:
         text = f"{part}: {100 * self.share:.1f} % of their time"
         operators = self.places.get("op", 0)
         return text if self.labelled or not operators else f"{text}; {operators:,} have an operator"
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        schema = {"rule": pl.String, "count": pl.Int64}
+        rules = pl.DataFrame(list(self.rules.items()), schema=schema, orient="row")
+        return Form(
+            "CUDA graphs",
+            str(self),
+            rules.with_columns(meaning=pl.col("rule").replace(RULES)),
+            {"rule": "found by", "count": "activities", "meaning": ""},
+            "count",
+            {} if self.share is None else {"label": self.share},
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from thence.model.fitted_names import fitted
-from thence.units import format_bytes, format_count, format_ns, format_share
+from thence.units import format_cell
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import polars as pl
     from rich.console import RenderableType
@@ -27,23 +27,12 @@ _TEXT_WIDTH = 40
 _MOST_TEXT = 3 * _TEXT_WIDTH
 """Most characters of a text that continues on further lines."""
 
-_UNITS: dict[str, Callable[[float], str]] = {
-    "_ns": format_ns,
-    "duration": format_ns,
-    "_ms": lambda value: format_ns(value * 1e6),
-    "bytes": format_bytes,
-    "shared_memory": format_bytes,
-    "share": lambda value: format_share(value, 1),
-}
-"""How a number is shown, by what the name of its column contains; the first that it contains decides."""
-
 
 def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) -> RenderableType:
     """One line per row; numbers to the right, times, sizes and shares in readable units.
 
     Args:
-        frame: columns with ``_ns`` in the name or called ``duration`` are ns, ``_ms`` ms, ``bytes``
-            bytes, ``share`` a fraction.
+        frame: the names of its columns say their units: `thence.units.format_cell`.
         headings: the columns that may be shown, the most important first, with their headings.
         width: columns of the terminal; what does not fit is left out, from the end, and named below.
     """
@@ -81,7 +70,7 @@ def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) ->
 
 def cells_of(frame: pl.DataFrame, column: str) -> list[str]:
     """The values of a column as people read them."""
-    return [_shown(column, value) for value in frame[column].to_list()]
+    return [printable(format_cell(column, value)) for value in frame[column].to_list()]
 
 
 def fits(frame: pl.DataFrame, width: int) -> bool:
@@ -98,14 +87,3 @@ def not_shown(headings: Sequence[str]) -> str:
     return (
         f"no room for: {', '.join(headings)}; a wider terminal, a pipe or --format csv shows them"
     )
-
-
-def _shown(column: str, value: object) -> str:
-    if value is None:
-        return "-"
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return printable(str(value))
-    for mark, show in _UNITS.items():
-        if mark in column:
-            return show(value)
-    return f"{value:,.2f}" if isinstance(value, float) else format_count(value)

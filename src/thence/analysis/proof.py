@@ -1,0 +1,94 @@
+"""What `Trace.self_check` shows: that the figures of a trace add up, with the figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.notebook import Form, Shown
+from thence.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from thence.analysis.summary import Summary
+    from thence.model.attributed import Attributed
+    from thence.units import Ns
+
+__all__ = ["Proof", "proof"]
+
+
+@dataclass(frozen=True)
+class Proof(Shown):
+    """Sums that were formed in two ways and are equal. All times are ns.
+
+    Attributes:
+        activities: how many activities of devices there are.
+        references: how many rows refer to rows of other tables, all of which are there.
+        span_ns, busy_ns, sum_ns: as in `thence.analysis.summary`; busy is at most span, and at most sum.
+        kinds: kind, attributed_ns, unattributed_ns (of all reasons), together_ns, sum_ns: the last two are equal.
+    """
+
+    activities: int
+    references: int
+    span_ns: Ns
+    busy_ns: Ns
+    sum_ns: Ns
+    kinds: pl.DataFrame
+
+    def __str__(self) -> str:
+        kinds = ", ".join(
+            f"{kind} {format_share(attributed, self.sum_ns)}"
+            for kind, attributed in self.kinds["kind", "attributed_ns"].rows()
+        )
+        return (
+            f"proved: of {self.activities:,} activities, {self.sum_ns:,} ns, attributed and unattributed time add up "
+            f"for every kind ({kinds}); busy {format_ns(self.busy_ns)} <= span {format_ns(self.span_ns)}; "
+            f"{self.references:,} references lead to rows that are there"
+        )
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            "proved: attributed and unattributed time add up",
+            f"{self.activities:,} activities; busy {format_ns(self.busy_ns)} <= span {format_ns(self.span_ns)}; "
+            f"{self.references:,} references lead to rows that are there",
+            self.kinds,
+            {
+                "kind": "kind", "attributed_ns": "attributed", "unattributed_ns": "unattributed",
+                "together_ns": "together", "sum_ns": "sum of all work",
+            },
+            coverage={
+                kind: attributed / max(self.sum_ns, 1)
+                for kind, attributed in self.kinds["kind", "attributed_ns"].rows()
+            },
+        )  # fmt: skip
+
+
+def proof(trace: Attributed, summary: Summary | None) -> Proof:
+    """The figures that were checked.
+
+    Args:
+        trace: whose references were checked.
+        summary: that was checked; None where there is no device activity.
+    """
+    references = [  # those that `thence.analysis.consistency.consistent_references` checks
+        trace.host["parent"], trace.host["forward"], trace.places["launch"], trace.collectives["gpu"],
+        trace.collective_parts["gpu"], trace.collective_parts["host"], trace.graph_places["gpu"],
+    ]  # fmt: skip
+    rows = [] if summary is None else [_row(summary, kind) for kind in summary.attributed_ns]
+    names = ("attributed_ns", "unattributed_ns", "together_ns", "sum_ns")
+    schema = {"kind": pl.String, **dict.fromkeys(names, pl.Int64)}
+    times = (summary.span_ns, summary.busy_ns, summary.sum_ns) if summary else (0, 0, 0)
+    return Proof(
+        trace.gpu.height,
+        sum(len(column) - column.null_count() for column in references),
+        *times,
+        pl.DataFrame(rows, schema=schema, orient="row"),
+    )
+
+
+def _row(summary: Summary, kind: str) -> tuple[str, Ns, Ns, Ns, Ns]:
+    attributed = summary.attributed_ns[kind]
+    rest = sum(reason.total_ns for reason in summary.unattributed[kind])
+    return kind, attributed, rest, attributed + rest, summary.sum_ns

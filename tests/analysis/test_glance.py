@@ -1,0 +1,129 @@
+"""The first answers about a trace, against the analyses that answer each question alone, and its files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import DATA, FSDP, event, kernel, launch, opened, recording
+from slow_kineto import SlowTrace
+from thence.analysis.default_kind import FLAME_KINDS, TABLE_KINDS, default_kind
+from thence.analysis.glance import glance
+from thence.analysis.soundness.findings import Finding, Soundness
+from thence.model.places import BY, FLAMES, By, FlameBy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def eager() -> thence.Trace:
+    return thence.open(recording("torch_eager_rank0"))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> thence.Trace:
+    return thence.open(*FSDP)
+
+
+def test_types_of_by_are_the_kinds() -> None:
+    assert get_args(By) == BY
+    assert set(get_args(FlameBy)) == set(FLAMES)
+    assert set(TABLE_KINDS) <= set(BY)
+    assert set(FLAME_KINDS) <= set(FLAMES)
+
+
+def test_causes_and_phases_add_up(eager: thence.Trace) -> None:
+    found, slow = eager.glance(), SlowTrace(recording("torch_eager_rank0"))
+    assert found.idle.result is not None
+    assert found.idle.result.causes["total_ns"].sum() == slow.span_ns - slow.busy_ns
+    assert found.phases["total_ns"].sum() == slow.sum_ns
+    assert found.communication_ns == found.exposed_ns == 0
+
+
+def test_communication_is_that_of_the_streams(ranks: thence.Trace) -> None:
+    found, devices = ranks.glance(), ranks.streams().concurrency
+    assert found.communication_ns == sum(device.communication_ns for device in devices) > 0
+    assert found.exposed_ns == sum(d.communication_ns - d.hidden_ns for d in devices)
+    assert found.next_step.verb == "collectives"
+
+
+def test_a_part_without_work_in_between_says_nothing_of_idle_time(eager: thence.Trace) -> None:
+    found = eager.select(only="gemm|nvjet").glance()
+    assert found.idle.result is None
+    assert "leaves out work" in found.idle.reason
+    assert ("idle because of", [found.idle.reason]) in found.answers
+
+
+@pytest.mark.parametrize(
+    ("path", "verb", "by"),
+    [
+        (recording("torch_eager_rank0"), "idle", "label"),
+        (recording("torch-2.12_graph_replay_rank0"), "label", "kernel"),
+        (DATA / "jax" / "jax_single_nocb.xplane.pb.gz", "flame", "op_name"),
+    ],
+    ids=["idle", "graphs", "jax"],
+)
+def test_the_next_question_and_the_rows_fit_the_trace(path: Path, verb: str, by: str) -> None:
+    found = thence.open(path).glance()
+    assert found.next_step.verb == verb
+    assert found.summary.by == by
+
+
+def test_what_makes_a_trace_unsound_comes_first(eager: thence.Trace) -> None:
+    finding = Finding("launch_without_work", 0, 0, 3, 0, 0.0, "3 launches have no device work")
+    summary = replace(eager.summary(), soundness=Soundness((finding,)))
+    found = glance(eager.attributed, summary)
+    assert found.next_step.verb == "check"
+    assert ("sound", ["no: 1 finding (thence check)"]) in found.answers
+    assert eager.glance().next_step.verb == "idle"
+
+
+def places(tmp_path: Path, modules: int, labels: int) -> Any:
+    """100 kernels, so many of them in modules of two names and in two labels."""
+    ranges = [
+        *(event("python_function", f"nn.Module: Block_{i % 2}", 100 * i, 50, tid=2) for i in range(modules)),
+        *(event("user_annotation", f"part{i % 2}", 100 * i - 10, 80, tid=2) for i in range(labels)),
+    ]  # fmt: skip
+    work = [
+        e for i in range(100) for e in (launch(i + 1, 100 * i + 10), kernel(i + 1, 100 * i + 60, 5))
+    ]
+    return opened(tmp_path, [*ranges, *work]).attributed
+
+
+@pytest.mark.parametrize(
+    ("modules", "labels", "kind"),
+    [
+        (80, 100, "module"),
+        (40, 100, "label"),
+        (50, 30, "module"),
+        (0, 0, "kernel"),
+        (0, 1, "kernel"),
+    ],
+)
+def test_the_first_kind_that_covers_two_thirds_is_chosen_else_the_best(
+    tmp_path: Path, modules: int, labels: int, kind: str
+) -> None:
+    attributed = places(tmp_path, modules, labels)
+    covered = {
+        name: attributed.gpu["duration"].filter(attributed.places[name].is_not_null()).sum()
+        / 500_000
+        for name in ("module", "label")
+    }
+    assert covered == pytest.approx({"module": modules / 100, "label": labels / 100})
+    assert default_kind(attributed, TABLE_KINDS, "kernel") == kind
+
+
+def test_a_kind_that_is_asked_for_is_kept(eager: thence.Trace) -> None:
+    assert eager.glance("op").summary.by == "op"
+    assert eager.glance("op").summary.rows.equals(eager.summary("op").rows)
+
+
+def test_json_of_a_report_is_by_kernel_whatever_says_most(eager: thence.Trace) -> None:
+    assert eager.default_kind == "label"
+    assert eager.summary().by == "kernel"
+    assert isinstance(eager.summary().rows, pl.DataFrame)

@@ -1,0 +1,133 @@
+"""What notebooks show of results: tables with bars, coverage and reasons, nothing of a trace as HTML."""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import thence
+from helpers import DATA, FSDP, event, kernel, launch, opened, recording
+from thence.errors import MissingRequirement
+from thence.notebook import MOST_ROWS, Form, Shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+RESULTS: dict[str, Callable[[dict[str, thence.Trace]], Any]] = {
+    "trace": lambda t: t["one"],
+    "summary": lambda t: t["one"].summary("label"),
+    "hlo": lambda t: t["xla"].summary("hlo"),
+    "glance": lambda t: t["ranks"].glance(),
+    "idle": lambda t: t["one"].idle(),
+    "streams": lambda t: t["ranks"].streams(),
+    "collectives": lambda t: t["ranks"].collective_times(),
+    "programs": lambda t: t["xla"].program_times(),
+    "compilation": lambda t: t["compiled"].compile_times(),
+    "steps": lambda t: t["one"].steps(),
+    "what_if": lambda t: t["one"].what_if(free=["label:optimizer"]),
+    "alignment": lambda t: t["ranks"].alignment,
+    "soundness": lambda t: t["one"].soundness,
+    "diff": lambda t: t["one"].diff(t["one"]),
+    "flame": lambda t: t["one"].flame("label"),
+    "graph_coverage": lambda t: t["one"].graph_coverage,
+    "self_check": lambda t: t["one"].self_check(),
+}
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, thence.Trace]:
+    return {
+        "one": thence.open(recording("torch_eager_rank0")),
+        "ranks": thence.open(*FSDP),
+        "xla": thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz"),
+        "compiled": thence.open(DATA / "jax" / "recording"),
+    }
+
+
+def parsed(fragment: str) -> ET.Element:
+    return ET.fromstring(fragment.replace("<br>", "<br/>"))  # our own text
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_result_shows_itself(name: str, traces: dict[str, thence.Trace]) -> None:
+    result = RESULTS[name](traces)
+    root = parsed(result._repr_html_())
+    headings = [cell.text for cell in root.iter("th")]
+    assert len(headings) >= 2
+    rows = [list(row) for row in root.iter("tr")][1:]
+    assert all(len(row) == len(headings) for row in rows)
+    if isinstance(result, Shown):
+        assert len(rows) == min(result.form().rows.height, MOST_ROWS)
+
+
+def test_reasons_and_coverage_are_said(traces: dict[str, thence.Trace]) -> None:
+    text = "".join(parsed(traces["one"]._repr_html_()).itertext())
+    assert "module 0.0 % ▯▯▯▯▯" in text
+    assert "label 100.0 % ▮▮▮▮▮" in text
+    assert "no nn.Module calls recorded" in text
+    assert "next: trace.idle()" in text
+
+
+def test_the_bar_of_a_row_is_as_long_as_its_part_of_the_largest(
+    traces: dict[str, thence.Trace],
+) -> None:
+    result = traces["one"].summary("label")
+    bars = [row[-1].text or "" for row in list(parsed(result._repr_html_()).iter("tr"))[1:]]
+    times = result.rows["total_ns"].to_list()
+    assert [len(bar) for bar in bars] == [round(12 * time / times[0]) for time in times]
+
+
+def test_names_of_a_trace_are_no_html(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script><b>"
+    trace = opened(
+        tmp_path, [event("user_annotation", bad, 0, 100), launch(1, 10), kernel(1, 20, name=bad)]
+    )
+    for result in (
+        trace,
+        trace.summary("label"),
+        trace.flame("label"),
+        trace.idle(),
+        trace.streams(),
+    ):
+        shown = result._repr_html_()
+        assert not re.search(r"<(script|b>&)", shown)
+        assert "&lt;script&gt;" in shown or bad not in str(result)
+
+
+def test_without_pandas_one_sentence_says_what_to_install(
+    traces: dict[str, thence.Trace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingRequirement) as refused:
+        traces["one"].summary().to_pandas()
+    assert str(refused.value).endswith("pip install 'thence[pandas]'")
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_check_proves_is_counted_again(traces: dict[str, thence.Trace]) -> None:
+    trace = traces["one"]
+    proof = trace.self_check()
+    duration = trace.gpu["duration"]
+    assert proof.sum_ns == duration.sum()
+    assert proof.activities == len(duration)
+    for kind, attributed, rest, together, whole in proof.kinds.rows():
+        placed = trace.places[kind].is_not_null()
+        assert (attributed, rest) == (duration.filter(placed).sum(), duration.filter(~placed).sum())
+        assert attributed + rest == together == whole
+    assert "attributed and unattributed time add up" in str(proof)
+
+
+def test_what_is_almost_whole_is_not_shown_as_whole() -> None:
+    import polars as pl
+
+    form = Form(
+        "t", "a", pl.DataFrame({"x": [1]}), {"x": "x"}, coverage={"most": 0.9999, "all": 1.0}
+    )
+    assert "most 100.0 % ▮▮▮▮▯" in form.html()
+    assert "all 100.0 % ▮▮▮▮▮" in form.html()
