@@ -12,11 +12,12 @@ import thence
 from helpers import FSDP
 from rank_jobs import RankJob
 from thence.analysis.clock_sync import quantiles
-from thence.analysis.ranks.clocks import Clocks
 from thence.analysis.ranks.joined import joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from thence.analysis.ranks.clocks import Clocks
 
 
 def clocks(summaries: Mapping[str, pl.DataFrame]) -> Clocks:

@@ -35,6 +35,16 @@ _NAMES = (  # first match decides
     ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
 )
 
+_LINKS: dict[str, pl.DataType] = {
+    "group": pl.Int32(),
+    "members": pl.String(),
+    "ranks": pl.List(pl.Int32()),
+    "extra_ns": pl.Float64(),
+    "low_ns": pl.Float64(),
+    "since_step": pl.String(),
+    "times": pl.Float64(),
+}
+
 
 def group_rows(joined: Joined, world: int) -> pl.DataFrame:
     """Waits by process group.
@@ -102,12 +112,9 @@ def slow_links(
         step_ns: mean time of a step.
 
     Returns:
-        group, members (text), ranks (list, null where not known), extra_ns (per step, since then), low_ns, since_step, times (as long as the like's median).
+        group, members (text), ranks (list, null where not known), extra_ns (per step, since then), low_ns,
+        since_step, times (as long as the like's median).
     """
-    schema = {
-        "group": pl.Int32, "members": pl.String, "ranks": pl.List(pl.Int32), "extra_ns": pl.Float64, "low_ns": pl.Float64,
-        "since_step": pl.String, "times": pl.Float64,
-    }  # fmt: skip
     like = ["collective", "bytes", "group_size", "key", "turn"]
     moved = (
         joined.rows.filter(
@@ -132,7 +139,7 @@ def slow_links(
         .filter(pl.col("peers") > 2)
     )
     if moved.is_empty():
-        return pl.DataFrame(schema=schema)
+        return pl.DataFrame(schema=_LINKS)
     extra = moved.group_by("group", "key").agg(
         extra=(pl.col("moving") - pl.col("typical")).sum(),
         moving=pl.col("moving").sum(),
@@ -155,5 +162,5 @@ def slow_links(
             since_step=names.gather(found.filter("straggler")["since"].cast(pl.UInt32)), times="times",
         )
         .sort("extra_ns", descending=True)
-        .cast(schema)  # type: ignore[arg-type] # plain types
+        .cast(_LINKS)  # type: ignore[arg-type] # plain types
     )  # fmt: skip
