@@ -26,7 +26,6 @@ import polars as pl
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rank_jobs import Plant, RankJob
-
 from thence.analysis.ranks.job import Job, job_of
 from thence.analysis.ranks.summary_tables import SUMMARY
 from thence.writers.page.ranks_page import ranks_html

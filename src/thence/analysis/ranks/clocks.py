@@ -4,8 +4,8 @@
     drift     slope of a straight line through what is left, in ns for each second, by least squares
 
 A drift is applied only where it moves a rank, over the time of its shared collectives, by more than `_CLEAR` times
-what the ends scatter by (nine in ten residuals), by more than 1 us, and where the scatter is half of what it is without:
-a slope through noise, or to an outlier, is no drift.
+what the ends scatter by (nine in ten residuals), by more than 1 us, and where it halves that scatter: a slope through
+noise, or to an outlier, is no drift.
 """
 
 from __future__ import annotations
