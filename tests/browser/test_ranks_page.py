@@ -22,7 +22,8 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 COUNTED = """
   result.rows = document.querySelectorAll("#ranks details").length;
-  result.open = [...document.querySelectorAll("#ranks details[open] summary span:first-child")].map((e) => e.textContent);
+  const names = document.querySelectorAll("#ranks details[open] summary span:first-child");
+  result.open = [...names].map((e) => e.textContent);
   const heat = byId("heat");
   result.size = [heat.width, heat.height];
   const pixels = heat.getContext("2d").getImageData(0, 0, heat.width, heat.height).data;
