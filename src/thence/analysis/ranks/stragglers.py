@@ -53,7 +53,9 @@ def late_since(caused: Float, step_ns: float) -> pl.DataFrame:
     """
     devices, steps = caused.shape
     others = (caused.sum(axis=0) - caused) / max(devices - 1, 1)
-    sample = caused - others if devices > 1 else caused * 0.0  # one device has nobody to cause anything
+    sample = (
+        caused - others if devices > 1 else caused * 0.0
+    )  # one device has nobody to cause anything
     begin = _divides_best(caused)
     whole, parts = np.zeros(devices, np.int64), _candidates(caused, begin, step_ns)
     tests, least = 2 * devices, LEAST_SHARE * step_ns
@@ -109,9 +111,7 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
     return result
 
 
-def _bounds(
-    sample: Float, caused: Float, begin: Int64, tests: int
-) -> tuple[Float, Float, Float]:
+def _bounds(sample: Float, caused: Float, begin: Int64, tests: int) -> tuple[Float, Float, Float]:
     """The means of what was caused since a step, and lower bounds of the mean samples: `CONFIDENCE` and `SURE`.
 
     Bounds are NaN where there are too few steps.
