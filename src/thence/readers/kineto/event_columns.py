@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["any_said", "coded", "launch_facts", "triples"]
+__all__ = ["coded", "launch_facts", "triples"]
 
 _SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
 
@@ -28,24 +28,12 @@ def launch_facts(args: Sequence[Any], codes: Mapping[Any, int]) -> dict[str, Any
         args: of each host event, as `thence.readers.kineto.events.Args`.
         codes: gives each text its number.
     """
+    texts = {"kernel": map(attrgetter("kernel"), args), "metadata": map(_source_facts, args)}
 
     def code(value: Any) -> int:
         return codes[value] if isinstance(value, str) and value else -1
 
-    def column(field: str, texts: Callable[[], Iterable[Any]]) -> np.ndarray[Any, Any]:
-        if not any_said(args, field):
-            return np.full(len(args), -1, np.int32)
-        return coded(texts(), code, len(args))
-
-    return {
-        "kernel": column("kernel", lambda: map(attrgetter("kernel"), args)),
-        "metadata": column("kernel_file", lambda: map(_source_facts, args)),
-    }
-
-
-def any_said(args: Sequence[Any], field: str) -> bool:
-    """Whether any arguments have a field: in most pieces none does, which is told several times as fast."""
-    return list(map(attrgetter(field), args)).count(None) < len(args)
+    return {name: coded(values, code, len(args)) for name, values in texts.items()}
 
 
 def coded(values: Iterable[Any], code: Callable[[Any], int], count: int) -> np.ndarray[Any, Any]:

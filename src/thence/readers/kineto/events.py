@@ -21,7 +21,7 @@ import numpy as np
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
 from thence.readers.kineto.annotations import annotations_of_piece
-from thence.readers.kineto.event_columns import any_said, coded, launch_facts, triples
+from thence.readers.kineto.event_columns import coded, launch_facts, triples
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
@@ -373,15 +373,13 @@ def _gpu(rows: _Complete) -> Columns:
 def _host(rows: _Complete, names: _Codes) -> Columns:
     args = list(map(attrgetter("args"), rows.events))
     numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
-    is_kernel = np.zeros(len(args), np.bool_)  # Inductor's launch of a kernel
-    if any_said(args, "kernel_backend"):
-        is_kernel[:] = [arg.kernel_backend is not None for arg in args]
+    kernels = (arg.kernel_backend is not None for arg in args)  # Inductor's launch of a kernel
     return (
         numbers
         | launch_facts(args, names)
         | {
             "category": rows.number - np.uint8(_FIRST_HOST),
-            "is_kernel": is_kernel,
+            "is_kernel": np.fromiter(kernels, np.bool_, len(args)),
         }
     )
 
