@@ -73,7 +73,7 @@ def named(job: RankJob, found: Job) -> Counter[str]:
     plant = job.plant
     assert plant is not None
     told = Counter({"jobs": 1})
-    stragglers = [rank for rank in found.stragglers["rank"]]
+    stragglers = found.stragglers["rank"].to_list()
     if plant.kind == "link":
         first = plant.rank // job.small * job.small
         members = str(list(range(first, first + job.small)))

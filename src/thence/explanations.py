@@ -85,6 +85,9 @@ class Explanations(ABC):
         Raises:
             MissingData: the trace holds no device activity.
         """
+        if self.attributed.gpu.is_empty():
+            inputs = ", ".join(self.attributed.meta.inputs)
+            raise MissingData(f"{inputs}: holds no device activity")
         return job_of(summarise_ranks(self.attributed))
 
     def steps(self) -> StepTable:

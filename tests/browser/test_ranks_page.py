@@ -22,7 +22,8 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 COUNTED = """
   result.rows = document.querySelectorAll("#ranks details").length;
-  result.open = [...document.querySelectorAll("#ranks details[open] summary span:first-child")].map((e) => e.textContent);
+  const names = document.querySelectorAll("#ranks details[open] summary span:first-child");
+  result.open = [...names].map((e) => e.textContent);
   const heat = byId("heat");
   result.size = [heat.width, heat.height];
   const pixels = heat.getContext("2d").getImageData(0, 0, heat.width, heat.height).data;
@@ -51,7 +52,7 @@ def test_the_slowest_and_the_median_rank_are_open(small: Job, tmp_path: Path) ->
     found = driven(ranks_html(small, ["run/"], small.notes), tmp_path, COUNTED)
     why = small.reasons[0]
     assert found["rows"] == 6
-    assert set(found["open"]) == {f"rank 3 GPU 0", f"rank {why.median_rank} GPU 0"}
+    assert set(found["open"]) == {"rank 3 GPU 0", f"rank {why.median_rank} GPU 0"}
     assert found["size"][1] == 6 * 16
     assert found["colors"] > 8
     assert found["statement"] == small.statement

@@ -39,7 +39,9 @@ def test_the_first_screen_says_who_since_when_and_why(
         assert word in screen
 
 
-def test_json_holds_what_is_checked_from_outside(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_what_is_checked_from_outside(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     document = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
     assert document["stragglers"] == [{"rank": 1, "device": 0}]
     row = document["ranks"][0]

@@ -38,6 +38,12 @@ ELSEWHERE = {
     "analysis/idle_rules.py": "analysis/test_idle_causes.py",
     "analysis/idle_table.py": "analysis/test_idle_causes.py::test_idle_by_each_kind_adds_up",
     "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
+    "analysis/ranks/lateness.py": "analysis/ranks/test_job.py::test_real_ranks_are_late_as_counted_by_hand",
+    "analysis/ranks/reasons.py": "analysis/ranks/test_job.py",
+    "analysis/ranks/summary_collectives.py": (
+        "analysis/ranks/test_summary.py::test_what_lies_between_collectives_is_what_the_file_says"
+    ),
+    "analysis/ranks/summary_tables.py": "analysis/ranks/test_summary.py",
     "analysis/soundness/evidence.py": f"{SOUNDNESS}/test_launch_rules.py::test_captured_launches_have_no_work",
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "analysis/summary_merge.py": "store/test_stored_trace.py::test_a_report_by_anything_is_that_of_the_files",
@@ -123,6 +129,7 @@ ELSEWHERE = {
     "writers/flame/svg.py": "writers/test_flame_files.py::test_svg_says_what_it_does_not_draw",
     "writers/page/plots.py": FIGURES,
     "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
+    "writers/page/ranks_page.py": "browser/test_ranks_page.py",
     "writers/page/diff_page.py": "writers/text/test_diff.py",
     "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",
     "writers/timelines/perfetto/layout.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",

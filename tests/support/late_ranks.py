@@ -113,16 +113,18 @@ class SleepyJob:
                 gpu | {"args": given},
             ]
 
+        ends = backward + 100 + self.backward(rank, step)
+        ids = {"External id": number + 1, "Sequence number": number}
         grid = {"grid": [8, 1, 1], "block": [128, 1, 1]}
         return [
             host("user_annotation", f"ProfilerStep#{step}", begin, end + AFTER),
-            host("cpu_op", "aten::mm", begin + 10, begin + 60, **{"External id": number + 1, "Sequence number": number}),
+            host("cpu_op", "aten::mm", begin + 10, begin + 60, **ids),
             *launched("gemm_forward", begin + 50, begin + 100, begin + 100 + FORWARD, number + 1, **grid),
             host("cpu_op", "autograd::engine::evaluate_function: MmBackward0", begin + 200, backward + 60,
                  **{"External id": number + 2, "Sequence number": number, "Fwd thread id": 1}),
             host("python_function", "nn.Module: Mlp_3", begin + 210, backward + 50),
             host("python_function", "/home/me/train.py(40): hook", begin + 220, backward + 40),
-            *launched("gemm_backward", backward, backward + 100, backward + 100 + self.backward(rank, step), number + 2, **grid),
+            *launched("gemm_backward", backward, backward + 100, ends, number + 2, **grid),
             *launched(NCCL, backward + 80, arrival, end, number + 3, **described),
             host("cuda_runtime", "cudaDeviceSynchronize", backward + 95, end + 5, correlation=number + 4),
         ]  # fmt: skip

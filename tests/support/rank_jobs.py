@@ -34,6 +34,22 @@ EPOCH = 1_790_000_000_000_000_000
 LINE, MODULE = "train.py:40 hook", "model.layers.3.mlp"
 IDLE = 0.02
 """What is left of the recorded idle time: the recording is of a program that its host limits."""
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+ADDED: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
+    ("backward", "idle"): (
+        ("python", "cause", ""),
+        ("python", "line", LINE),
+        ("python", "module", MODULE),
+        ("python", "phase", "backward"),
+    ),
+    ("loader", "idle"): (
+        ("loader", "cause", ""),
+        ("loader", "line", LINE),
+        ("loader", "op", LOADER),
+    ),
+    ("kernel", "places"): (("source", LINE), ("module", MODULE), ("phase", "backward")),
+}
+"""Rows that a fault adds to a table, as long as it takes: cause (of idle time), by, name."""
 TIMES = {"slow_gpu": 1.08, "batch": 1.3}
 
 
@@ -44,7 +60,8 @@ class Plant:
     Attributes:
         kind: of `PLANTS`. backward: the host sleeps in backward. kernel: one kernel of backward takes longer.
             slow_gpu: all kernels take 1.08 times as long. loader: the host waits for data before the first collective.
-            batch: kernels of other shapes take 1.3 times as long. link: transfers of the rank's small group take longer.
+            batch: kernels of other shapes take 1.3 times as long. link: transfers of the rank's small group take
+            longer.
         rank: where.
         share: of a step's time that backward, kernel, loader and link take more.
         since: first step that has it.
@@ -253,7 +270,7 @@ class RankJob:
         return {
             "collectives": rows,
             "groups": pl.DataFrame(groups, schema=SUMMARY["groups"].schema, orient="row"),
-            "steps": self._steps(rows, own, begin, end),
+            "steps": self._steps(own, end),
             "devices": pl.DataFrame(
                 {
                     "rank": every, "device": 0, "name": "GPU", "start": EPOCH, "end": EPOCH + int(end.max()),
@@ -287,10 +304,9 @@ class RankJob:
                     )
         return {name: np.rint(values).ravel().astype(np.int64) for name, values in found.items()}
 
-    def _steps(self, rows: pl.DataFrame, own: Float, begin: Float, end: Float) -> pl.DataFrame:
-        ranks, steps, _ = begin.shape
+    def _steps(self, own: Float, end: Float) -> pl.DataFrame:
         finish = end[:, :, -1]
-        start = np.concatenate([np.zeros((ranks, 1)), finish[:, :-1]], axis=1)
+        start = np.concatenate([np.zeros((self.ranks, 1)), finish[:, :-1]], axis=1)
         sums = own.sum(axis=2)
         r, s = (index.ravel() for index in np.indices(finish.shape))
         duration = (finish - start).ravel()
@@ -313,7 +329,6 @@ class RankJob:
         times = pl.DataFrame(
             {"rank": r, "step": s, "compute": scale[..., 0].ravel(), "idle": scale[..., 2].ravel()}
         )
-        planted = self._planted_rows(own)
         if self.detailed is not None:
             times = times.filter(pl.col("rank").is_in(self.detailed))
         for name in ("kernels", "places", "idle"):
@@ -322,102 +337,62 @@ class RankJob:
             rows = times.join(base, how="cross").with_columns(
                 total_ns=pl.col("total_ns") * factor, device=0
             )
-            rows = planted(rows, name)
+            rows = self._with_fault(rows, name, own)
             found[name] = rows.select(
                 pl.col("total_ns").round().cast(pl.Int64) if c.name == "total_ns" else pl.col(c.name).cast(c.dtype)
                 for c in SUMMARY[name].columns
             )  # fmt: skip
         return found
 
-    def _planted_rows(self, own: Float):  # type: ignore[no-untyped-def] # a function of frames
+    def _with_fault(self, rows: pl.DataFrame, name: str, own: Float) -> pl.DataFrame:
+        """Rows of a table with the fault in those of the late rank."""
         plant = self.plant
-        more = 0.0 if plant is None else plant.share * self.step.length
+        if plant is None:
+            return rows
+        here = (pl.col("rank") == plant.rank) & (pl.col("step") >= plant.since)
+        if (plant.kind, name) == ("batch", "kernels"):
+            larger = pl.format("{} of the larger batch", pl.col("shape").fill_null(""))
+            return rows.with_columns(shape=pl.when(here).then(larger).otherwise("shape"))
+        if (plant.kind, name) == ("kernel", "kernels"):
+            rest = self._without(rows, here, name, own)
+            largest = rest.filter(pl.col("name").is_not_null())["name"][0]
+            longer = here & (pl.col("name") == largest)
+            shapes = rest.filter(longer, pl.col("step") == plant.since).height
+            more = pl.col("total_ns") + self._more / max(shapes, 1)
+            return rest.with_columns(total_ns=pl.when(longer).then(more).otherwise("total_ns"))
+        if (plant.kind, name) in ADDED:
+            rest = self._without(rows, here, name, own)
+            return self._appended(rest, name, ADDED[plant.kind, name])
+        return rows
 
-        def planted(rows: pl.DataFrame, name: str) -> pl.DataFrame:
-            if plant is None or plant.kind == "link":
-                return rows
-            here = (pl.col("rank") == plant.rank) & (pl.col("step") >= plant.since)
-            if plant.kind == "slow_gpu":
-                return rows
-            if plant.kind == "batch":
-                if name != "kernels":
-                    return rows
-                shape = pl.when(here).then(
-                    pl.format("{} of the larger batch", pl.col("shape").fill_null(""))
-                )
-                return rows.with_columns(shape=shape.otherwise("shape"))
-            idles = plant.kind in ("backward", "loader")
-            if idles != (name == "idle"):
-                # The stretch that holds the fault must not make all else longer.
-                return (
-                    rows if idles and name != "idle" else self._without(rows, here, name, more, own)
-                )
-            added = {
-                ("backward", "idle"): [
-                    ("python", "cause", None), ("python", "line", LINE), ("python", "module", MODULE),
-                    ("python", "phase", "backward"),
-                ],
-                ("loader", "idle"): [
-                    ("loader", "cause", None), ("loader", "line", LINE),
-                    ("loader", "op", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
-                ],
-            }.get((plant.kind, name), [])  # fmt: skip
-            rows = self._without(rows, here, name, more, own)
-            if plant.kind == "kernel" and name == "kernels":
-                largest = rows.filter(pl.col("name").is_not_null())["name"][0]
-                first = rows.filter(here)["name"] == largest
-                return rows.with_columns(
-                    total_ns=pl.when(here & (pl.col("name") == largest)).then(
-                        pl.col("total_ns") + more / max(int(first.sum()) / max(self.steps - plant.since, 1), 1)
-                    ).otherwise("total_ns")
-                )  # fmt: skip
-            if plant.kind == "kernel" and name == "places":
-                extra = [("source", LINE), ("module", MODULE), ("phase", "backward")]
-                return self._appended(rows, name, [{"by": by, "name": n} for by, n in extra], more)
-            return self._appended(
-                rows, name, [{"cause": c, "by": b, "name": n} for c, b, n in added], more
-            )
+    @property
+    def _more(self) -> float:
+        """What the fault takes in a step, ns."""
+        return 0.0 if self.plant is None else self.plant.share * self.step.length
 
-        return planted
-
-    def _without(
-        self, rows: pl.DataFrame, here: pl.Expr, name: str, more: float, own: Float
-    ) -> pl.DataFrame:
-        """Rows of the late rank scaled back to what they are without the fault."""
+    def _without(self, rows: pl.DataFrame, here: pl.Expr, name: str, own: Float) -> pl.DataFrame:
+        """Rows of the late rank as long as they are without the fault."""
         assert self.plant is not None
         part = 2 if name == "idle" else 0
-        affected = {"backward": 2, "loader": 2, "kernel": 0}[self.plant.kind]
-        if part != affected:
-            return rows
         whole = own[self.plant.rank, self.plant.since :, :, part].sum(axis=1).mean()
-        rest = max(whole - more, 0) / whole
-        return rows.with_columns(
-            total_ns=pl.when(here).then(pl.col("total_ns") * rest).otherwise("total_ns")
-        )
+        rest = pl.col("total_ns") * max(whole - self._more, 0) / whole
+        return rows.with_columns(total_ns=pl.when(here).then(rest).otherwise("total_ns"))
 
     def _appended(
-        self, rows: pl.DataFrame, name: str, added: list[dict[str, object]], more: float
+        self, rows: pl.DataFrame, name: str, added: tuple[tuple[str, ...], ...]
     ) -> pl.DataFrame:
+        """With rows of the fault: cause (of idle time), by, name."""
         assert self.plant is not None
+        keys = ("cause", "by", "name")[-len(added[0]) :]
+        facts = {"rank": self.plant.rank, "device": 0, "count": 1, "total_ns": self._more}
         new = pl.DataFrame(
             [
-                {
-                    "rank": self.plant.rank,
-                    "step": step,
-                    "device": 0,
-                    "count": 1,
-                    "total_ns": more,
-                    **row,
-                }
+                {**facts, "step": step, **dict(zip(keys, row, strict=True))}
                 for step in range(self.plant.since, self.steps)
                 for row in added
             ]
-        )
-        columns = [c.name for c in SUMMARY[name].columns]
-        return pl.concat(
-            [
-                rows.select(pl.col(c).cast(pl.String) if c == "cause" else pl.col(c) for c in columns),
-                new.cast({"rank": pl.Int64, "step": pl.Int64, "device": pl.Int32}),
-            ],
-            how="diagonal_relaxed",
-        )  # fmt: skip
+        ).with_columns(name=pl.when(pl.col("by") != "cause").then("name"))
+        columns = [column.name for column in SUMMARY[name].columns]
+        old = rows.select(pl.col(c).cast(pl.String) if c == "cause" else pl.col(c) for c in columns)
+        types = {"rank": pl.Int64, "step": pl.Int64, "device": pl.Int32}
+        return pl.concat([old, new.cast(types)], how="diagonal_relaxed")

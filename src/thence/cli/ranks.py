@@ -131,9 +131,11 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
         before, after = row["before_ns"], row["after_ns"]
         text = f"without rank {rank}'s delay: {row['verdict']}"
         if after is not None:
+            less = format_share(row["gain_share"], 1)
+            noise = format_share(row["high_share"] - row["gain_share"], 1)
             text = (
                 f"without rank {rank}'s delay a step would take {format_ns(after)} instead of {format_ns(before)} "
-                f"({format_share(row['gain_share'], 1)} less, +-{format_share(row['high_share'] - row['gain_share'], 1)})"
+                f"({less} less, +-{noise})"
             )
         found.append(({"rank": rank, **row}, text))
     return found

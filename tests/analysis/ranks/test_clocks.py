@@ -8,15 +8,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-import thence
-from helpers import FSDP
 from rank_jobs import RankJob
 from thence.analysis.clock_sync import quantiles
-from thence.analysis.ranks.clocks import Clocks
 from thence.analysis.ranks.joined import joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from thence.analysis.ranks.clocks import Clocks
+    from thence.analysis.ranks.job import Job
 
 
 def clocks(summaries: Mapping[str, pl.DataFrame]) -> Clocks:
@@ -69,8 +69,8 @@ def test_a_rank_that_shares_nothing_says_so() -> None:
     assert any(text.startswith("rank 2: no collective is shared") for text in found.statements)
 
 
-def test_real_clocks_of_one_host_are_left_alone() -> None:
-    found = thence.open(*FSDP).late_ranks().clocks
+def test_real_clocks_of_one_host_are_left_alone(fsdp_job: Job) -> None:
+    found = fsdp_job.clocks
     assert found.rows["offset_ns"].to_list() == [0, 0, 0, 0]
     assert not found.rows["drift_applied"].any()
 

@@ -16,10 +16,12 @@ from late_ranks import BACKWARD, FORWARD, TRANSFER, SleepyJob
 from rank_jobs import LINE, MODULE, Plant, RankJob
 from thence.analysis.ranks.job import job_of
 from thence.analysis.ranks.reasons import REASON
-from thence.analysis.ranks.summary import concatenated, summarise_rank, summarise_ranks
+from thence.analysis.ranks.summary import summarise_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from thence.analysis.ranks.job import Job
 
 CAUSES = {
     "backward": "python",
@@ -159,8 +161,8 @@ def by_hand() -> tuple[dict[int, int], dict[int, int]]:
     return last, waited
 
 
-def test_real_ranks_are_late_as_counted_by_hand() -> None:
-    found = thence.open(*FSDP).late_ranks()
+def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
+    found = fsdp_job
     last, waited = by_hand()
     rows = found.ranks.sort("rank")
     assert rows["times_last"].to_list() == list(last.values())
@@ -173,11 +175,9 @@ def test_real_ranks_are_late_as_counted_by_hand() -> None:
     assert "cannot be told from chance" in found.statement
 
 
-def test_summaries_that_are_read_lazily_or_one_by_one_give_the_same() -> None:
-    trace = thence.open(*FSDP[:2])
-    whole = job_of(summarise_ranks(trace.attributed))
-    alone = concatenated(summarise_rank(thence.open(path).attributed) for path in FSDP[:2])
-    lazy = job_of({name: frame.lazy() for name, frame in alone.items()})
+def test_summaries_that_are_read_lazily_give_the_same(fsdp: thence.Trace, fsdp_job: Job) -> None:
+    whole = fsdp_job
+    lazy = job_of({name: frame.lazy() for name, frame in summarise_ranks(fsdp.attributed).items()})
     assert_frame_equal(whole.ranks, lazy.ranks)
     assert whole.to_json() == lazy.to_json()
 

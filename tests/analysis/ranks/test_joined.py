@@ -6,12 +6,11 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, FSDP, TORCH
+from helpers import DATA, TORCH
 from thence.analysis.ranks.joined import joined
 from thence.analysis.ranks.summary import summarise_ranks
 
 JOBS = {
-    "fsdp": FSDP,
     "ddp": (DATA / "recording" / "two_ranks",),
     "pipeline": tuple(sorted((TORCH / "waits").glob("pipeline_rank*"))),
     "1f1b": tuple(sorted((TORCH / "waits").glob("schedule_rank*"))),
@@ -20,9 +19,9 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_waits_are_those_of_whole_traces(name: str) -> None:
-    trace = thence.open(*JOBS[name])
+@pytest.mark.parametrize("name", ["fsdp", *JOBS])
+def test_waits_are_those_of_whole_traces(name: str, fsdp: thence.Trace) -> None:
+    trace = fsdp if name == "fsdp" else thence.open(*JOBS[name])
     found = joined(summarise_ranks(trace.attributed))
     assert not found.clocks.rows["drift_applied"].any()
     times = trace.collective_times("keep" if name == "xla" else "heuristic")

@@ -25,10 +25,10 @@ def test_equal_devices_are_not_named(devices: int) -> None:
     tries = examples(800)
     named = 0
     for seed in range(tries):
-        caused = draws(devices, 3 + seed % 30, (0.01, 0.05, 0.2)[seed % 3], seed)
+        caused = draws(devices, (3, 8, 24)[seed % 3], (0.01, 0.05, 0.2)[seed // 3 % 3], seed)
         named += int(late_since(caused, STEP)["straggler"].any())
-    # 1 % are allowed; of 200 draws, 8 or more are seen in less than one of a thousand runs of such a rule.
-    assert named <= 0.035 * tries
+    # 1 % are allowed; so many more are seen in less than one of a thousand runs of such a rule.
+    assert named <= 0.01 * tries + 3 * (0.01 * tries) ** 0.5
 
 
 def test_a_device_that_costs_less_than_the_least_share_is_not_named() -> None:

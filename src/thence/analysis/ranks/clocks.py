@@ -4,7 +4,8 @@
     drift     slope of a straight line through what is left, in ns for each second, by least squares
 
 A drift is applied only where it moves a rank, over the time of its shared collectives, by more than `_CLEAR` times
-what the ends scatter by (nine in ten residuals), and by more than 1 us: a slope through noise is no drift.
+what the ends scatter by (nine in ten residuals), by more than 1 us, and where it halves that scatter: a slope through
+noise, or to an outlier, is no drift.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def clocks_of(trace: Attributed, instances: Instances, ranks: list[int]) -> Cloc
     fitted = skew - intercept[at] - slope[at] * (time - middle) / 1e9
     scatter = quantiles(at, np.abs(fitted), len(present), _SCATTER)
     moved = np.abs(slope) * span
+    before = quantiles(at, np.abs(skew), len(present), _SCATTER)
     applied = (count >= _FEWEST) & (moved > np.maximum(_CLEAR * scatter, _RESOLUTION_NS))
+    applied &= scatter < before / 2
     left = np.where(applied[at], fitted, skew)
     # A line through what is left moves the offset, too.
     extra = np.where(applied, np.rint(intercept), 0).astype(np.int64)

@@ -35,6 +35,18 @@ _NAMES = (  # first match decides
     ("context", r"(?:^|[^a-z])(?:cp|sp)(?:[^a-z]|$)|context|sequence"),
 )
 
+_FEWEST_ALIKE = 3
+"""Groups of one kind; of two nobody can say which one is slow."""
+_LINKS: dict[str, pl.DataType] = {
+    "group": pl.Int32(),
+    "members": pl.String(),
+    "ranks": pl.List(pl.Int32()),
+    "extra_ns": pl.Float64(),
+    "low_ns": pl.Float64(),
+    "since_step": pl.String(),
+    "times": pl.Float64(),
+}
+
 
 def group_rows(joined: Joined, world: int) -> pl.DataFrame:
     """Waits by process group.
@@ -102,37 +114,12 @@ def slow_links(
         step_ns: mean time of a step.
 
     Returns:
-        group, members (text), ranks (list, null where not known), extra_ns (per step, since then), low_ns, since_step, times (as long as the like's median).
+        group, members (text), ranks (list, null where not known), extra_ns (per step, since then), low_ns,
+        since_step, times (as long as the like's median).
     """
-    schema = {
-        "group": pl.Int32, "members": pl.String, "ranks": pl.List(pl.Int32), "extra_ns": pl.Float64, "low_ns": pl.Float64,
-        "since_step": pl.String, "times": pl.Float64,
-    }  # fmt: skip
-    like = ["collective", "bytes", "group_size", "key", "turn"]
-    moved = (
-        joined.rows.filter(
-            pl.col("known"), pl.col("group").is_not_null(), pl.col("collective").is_in(JOINT)
-        )
-        .join(steps.select("rank", "device", "step", "key"), on=["rank", "device", "step"])
-        .filter(pl.col("key").is_in(keys))
-        .group_by("group", "instance")
-        .agg(
-            pl.col("collective", "bytes", "group_size", "key").first(),
-            start=pl.col("start").max(),
-            moving=(pl.col("end").max() - pl.col("start").max()).clip(lower_bound=0),
-        )
-        .sort("group", "start", "instance")
-        .with_columns(
-            turn=pl.int_range(pl.len()).over("group", "key", "collective", "bytes", "group_size")
-        )
-        .with_columns(
-            typical=pl.col("moving").median().over(like),
-            peers=pl.col("group").n_unique().over(like),
-        )
-        .filter(pl.col("peers") > 2)
-    )
+    moved = _transfers(joined, steps, keys)
     if moved.is_empty():
-        return pl.DataFrame(schema=schema)
+        return pl.DataFrame(schema=_LINKS)
     extra = moved.group_by("group", "key").agg(
         extra=(pl.col("moving") - pl.col("typical")).sum(),
         moving=pl.col("moving").sum(),
@@ -144,16 +131,43 @@ def slow_links(
     matrix = np.zeros((len(groups), len(keys)))
     matrix[at, step] = np.maximum(extra["extra"].to_numpy(), 0)
     found = late_since(matrix, step_ns).with_columns(group=groups)
+    since = pl.Series(keys, dtype=pl.String).gather(found["since"].cast(pl.UInt32))
     times = extra.group_by("group").agg(times=pl.col("moving").sum() / pl.col("typical").sum())
-    names = pl.Series(keys, dtype=pl.String)
     return (
-        found.filter("straggler")
+        found.with_columns(since_step=since, extra_ns="mean_ns")
+        .filter("straggler")
         .join(times, on="group")
         .join(joined.groups, on="group", how="left")
-        .select(
-            "group", "members", "ranks", extra_ns="mean_ns", low_ns="low_ns",
-            since_step=names.gather(found.filter("straggler")["since"].cast(pl.UInt32)), times="times",
+        .sort("extra_ns", "group", descending=[True, False])
+        .select(pl.col(name).cast(dtype) for name, dtype in _LINKS.items())
+    )
+
+
+def _transfers(joined: Joined, steps: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """The transfers of whole groups that have at least two others like them: group, key, moving, typical (ns)."""
+    like = ["collective", "bytes", "group_size", "key", "turn"]
+    place = ["rank", "device", "step"]
+    moved = (
+        joined.rows.filter(
+            pl.col("known"), pl.col("group").is_not_null(), pl.col("collective").is_in(JOINT)
         )
-        .sort("extra_ns", descending=True)
-        .cast(schema)  # type: ignore[arg-type] # plain types
-    )  # fmt: skip
+        .join(steps.filter(pl.col("key").is_in(keys)).select(*place, "key"), on=place)
+        .group_by("group", "instance")
+        .agg(
+            pl.col("collective", "bytes", "group_size", "key").first(),
+            start=pl.col("start").max(),
+            moving=(pl.col("end").max() - pl.col("start").max()).clip(lower_bound=0),
+            shown=pl.len(),
+        )
+        .filter(pl.col("shown") == pl.col("group_size"))
+        .sort("group", "start", "instance")
+    )
+    turn = pl.int_range(pl.len()).over("group", "key", "collective", "bytes", "group_size")
+    return (
+        moved.with_columns(turn=turn)
+        .with_columns(
+            typical=pl.col("moving").median().over(like),
+            alike=pl.col("group").n_unique().over(like),
+        )
+        .filter(pl.col("alike") >= _FEWEST_ALIKE)
+    )

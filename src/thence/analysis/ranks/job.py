@@ -16,7 +16,7 @@ from thence.analysis.ranks.pipelines import stage_causes, stages
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
 from thence.errors import MissingData
-from thence.units import format_ns, format_share
+from thence.units import format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,11 +103,11 @@ class Job:
         rows = []
         for row in self.ranks.to_dicts():
             why = self.reasons_for(row["rank"], row["device"])
-            found = {"compared_with": None, "reasons": []} if why is None else {
-                "compared_with": {"rank": why.median_rank, "device": why.median_device},
-                "reasons": why.rows.to_dicts(),
-            }  # fmt: skip
-            rows.append(row | found)
+            row |= {"compared_with": None, "reasons": []}
+            if why is not None:
+                row["compared_with"] = {"rank": why.median_rank, "device": why.median_device}
+                row["reasons"] = why.rows.to_dicts()
+            rows.append(row)
         return {
             "statement": self.statement,
             "stragglers": self.stragglers.select(*_PLACE).to_dicts(),
@@ -144,7 +144,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
     found = lateness(together, steps)
     used = steps.filter(pl.col("key").is_in(counted))
     step_ns = float(used["duration"].mean() or 0)  # type: ignore[arg-type] # a number
-    messages = _stages(together, found, used)
+    messages = _stages(together, used)
     beyond = stage_causes(messages, found.messages, used)
     found = replace(found, late=pl.concat([found.late, beyond], how="diagonal_relaxed"))
     caused = (
@@ -153,7 +153,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
         .agg(pl.col("caused_ns").sum())
     )
     late = _late(devices, caused, counted, step_ns)
-    ranks = _rows(devices, late, used, together, found)
+    ranks = _rows(late, used, together, found)
     named = ranks.filter("straggler").head(_EXPLAINED)
     if named.is_empty():
         named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
@@ -234,7 +234,7 @@ def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.N
 
 
 def _rows(
-    devices: pl.DataFrame, late: pl.DataFrame, used: pl.DataFrame, together: Joined, found: Lateness
+    late: pl.DataFrame, used: pl.DataFrame, together: Joined, found: Lateness
 ) -> pl.DataFrame:
     """`Job.ranks`."""
     times = used.group_by(_PLACE).agg(
@@ -266,7 +266,7 @@ def _rows(
     )  # fmt: skip
 
 
-def _stages(together: Joined, found: Lateness, used: pl.DataFrame) -> pl.DataFrame:
+def _stages(together: Joined, used: pl.DataFrame) -> pl.DataFrame:
     """As `stages` returns them, of the devices that send and receive."""
     rows = together.rows.filter(pl.col("collective").is_in(MESSAGES))
     groups = together.groups.select("group", "ranks")
@@ -319,18 +319,3 @@ def _undescribed(devices: pl.DataFrame) -> list[str]:
     return [
         f"{count:,} kernels communicate and say not what, so that nothing is known of waits in them"
     ]
-
-
-def describe(row: dict[str, Any], step_ns: float) -> str:
-    """What a device caused, as a sentence without its reasons.
-
-    Args:
-        row: of `Job.ranks`.
-        step_ns: mean time of a step.
-    """
-    share = format_share(row["mean_ns"] / max(step_ns, 1), 1)
-    since = f" since {row['since_step']}" if row["since_step"] else ""
-    return (
-        f"rank {row['rank']} GPU {row['device']} makes others wait {format_ns(row['mean_ns'])} a step "
-        f"({share} of it){since}"
-    )

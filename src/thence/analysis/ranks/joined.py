@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Joined", "joined", "table_of"]
 
+_INSTANCE = ["instance", "rank", "device"]
 _DESCRIBED = (
     *("collective", "bytes", "element_type", "group_size", "sequence"),
     *("source_rank", "destination_rank"),
@@ -167,12 +168,24 @@ def _timed(
     # A communicator is made by all its ranks together.
     made = common.filter("first_call")["instance"].unique()
     left = common["instance"].is_in(made.implode())
-    notes = list(unmatched_reasons(common.filter(~left)))
+    counted = common.filter(~left)
+    notes = list(unmatched_reasons(counted))
     if left.any():
         notes.append(
             f"{int(left.sum()):,} kernels of first calls, in which communicators are made, are left out"
         )
-    counted = common.filter(~left)
+    every = _exposed(_waits(counted, peers), counted)
+    return Joined(
+        every.sort("rank", "device", "start", "instance"),
+        _members(groups),
+        clocks,
+        origin,
+        tuple(notes),
+    )
+
+
+def _waits(counted: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
+    """`participants`, and for whom each waited."""
     places = participants(
         counted.select(
             *("instance", "rank", "device", "bytes", "group_size", "source_rank", "start", "unmatched"),
@@ -182,47 +195,42 @@ def _timed(
         peers,
     )  # fmt: skip
     late = places.filter("awaited").unique("instance", keep="first", maintain_order=True)
-    places = places.filter("own").join(
+    return places.filter("own").join(
         late.select("instance", late_rank="rank", late_device="device"),
         on="instance", how="left", maintain_order="left",
     )  # fmt: skip
-    kernels = counted.unique(["instance", "rank", "device"], keep="first", maintain_order=True)
-    columns = [
+
+
+def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
+    """Adds what the summaries say of each kernel, and how much of its wait is exposed."""
+    columns = (
         *(
-            "instance",
-            "rank",
-            "device",
             "step",
             "job",
             "exposed_ns",
             "exposed_start",
             "exposed_end",
+            "start",
+            "duration",
+            "shift",
         ),
-        *("start", "duration", "shift"),
         *(name for name in SUMMARISED.schema if name.endswith(("_start_ns", "_end_ns"))),
-    ]
+    )
+    kernels = counted.unique(_INSTANCE, keep="first", maintain_order=True)
     every = places.drop("start", "duration_ns", "bus_gbps", "own").join(
-        kernels.select(columns), on=["instance", "rank", "device"], maintain_order="left"
+        kernels.select(*_INSTANCE, *columns), on=_INSTANCE, maintain_order="left"
     )
     begin, finish = (pl.col(f"exposed_{name}") - pl.col("shift") for name in ("start", "end"))
+    arrived = pl.col("start") + pl.col("wait_ns")
+    piece = pl.min_horizontal(finish, arrived) - pl.max_horizontal(begin, "start")
     # What is exposed after the last arrival is no longer than the rest of the kernel.
-    piece = pl.min_horizontal(finish, pl.col("start") + pl.col("wait_ns")) - pl.max_horizontal(
-        begin, "start"
-    )
     rest = pl.col("duration") - pl.col("wait_ns")
     alone = pl.min_horizontal("wait_ns", pl.max_horizontal(piece, pl.col("exposed_ns") - rest, 0))
-    every = every.with_columns(
+    return every.with_columns(
         exposed_wait_ns=pl.when(pl.col("wait_ns").is_not_null()).then(alone),
         gated=(finish == pl.col("start") + pl.col("duration")) & (pl.col("exposed_ns") > 0),
         group="job",
     ).drop("exposed_start", "exposed_end", "shift", "duration", "job")
-    return Joined(
-        every.sort("rank", "device", "start", "instance"),
-        _members(groups),
-        clocks,
-        origin,
-        tuple(notes),
-    )
 
 
 def _members(groups: pl.DataFrame) -> pl.DataFrame:

@@ -11,7 +11,8 @@ For a collective in which others waited for a rank:
     own         wait less what is inherited: what the late rank is to blame for
 
 The own wait is divided in the proportion of the extra compute, copies, idle time and transfers, so that the parts
-add up to it. Waits of sends and receives are the schedule's before they are anybody's (`thence.analysis.ranks.pipelines`).
+add up to it. Waits of sends and receives are the schedule's before they are anybody's
+(`thence.analysis.ranks.pipelines`).
 
 What a rank caused in a step is the own wait of the device that waited longest for it, summed over the step.
 """

@@ -255,7 +255,7 @@ def _ratios(alike: pl.DataFrame) -> tuple[float, float]:
         return 1.0, 1.0
     ordered = timed.sort("ratio").with_columns(done=pl.col("other_ns").cum_sum())
     half = ordered.filter(pl.col("done") >= pl.col("other_ns").sum() / 2)
-    return float(half["ratio"][0]), float(timed["late_ns"].sum() / timed["other_ns"].sum())
+    return float(half["ratio"][0]), float(timed["late_ns"].sum()) / float(timed["other_ns"].sum())
 
 
 def _copied(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:

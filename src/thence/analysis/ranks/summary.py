@@ -28,6 +28,8 @@ from thence.analysis.select import select
 from thence.analysis.steps import STEP, steps
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, covered_lengths, last_begun, union_lengths
+from thence.model.places import COMPARED
+from thence.model.places import PLACES as PLACES_OF_LAUNCHES
 from thence.model.selection import Selection
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["concatenated", "summarise_rank", "summarise_ranks"]
 
-_BY = ("source", "module", "label", "op", "phase", "hlo")
+_BY = (*(kind for kind in COMPARED if kind in PLACES_OF_LAUNCHES), "phase")
 _IDLE_BY = ("line", "module", "label", "op", "call")
 _DEVICE = ("rank", "device")
 _OF_STEP = ("rank", "device", "step")

@@ -33,7 +33,7 @@ _EVER = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
-class DeviceCoverage:
+class _DeviceCoverage:
     """Unions of the activities of one device: starts and ends, ns, ascending and apart."""
 
     start: int
@@ -47,7 +47,7 @@ class DeviceCoverage:
 class Coverage:
     """The unions of every device, by rank and device."""
 
-    devices: dict[tuple[object, ...], DeviceCoverage]
+    devices: dict[tuple[object, ...], _DeviceCoverage]
 
     @classmethod
     def of(cls, work: pl.DataFrame) -> Coverage:
@@ -55,7 +55,7 @@ class Coverage:
         found = {}
         talks, computes = pl.col("communicates"), pl.col("computes")
         for key, rows in work.group_by("rank", "device"):
-            found[key] = DeviceCoverage(
+            found[key] = _DeviceCoverage(
                 int(rows["start"].min()),  # type: ignore[arg-type] # there are rows
                 *(
                     _union(rows.filter(chosen))
@@ -64,7 +64,7 @@ class Coverage:
             )
         return cls(found)
 
-    def device(self, rank: object, device: object) -> DeviceCoverage:
+    def device(self, rank: object, device: object) -> _DeviceCoverage:
         """That of one device."""
         return self.devices[rank, device]
 
@@ -180,7 +180,7 @@ def _between(
     return pl.concat(parts).sort("at")
 
 
-def _since(start: Int64, end: Int64, of: DeviceCoverage | None) -> list[pl.Series]:
+def _since(start: Int64, end: Int64, of: _DeviceCoverage | None) -> list[pl.Series]:
     """What the device had done since its first activity at each start and end."""
     columns = []
     for when, time in (("start", start), ("end", end)):
