@@ -68,7 +68,7 @@ def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[floa
         check=True,
         capture_output=True,
         env=os.environ | {"PYTHONPATH": str(source), "POLARS_MAX_THREADS": str(len(cores))},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),  # noqa: PLW1509 - no threads here
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     found = json.loads(done.stdout)
     marks = found["marks"]
@@ -84,7 +84,9 @@ def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
@@ -105,13 +107,17 @@ def main() -> None:
                 for which, source in sources.items():
                     rounds[which].append(one_round(source, file, cores))
             for which, found in rounds.items():
-                print(f"{which}, {len(cores)} cores, {gigabytes:.2f} GB; the best of {options.repeat}, per GB:")
+                print(
+                    f"{which}, {len(cores)} cores, {gigabytes:.2f} GB; the best of {options.repeat}, per GB:"
+                )
                 for stage in found[0]:
                     wall, cpu = (min(one[stage][kind] for one in found) for kind in (0, 1))
                     if stage == "peak MiB":
                         print(f"  {stage:10} {wall:8,.0f}")
                     else:
-                        print(f"  {stage:10} {wall / gigabytes:8.2f} s wall {cpu / gigabytes:8.2f} s CPU")
+                        print(
+                            f"  {stage:10} {wall / gigabytes:8.2f} s wall {cpu / gigabytes:8.2f} s CPU"
+                        )
 
 
 if __name__ == "__main__":

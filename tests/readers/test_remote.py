@@ -36,7 +36,7 @@ def test_what_is_a_url() -> None:
     assert is_url("gs://bucket/run/*.json")
     assert not is_url("C://run")
     assert not is_url("run/trace.json")
-    assert not is_url("/tmp/a://b")  # noqa: S108 - a name
+    assert not is_url("/tmp/a://b")
 
 
 def test_without_fsspec_one_sentence_says_so(
