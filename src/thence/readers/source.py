@@ -156,7 +156,10 @@ class Source:
         """How many of `stored_bytes` have been read."""
         if self._raw is None or not self.stored_bytes:
             return 0
-        return self._raw.tell()
+        try:
+            return self._raw.tell()
+        except OSError:  # a stream of a remote protocol that cannot seek
+            return 0
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` decompressed bytes; less only at the end, or where the compression breaks.

@@ -193,7 +193,7 @@ def _categories(host: Arrays, names: list[str]) -> Array:
     result: Array = numbers[recorded]
     for category in ("range", "python"):
         rows = recorded == RECORDED_CATEGORIES.index(category)
-        used = np.unique(name[rows])
+        used = _distinct(name[rows], len(names))
         finer = np.zeros(len(names), np.uint8)
         finer[used] = [HOST_CATEGORIES.index(category_of(category, names[i])) for i in used]
         result[rows] = finer[name[rows]]
@@ -204,11 +204,18 @@ def _categories(host: Arrays, names: list[str]) -> Array:
     return result
 
 
+def _distinct(numbers: Array, count: int) -> Array:
+    """Which numbers below a count occur, ascending; much faster than `np.unique` for many rows of few numbers."""
+    occurs = np.zeros(count, np.bool_)
+    occurs[numbers] = True
+    return np.flatnonzero(occurs)
+
+
 def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
     """Which names are of ranges of the user that were recorded as operators."""
 
     def used(rows: Array) -> list[str]:
-        return [names[i] for i in np.unique(host["name"][rows]).tolist()]
+        return [names[i] for i in _distinct(host["name"][rows], len(names)).tolist()]
 
     ops = host["category"] == RECORDED_CATEGORIES.index("op")
     known = ops & ((host["sequence"] != MISSING) | host.pop("is_kernel"))
