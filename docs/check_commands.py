@@ -53,6 +53,7 @@ _LEFT_OUT = (
     (r"(?:pip|pipx|uvx|uv|git|make|cd|eval|sbatch|srun|man|export)\b", "sets something up"),
     (r".*\| *(?:jq|inferno-flamegraph)\b", "needs a program that is no part of thence"),
     (r".*\$GITHUB_", "needs GitHub Actions"),
+    (r".*(?:s3://|--ray (?!local))", "needs a bucket or a cluster"),
 )
 """Commands that are not run, and why."""
 _CODES = {
@@ -62,6 +63,7 @@ _CODES = {
     "thence whatif traces/": 2,  # refused: the trace does not say which stream waited for which
     "thence whatif traces/ --free collective:all-gather --on-time rank:3": 2,
     "thence diff --baseline main_runs/ new* --fail-on 'total>5%' --fail-on 'label:forward/attention>10%'": 1,
+    "thence idle job.store --rank 37": 2,  # the job has four
     "thence doctor --need recording --need jax && thence record -- python train.py": 1,
 }
 """Exit codes other than 0 of commands without shown output, where the stand-ins make them so."""

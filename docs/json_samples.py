@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,15 @@ __all__ = ["Keys", "keys_of", "verbs_with_json"]
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 _FSDP = "torch/torch_fsdp_rank[01].json.gz"
+STORE = "job.store"
+"""Stands for a path in a folder that is removed afterwards."""
 _XLA = "jax/jax_single_nocb.xplane.pb.gz"
 SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "report": ((_FSDP,), (_XLA, "--by", "hlo"), (_XLA, "--by", "source", "--steps", "0:1")),
     "programs": ((_XLA,),),
     "collectives": (("recording/two_ranks",),),
+    "ranks": ((_FSDP,), ("torch/waits/schedule_rank*.json.gz",)),
+    "ingest": ((_FSDP, "-o", STORE),),
     "compile": (("nsight/jax_train.sqlite.gz",),),
     "streams": (("jax/streams_moved.xplane.pb", "--expect", "GEMM>=2"),),
     "idle": (("torch/checkpoints/with_stacks.json.gz",), (_FSDP,)),
@@ -81,7 +86,12 @@ def keys_of(verb: str, maps: Iterable[str]) -> Keys:
 
 
 def _document(verb: str, arguments: Iterable[str]) -> Any:
-    given = [str(DATA / a) if "/" in a else a for a in arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        places = {STORE: str(Path(folder) / STORE)}
+        return _printed(verb, [str(DATA / a) if "/" in a else places.get(a, a) for a in arguments])
+
+
+def _printed(verb: str, given: Iterable[str]) -> Any:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()) as errors:
         try:
