@@ -118,3 +118,31 @@ def test_the_verb_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         )
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out) == [{"n": 7, "ns": 35_000}]
+
+
+@pytest.mark.parametrize("limit", ["nan", "inf", "1e300"])
+def test_limits_of_any_size_are_limits(
+    limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(written(tmp_path / "t.json", [kernel(1, 20)]))
+    for option in ("--memory-limit", "--time-limit"):
+        with pytest.raises(SystemExit) as ended:
+            main(["sql", source, "select count(*) as n from gpu", option, limit, "--format", "csv"])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == "n\n1\n"
+
+
+def test_values_that_no_line_of_text_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several values in one cell are JSON, bytes base64, and durations ISO 8601."""
+    source = str(written(tmp_path / "t.json", [kernel(1, 20, name="k", args={"grid": [2, 3, 4]})]))
+    query = "select grid, cast(name as bytea) as name, interval '3 days' as i from gpu"
+    for form in ("csv", "table"):
+        with pytest.raises(SystemExit) as ended:
+            main(["sql", source, query, "--format", form])
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert "[2,3,4]" in text
+        assert "aw==" in text
+        assert "P3D" in text
