@@ -111,7 +111,8 @@ def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) 
         ["diff", name, name, "--anyway"], ["diff", name, name, "--anyway", "--format", "markdown"],
         ["diff", name, name, "--fail-on", f"kernel:{BAD}>5%"], ["label", name, "--labels", missing],
         ["label", name, "--labels", name], ["report", name, "--run", BAD],
-        ["report", name, "--own", BAD, "--hlo", missing], ["record", "-o", f"out{BAD}.x", "--", f"missing{BAD}"], [f"verb{BAD}"], ["report", name, f"--option{BAD}"],
+        ["report", name, "--own", BAD, "--hlo", missing], ["record", "-o", f"out{BAD}.x", "--", f"missing{BAD}"],
+        [f"verb{BAD}"], ["report", name, f"--option{BAD}"],
     ]  # fmt: skip
     text = shown(verbs, tmp_path)
     assert text.count("pwn") > 3 * len(verbs), "the names are shown"
