@@ -186,6 +186,15 @@ def many_streams_together(folder: Path) -> Made:
     return Made(("streams", *made.arguments[1:]), made.stored, made.decompressed)
 
 
+def many_devices(folder: Path) -> Made:
+    def events() -> Iterator[str]:
+        for i, text in enumerate(kernels(200_000, lambda _: "k", lambda i: 7 + i % 2)):
+            yield text.replace('"device": 0', f'"device": {i // 2}')
+
+    made = kineto_events(folder / "trace.json", events())
+    return Made(("streams", *made.arguments[1:]), made.stored, made.decompressed)
+
+
 def many_names(folder: Path) -> Made:
     return kineto_events(
         folder / "trace.json", kernels(1_000_000, lambda i: f"kernel_{i}", lambda _: 7)
@@ -247,7 +256,7 @@ def sqlite_of_zeros(folder: Path) -> Made:
 
 CASES: tuple[Callable[[Path], Made], ...] = (
     csv_of_one_line, csv_of_empty_rows, nsys_jax_rows, nsys_jax_zeros, hlo_of_zeros, labels_beside, labels_of_objects,
-    annotations_of_objects, collisions, large_collisions, many_streams, many_streams_together, many_names,
+    annotations_of_objects, collisions, large_collisions, many_streams, many_streams_together, many_devices, many_names,
     many_templates, one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, xplane_of_zeros,
     xplane_of_empty_planes, sqlite_of_zeros,
 )  # fmt: skip

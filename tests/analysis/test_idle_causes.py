@@ -238,6 +238,22 @@ def test_idle_by_each_kind_adds_up() -> None:
     assert totals["step"].rows["name"].drop_nulls().str.starts_with("ProfilerStep#").all()
 
 
+@pytest.mark.parametrize(
+    ("busy_us", "expected"),
+    [(5, {"ProfilerStep#1": 85_000, None: 295_000}), (110, {None: 275_000})],
+)
+def test_idle_time_is_of_the_step_in_whose_window_it_begins(
+    tmp_path: Path, busy_us: int, expected: dict[str | None, int]
+) -> None:
+    """The step lasts from 0 to 100 us, or until its work ends; the kernels at 300 and 400 us are of none."""
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100), launch(1, 8), kernel(1, 10, busy_us),
+        launch(2, 298), kernel(2, 300), launch(3, 398), kernel(3, 400),
+    ]  # fmt: skip
+    rows = opened(tmp_path, events).idle("step").rows
+    assert dict(rows.group_by("name").agg(pl.col("total_ns").sum()).rows()) == expected
+
+
 def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_path: Path) -> None:
     events = [
         event("user_annotation", "enumerate(DataLoader)#it.__next__", 0, 100), event("cpu_op", "aten::stack", 10, 20),

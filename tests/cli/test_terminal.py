@@ -106,7 +106,13 @@ def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) 
         ["sql", name, f"select '{BAD}' as x from gpu"], ["sql", name, f"select {BAD} from gpu"],
         ["sql", name, "select name from gpu", "--format", "json"], ["label", name, "-o", "labelled.json"],
         ["label", name, "--eager", name, "-o", f"labelled{BAD}.json"], ["inside", name, "-o", "x.json"],
-        ["inside", missing, "-o", "x.json"], [f"verb{BAD}"], ["report", name, f"--option{BAD}"],
+        ["inside", missing, "-o", "x.json"], ["idle", name], ["idle", name, "--by", "kernel"], ["steps", name],
+        ["steps", name, "--format", "json"], ["whatif", name], ["whatif", name, "--free", f"kernel:{BAD}"],
+        ["diff", name, name, "--anyway"], ["diff", name, name, "--anyway", "--format", "markdown"],
+        ["diff", name, name, "--fail-on", f"kernel:{BAD}>5%"], ["label", name, "--labels", missing],
+        ["label", name, "--labels", name], ["report", name, "--run", BAD],
+        ["report", name, "--own", BAD, "--hlo", missing], ["record", "-o", f"out{BAD}.x", "--", f"missing{BAD}"],
+        [f"verb{BAD}"], ["report", name, f"--option{BAD}"],
     ]  # fmt: skip
     text = shown(verbs, tmp_path)
     assert text.count("pwn") > 3 * len(verbs), "the names are shown"

@@ -90,14 +90,13 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
     import polars as pl
     from rich.text import Text
 
-    from thence.writers.text.frame_table import frame_table
     from thence.writers.text.printable import printable
 
     output = console()
     late = times.stragglers.filter(pl.col("caused_ns") > 0)
     if not late.is_empty():
         print_table(output, Text("who the others waited for", "bold"))
-        print_table(output, frame_table(late, _LATE, output.width))
+        result.table(late, _LATE)
         print_table(output, "")
     elif not times.stragglers.is_empty():
         print_table(output, Text("no device waited for another"))
@@ -115,7 +114,7 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
     )
     result.table(named, {c: h for c, h in _SIZES.items() if _says_something(named, c)})
     print_table(output, "")
-    for text in _totals(times):
+    for text in _totals(times, result.most_devices):
         print_table(output, Text(text))
     for note in notes:
         print_table(output, Text(printable(note), "dim"))
@@ -126,11 +125,15 @@ def _says_something(rows: pl.DataFrame, column: str) -> bool:
     return column != "overlapped_ns" or bool(rows[column].sum())
 
 
-def _totals(times: Collectives) -> list[str]:
-    return [
+def _totals(times: Collectives, most: int) -> list[str]:
+    """Lines about the devices, at most so many of them."""
+    lines = [
         f"rank {rank} GPU {device}: communication {format_ns(communication)}, {format_ns(exposed)} exposed"
-        for rank, device, communication, exposed in times.devices.iter_rows()
+        for rank, device, communication, exposed in times.devices.head(most).iter_rows()
     ]
+    devices = times.devices.height
+    more = [f"... {devices - most:,} more devices; --top {devices} shows all"]
+    return lines if devices <= most else lines + more
 
 
 def _clocks(trace: Trace, times: Collectives) -> list[str]:

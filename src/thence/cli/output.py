@@ -46,6 +46,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any] | click.Command")
 _ENDINGS = {".json": "json", ".csv": "csv"}
 _MOST_SHOWN = 2000
 """Rows of a table without --top: laying one out takes a millisecond."""
+_LEAST_DEVICES = 100
 _UNBOUNDED_WIDTH = 10_000
 """Columns of text where no terminal limits them."""
 
@@ -130,6 +131,15 @@ class Result:
     path: str | None = None
     top: int | None = None
 
+    @property
+    def most_devices(self) -> int:
+        """Devices with a line of their own below a table: some even where --top asks for few rows."""
+        return max(_LEAST_DEVICES, self._most)
+
+    @property
+    def _most(self) -> int:
+        return _MOST_SHOWN if self.top is None else self.top
+
     def text(self, text: str) -> None:
         """Writes a whole document."""
         if self.path is None:
@@ -181,7 +191,7 @@ class Result:
         from thence.writers.text.frame_table import frame_table
 
         output = console()
-        shown = rows.head(_MOST_SHOWN if self.top is None else self.top)
+        shown = rows.head(self._most)
         print_table(output, frame_table(shown, headings, output.width))
         if shown.height < rows.height:
             left = rows.slice(shown.height)

@@ -104,7 +104,7 @@ def command(
     elif result.form == "csv":
         result.text(flat_cells(answer).write_csv())
     else:
-        _show(answer, result)
+        _show(flat_cells(answer), result)
     for line in trace.soundness.lines:
         say(line)
 

@@ -114,9 +114,13 @@ def _show(streams: Streams, notes: tuple[str, ...], result: Result) -> None:
     print_table(output, "")
     result.table(streams.streams, _LANES)
     print_table(output, "")
-    for device in streams.concurrency:
+    for device in streams.concurrency[: result.most_devices]:
         for line in _lines(device):
             print_table(output, Text(printable(line)))
+    devices = len(streams.concurrency)
+    if devices > result.most_devices:
+        more = f"... {devices - result.most_devices:,} more devices; --top {devices} shows all"
+        print_table(output, Text(more, "dim"))
     for note in notes:
         print_table(output, Text(printable(note), "dim"))
 
