@@ -28,6 +28,7 @@ NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
 ELSEWHERE = {
+    "analysis/activity_details.py": "analysis/test_activity_timeline.py",
     "analysis/diff/conditions.py": f"{DIFF}::test_figures_are_those_counted_from_the_file",
     "analysis/diff/explanation.py": "analysis/diff/test_signs.py",
     "analysis/diff/gate.py": DIFF,
@@ -119,7 +120,6 @@ ELSEWHERE = {
     "writers/flame/svg.py": "writers/test_flame_files.py::test_svg_says_what_it_does_not_draw",
     "writers/page/plots.py": FIGURES,
     "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
-    "writers/page/diff_page.py": "writers/text/test_diff.py",
     "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",
     "writers/timelines/perfetto/layout.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
     "writers/timelines/perfetto/packets.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",

@@ -221,9 +221,7 @@ def _told_apart(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, 
     return gaps.with_columns(parts=pl.Series(kept, dtype=pl.Int64)), told.select("cause", "ns")
 
 
-def _neighbours(
-    rows: pl.DataFrame, keys: tuple[str, ...], most: int
-) -> tuple[pl.Series, Ns]:
+def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[pl.Series, Ns]:
     """A number for each row, equal for short neighbours, and how long a row is that stays alone.
 
     Args:

@@ -95,9 +95,7 @@ def _idle(report: Report) -> Section:
 
 
 def _flame(report: Report) -> Section:
-    return Section(
-        "flame", f"Flame graph by {report.flame.by}", '<div id="flame-place"></div>'
-    )
+    return Section("flame", f"Flame graph by {report.flame.by}", '<div id="flame-place"></div>')
 
 
 def _streams(report: Report) -> Section:

@@ -37,9 +37,7 @@ class Section:
     def to_html(self) -> str:
         """The section with its heading."""
         heading = f'<h2 id="{self.name}-title">{escape(self.title)}</h2>'
-        return (
-            f'<section id="{self.name}" aria-labelledby="{self.name}-title">{heading}{self.html}</section>'
-        )
+        return f'<section id="{self.name}" aria-labelledby="{self.name}-title">{heading}{self.html}</section>'
 
 
 def chart(name: str, says: str, title: str = "") -> str:

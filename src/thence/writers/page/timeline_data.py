@@ -64,7 +64,9 @@ def _bytes(timeline: ActivityTimeline) -> bytes:
         for name, values in of.items()
     ]
     head = _texts(timeline) | {
-        "columns": [(table, name, len(columns[table][name]), size) for table, name, size, _ in encoded]
+        "columns": [
+            (table, name, len(columns[table][name]), size) for table, name, size, _ in encoded
+        ]
     }
     document = json.dumps(head, separators=(",", ":")).encode()
     return b"".join(

@@ -183,6 +183,8 @@ function timelineView(data, facts, place) {
     if (here.length) return {track, row: lower ? here[here.length - 1] : longest(here)};
     return nearby.length ? {track, row: longest(nearby)} : null;
   }
+  // Where a moment of a track is on the canvas.
+  const placeOf = (ns, number) => [xOf(ns), yOf(number) + ROW_HEIGHT / 2];
   function scrollTo(track) {
     const y = data.tracks.indexOf(track) * rowHeight();
     if (y < scroller.scrollTop) scroller.scrollTop = y;
@@ -200,5 +202,5 @@ function timelineView(data, facts, place) {
   scroller.style.height = Math.min(wholeHeight() + 2, 560) + "px";
   scroller.addEventListener("scroll", refresh);
   new ResizeObserver(() => { scroller.style.height = state.printing ? "auto" : Math.min(wholeHeight() + 2, 560) + "px"; refresh(); }).observe(place);
-  return {canvas, scroller, state, all, draw, refresh, recolour, show, zoom, pan, at, nsAt, scrollTo, onView: (listener) => listeners.push(listener)};
+  return {canvas, scroller, state, all, draw, refresh, recolour, show, zoom, pan, at, nsAt, placeOf, scrollTo, onView: (listener) => listeners.push(listener)};
 }
