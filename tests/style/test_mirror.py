@@ -119,6 +119,7 @@ ELSEWHERE = {
     "trace.py": "attribution/test_attribute.py",
     "writers/flame/svg.py": "writers/test_flame_files.py::test_svg_says_what_it_does_not_draw",
     "writers/page/plots.py": FIGURES,
+    "writers/page/report_sections.py": "writers/page/test_report_page.py::test_every_section_of_four_ranks",
     "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
     "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",
     "writers/timelines/perfetto/layout.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
