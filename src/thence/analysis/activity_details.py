@@ -206,5 +206,8 @@ def _call(found: dict[str, object]) -> str:
     """What launched, as text."""
     if found["name"] is None:
         return f"the launch of {found['program']}"[:LONGEST_TEXT]
-    name = f" ({found['thread_name']})" if found["thread_name"] else ""
-    return f"{str(found['name'])[:_SHORT]} on thread {found['thread']}{name}"[:LONGEST_TEXT]
+    thread = f"thread {found['thread']}"
+    name = str(found["thread_name"] or "")
+    if name:  # some producers name a thread by its number
+        thread = name if thread in name else f"{thread} ({name})"
+    return f"{str(found['name'])[:_SHORT]} on {thread}"[:LONGEST_TEXT]
