@@ -1,5 +1,7 @@
-"""Draws the pictures in the README: docs/report.svg from the recording that ships with thence, and
-docs/report_page.png, the page of four ranks in Chromium, where there is one (or the variable CHROMIUM names it).
+"""Draws the pictures in the README.
+
+docs/report.svg is the terminal, with the recording that ships with thence; docs/report_page.png the page of four
+ranks in Chromium, where there is one, or where the variable CHROMIUM names it.
 
 python docs/make_picture.py
 """
