@@ -28,6 +28,7 @@ NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
 ELSEWHERE = {
+    "analysis/activity_details.py": "analysis/test_activity_timeline.py",
     "analysis/diff/conditions.py": f"{DIFF}::test_figures_are_those_counted_from_the_file",
     "analysis/diff/explanation.py": "analysis/diff/test_signs.py",
     "analysis/diff/gate.py": DIFF,
@@ -128,6 +129,7 @@ ELSEWHERE = {
     "trace.py": "attribution/test_attribute.py",
     "writers/flame/svg.py": "writers/test_flame_files.py::test_svg_says_what_it_does_not_draw",
     "writers/page/plots.py": FIGURES,
+    "writers/page/report_sections.py": "writers/page/test_report_page.py::test_every_section_of_four_ranks",
     "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
     "writers/page/ranks_page.py": "browser/test_ranks_page.py",
     "writers/page/diff_page.py": "writers/text/test_diff.py",

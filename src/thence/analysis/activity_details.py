@@ -14,7 +14,7 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
-from thence.model.places import STATED, STATED_XLA
+from thence.model.places import PLACES, STATED, STATED_XLA
 from thence.model.reasons import text_of
 
 if TYPE_CHECKING:
@@ -27,10 +27,14 @@ MOST_TEXTS = 5_000
 LONGEST_TEXT = 600
 """Characters of one text that are kept."""
 _SHORT = 160
-_SAID = (
-    "label", "module", "op", "source", "phase", "program", "opcode", "op_name", "serving", "step-kind",
-)  # fmt: skip
-_REPEATED = ("step", "iteration")
+_REPEATED = (
+    "step",
+    "iteration",
+)  # numbered apart: with them, every round would have places of its own
+_LONG = ("ops", "stack")
+_SAID = tuple(
+    kind for kind in PLACES if kind not in (*_REPEATED, *_LONG, "hlo")
+)  # the instruction is the name itself
 
 
 @dataclass(frozen=True)
@@ -202,5 +206,8 @@ def _call(found: dict[str, object]) -> str:
     """What launched, as text."""
     if found["name"] is None:
         return f"the launch of {found['program']}"[:LONGEST_TEXT]
-    name = f" ({found['thread_name']})" if found["thread_name"] else ""
-    return f"{str(found['name'])[:_SHORT]} on thread {found['thread']}{name}"[:LONGEST_TEXT]
+    thread = f"thread {found['thread']}"
+    name = str(found["thread_name"] or "")
+    if name:  # some producers name a thread by its number
+        thread = name if thread in name else f"{thread} ({name})"
+    return f"{str(found['name'])[:_SHORT]} on {thread}"[:LONGEST_TEXT]

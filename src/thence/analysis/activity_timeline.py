@@ -77,49 +77,7 @@ class ActivityTimeline:
 
         Lanes and devices are never put together, so there can be as many rows as there are of these.
         """
-        return self._with_fewer_rows(most_rows)._with_fewer_gaps(most_rows)
-
-    def _with_fewer_rows(self, most: int) -> ActivityTimeline:
-        if self.rows.height <= most:
-            return self
-        group, width = _neighbours(self.rows, ("lane",), most)
-        longest = pl.col("duration").arg_max()
-        end = pl.col("start") + pl.col("duration")
-        rows = self.rows.group_by(group, maintain_order=True).agg(
-            pl.col("lane", "start").first(),
-            duration=end.max() - pl.col("start").first(),
-            busy_ns=pl.col("busy_ns").sum(),
-            count=pl.col("count").sum(),
-            **{name: pl.col(name).get(longest) for name in ("class", *_SAID)},
-            **{
-                name: pl.when(pl.len() == 1).then(pl.col(name).first()) for name in _OF_ONE_ACTIVITY
-            },
-        )
-        groups = rows.filter(pl.col("count") > 1)
-        note = (
-            f"{int(groups['count'].sum()):,} of {int(rows['count'].sum()):,} activities, all shorter than "
-            f"{format_ns(width)}, are put together with their neighbours; the others are shown one by one"
-        )
-        return dataclasses.replace(
-            self, rows=rows.select(self.rows.columns), notes=(*self.notes, note)
-        )
-
-    def _with_fewer_gaps(self, most: int) -> ActivityTimeline:
-        if self.parts.height <= most:
-            return self
-        group, width = _neighbours(self.gaps, ("rank", "device"), max(most // (_MOST_PARTS + 1), 1))
-        end = pl.col("start") + pl.col("duration")
-        gaps = self.gaps.group_by(group, maintain_order=True).agg(
-            pl.col("rank", "device", "start").first(),
-            duration=end.max() - pl.col("start").first(),
-            idle_ns=pl.col("idle_ns").sum(),
-        )
-        of_part = np.repeat(group.to_numpy(), self.gaps["parts"].to_numpy())
-        gaps, parts = _told_apart(gaps, self.parts.with_columns(gap=pl.Series(of_part)))
-        note = f"gaps shorter than {format_ns(width)} that are near each other are shown as one"
-        return dataclasses.replace(
-            self, gaps=gaps.select(self.gaps.columns), parts=parts, notes=(*self.notes, note)
-        )
+        return _fewer_gaps(_fewer_rows(self, most_rows), most_rows)
 
 
 def activity_timeline(
@@ -219,6 +177,54 @@ def _told_apart(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, 
     told = pl.concat([summed.filter(large), rest]).sort("gap", maintain_order=True)
     kept = np.bincount(told["gap"].to_numpy(), minlength=gaps.height)
     return gaps.with_columns(parts=pl.Series(kept, dtype=pl.Int64)), told.select("cause", "ns")
+
+
+# ---- Fewer rows
+
+
+def _fewer_rows(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
+    if timeline.rows.height <= most:
+        return timeline
+    group, width = _neighbours(timeline.rows, ("lane",), most)
+    longest = pl.col("duration").arg_max()
+    end = pl.col("start") + pl.col("duration")
+    rows = timeline.rows.group_by(group, maintain_order=True).agg(
+        pl.col("lane", "start").first(),
+        duration=end.max() - pl.col("start").first(),
+        busy_ns=pl.col("busy_ns").sum(),
+        count=pl.col("count").sum(),
+        **{name: pl.col(name).get(longest) for name in ("class", *_SAID)},
+        **{name: pl.when(pl.len() == 1).then(pl.col(name).first()) for name in _OF_ONE_ACTIVITY},
+    )
+    groups = rows.filter(pl.col("count") > 1)
+    note = (
+        f"{int(groups['count'].sum()):,} of {int(rows['count'].sum()):,} activities, all shorter than "
+        f"{format_ns(width)}, are put together with their neighbours; the others are shown one by one"
+    )
+    return dataclasses.replace(
+        timeline, rows=rows.select(timeline.rows.columns), notes=(*timeline.notes, note)
+    )
+
+
+def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
+    if timeline.parts.height <= most:
+        return timeline
+    group, width = _neighbours(timeline.gaps, ("rank", "device"), max(most // (_MOST_PARTS + 1), 1))
+    end = pl.col("start") + pl.col("duration")
+    gaps = timeline.gaps.group_by(group, maintain_order=True).agg(
+        pl.col("rank", "device", "start").first(),
+        duration=end.max() - pl.col("start").first(),
+        idle_ns=pl.col("idle_ns").sum(),
+    )
+    of_part = np.repeat(group.to_numpy(), timeline.gaps["parts"].to_numpy())
+    gaps, parts = _told_apart(gaps, timeline.parts.with_columns(gap=pl.Series(of_part)))
+    note = f"gaps shorter than {format_ns(width)} that are near each other are shown as one"
+    return dataclasses.replace(
+        timeline,
+        gaps=gaps.select(timeline.gaps.columns),
+        parts=parts,
+        notes=(*timeline.notes, note),
+    )
 
 
 def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[pl.Series, Ns]:

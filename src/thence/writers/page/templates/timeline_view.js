@@ -1,7 +1,7 @@
 // Draws the timeline: the window that is in view, single activities where they are wide enough to be seen, and from
 // afar what the pyramid says of each pixel.
 
-const FAINTEST = 0.55, ROW_HEIGHT = 24, AXIS = 22, WIDEST_GUTTER = 230, NARROW = 700, CAPTION = 15, LABELLED = 26;
+const FAINTEST = 0.45, ROW_HEIGHT = 24, AXIS = 22, WIDEST_GUTTER = 230, NARROW = 700, CAPTION = 15, LABELLED = 26, THIN = 4;
 
 function timelineView(data, facts, place) {
   const canvas = element("canvas"), space = element("div", undefined, "space"), scroller = element("div", undefined, "view");
@@ -17,6 +17,7 @@ function timelineView(data, facts, place) {
   function recolour() {
     colours = {ink: css("ink"), soft: css("soft"), line: css("line"), accent: css("accent"), mark: css("mark"), paper: css("paper")};
     colours.classes = [css("compute"), css("communication"), css("copy")];
+    colours.far = [css("compute-far"), css("communication-far"), css("copy-far")];   // what is thin is drawn stronger
     colours.idle = idlePattern(pen);
   }
 
@@ -104,7 +105,7 @@ function timelineView(data, facts, place) {
     if (sum === 0) return;
     const dimmed = state.hits && !found[column] ? 0.3 : 1, faintest = track.idle ? 0.2 : FAINTEST;
     pen.globalAlpha = dimmed * (faintest + (1 - faintest) * Math.min(1, sum / pixel));
-    pen.fillStyle = found[column] ? colours.mark : track.idle ? colours.idle : colours.classes[most];
+    pen.fillStyle = found[column] ? colours.mark : track.idle ? colours.idle : colours.far[most];
     pen.fillRect(left() + column, y, 1, height);
     pen.globalAlpha = 1;
   }
@@ -113,7 +114,7 @@ function timelineView(data, facts, place) {
     const {table} = track, from = Math.max(xOf(table.start[row]), left() - 4), to = Math.min(xOf(table.end[row]), left() + width() + 4);
     const top = overlaps ? y + height / 2 : y, tall = overlaps ? height / 2 : height, wide = to - from, gap = wide > 3 ? 1 : 0;
     pen.globalAlpha = state.hits && !hit ? 0.3 : 1;
-    pen.fillStyle = hit ? colours.mark : track.idle ? colours.idle : colours.classes[table.class[row]];
+    pen.fillStyle = hit ? colours.mark : track.idle ? colours.idle : (wide < THIN ? colours.far : colours.classes)[table.class[row]];
     pen.fillRect(from, top, wide - gap, tall);
     const chosen = isAt(state.selected, track, row);
     if (chosen || isAt(state.hovered, track, row)) {
@@ -183,6 +184,8 @@ function timelineView(data, facts, place) {
     if (here.length) return {track, row: lower ? here[here.length - 1] : longest(here)};
     return nearby.length ? {track, row: longest(nearby)} : null;
   }
+  // Where a moment of a track is on the canvas.
+  const placeOf = (ns, number) => [xOf(ns), yOf(number) + ROW_HEIGHT / 2];
   function scrollTo(track) {
     const y = data.tracks.indexOf(track) * rowHeight();
     if (y < scroller.scrollTop) scroller.scrollTop = y;
@@ -200,5 +203,5 @@ function timelineView(data, facts, place) {
   scroller.style.height = Math.min(wholeHeight() + 2, 560) + "px";
   scroller.addEventListener("scroll", refresh);
   new ResizeObserver(() => { scroller.style.height = state.printing ? "auto" : Math.min(wholeHeight() + 2, 560) + "px"; refresh(); }).observe(place);
-  return {canvas, scroller, state, all, draw, refresh, recolour, show, zoom, pan, at, nsAt, scrollTo, onView: (listener) => listeners.push(listener)};
+  return {canvas, scroller, state, all, draw, refresh, recolour, show, zoom, pan, at, nsAt, placeOf, scrollTo, onView: (listener) => listeners.push(listener)};
 }
