@@ -12,7 +12,7 @@ import polars as pl
 from thence.analysis.clock_sync import align_clocks
 from thence.analysis.collective_instances import collective_instances
 from thence.analysis.critical_path import critical_path, path_track
-from thence.analysis.default_kind import TABLE_KINDS, default_kind
+from thence.analysis.default_kind import default_kind
 from thence.analysis.glance import Glance, glance
 from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.report import part
@@ -22,6 +22,7 @@ from thence.analysis.whatif import MOST_UNEXPLAINED, health, what_if
 from thence.analysis.whatif_changes import parse_change
 from thence.analysis.whatif_graph import program_graph
 from thence.errors import MissingData
+from thence.model.places import TABLE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
