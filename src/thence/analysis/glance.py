@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Glance", "NextStep", "glance"]
 
 _MOST_HOST_RANGES = 300_000
-"""Of a trace whose idle time is divided by cause without being asked: it takes a third of the time that reading does."""
+"""Of a trace whose idle time is divided by cause without being asked: that takes a third of the time of reading."""
 _MOST_IDLE = 0.5
 _SOME_IDLE = 0.2
 _EXPOSED = 0.2
