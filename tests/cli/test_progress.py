@@ -7,13 +7,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import pytest
-
 from thence.cli import progress
 from thence.cli.messages import wrote
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 class Terminal(io.StringIO):
