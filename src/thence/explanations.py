@@ -18,7 +18,7 @@ from thence.analysis.consistency_of_answers import (
     consistent_what_if,
 )
 from thence.analysis.critical_path import critical_path, path_track
-from thence.analysis.default_kind import TABLE_KINDS, default_kind
+from thence.analysis.default_kind import default_kind
 from thence.analysis.glance import Glance, glance
 from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
 from thence.analysis.ranks.job import job_of
@@ -30,6 +30,7 @@ from thence.analysis.whatif import MOST_UNEXPLAINED, health, what_if
 from thence.analysis.whatif_changes import parse_change
 from thence.analysis.whatif_graph import program_graph
 from thence.errors import MissingData
+from thence.model.places import TABLE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thence.errors import MissingRequirement
 from thence.units import format_cell, format_count, format_share
@@ -15,7 +15,6 @@ from thence.units import format_cell, format_count, format_share
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import pandas as pd
     import polars as pl
 
 __all__ = ["MOST_ROWS", "Form", "Shown", "table_html"]
@@ -134,8 +133,8 @@ class Shown:
     def _repr_html_(self) -> str:
         return self.form().html()
 
-    def to_pandas(self) -> pd.DataFrame:
-        """The main table as a pandas frame.
+    def to_pandas(self) -> Any:
+        """The main table as a ``pandas.DataFrame``.
 
         Raises:
             MissingRequirement: pandas or pyarrow is not installed.

@@ -27,7 +27,7 @@ from thence.analysis.consistency_of_answers import (
     consistent_compilation,
     consistent_programs,
 )
-from thence.analysis.default_kind import FLAME_KINDS, default_kind
+from thence.analysis.default_kind import default_kind
 from thence.analysis.flame import Flame, Idle, Split, flame
 from thence.analysis.graph_edges import graph_edges
 from thence.analysis.graph_lanes import GraphLanes, graph_lanes
@@ -52,7 +52,7 @@ from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eag
 from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
 from thence.explanations import Explanations
-from thence.model.places import LANES, page_kinds
+from thence.model.places import FLAME_KINDS, LANES, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
 from thence.pictures import Pictures
 from thence.readers.label_files import read_labels

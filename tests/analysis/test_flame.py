@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import thence
 from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording
 from programs_data import trace as programs_trace
-from thence.analysis.default_kind import FLAME_KINDS, default_kind
+from thence.analysis.default_kind import default_kind
 from thence.analysis.flame import IDLE, Flame, Idle, Split, flame
 from thence.analysis.flame_tree import PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.idle import idle_gaps
@@ -23,7 +23,7 @@ from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.errors import MissingData, UsageError
 from thence.model.intervals import gaps
-from thence.model.places import FLAMES
+from thence.model.places import FLAME_KINDS, FLAMES
 from thence.model.tables import Tables
 
 if TYPE_CHECKING:

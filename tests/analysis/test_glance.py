@@ -11,10 +11,10 @@ import pytest
 import thence
 from helpers import DATA, FSDP, event, kernel, launch, opened, recording
 from slow_kineto import SlowTrace
-from thence.analysis.default_kind import FLAME_KINDS, TABLE_KINDS, default_kind
+from thence.analysis.default_kind import default_kind
 from thence.analysis.glance import glance
 from thence.analysis.soundness.findings import Finding, Soundness
-from thence.model.places import BY, FLAMES, By, FlameBy
+from thence.model.places import BY, FLAME_KINDS, FLAMES, TABLE_KINDS, By, FlameBy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,12 +9,7 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["FLAME_KINDS", "TABLE_KINDS", "default_kind"]
-
-TABLE_KINDS = ("op_name", "module", "label", "source", "op")
-"""What tables are by, the most telling kind first."""
-FLAME_KINDS = ("op_name", "module", "label", "source", "ops")
-"""The same of flame graphs."""
+__all__ = ["default_kind"]
 
 _WELL_COVERED = 2 / 3
 

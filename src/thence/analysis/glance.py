@@ -15,6 +15,7 @@ from thence.analysis.idle_table import idle_time
 from thence.analysis.report import Part
 from thence.analysis.soundness.findings import RULES
 from thence.model.fitted_names import fitted
+from thence.model.formats import LABELS_FILE
 from thence.model.selection import WARM_UP
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Glance", "NextStep", "glance"]
 
-_MOST_HOST_RANGES = 1_000_000
-"""Of a trace whose idle time is divided by cause without being asked: that takes seconds beyond it."""
+_MOST_HOST_RANGES = 300_000
+"""Of a trace whose idle time is divided by cause without being asked: that takes a third of the time of reading."""
 _MOST_IDLE = 0.5
 _SOME_IDLE = 0.2
 _EXPOSED = 0.2
@@ -175,9 +176,9 @@ def _graphs(summary: Summary) -> NextStep | None:
             "label", options, "trace.label(eager=thence.open(EAGER))",
             f"{share} of the GPU time is in CUDA graphs without labels; EAGER is a trace of a run without graphs",
         )  # fmt: skip
-    options = ("--labels", "labels.json", "-o", "labelled.json.gz")
+    options = ("--labels", LABELS_FILE, "-o", "labelled.json.gz")
     return NextStep(
-        "label", options, 'trace.label("labels.json")',
+        "label", options, f'trace.label("{LABELS_FILE}")',
         f"{share} of the GPU time is in CUDA graphs without labels; thence.save_labels writes them at capture, "
         "or --eager takes them from a run without graphs",
     )  # fmt: skip

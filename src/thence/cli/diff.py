@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import SELECTING, Inputs, check_inputs, trace_options
-from thence.cli.messages import put, say
+from thence.cli.messages import put, say, wrote
 from thence.cli.output import Result, choice_option, console, print_table, result_options
 from thence.errors import MissingData, UsageError
 from thence.model.places import COMPARED
@@ -327,3 +327,4 @@ def _write_sides(inputs: Inputs, runs: tuple[str, str], result: Result) -> None:
     traces = [dataclasses.replace(inputs, paths=(run,)).open().attributed for run in runs]
     assert result.path is not None
     write_sides_file(aligned_steps(*traces), result.path)
+    wrote(result.path)

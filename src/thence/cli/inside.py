@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from thence.cli.inputs import Inputs, check_inputs
-from thence.cli.messages import put, say
+from thence.cli.messages import put, say, wrote
 from thence.cli.output import (
     check_output,
     console,
@@ -95,6 +95,7 @@ def command(
         for note in timeline.notes:
             if note not in printed:
                 say(note)
+        wrote(output)
 
 
 def _check_options(

@@ -14,6 +14,7 @@ __all__ = [
     "BY",
     "COMPARED",
     "FLAMES",
+    "FLAME_KINDS",
     "GRAPH_LABELS",
     "HLO",
     "KINDS",
@@ -24,6 +25,7 @@ __all__ = [
     "STATED",
     "STATED_XLA",
     "STEP_KIND",
+    "TABLE_KINDS",
     "By",
     "FlameBy",
     "Kind",
@@ -184,6 +186,10 @@ STATED_XLA = _offered("stated-xla")
 """The same for a trace that holds XLA programs."""
 FLAMES = _offered("flame")
 """What the frames of a flame graph can be."""
+TABLE_KINDS = ("op_name", "module", "label", "source", "op")
+"""What a table can be by where nobody asks, the most telling kind first."""
+FLAME_KINDS = ("op_name", "module", "label", "source", "ops")
+"""The same of flame graphs."""
 GRAPH_LABELS = _offered("graph-labels")
 """What a label of a CUDA graph, or an annotated trace, can hold."""
 SEARCHED = _offered("only")

@@ -279,12 +279,15 @@ def _scaled(scale: Sequence[Sequence[Any]], share: float) -> str:
     for (low, first), (high, last) in pairwise(scale):
         if low <= share <= high and high > low:
             part = round(10 * (share - low) / (high - low)) / 10
-            channels = [
-                [float(c) for c in _COLOUR.fullmatch(text)[1].split(",")] for text in (first, last)
-            ]  # type: ignore[index]
+            channels = _channels(first), _channels(last)
             mixed = [a + part * (b - a) for a, b in zip(*channels, strict=True)]
             return f"rgba({', '.join(f'{c:.2f}' for c in mixed)})"
     return str(scale[-1][1])
+
+
+def _channels(colour: str) -> list[float]:
+    match = _COLOUR.fullmatch(colour)
+    return [float(channel) for channel in match[1].split(",")] if match else [0.0]
 
 
 def _icicle(trace: Trace) -> tuple[list[str], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from thence.writers.page.figure_svg import figure_svg
@@ -40,8 +41,6 @@ def _class() -> type[go.Figure]:
             if bundle.keys() == {_STATIC}:  # figures go to a browser or a file
                 super()._ipython_display_()
                 return
-            from IPython.display import display
-
-            display(bundle, raw=True)
+            import_module("IPython.display").display(bundle, raw=True)
 
     return Picture

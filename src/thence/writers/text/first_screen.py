@@ -57,7 +57,7 @@ def next_line(glance: Glance, inputs: str) -> Text:
 
 def why_next(glance: Glance) -> RenderableType:
     """What suggests it, below the command line."""
-    return Padding(Text(glance.next_step.why, "dim"), (0, 0, 0, 6))
+    return Padding(Text(glance.next_step.why, "dim"), (0, 0, 0, 6), expand=False)
 
 
 def _answer_table(glance: Glance, width: int) -> RenderableType:

@@ -215,7 +215,7 @@ def _launch(launches: Mapping[str, Int64]) -> list[Part]:
                 varint_column(sizes[:, axis]),
             )
         ]
-        parts += only_where(delimited(number, inside), sizes.any(axis=1))
+        parts += only_where(delimited(number, inside), np.asarray(sizes.any(axis=1)))
     for name in ("device", "stream"):
         values = launches[name]
         inside = [
