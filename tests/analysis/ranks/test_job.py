@@ -102,8 +102,7 @@ def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_lo
     assert named["line"] == "/home/me/train.py:40 hook"
     assert named["module"] == "Mlp_3"
     assert named["phase"] == "backward"
-    # Nothing is known of the stretch before the first collective of the group.
-    assert sleeping["total_ns"][0] == pytest.approx(1000 * job.sleep * (job.steps - 1), rel=0.001)
+    assert sleeping["total_ns"][0] == pytest.approx(1000 * job.sleep * job.steps, rel=0.001)
     assert found.clocks.rows["offset_ns"].to_list() == [-3_000_000, 0, 3_000_000]
 
 
