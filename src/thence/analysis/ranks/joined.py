@@ -46,6 +46,7 @@ class Joined:
             device went on with it),
             and compute_start_ns ... idle_end_ns as in the summary. By rank, device and start.
         groups: group, name, description, members (text), ranks (list; null where not listed).
+        begins: rank, device, begun: when its first activity began (ns, as start).
         clocks: of the ranks.
         origin: ns since 1970 of time 0, or of whatever the summaries' clocks count from.
         notes: what must be known to read the numbers.
@@ -53,6 +54,7 @@ class Joined:
 
     rows: pl.DataFrame
     groups: pl.DataFrame
+    begins: pl.DataFrame
     clocks: Clocks
     origin: int
     notes: tuple[str, ...]
@@ -85,8 +87,14 @@ def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:
     instances = collective_instances(trace)
     matched = instances.rows.select("instance", "unmatched", kind="collective")
     found = rows.hstack(matched)
-    clocks = clocks_of(trace, instances, sorted(table_of(summaries, "devices")["rank"].unique()))
-    return _timed(found, instances.peers, groups, clocks, origin)
+    devices = table_of(summaries, "devices").select(
+        "rank", "device", begun=pl.col("start") - origin
+    )
+    clocks = clocks_of(trace, instances, sorted(devices["rank"].unique()))
+    shift = clocks.shift(devices["rank"].to_numpy(), devices["begun"].to_numpy())
+    begins = devices.with_columns(pl.col("begun") - pl.Series(shift))
+    rows, notes = _timed(found, instances.peers, clocks)
+    return Joined(rows, _members(groups), begins, clocks, origin, notes)
 
 
 def _groups(groups: pl.DataFrame, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -157,9 +165,9 @@ def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _timed(
-    rows: pl.DataFrame, peers: pl.DataFrame, groups: pl.DataFrame, clocks: Clocks, origin: int
-) -> Joined:
-    """Adds waits, on the common clock."""
+    rows: pl.DataFrame, peers: pl.DataFrame, clocks: Clocks
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """`Joined.rows`, with waits on the common clock, and notes."""
     shift = clocks.shift(rows["rank"].to_numpy(), rows["start"].to_numpy())
     common = rows.with_columns(start=pl.col("start") - pl.Series(shift), shift=pl.Series(shift))
     if not peers.is_empty():
@@ -175,13 +183,7 @@ def _timed(
             f"{int(left.sum()):,} kernels of first calls, in which communicators are made, are left out"
         )
     every = _exposed(_waits(counted, peers), counted)
-    return Joined(
-        every.sort("rank", "device", "start", "instance"),
-        _members(groups),
-        clocks,
-        origin,
-        tuple(notes),
-    )
+    return every.sort("rank", "device", "start", "instance"), tuple(notes)
 
 
 def _waits(counted: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
