@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import os
 import re
 import shutil
@@ -135,10 +136,15 @@ def write_bodies(folder: Path, size: int) -> None:
         write_repeated(recording, whole, size)
         text = whole.read_bytes()
         text = text[text.index(HEAD) + len(HEAD) :]
-        number = iter(range(1 << 30))
-        text = STEP.sub(lambda _: b'"name": "ProfilerStep#%d"' % (next(number)), text)
+        text = numbered_steps(text)
         (folder / f"{rank}.json").write_bytes(text)
         whole.unlink()
+
+
+def numbered_steps(text: bytes) -> bytes:
+    """The events with their steps numbered one after the other."""
+    number = itertools.count()
+    return STEP.sub(lambda _: b'"name": "ProfilerStep#%d"' % next(number), text)
 
 
 def reader_cpu() -> float:
@@ -193,8 +199,8 @@ def grown(folder: Path, count: int, workers: int, alone: float) -> Path:
     size = sum(file.stat().st_size for file in store.rglob("*.parquet"))
     print(
         f"{count:6,} ranks: {wall:7.1f} s wall, {wall / count * workers:.2f} s a rank and worker; workers "
-        f"{cpu / count:.2f} s CPU a rank, {cpu / count / alone:.2f} x the reader alone, {peak / 2**20:,.0f} MiB at most; "
-        f"handing out {here:.1f} s CPU; {size / count / 2**20:.2f} MiB a rank; planted kernels all found",
+        f"{cpu / count:.2f} s CPU a rank, {cpu / count / alone:.2f} x the reader alone, {peak / 2**20:,.0f} MiB at "
+        f"most; handing out {here:.1f} s CPU; {size / count / 2**20:.2f} MiB a rank; planted kernels all found",
         flush=True,
     )
     return store
