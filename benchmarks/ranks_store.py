@@ -49,6 +49,7 @@ BODIES = "THENCE_RANKS_STORE"
 MEMBERS = b"[0, 1, 2, 3]"
 HEAD = b'"traceEvents": ['
 STEP = re.compile(rb'"name": "ProfilerStep#(\d+)"')
+QUESTIONS = (("report", "--by", "rank"), ("report",), ("report", "--by", "label"), ("ranks",))
 CLOCK_NS = 1_790_857_026_000_000_000
 
 
@@ -261,20 +262,13 @@ def main() -> None:
         write_bodies(folder, int(options.megabytes * 1e6))
         size = (folder / "1.json").stat().st_size
         alone = reader_cpu()
-        print(
-            f"a rank has {size / 1e6:.1f} MB; read and attributed alone: {alone:.2f} s CPU, {alone / size * 1e9:.1f} s a GB"
-        )
+        print(f"a rank has {size / 1e6:.1f} MB; read and attributed alone: {alone:.2f} s CPU")
         store = None
         for count in options.ranks:
             if store is not None:
                 shutil.rmtree(store)
             store = grown(folder, count, options.workers, alone)
-            for arguments in (
-                ("report", "--by", "rank"),
-                ("report",),
-                ("report", "--by", "label"),
-                ("ranks",),
-            ):
+            for arguments in QUESTIONS:
                 print("       ", asked(arguments[0], str(store), *arguments[1:]), flush=True)
         if options.summaries and store is not None:
             began = time.perf_counter()
