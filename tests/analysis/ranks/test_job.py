@@ -11,10 +11,12 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
-from helpers import FSDP, unzipped
+from helpers import DATA, FSDP, unzipped
 from late_ranks import BACKWARD, FORWARD, TRANSFER, SleepyJob
 from rank_jobs import LINE, MODULE, Plant, RankJob
 from thence.analysis.ranks.job import job_of
+from thence.analysis.ranks.joined import joined
+from thence.analysis.ranks.lateness import lateness, step_keys
 from thence.analysis.ranks.reasons import REASON
 from thence.analysis.ranks.summary import summarise_ranks
 
@@ -173,6 +175,60 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
     assert found.ranks["rank"].to_list()[:2] == [3, 1]
     assert found.stragglers.is_empty()
     assert "cannot be told from chance" in found.statement
+
+
+def test_real_ranks_of_a_ddp_job_waited_as_counted_by_hand() -> None:
+    """By the rows of the tables: a collective is a group and a sequence number; the first of each group is left out.
+
+    The root of a broadcast, the first to end, waits for nobody.
+    """
+    trace = thence.open(DATA / "recording" / "two_ranks")
+    gpu = trace.gpu.with_columns(end=pl.col("start") + pl.col("duration")).rows(named=True)
+    talks: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+    described, broadcasts = set(), set()
+    texts = pl.col("group_name", "collective").cast(pl.String)
+    for row in trace.collectives.with_columns(texts).rows(named=True):
+        kernel = gpu[row["gpu"]]
+        described.add(row["gpu"])
+        if row["sequence"] > 1:
+            arrivals = talks.setdefault((row["group_name"], row["sequence"]), {})
+            arrivals[kernel["rank"]] = (kernel["start"], kernel["end"])
+            if row["collective"] == "broadcast":
+                broadcasts.add((row["group_name"], row["sequence"]))
+    compute = {
+        rank: [
+            (row["start"], row["end"])
+            for at, row in enumerate(gpu)
+            if row["rank"] == rank and row["kind"] == "kernel" and at not in described
+        ]
+        for rank in (0, 1)
+    }
+    waited = dict.fromkeys((0, 1), 0)
+    for key, arrivals in talks.items():
+        late = max(arrivals, key=lambda rank: arrivals[rank][0])
+        if key in broadcasts and arrivals[1 - late][1] < arrivals[late][1]:
+            continue
+        start, limit = arrivals[1 - late][0], arrivals[late][0]
+        inside = sum(
+            max(min(end, limit) - max(begin, start), 0) for begin, end in compute[1 - late]
+        )
+        waited[1 - late] += limit - start - inside
+    rows = trace.late_ranks().ranks.sort("rank")
+    for rank, wait in enumerate(rows["exposed_wait_ns"] * rows["steps"]):
+        assert wait == pytest.approx(waited[rank], rel=0.03)
+
+
+def test_who_waited_itself_is_not_to_blame() -> None:
+    job = RankJob(ranks=16, steps=12, small=4, noise=0.01, plant=Plant("kernel", 5, 0.2), seed=1)
+    summaries = job.summaries()
+    assert job_of(summaries).stragglers["rank"].to_list() == [5]
+    late = lateness(joined(summaries), step_keys(summaries["steps"])).late
+    # The other ranks of its small group come late to the collectives of all, because they waited for it.
+    others = late.filter(
+        pl.col("rank").is_in([4, 6, 7]), pl.col("wait_ns") > 0.5 * 0.2 * job.step.length
+    )
+    assert others.height >= 4
+    assert others["own_ns"].sum() < 0.1 * others["wait_ns"].sum()
 
 
 def test_summaries_that_are_read_lazily_give_the_same(fsdp: thence.Trace, fsdp_job: Job) -> None:
