@@ -44,6 +44,15 @@ from thence.store.workers import LocalWorkers
 RECORDINGS = sorted(
     (Path(__file__).parent.parent / "tests/data/torch").glob("torch_fsdp_rank?.json.gz")
 )
+PROGRAM = """
+import re, sys
+from thence.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+"""A command line that ends with the most KiB of memory it has used."""
 BODIES = "THENCE_RANKS_STORE"
 """Variable that tells workers where the bodies of the ranks are."""
 MEMBERS = b"[0, 1, 2, 3]"
@@ -170,14 +179,17 @@ def asked(*arguments: str) -> str:
     """Wall and CPU seconds, and peak memory, of a command line in a process of its own."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "thence", *arguments, "--format", "json"], stdout=subprocess.DEVNULL
+        [sys.executable, "-c", PROGRAM, *arguments, "--format", "json"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
+    told = process.stderr.read().split() if process.stderr else []
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.perf_counter() - began
     cpu = used.ru_utime + used.ru_stime
     words = " ".join(Path(word).name for word in arguments)
-    return f"{words}: {wall:.1f} s wall, {cpu:.1f} s CPU, {used.ru_maxrss / 1024:,.0f} MiB, exit {process.returncode}"
+    return f"{words}: {wall:.1f} s wall, {cpu:.1f} s CPU, {int(told[-1]) / 1024:,.0f} MiB, exit {process.returncode}"
 
 
 def grown(folder: Path, count: int, workers: int, alone: float) -> Path:

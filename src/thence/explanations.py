@@ -13,8 +13,6 @@ from thence.analysis.clock_sync import align_clocks
 from thence.analysis.collective_instances import collective_instances
 from thence.analysis.critical_path import critical_path, path_track
 from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
-from thence.analysis.ranks.job import job_of
-from thence.analysis.ranks.summary import summarise_ranks
 from thence.analysis.report import part
 from thence.analysis.select import select
 from thence.analysis.steps_table import step_table
@@ -88,6 +86,9 @@ class Explanations(ABC):
         if self.attributed.gpu.is_empty():
             inputs = ", ".join(self.attributed.meta.inputs)
             raise MissingData(f"{inputs}: holds no device activity")
+        from thence.analysis.ranks.job import job_of
+        from thence.analysis.ranks.summary import summarise_ranks
+
         return job_of(summarise_ranks(self.attributed))
 
     def steps(self) -> StepTable:
