@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import os
 import re
 import shutil
@@ -43,11 +44,21 @@ from thence.store.workers import LocalWorkers
 RECORDINGS = sorted(
     (Path(__file__).parent.parent / "tests/data/torch").glob("torch_fsdp_rank?.json.gz")
 )
+PROGRAM = """
+import re, sys
+from thence.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+"""A command line that ends with the most KiB of memory it has used."""
 BODIES = "THENCE_RANKS_STORE"
 """Variable that tells workers where the bodies of the ranks are."""
 MEMBERS = b"[0, 1, 2, 3]"
 HEAD = b'"traceEvents": ['
 STEP = re.compile(rb'"name": "ProfilerStep#(\d+)"')
+QUESTIONS = (("report", "--by", "rank"), ("report",), ("report", "--by", "label"), ("ranks",))
 CLOCK_NS = 1_790_857_026_000_000_000
 
 
@@ -135,10 +146,15 @@ def write_bodies(folder: Path, size: int) -> None:
         write_repeated(recording, whole, size)
         text = whole.read_bytes()
         text = text[text.index(HEAD) + len(HEAD) :]
-        number = iter(range(1 << 30))
-        text = STEP.sub(lambda _: b'"name": "ProfilerStep#%d"' % (next(number)), text)
+        text = numbered_steps(text)
         (folder / f"{rank}.json").write_bytes(text)
         whole.unlink()
+
+
+def numbered_steps(text: bytes) -> bytes:
+    """The events with their steps numbered one after the other."""
+    number = itertools.count()
+    return STEP.sub(lambda _: b'"name": "ProfilerStep#%d"' % next(number), text)
 
 
 def reader_cpu() -> float:
@@ -163,14 +179,17 @@ def asked(*arguments: str) -> str:
     """Wall and CPU seconds, and peak memory, of a command line in a process of its own."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "thence", *arguments, "--format", "json"], stdout=subprocess.DEVNULL
+        [sys.executable, "-c", PROGRAM, *arguments, "--format", "json"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
+    told = process.stderr.read().split() if process.stderr else []
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     wall = time.perf_counter() - began
     cpu = used.ru_utime + used.ru_stime
     words = " ".join(Path(word).name for word in arguments)
-    return f"{words}: {wall:.1f} s wall, {cpu:.1f} s CPU, {used.ru_maxrss / 1024:,.0f} MiB, exit {process.returncode}"
+    return f"{words}: {wall:.1f} s wall, {cpu:.1f} s CPU, {int(told[-1]) / 1024:,.0f} MiB, exit {process.returncode}"
 
 
 def grown(folder: Path, count: int, workers: int, alone: float) -> Path:
@@ -193,8 +212,8 @@ def grown(folder: Path, count: int, workers: int, alone: float) -> Path:
     size = sum(file.stat().st_size for file in store.rglob("*.parquet"))
     print(
         f"{count:6,} ranks: {wall:7.1f} s wall, {wall / count * workers:.2f} s a rank and worker; workers "
-        f"{cpu / count:.2f} s CPU a rank, {cpu / count / alone:.2f} x the reader alone, {peak / 2**20:,.0f} MiB at most; "
-        f"handing out {here:.1f} s CPU; {size / count / 2**20:.2f} MiB a rank; planted kernels all found",
+        f"{cpu / count:.2f} s CPU a rank, {cpu / count / alone:.2f} x the reader alone, {peak / 2**20:,.0f} MiB at "
+        f"most; handing out {here:.1f} s CPU; {size / count / 2**20:.2f} MiB a rank; planted kernels all found",
         flush=True,
     )
     return store
@@ -255,20 +274,13 @@ def main() -> None:
         write_bodies(folder, int(options.megabytes * 1e6))
         size = (folder / "1.json").stat().st_size
         alone = reader_cpu()
-        print(
-            f"a rank has {size / 1e6:.1f} MB; read and attributed alone: {alone:.2f} s CPU, {alone / size * 1e9:.1f} s a GB"
-        )
+        print(f"a rank has {size / 1e6:.1f} MB; read and attributed alone: {alone:.2f} s CPU")
         store = None
         for count in options.ranks:
             if store is not None:
                 shutil.rmtree(store)
             store = grown(folder, count, options.workers, alone)
-            for arguments in (
-                ("report", "--by", "rank"),
-                ("report",),
-                ("report", "--by", "label"),
-                ("ranks",),
-            ):
+            for arguments in QUESTIONS:
                 print("       ", asked(arguments[0], str(store), *arguments[1:]), flush=True)
         if options.summaries and store is not None:
             began = time.perf_counter()

@@ -21,8 +21,6 @@ from thence.analysis.critical_path import critical_path, path_track
 from thence.analysis.default_kind import default_kind
 from thence.analysis.glance import Glance, glance
 from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
-from thence.analysis.ranks.job import job_of
-from thence.analysis.ranks.summary import summarise_ranks
 from thence.analysis.report import part
 from thence.analysis.select import select
 from thence.analysis.steps_table import step_table
@@ -121,6 +119,9 @@ class Explanations(ABC):
         if self.attributed.gpu.is_empty():
             inputs = ", ".join(self.attributed.meta.inputs)
             raise MissingData(f"{inputs}: holds no device activity")
+        from thence.analysis.ranks.job import job_of
+        from thence.analysis.ranks.summary import summarise_ranks
+
         return job_of(summarise_ranks(self.attributed))
 
     def steps(self) -> StepTable:

@@ -12,8 +12,6 @@ from thence.readers.kineto.read import NAME, PATTERNS
 from thence.readers.registry import read
 from thence.readers.source import expand
 from thence.store.layout import is_store
-from thence.store.store import open_store
-from thence.store.stored_trace import StoredTrace
 from thence.trace import Trace
 
 if TYPE_CHECKING:
@@ -77,6 +75,9 @@ def _store(
     Raises:
         UsageError: there are other inputs beside it, or options that only count when a store is written.
     """
+    from thence.store.store import open_store
+    from thence.store.stored_trace import StoredTrace
+
     if len(paths) > 1:
         raise UsageError(f"{paths[0]}: a store is an input of its own; give nothing beside it")
     store = open_store(paths[0])

@@ -63,7 +63,7 @@ Examples:
     "--ray",
     "address",
     metavar="ADDRESS",
-    help="Work on this Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local.",
+    help="Work on this Ray cluster: HOST:PORT, auto (the one that this machine is part of), or local.",
 )
 @choice_option(
     "--format",

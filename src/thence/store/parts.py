@@ -215,7 +215,7 @@ def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
 def _typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
     if frame is None:
         return pl.DataFrame(schema=dict(schema))
-    return frame.select(*schema).cast(dict(schema))
+    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def _modules_of(folder: Path) -> tuple[HloModule, ...]:

@@ -123,7 +123,7 @@ class RayWorkers:
     """Tasks of a Ray cluster, each on one CPU. Ray tries those again whose worker or node is lost.
 
     Args:
-        address: of the cluster, as `ray.init` takes it: ``auto``, ``ray://HOST:PORT``, ``HOST:PORT``; or ``local``
+        address: of the cluster, as `ray.init` takes it: ``auto``, ``HOST:PORT``; or ``local``
             for one of this machine alone.
 
     Raises:
