@@ -40,7 +40,7 @@ def main() -> None:
         patience = ("--virtual-time-budget=10000", f"--window-size={SIZE}")
         picture = f"--screenshot={DOCS / 'report_page.png'}"
         command = [browser, *options, *patience, picture, page.as_uri()]
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603 - the browser that the user has
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if run.returncode:
         sys.exit(f"{browser}: {run.stderr}")
 

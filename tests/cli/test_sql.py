@@ -173,6 +173,8 @@ def test_a_name_that_there_is_not_says_which_there_are(query: str, said: str) ->
     frames = {name: pl.DataFrame({"name": ["k"]}) for name in ("gpu", "host")}
     with pytest.raises(UsageError, match=said):
         answer(frames, query)
+
+
 @pytest.mark.parametrize("limit", ["nan", "inf", "1e300"])
 def test_limits_of_any_size_are_limits(
     limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.analysis.whatif import WhatIf
     from thence.model.attributed import Attributed
+    from thence.model.places import By
     from thence.model.tables import Meta
     from thence.store.store import Store
 
@@ -100,7 +101,7 @@ class StoredTrace(Trace):
         """A part of the store; of other ranks nothing is read."""
         return StoredTrace(self.store, selection)
 
-    def summary(self, by: str = "kernel") -> Summary:
+    def summary(self, by: By = "kernel") -> Summary:
         """As `Trace.summary`, rank by rank."""
         if by in SUMMARISED_BY and self._ranks_only:
             frames = self.store.report(self.selection.ranks)
