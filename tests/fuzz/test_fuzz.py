@@ -15,14 +15,17 @@ from fuzz.mutations import damaged, mutated
 from fuzz.run import INSIDE, run_apart
 
 CASES, SEED, THROUGH_VERBS = 200, 1, 100
+LAYOUTS = ("mosaic", "flashinfer", "proton")
+"""Further layouts of in-kernel events, whose every case goes through a verb: a quarter of the cases does."""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits are those of POSIX")
 @pytest.mark.parametrize("of", FORMATS, ids=[of.name for of in FORMATS])
 def test_no_input_does_harm(of: Format) -> None:
-    code, text = run_apart(of, CASES, SEED, THROUGH_VERBS, keep=None)
+    cases = CASES // 4 if of.name in LAYOUTS else CASES
+    code, text = run_apart(of, cases, SEED, THROUGH_VERBS, keep=None)
     assert code == 0, text
-    assert f"{CASES} cases" in text
+    assert f"{cases} cases" in text
 
 
 @pytest.mark.parametrize("of", FORMATS, ids=[of.name for of in FORMATS])

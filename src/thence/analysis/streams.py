@@ -45,7 +45,7 @@ IN_GRAPHS = (
 NO_STREAMS = "the trace does not say on which streams its kernels ran"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Concurrency:
     """Concurrency on one device. All times are ns.
 
@@ -216,7 +216,7 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
 
 def _concurrency(
     devices: pl.DataFrame,
-    by_depth: Sequence[Sequence[Ns]],
+    by_depth: Sequence[tuple[Ns, ...]],
     overlaps: Sequence[Mapping[str, Mapping[str, Ns]]],
 ) -> tuple[Concurrency, ...]:
     """The concurrency of each device: rank, device, recorded (its streams are known), and its communication."""
@@ -226,7 +226,7 @@ def _concurrency(
             rank=rank,
             device=device,
             busy_ns=sum(depths),
-            busy_streams_ns=tuple(depths) if recorded else (),
+            busy_streams_ns=depths if recorded else (),
             overlap_ns=overlap,
             communication_ns=communication,
             hidden_ns=communication - exposed,
@@ -291,7 +291,7 @@ class _Lanes:
             concurrent_ns=pl.when(recorded).then(pl.lit(_sums(of, shared, self.streams.height))),
         )
 
-    def by_depth(self) -> list[list[Ns]]:
+    def by_depth(self) -> list[tuple[Ns, ...]]:
         """For each device the time with one, two and more busy streams."""
         starts, finishes, depth = self.depth
         device = self.timeline.group_at(starts)
@@ -299,20 +299,22 @@ class _Lanes:
         np.maximum.at(most, device, depth)
         first = np.cumsum(most) - most
         times = _sums(first[device] + depth - 1, finishes - starts, int(most.sum()))
-        return [part.tolist() for part in np.split(times, first[1:])]
+        flat = times.tolist()
+        ends = (first + most).tolist()
+        return [tuple(flat[a:b]) for a, b in zip(first.tolist(), ends, strict=True)]
 
     def overlaps(self, group: Int64, names: Sequence[str]) -> list[dict[str, dict[str, Ns]]]:
         """For each device the time in which groups ran at once, see `Concurrency.overlap_ns`."""
         all_of = self.timeline
         of_group = {int(g): group == g for g in np.unique(group)}
         joined = {g: union(all_of.start[m], all_of.end[m]) for g, m in of_group.items()}
-        found: list[dict[int, dict[int, Ns]]] = [{} for _ in range(all_of.groups)]
+        found: dict[int, dict[int, dict[int, Ns]]] = {}
 
         def note(a: int, b: int, time: Int64, lengths: Int64) -> None:
             totals = all_of.sums(time, lengths)
             for device in np.flatnonzero(totals).tolist():
-                found[device].setdefault(a, {})[b] = int(totals[device])
-                found[device].setdefault(b, {})[a] = int(totals[device])
+                of = found.setdefault(device, {})
+                of.setdefault(a, {})[b] = of.setdefault(b, {})[a] = int(totals[device])
 
         for a, (begins, ends) in joined.items():
             mine = of_group[a]
@@ -325,10 +327,14 @@ class _Lanes:
             for b, theirs in joined.items():
                 if b > a:
                     note(a, b, begins, covered_lengths(begins, ends, *theirs))
-        return [
-            {names[a]: {names[b]: row[b] for b in sorted(row)} for a, row in sorted(of.items())}
-            for of in found
-        ]
+        named = {
+            device: {
+                names[a]: {names[b]: row[b] for b in sorted(row)} for a, row in sorted(of.items())
+            }
+            for device, of in found.items()
+        }
+        nothing: dict[str, dict[str, Ns]] = {}
+        return [named.get(device, nothing) for device in range(all_of.groups)]
 
 
 def _sums(group: Int64, values: Int64, groups: int) -> Int64:

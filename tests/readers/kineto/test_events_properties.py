@@ -109,11 +109,15 @@ def test_every_layout_in_pieces_of_any_size_holds_the_events(
         assert trace.meta.facts[0]["traceName"] == "x"
 
 
-@given(st.lists(kernels, min_size=1, max_size=10), layouts)
-def test_boundaries_are_the_ends_of_the_events(document: list[dict[str, Any]], layout: Any) -> None:
+@given(st.lists(kernels, min_size=1, max_size=10), layouts, st.sampled_from([1, 7, 1 << 20]))
+def test_boundaries_are_the_ends_of_the_events(
+    document: list[dict[str, Any]], layout: Any, block: int
+) -> None:
     text = layout(document).encode()
     inner = text[text.index(b"[") + 1 :]
-    found = boundaries(inner)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envelope, "_BLOCK_BYTES", block)
+        found = boundaries(inner)
     assert inner[found.array_end : found.array_end + 1] == b"]"
     assert len(found.ends) == len(document)
     assert json.loads(b"[" + inner[: found.ends[-1]] + b"]") == document

@@ -45,6 +45,7 @@ INLINE_ANNOTATED = "cudaGraphInlineAnnotated"
 """Member before the events by which torch 2.15 says that it annotated graphed activities."""
 PIECE_BYTES = 4 << 20
 """Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the caches."""
+_BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 18
 _MOST_HEAD_BYTES = 64 << 20
@@ -307,19 +308,26 @@ def boundaries(buffer: bytes) -> Boundaries:
         buffer: valid JSON from there on; what follows the end of the array does not matter.
     """
     text = np.frombuffer(buffer, np.uint8)
-    quotes = np.flatnonzero(text == ord('"'))
-    quotes = quotes[~_escaped(text, quotes)]
-    opening = (text == ord("{")) | (text == ord("["))
-    closing = (text == ord("}")) | (text == ord("]"))
-    brackets = np.flatnonzero(opening | closing)
-    outside = np.searchsorted(quotes, brackets) % 2 == 0
-    brackets = brackets[outside]
-    depth = np.cumsum(np.where(opening[brackets], 1, -1))
-    below = np.flatnonzero(depth < 0)
-    array_end = int(brackets[below[0]]) if len(below) else -1
-    if len(below):
-        brackets, depth = brackets[: below[0]], depth[: below[0]]
-    return Boundaries(brackets[(depth == 0) & closing[brackets]] + 1, array_end)
+    ends = [np.empty(0, np.int64)]
+    open_brackets = open_quotes = 0
+    # Block by block: what is made of each byte takes forty, where all are brackets.
+    for low in range(0, len(text), _BLOCK_BYTES):
+        part = text[low : low + _BLOCK_BYTES]
+        quotes = np.flatnonzero(part == ord('"')) + low
+        quotes = quotes[~_escaped(text, quotes)]
+        opening = (part == ord("{")) | (part == ord("["))
+        closing = (part == ord("}")) | (part == ord("]"))
+        brackets = np.flatnonzero(opening | closing)
+        brackets = brackets[(open_quotes + np.searchsorted(quotes - low, brackets)) % 2 == 0]
+        depth = open_brackets + np.cumsum(np.where(opening[brackets], 1, -1))
+        below = np.flatnonzero(depth < 0)
+        whole = depth == 0 if not len(below) else (depth == 0) & (np.arange(len(depth)) < below[0])
+        ends.append(low + brackets[whole & closing[brackets]] + 1)
+        if len(below):
+            return Boundaries(np.concatenate(ends), low + int(brackets[below[0]]))
+        open_brackets = int(depth[-1]) if len(depth) else open_brackets
+        open_quotes += len(quotes)
+    return Boundaries(np.concatenate(ends), -1)
 
 
 def _escaped(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
