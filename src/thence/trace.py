@@ -35,7 +35,6 @@ from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
 from thence.analysis.missing_collectives import why_no_collectives
 from thence.analysis.programs import Programs, programs
 from thence.analysis.proof import Proof, proof
-from thence.analysis.query import answer, named
 from thence.analysis.report import Report, part
 from thence.analysis.select import select
 from thence.analysis.soundness.check import check
@@ -55,6 +54,7 @@ from thence.explanations import Explanations
 from thence.model.places import FLAME_KINDS, LANES, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
 from thence.pictures import Pictures
+from thence.querying import Querying
 from thence.readers.label_files import read_labels
 from thence.writers.page.report_page import report_html
 from thence.writers.timelines.write import write_timeline
@@ -73,7 +73,7 @@ __all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
-class Trace(Comparing, Pictures, Explanations):
+class Trace(Querying, Comparing, Pictures, Explanations):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
@@ -462,23 +462,6 @@ class Trace(Comparing, Pictures, Explanations):
     @property
     def _inputs(self) -> str:
         return ", ".join(self.meta.inputs)
-
-    def sql(self, query: str) -> pl.DataFrame:
-        """Runs an SQL query over the tables of the trace.
-
-        gpu, host, places, activities, annotations, collectives, threads, programs, events and waits.
-
-        Example:
-            ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
-
-        Raises:
-            UsageError: the query is no valid SQL, names something that there is not, or reads a file.
-        """
-        return answer(self.frames(query), query)
-
-    def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
-        """The tables that an SQL query may need; plans where they have not been read."""
-        return {name: getattr(self, name) for name in named(query)}
 
     def self_check(self) -> Proof:
         """Proves what must hold of every trace; results are checked again when they are made.

@@ -18,7 +18,7 @@ LAYERS = (
     {"attribution", "hooks", "inside"},
     {"analysis"},
     {"writers"},
-    {"comparing", "explanations", "pictures"},
+    {"comparing", "explanations", "pictures", "querying"},
     {"profile", "trace"},
     {"store"},
     {"opening"},

@@ -1,0 +1,33 @@
+"""What a `Trace` offers for SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thence.analysis.query import answer, named
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["Querying"]
+
+
+class Querying:
+    """Queries over the tables of a trace."""
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """Runs an SQL query over the tables of the trace.
+
+        gpu, host, places, activities, annotations, collectives, threads, programs, events and waits.
+
+        Example:
+            ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
+
+        Raises:
+            UsageError: the query is no valid SQL, names something that there is not, or reads a file.
+        """
+        return answer(self.frames(query), query)
+
+    def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
+        """The tables that an SQL query may need; plans where they have not been read."""
+        return {name: getattr(self, name) for name in named(query)}
