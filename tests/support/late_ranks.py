@@ -6,9 +6,13 @@ step when it ends: the length of the steps is the same on all ranks, whoever is 
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from helpers import STACK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 FORWARD, BACKWARD, TRANSFER = 30_000, 60_000, 10_000  # us
 AFTER = 10
 """From the end of the all-reduce to the next step, us: the host waits for it."""
+HOST_EVENTS = ("cpu_op", "python_function", "cuda_runtime", "cuda_driver", "user_annotation")
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -128,3 +133,126 @@ class SleepyJob:
             *launched(NCCL, backward + 80, arrival, end, number + 3, **described),
             host("cuda_runtime", "cudaDeviceSynchronize", backward + 95, end + 5, correlation=number + 4),
         ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RealJob:
+    """A job whose ranks run one recorded training step over and over, and meet in an all-reduce at its end.
+
+    The host of one rank sleeps in a backward operator: what was open then lasts longer, what came later comes later.
+
+    Attributes:
+        ranks, steps: how many.
+        late: rank whose host sleeps.
+        sleep: us, in every step.
+        op: name of the operator, the first of its name that is open.
+    """
+
+    ranks: int = 3
+    steps: int = 4
+    late: int = 2
+    sleep: float = 200_000.0
+    op: str = "autograd::engine::evaluate_function: GeluBackward0"
+
+    @cached_property
+    def recorded(self) -> list[dict[str, Any]]:
+        """Events of the last recorded step, from its begin."""
+        events = [
+            e for e in json.loads(gzip.decompress(STACK.read_bytes()))["traceEvents"] if "ts" in e
+        ]
+        step = max(
+            (e for e in events if e["name"].startswith("ProfilerStep")), key=lambda e: e["ts"]
+        )
+        begin, end = step["ts"], step["ts"] + step["dur"]
+        on_gpu = ("kernel", "gpu_memset", "gpu_memcpy")
+        host = [e for e in events if begin <= e["ts"] < end and e.get("cat") in HOST_EVENTS]
+        launched = {e["args"]["correlation"] for e in host if "correlation" in e.get("args", {})}
+        gpu = [e for e in events if e.get("cat") in on_gpu and e["args"]["correlation"] in launched]
+        return [e | {"ts": e["ts"] - begin} for e in (*host, *gpu)]
+
+    @cached_property
+    def sleeping(self) -> dict[str, Any]:
+        """The recorded operator in which the host sleeps."""
+        return min((e for e in self.recorded if e["name"] == self.op), key=lambda e: e["ts"])
+
+    @property
+    def forward(self) -> dict[str, Any]:
+        """The forward operator that it belongs to: the outermost with its sequence number, on another thread."""
+        ours = self.sleeping
+        number = ours["args"]["Sequence number"]
+        same = [e for e in self.recorded if e.get("args", {}).get("Sequence number") == number]
+        return min((e for e in same if e["tid"] != ours["tid"]), key=lambda e: e["ts"])
+
+    def around(self, event: dict[str, Any]) -> list[str]:
+        """Names of what is open around an event on its thread, the outermost first."""
+        end = event["ts"] + event["dur"]
+        open_then = [
+            e for e in self.recorded
+            if e["tid"] == event["tid"] and e["ts"] <= event["ts"] and e["ts"] + e["dur"] >= end
+        ]  # fmt: skip
+        return [e["name"] for e in sorted(open_then, key=lambda e: e["ts"])]
+
+    def write(self, folder: Path) -> list[Path]:
+        """A file for each rank."""
+        last = max(e["ts"] + e["dur"] for e in self.recorded if e["cat"] == "kernel")
+        length = last + self.sleep + TRANSFER
+        paths = []
+        for rank in range(self.ranks):
+            events = []
+            for step in range(self.steps):
+                begin = 1_000_000 + step * (length + 100)
+                events += [self._moved(e, rank, step, begin) for e in self.recorded]
+                events += self._reduced(step, begin + last + self._delay(rank), begin + length)
+            info = {"backend": "nccl", "rank": rank, "world_size": self.ranks}
+            path = folder / f"rank{rank}.json"
+            path.write_text(
+                json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events})
+            )
+            paths.append(path)
+        return paths
+
+    def _delay(self, rank: int) -> float:
+        return self.sleep if rank == self.late else 0.0
+
+    def _moved(self, event: dict[str, Any], rank: int, step: int, begin: float) -> dict[str, Any]:
+        """An event in a step of a rank, with ids of its own."""
+        asleep = self.sleeping["ts"] + 1.0
+        after = event["ts"] >= asleep
+        opened = event["cat"] in HOST_EVENTS and not after and event["ts"] + event["dur"] > asleep
+        args = dict(event.get("args", {}))
+        for key in (
+            "correlation",
+            "External id",
+            "Sequence number",
+            "Python id",
+            "Python parent id",
+        ):
+            if isinstance(args.get(key), int):
+                args[key] += 1_000_000 * step
+        name = f"ProfilerStep#{step}" if event["name"].startswith("ProfilerStep") else event["name"]
+        delay = self._delay(rank)
+        times = {"ts": begin + event["ts"] + delay * after, "dur": event["dur"] + delay * opened}
+        return event | times | {"name": name, "args": args}
+
+    def _reduced(self, step: int, arrival: float, end: float) -> list[dict[str, Any]]:
+        """The all-reduce, and its launch by the thread of the step."""
+        thread = next(e for e in self.recorded if e["name"].startswith("ProfilerStep"))
+        number = 900_000 + 1_000_000 * step
+        described = {
+            "Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "Group size": self.ranks,
+            "dtype": "Float", "Process Group Name": "0", "Process Group Description": "default_pg",
+            "Process Group Ranks": str(list(range(self.ranks))), "Seq": step + 2,
+        }  # fmt: skip
+        launch = {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": thread["pid"],
+            "tid": thread["tid"],
+        }
+        kernel = {"ph": "X", "cat": "kernel", "name": NCCL, "pid": 0, "tid": 27}
+        args = {"device": 0, "stream": 27, "correlation": number, **described}
+        return [
+            launch | {"ts": arrival - 5, "dur": 4, "args": {"correlation": number}},
+            kernel | {"ts": arrival, "dur": end - arrival, "args": args},
+        ]

@@ -26,9 +26,10 @@ Examples:
   thence ranks traces/ -o ranks.html         heat map of ranks and steps
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
 \b
-A straggler caused more than 2 % of a step's waiting on average, and more than the others do by
-chance: the lower 95 % bound over the steps, for all devices together, is above 0. Waiting is time
-in which the others compute nothing; what a late rank waited itself for another is not its fault.
+A straggler makes others wait for more than 2 % of a step on average, and for more than by chance:
+the lower bound over the steps, for all devices together, is above 0 with 99 %; the bound shown is
+that with 95 %. Waiting is time in which the others compute nothing; what a late rank waited itself
+for another is not its fault.
 Causes of the late rank's extra time, compared with the rank in the middle, before its late arrivals:
   slower GPU    the same kernels of the same shapes take longer, most of them
   more work     kernels ran more often, or with other shapes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from polars.testing import assert_frame_equal
 
 import thence
 from helpers import DATA, FSDP, unzipped
-from late_ranks import BACKWARD, FORWARD, TRANSFER, SleepyJob
+from late_ranks import BACKWARD, FORWARD, TRANSFER, RealJob, SleepyJob
 from rank_jobs import LINE, MODULE, Plant, RankJob
 from thence.analysis.ranks.job import job_of
 from thence.analysis.ranks.joined import joined
@@ -102,9 +103,33 @@ def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_lo
     assert named["line"] == "/home/me/train.py:40 hook"
     assert named["module"] == "Mlp_3"
     assert named["phase"] == "backward"
-    # Nothing is known of the stretch before the first collective of the group.
-    assert sleeping["total_ns"][0] == pytest.approx(1000 * job.sleep * (job.steps - 1), rel=0.001)
+    assert sleeping["total_ns"][0] == pytest.approx(1000 * job.sleep * job.steps, rel=0.001)
     assert found.clocks.rows["offset_ns"].to_list() == [-3_000_000, 0, 3_000_000]
+
+
+def test_a_sleep_in_backward_of_a_recorded_step_is_named_by_operator_module_and_line(
+    tmp_path: Path,
+) -> None:
+    job = RealJob()
+    job.write(tmp_path)
+    found = thence.open(tmp_path).late_ranks()
+    lengths = found.cells["step_ns"]
+    assert lengths.max() - lengths.min() < 0.01 * lengths.max()  # type: ignore[operator]
+    assert found.stragglers.select("rank", "since_step").rows() == [(2, "ProfilerStep#0")]
+    assert found.stragglers["mean_ns"][0] == pytest.approx(1000 * job.sleep, rel=0.001)
+    (why,) = found.reasons
+    assert why.rows.select("cause", "by").row(0) == ("operator", "cause")
+    assert why.rows["total_ns"][0] == pytest.approx(1000 * job.sleep * job.steps, rel=0.01)
+    named = dict(why.rows.filter(cause="operator").select("by", "name").iter_rows())
+    assert named["op"] == job.op
+    assert named["phase"] == "backward"
+    around = job.around(job.forward)
+    modules = [name.removeprefix("nn.Module: ") for name in around if name.startswith("nn.Module")]
+    assert len(modules) > 1
+    assert named["module"] == "/".join(modules)
+    lines = [name for name in around if name.startswith("torch_gpt.py(")]
+    file, line, function = re.fullmatch(r"(.+)\((\d+)\): (.+)", lines[-1]).groups()  # type: ignore[union-attr]
+    assert named["line"] == f"{file}:{line} {modules[-1].rpartition('_')[0]}.{function}"
 
 
 def test_since_when_a_rank_sleeps(tmp_path: Path) -> None:

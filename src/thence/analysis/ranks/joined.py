@@ -46,6 +46,7 @@ class Joined:
             device went on with it),
             and compute_start_ns ... idle_end_ns as in the summary. By rank, device and start.
         groups: group, name, description, members (text), ranks (list; null where not listed).
+        begins: rank, device, begun: when its first activity began (ns, as start).
         clocks: of the ranks.
         origin: ns since 1970 of time 0, or of whatever the summaries' clocks count from.
         notes: what must be known to read the numbers.
@@ -53,6 +54,7 @@ class Joined:
 
     rows: pl.DataFrame
     groups: pl.DataFrame
+    begins: pl.DataFrame
     clocks: Clocks
     origin: int
     notes: tuple[str, ...]
@@ -79,22 +81,36 @@ def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:
     origin = int(rows["start"].min() or 0)  # type: ignore[arg-type] # an integer
     moments = ("start", "launch", "exposed_start", "exposed_end")
     rows = rows.with_columns(pl.col(name) - origin for name in moments)
-    groups, rows = _groups(table_of(summaries, "groups"), rows)
-    parts = _with_groups(table_of(summaries, "parts"), groups)
+    groups, numbers = _groups(summaries["groups"].lazy())
+    rows = _with_groups(rows, numbers)
+    parts = _with_groups(table_of(summaries, "parts"), numbers)
     trace = _as_trace(rows, parts, groups)
     instances = collective_instances(trace)
     matched = instances.rows.select("instance", "unmatched", kind="collective")
     found = rows.hstack(matched)
-    clocks = clocks_of(trace, instances, sorted(table_of(summaries, "devices")["rank"].unique()))
-    return _timed(found, instances.peers, groups, clocks, origin)
-
-
-def _groups(groups: pl.DataFrame, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Process groups with one number for the same group of all ranks (job), and rows with that number."""
-    named = groups.with_columns(
-        job=pl.struct("name", "description", "members").rank("dense").cast(pl.Int32) - 1
+    devices = table_of(summaries, "devices").select(
+        "rank", "device", begun=pl.col("start") - origin
     )
-    return named, _with_groups(rows, named)
+    clocks = clocks_of(trace, instances, sorted(devices["rank"].unique()))
+    shift = clocks.shift(devices["rank"].to_numpy(), devices["begun"].to_numpy())
+    begins = devices.with_columns(pl.col("begun") - pl.Series(shift))
+    rows, notes = _timed(found, instances.peers, clocks)
+    return Joined(rows, _members(groups), begins, clocks, origin, notes)
+
+
+def _groups(groups: pl.LazyFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Process groups, once each, with a number (job); and rank, group and job of the groups of all ranks.
+
+    In large jobs every rank lists thousands of members, so lists are compared by their hashes and kept once.
+    """
+    key = ["name", "description", "hash"]
+    hashed = groups.with_columns(hash=pl.col("members").hash())
+    once = hashed.unique(key).select(*key, "members").collect(engine="streaming")
+    job = pl.struct("name", "description", "members").rank("dense").cast(pl.Int32) - 1
+    once = once.with_columns(job=job).sort("job")
+    every = hashed.select("rank", "group", *key).collect(engine="streaming")
+    numbers = every.join(once.drop("members"), on=key, nulls_equal=True)
+    return once.drop("hash"), numbers.select("rank", "group", "job").sort("rank", "group")
 
 
 def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
@@ -104,7 +120,7 @@ def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> Attributed:
     """A trace that holds the collectives alone, a row of each table for each."""
-    texts = groups.unique("job").sort("job").select("job", group_ranks="members")
+    texts = groups.select("job", group_ranks="members")
     executions = (
         rows.filter(pl.col("execution").is_not_null())
         .select("rank", "execution", name="program")
@@ -157,9 +173,9 @@ def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _timed(
-    rows: pl.DataFrame, peers: pl.DataFrame, groups: pl.DataFrame, clocks: Clocks, origin: int
-) -> Joined:
-    """Adds waits, on the common clock."""
+    rows: pl.DataFrame, peers: pl.DataFrame, clocks: Clocks
+) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """`Joined.rows`, with waits on the common clock, and notes."""
     shift = clocks.shift(rows["rank"].to_numpy(), rows["start"].to_numpy())
     common = rows.with_columns(start=pl.col("start") - pl.Series(shift), shift=pl.Series(shift))
     if not peers.is_empty():
@@ -175,13 +191,7 @@ def _timed(
             f"{int(left.sum()):,} kernels of first calls, in which communicators are made, are left out"
         )
     every = _exposed(_waits(counted, peers), counted)
-    return Joined(
-        every.sort("rank", "device", "start", "instance"),
-        _members(groups),
-        clocks,
-        origin,
-        tuple(notes),
-    )
+    return every.sort("rank", "device", "start", "instance"), tuple(notes)
 
 
 def _waits(counted: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
@@ -216,7 +226,9 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
         ),
         *(name for name in SUMMARISED.schema if name.endswith(("_start_ns", "_end_ns"))),
     )
-    kernels = counted.unique(_INSTANCE, keep="first", maintain_order=True)
+    kernels = counted
+    if places.height < counted.height:  # several kernels of one device are one collective
+        kernels = counted.unique(_INSTANCE, keep="first", maintain_order=True)
     every = places.drop("start", "duration_ns", "bus_gbps", "own").join(
         kernels.select(*_INSTANCE, *columns), on=_INSTANCE, maintain_order="left"
     )
@@ -240,8 +252,4 @@ def _members(groups: pl.DataFrame) -> pl.DataFrame:
     ranks = (
         pl.when(listed).then(texts.str.replace_all(" ", "").str.split(",")).cast(pl.List(pl.Int32))
     )
-    return (
-        groups.unique("job")
-        .sort("job")
-        .select(group="job", name="name", description="description", members="members", ranks=ranks)
-    )
+    return groups.select("name", "description", "members", group="job", ranks=ranks)

@@ -4,7 +4,8 @@ For a collective in which others waited for a rank:
 
     wait        the part of each other's wait in which it computed nothing
     stretch     from the last earlier collective of the group whose end the late device had to await (nothing
-                computed there when it ended) to the late arrival: both ranks were together at its begin
+                computed there when it ended) to the late arrival: both ranks were together at its begin. Without
+                one, from the first activity, if that of both began together (`_TOGETHER` of the wait apart)
     extra       compute, copies, idle time and communication in the stretch, less those of the rank that arrived in
                 the middle of all, in its own stretch between the same two collectives
     inherited   the extra time in which the late rank itself waited for others, in other groups
@@ -35,6 +36,7 @@ PARTS = ("compute", "copy", "idle", "transfer")
 """What the extra time of a late rank can be."""
 MESSAGES = (*PEERS, "send-recv", "coalesced", "collective-permute")
 _PLACE = ("rank", "device")
+_TOGETHER = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
     )
     waits = rows.filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
     is_message = pl.col("collective").is_in(MESSAGES)
-    late = _blamed(rows, waits.filter(~is_message))
+    late = _blamed(rows, waits.filter(~is_message), joined.begins)
     shares = late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns"))
     own = waits.filter(~is_message).join(shares, on="instance", maintain_order="left")
     return Lateness(
@@ -112,7 +114,7 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _blamed(rows: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
+def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
     """`Lateness.late`."""
     running = rows.with_columns(
         waited_ns=pl.col("exposed_wait_ns").fill_null(0).cum_sum().over(_PLACE)
@@ -140,7 +142,28 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
             on=["before", "median_rank", "median_device"], how="left", maintain_order="left",
         )
     )  # fmt: skip
+    both = _from_the_first_activity(both, begins)
     return _divided(both.with_columns(_extra(name) for name in _CUMULATED).with_columns(_span()))
+
+
+def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
+    """Where nothing is known of an earlier collective, stretches from the first activities, if these began together."""
+    middle = begins.select(median_rank="rank", median_device="device", middle_first="begun")
+    placed = both.join(
+        begins.rename({"begun": "first"}), on=list(_PLACE), how="left", maintain_order="left"
+    ).join(middle, on=["median_rank", "median_device"], how="left", maintain_order="left")
+    apart = (pl.col("first") - pl.col("middle_first")).abs()
+    used = pl.col("before").is_null() & (apart <= _TOGETHER * pl.col("wait_ns"))
+    zero = pl.when(used).then(0)
+    return placed.with_columns(
+        begun=pl.when(used).then("first").otherwise("begun"),
+        middle_begun=pl.when(used).then("middle_first").otherwise("middle_begun"),
+        **{
+            column: zero.otherwise(column)
+            for name in _CUMULATED
+            for column in (f"{name}_begun", f"middle_{name}_begun")
+        },
+    )
 
 
 _CUMULATED = ("compute", "copy", "idle", "waited")

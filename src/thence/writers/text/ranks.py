@@ -61,6 +61,8 @@ def reason_rows(why: Reasons) -> pl.DataFrame:
     columns = ("cause", "per_step_ns", "share", "detail")
     for cause, per_step, share, detail in causes.select(columns).iter_rows():
         places = rows.filter(pl.col("cause") == cause, pl.col("by") != "cause")
+        if (places["by"] == "line").any():  # which the call only repeats
+            places = places.filter(pl.col("by") != "call")
         where = [_place(by, name) for by, name in places.select("by", "name").iter_rows()]
         text = "; ".join(text for text in (detail, *where) if text)
         lines.append((cause_name(cause), per_step, share, text))
