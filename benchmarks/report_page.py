@@ -1,8 +1,8 @@
 """What a report page costs: its size, the time to write it, and in Chromium to open it and to zoom its timeline.
 
-    python benchmarks/report_page.py TRACE...  [--before SRC]      SRC: the src folder of another checkout
+    python benchmarks/report_page.py TRACE... [--before SRC] [--rounds N]      SRC: the src folder of another checkout
 
-Each side writes the page of each trace in a process of its own, in turns, three times; the least CPU time counts.
+Each side writes the page of each trace in a process of its own, in turns; the least CPU time counts.
 Chromium is the one on the path, or that of the variable CHROMIUM; without one, the times in a browser are left out.
 """
 
@@ -20,7 +20,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-ROUNDS = 3
 WRITE = """
 import json, sys, time
 import thence
@@ -80,17 +79,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--before", type=Path, help="src folder of another checkout")
+    parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     sides = ({"before": asked.before} if asked.before else {}) | {"now": ROOT / "src"}
     for trace in asked.traces:
         with tempfile.TemporaryDirectory() as folder:
             least = dict.fromkeys(sides, float("inf"))
-            for _ in range(ROUNDS):
+            for _ in range(asked.rounds):
                 for side, source in sides.items():
                     page = Path(folder) / f"{side}.html"
                     activities, cpu, _wall = written(source, trace, page)
                     least[side] = min(least[side], cpu)
-            print(f"{trace}: {activities:,} activities")
+            print(f"{trace}: {activities:,} activities", flush=True)
             for side in sides:
                 page = Path(folder) / f"{side}.html"
                 text = page.read_text()

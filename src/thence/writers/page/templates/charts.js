@@ -21,7 +21,7 @@ function chartsOf(figures) {
   }
   function narrowed(place, figure) {
     if (place.clientWidth >= NARROW_PAGE) return {};
-    const legend = {"legend.entrywidth": 82, "legend.font.size": 11};
+    const legend = {"legend.entrywidth": 74, "legend.font.size": 11};
     if (!isBars(figure)) return legend;
     const names = [...new Set(figure.data.flatMap((trace) => trace.y))];
     return {...legend, "yaxis.tickmode": "array", "yaxis.tickvals": names, "yaxis.ticktext": names.map(cut)};

@@ -142,6 +142,7 @@ async function timeline(place, base64) {
 
   // ---- Pointer: a click selects, a drag zooms to what it covers, with Shift or a finger it moves the view
   let drag = null;
+  const same = (a, b) => a === b || (a !== null && b !== null && a.track === b.track && a.row === b.row);
   const pointOf = (event) => {
     const box = canvas.getBoundingClientRect();
     return [event.clientX - box.left, event.clientY - box.top];
@@ -162,7 +163,7 @@ async function timeline(place, base64) {
       return;
     }
     const found = view.at(x, y);
-    if (JSON.stringify(found && found.row) !== JSON.stringify(state.hovered && state.hovered.row)) view.refresh();
+    if (!same(found, state.hovered)) view.refresh();
     state.hovered = found;
     if (found) showTip(tip, event, facts.titleOf(found.track, found.row), null, facts.brief(found.track, found.row));
     else tip.hidden = true;

@@ -1,6 +1,6 @@
 // Beside the timeline: what is known of the selected activity, and what is in view as a table.
 
-function timelinePanel(data, facts, view, choose) {
+function timelinePanel(data, facts, view) {
   const panel = element("div", undefined, "details"), table = element("details", undefined, "as-text");
   panel.id = "timeline-details";
   panel.hidden = true;
