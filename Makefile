@@ -39,7 +39,6 @@ check-docs: $(VENV)/installed-dev  ## runs every command of README, docs and --h
 
 pictures: $(VENV)/installed-dev  ## draws the pictures of README and docs anew; needs Chromium
 	$(BIN)/python docs/make_picture.py
-	$(BIN)/python docs/make_page_picture.py
 
 clean:
 	rm -rf $(VENV) build dist site

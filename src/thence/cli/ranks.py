@@ -22,7 +22,7 @@ __all__ = ["command"]
 _EXAMPLES = """\b
 Examples:
   thence ranks traces/                       all ranks of a job
-  thence ranks 'run/rank*.json.gz' --format json
+  thence ranks traces/ --format json
   thence ranks traces/ -o ranks.html         heat map of ranks and steps
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
 \b
