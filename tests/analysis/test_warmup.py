@@ -140,14 +140,14 @@ def test_flame_graphs_leave_idle_around_first_executions_out_and_say_so() -> Non
 
 def test_idle_inside_the_executions_that_count_is_stated_beside_the_sum() -> None:
     opened = by_hand()
-    for by, idle in {"opcode": 0, "hlo": 0, "program": 0, "kernel": None, "rank": None}.items():
+    for by, idle in {"program": 0, "kernel": None, "rank": None}.items():
         summary = opened.summary(by)
         assert summary.idle_inside_ns == summary.to_json()["idle_inside_programs_ns"] == idle
     kept = opened.select(warm_up="keep")
-    assert kept.summary("opcode").idle_inside_ns == 10 + 10  # in the first step and in the second
-    assert kept.summary("opcode").rows["total_ns"].sum() == kept.summary("opcode").sum_ns == 140
+    assert kept.summary("program").idle_inside_ns == 10 + 10  # in the first step and in the second
+    assert kept.summary("program").rows["total_ns"].sum() == kept.summary("program").sum_ns == 140
     # What a search leaves out may have run in the gaps.
-    assert kept.select(only="x").summary("opcode").idle_inside_ns is None
+    assert kept.select(only="x").summary("program").idle_inside_ns is None
 
 
 @pytest.mark.parametrize("rule", ["heuristic", "first-compiled", "keep"])

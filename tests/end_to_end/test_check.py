@@ -128,7 +128,7 @@ def test_sql_flame_and_the_page_say_it(
     text = page.read_text()
     assert sentence in text
     assert "Idle at most" in text
-    assert text.index(sentence) < text.index('<section id="timeline">')
+    assert text.index(sentence) < text.index('<section id="timeline"')
 
 
 def test_findings_as_csv(capsys: pytest.CaptureFixture[str], without_graphs: Path) -> None:

@@ -7,7 +7,7 @@ launch from ``b`` to ``e``, the first of these that holds for a part of the gap 
                                 thread that launched; where that thread was in none, or only in a step or a range,
                                 a thread of the rank that was in an operator or a call, of several the one
                                 whose row lasts longest; first_use where an operator takes over 1 ms
-                                until it launches the first kernel of a name
+                                until it launches the first kernel of a name, and never again
     b to e                      launch; first_use where the call is long and the kernel's first
     launched before the gap     queued for the first 5 us, then event_wait where the stream waited for an event
                                 of another one, else unknown
@@ -151,6 +151,7 @@ class _Facts:
     launch: Int64
     launch_start: Int64
     launch_end: Int64
+    kernel: npt.NDArray[np.uint32]
     first_of_name: Mask
     behind_event: Mask
     _of_others: dict[tuple[int, int, tuple[int, ...]], Leaves] = field(default_factory=dict)
@@ -178,7 +179,7 @@ class _Facts:
             trace, start, end, category, cause, thread,
             leaves,
             ranks,
-            launch, begins, ends,
+            launch, begins, ends, trace.gpu["name"].to_physical().to_numpy(),
             trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
         )  # fmt: skip
 
@@ -368,11 +369,13 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
     unknown = pieces.row == NO_ROW
     row = np.where(unknown, 0, pieces.row)
     codes = np.where(unknown, NUMBER["unknown"], facts.cause[row]).astype(np.uint8)
-    first = (codes == NUMBER["operator"]) & (gpu != NO_ROW) & facts.first_of_name[gpu]
-    launches_it = facts.end[row] > facts.launch_start[gpu]
-    codes[first & launches_it & (pieces.end - pieces.start > _LONG_OPERATOR_NS)] = NUMBER[
-        "first_use"
-    ]
+    long = (codes == NUMBER["operator"]) & (gpu != NO_ROW)
+    long &= pieces.end - pieces.start > _LONG_OPERATOR_NS
+    long &= facts.end[row] > facts.launch_start[gpu]
+    first = facts.first_of_name[gpu]
+    # What takes as long again and again is no first use.
+    again = np.isin(facts.kernel[gpu], facts.kernel[gpu[long & ~first]])
+    codes[long & first & ~again] = NUMBER["first_use"]
     return codes
 
 
