@@ -65,8 +65,8 @@ def main() -> None:
         setup = {
             "git clone": took(["git", "clone", "--quiet", str(ROOT), str(clone)], folder),
             "python -m venv": took([chosen.python, "-m", "venv", str(folder / "venv")], folder),
-            "pip install '.[report]'": took(
-                [str(folder / "venv" / "bin" / "pip"), "install", "--quiet", ".[report]"], clone
+            "pip install .": took(
+                [str(folder / "venv" / "bin" / "pip"), "install", "--quiet", "."], clone
             ),
         }
         place(clone)
