@@ -369,13 +369,15 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
     unknown = pieces.row == NO_ROW
     row = np.where(unknown, 0, pieces.row)
     codes = np.where(unknown, NUMBER["unknown"], facts.cause[row]).astype(np.uint8)
-    long = (codes == NUMBER["operator"]) & (gpu != NO_ROW)
-    long &= pieces.end - pieces.start > _LONG_OPERATOR_NS
-    long &= facts.end[row] > facts.launch_start[gpu]
-    first = facts.first_of_name[gpu]
+    long = np.flatnonzero(
+        (codes == NUMBER["operator"])
+        & (gpu != NO_ROW)
+        & (pieces.end - pieces.start > _LONG_OPERATOR_NS)
+        & (facts.end[row] > facts.launch_start[gpu])
+    )
+    kernel, first = facts.kernel[gpu[long]], facts.first_of_name[gpu[long]]
     # What takes as long again and again is no first use.
-    again = np.isin(facts.kernel[gpu], facts.kernel[gpu[long & ~first]])
-    codes[long & first & ~again] = NUMBER["first_use"]
+    codes[long[first & ~np.isin(kernel, kernel[~first])]] = NUMBER["first_use"]
     return codes
 
 

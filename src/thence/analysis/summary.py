@@ -34,11 +34,21 @@ if TYPE_CHECKING:
     from thence.model.tables import Meta
     from thence.units import Ns
 
-__all__ = ["IDLE_INSIDE", "Summary", "short_row_names", "summarize"]
+__all__ = ["IDLE_INSIDE", "Summary", "finished_rows", "summarize"]
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
 """Name of the row that shows `Summary.idle_inside_ns` beside a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
+_ROW_COLUMNS = (
+    "name",
+    "attributed",
+    "reason",
+    "count",
+    "total_ns",
+    "mean_ns",
+    "share",
+    "backward_ns",
+)
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """What rows by HLO instruction say beside its name."""
 
@@ -364,35 +374,31 @@ def _rows(trace: Attributed, parts: pl.DataFrame, total: Ns, by: str) -> pl.Data
             name=pl.coalesce(pl.col("place").cast(pl.String), reason),
             attributed=pl.col("place").is_not_null(),
             reason=pl.col("reason").cast(pl.String),
-            mean_ns=pl.col("total_ns") / pl.col("count"),
-            share=pl.col("total_ns") / max(total, 1),
         )
-        .sort("total_ns", "name", descending=[True, False])
     )
-    names = short_row_names(grouped["name"], by)
-    columns = (
-        "name",
-        "attributed",
-        "reason",
-        "count",
-        "total_ns",
-        "mean_ns",
-        "share",
-        "backward_ns",
-        *keys[2:],
-    )
-    if by == "hlo":
-        of_instruction = _of_instructions(trace, parts)
-        grouped = grouped.join(of_instruction, on="place", how="left", maintain_order="left")
-        columns = (*columns, *_OF_INSTRUCTIONS)
-    return grouped.select(*columns, short_name=names)
+    if by != "hlo":
+        return finished_rows(grouped, by, total, keys[2:])
+    of_instruction = _of_instructions(trace, parts)
+    grouped = grouped.join(of_instruction, on="place", how="left", maintain_order="left")
+    return finished_rows(grouped, by, total, (*keys[2:], *_OF_INSTRUCTIONS))
 
 
-def short_row_names(names: pl.Series, by: str) -> pl.Series:
-    """``short_name`` of the rows of a table by some kind of place."""
+def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) -> pl.DataFrame:
+    """Rows of a table by some kind of place, as `Summary.rows`: the largest first, with means, shares, short names.
+
+    Args:
+        rows: name, attributed, reason, count, total_ns, backward_ns and ``more``.
+        by: the kind of place.
+        total: ns that the shares are of.
+        more: further columns to keep.
+    """
+    ordered = rows.with_columns(
+        mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
+    ).sort("total_ns", "name", descending=[True, False])
     # Only kernels have names that need shortening; other names are what the user wrote.
-    short = short_names(names.to_list()) if by == "kernel" else {}
-    return pl.Series([short.get(name, name) for name in names], dtype=pl.String)
+    short = short_names(ordered["name"].to_list()) if by == "kernel" else {}
+    names = pl.Series([short.get(name, name) for name in ordered["name"]], dtype=pl.String)
+    return ordered.select(*_ROW_COLUMNS, *more, short_name=names)
 
 
 def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.group_by import general_heading
-from thence.analysis.summary import Summary, short_row_names
+from thence.analysis.summary import Summary, finished_rows
 from thence.model.places import BY
 from thence.model.reasons import Reason, advice, text_of
 from thence.model.schema import Column, Table
@@ -212,7 +212,7 @@ def merged_summary(
         by=by,
         heading=heading if heading is not None else general_heading(by),
         apart=sums["apart"].drop("by").sort("total_ns", "code", descending=[True, False]),
-        rows=_rows(sums["rows"], by, total),
+        rows=finished_rows(sums["rows"], by, total, ("position",) if by == "source" else ()),
         idle_inside_ns=sums["divisions"]["idle_inside_ns"][0],
     )
 
@@ -244,25 +244,3 @@ def _reasons(
         )
         for kind in kinds
     }
-
-
-def _rows(rows: pl.DataFrame, by: str, total: int) -> pl.DataFrame:
-    """Rows as in `Summary.rows`."""
-    ordered = rows.sort("total_ns", "name", descending=[True, False])
-    columns = [
-        "name",
-        "attributed",
-        "reason",
-        "count",
-        "total_ns",
-        "mean_ns",
-        "share",
-        "backward_ns",
-    ]
-    return ordered.with_columns(
-        mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
-    ).select(
-        *columns,
-        *(("position",) if by == "source" else ()),
-        short_name=short_row_names(ordered["name"], by),
-    )
