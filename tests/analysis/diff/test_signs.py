@@ -7,7 +7,13 @@ import polars as pl
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.signs import signs
 
-SIDE = {"name": pl.String, "ns": pl.Float64, "count": pl.Float64, "label": pl.String}
+SIDE = {
+    "name": pl.String,
+    "ns": pl.Float64,
+    "count": pl.Float64,
+    "label": pl.String,
+    "op": pl.String,
+}
 ROW = {
     "by": pl.String, "name": pl.String, "short_name": pl.String, "before_ns": pl.Float64, "after_ns": pl.Float64,
     "difference_ns": pl.Float64, "difference_share": pl.Float64, "verdict": pl.String,
@@ -17,7 +23,7 @@ ROW = {
 
 def side(**kernels: float) -> pl.DataFrame:
     return pl.DataFrame(
-        [(name, ns, 4.0, "x") for name, ns in kernels.items()], schema=SIDE, orient="row"
+        [(name, ns, 4.0, "x", None) for name, ns in kernels.items()], schema=SIDE, orient="row"
     )
 
 
@@ -30,7 +36,7 @@ def rows(*given: tuple[str, str, float, float, str, float, float]) -> pl.DataFra
 
 
 def texts(before: pl.DataFrame, after: pl.DataFrame) -> list[str]:
-    return [sign.text for sign in signs(before, after, rows())]
+    return [sign.text for sign in signs(before, after)]
 
 
 def test_inductor_appears() -> None:
@@ -76,11 +82,15 @@ def total(before: float, after: float, verdict: str) -> dict[str, object]:
 
 
 def first(
-    given: pl.DataFrame, before: float = 12.1e6, after: float = 13.0e6, verdict: str = "slower"
+    given: pl.DataFrame,
+    before: float = 12.1e6,
+    after: float = 13.0e6,
+    verdict: str = "slower",
+    added: pl.DataFrame | None = None,
 ) -> str:
-    return explain(total(before, after, verdict), given, [], (side(k=1), side(k=1)), between=True)[
-        0
-    ]
+    """The first sentence; added: kernels of the side after that the side before lacks."""
+    kernels = side(k=1), side(k=1) if added is None else pl.concat([side(k=1), added])
+    return explain(total(before, after, verdict), given, [], kernels, between=True)[0]
 
 
 def test_the_first_line_names_the_cause() -> None:
@@ -103,9 +113,10 @@ def test_what_goes_the_other_way_is_no_cause() -> None:
 
 
 def test_waits_explain_idle_time() -> None:
-    item = ("op", "aten::_local_scalar_dense", 0, 2e3, "new", 0.0, 1.0)
+    """The copy of the number takes far less than a thousandth of the step, and has no row."""
+    copy = [("Memcpy DtoH", 1e3, 1.0, "x", "aten::_local_scalar_dense")]
     idle = ("idle", "all", 0.1e6, 1.0e6, "slower", 0.0, 0.0)
-    text = first(rows(item, idle))
+    text = first(rows(idle), added=pl.DataFrame(copy, schema=SIDE, orient="row"))
     assert (
         ": the host waits for the GPU in aten::_local_scalar_dense, 0 -> 1 times a step (idle +900.0 us)"
         in text

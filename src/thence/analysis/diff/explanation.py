@@ -72,7 +72,7 @@ def explain(
         kernels: of both sides, as `kernels_of` returns them.
         between: whether the noise is that between runs.
     """
-    found = signs(*kernels, rows)
+    found = signs(*kernels)
     head = _head(total, between=between)
     certain = _told_once(rows.filter(pl.col("verdict").is_in(_TOLD)))
     if total["verdict"] in _TOLD:

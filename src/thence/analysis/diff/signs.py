@@ -61,16 +61,15 @@ class Sign:
     idle: bool = False
 
 
-def signs(before: pl.DataFrame, after: pl.DataFrame, rows: pl.DataFrame) -> list[Sign]:
+def signs(before: pl.DataFrame, after: pl.DataFrame) -> list[Sign]:
     """The changes of which both sides' kernels and operators show signs.
 
     Args:
         before: as `kernels_of` returns it.
         after: of the other side.
-        rows: as `Diff.rows`.
     """
     sides = before, after
-    found = [_inductor(sides), _precision(sides), _backend(sides), *_waits(rows)]
+    found = [_inductor(sides), _precision(sides), _backend(sides), *_waits(sides)]
     return [sign for sign in found if sign is not None]
 
 
@@ -141,13 +140,13 @@ def _backend(sides: Sequence[pl.DataFrame]) -> Sign | None:
     return Sign(f"attention backend: {changed[0]} -> {changed[1]}", changed[2])
 
 
-def _waits(rows: pl.DataFrame) -> list[Sign]:
-    """Operators for which the host waits that a step has more or fewer of."""
-    waiting = rows.filter(pl.col("by") == "op", pl.col("name").is_in([*_WAITING_OPS]))
+def _waits(sides: Sequence[pl.DataFrame]) -> list[Sign]:
+    """Operators for which the host waits that a step has more or fewer of: their copies take next to no time."""
+    counts = [dict(side.group_by("op").agg(pl.col("count").sum()).rows()) for side in sides]
     found = []
-    for row in waiting.iter_rows(named=True):
-        counts = row["before_count"], row["after_count"]
-        if abs(counts[1] - counts[0]) >= 0.5:
-            text = f"the host waits for the GPU in {row['name']}, {counts[0]:.3g} -> {counts[1]:.3g} times a step"
+    for op in sorted(_WAITING_OPS & (counts[0].keys() | counts[1].keys())):
+        before, after = (count.get(op, 0.0) for count in counts)
+        if abs(after - before) >= 0.5:
+            text = f"the host waits for the GPU in {op}, {before:.3g} -> {after:.3g} times a step"
             found.append(Sign(text, 0.0, idle=True))
     return found
