@@ -1,6 +1,7 @@
 """The steps of a user of JAX's Mosaic GPU profiler, done with it and with thence, on one kernel.
 
-    python benchmarks/gpu_mosaic_steps.py FOLDER      # needs a Hopper GPU or newer, and jax 0.8 or newer
+    python benchmarks/gpu_mosaic_steps.py FOLDER            # needs a Hopper GPU or newer, and jax 0.8 or newer
+    python benchmarks/gpu_mosaic_steps.py FOLDER check      # anywhere: decodes what thence saved
 
 JAX: ``profile_space`` and ``profile_dir`` among the compiler's parameters, a run, the file of Chrome events; and
 ``profiler.measure``. thence: the run within ``thence.inside.pallas``, ``profile.save``; and `thence.measure`.
@@ -10,6 +11,7 @@ Printed are the ranges of each side by name, and the times of one function by bo
 from __future__ import annotations
 
 import collections
+import inspect
 import json
 import runpy
 import statistics
@@ -65,18 +67,27 @@ def with_thence(module: Any, x: Any, folder: Path) -> dict[str, int]:
     return dict(collections.Counter(ranges["name"].cast(str).to_list()))
 
 
-def measured(call: Any, x: Any, mode: str) -> tuple[float, float]:
+def measured(call: Any, x: Any) -> tuple[float, float]:
     """Median and lowest time of a function in ms, and what it returns must be the function's result."""
     times = []
     for _ in range(REPEATS):
-        result, ms = call(x, mode)
+        result, ms = call(x)
         times.append(ms)
         assert bool(jnp.isfinite(result).all())
     return statistics.median(times), min(times)
 
 
+def check(folder: Path) -> None:
+    """Ranges by name in the profile that thence saved."""
+    ranges = thence.inside.open(folder / "kernel.npz").ranges
+    print("ranges of thence:    ", dict(collections.Counter(ranges["name"].cast(str).to_list())))
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
+    if sys.argv[2:] == ["check"]:
+        check(folder)
+        return
     examples = Path(__file__).parent.parent / "examples"
     module = SimpleNamespace(**runpy.run_path(str(examples / "inside_pallas.py")))
     x = jax.random.uniform(jax.random.key(0), (BLOCKS * module.SIZE,))
@@ -89,12 +100,15 @@ def main() -> None:
     big = jnp.ones((4096, 4096), jnp.bfloat16)
     step = jax.jit(lambda a: jnp.tanh(a @ a) @ a)
     step(big).block_until_ready()
+    has_modes = "mode" in inspect.signature(jax_profiler.measure).parameters
     for mode in ("cupti", "events"):
-        ours = measured(lambda a, m: thence.measure(step, mode=m)(a), big, mode)
-        theirs = measured(lambda a, m: jax_profiler.measure(step, mode=m)(a), big, mode)
-        ratio = ours[0] / theirs[0]
+        theirs_given = {"mode": mode} if has_modes else {}  # jax 0.11 has kept CUPTI alone
+        ours = measured(thence.measure(step, mode=mode), big)
+        theirs = measured(jax_profiler.measure(step, **theirs_given), big)
         print(
-            f"measure({mode}): thence {ours[0]:.4f} ms, jax {theirs[0]:.4f} ms, ratio {ratio:.4f}"
+            f"measure({mode}): thence {ours[0]:.4f} ms (least {ours[1]:.4f}), "
+            f"jax{'' if has_modes else ' (cupti)'} {theirs[0]:.4f} ms (least {theirs[1]:.4f}), "
+            f"ratio {ours[0] / theirs[0]:.4f}"
         )
 
 
