@@ -258,6 +258,33 @@ def test_programs_that_use_jax_have_their_launches_recorded(tmp_path: Path) -> N
     }
 
 
+def test_nothing_is_flushed_beside_launches_of_xla(tmp_path: Path) -> None:
+    """A flush on another thread makes cuGraphLaunch crash: records come with full buffers, or at the end."""
+    said = program(
+        """
+        import json
+        flushed = []
+        recording = thence.record(OUT, thence.RecordOptions(flush_seconds=0.1))
+        recording.start()
+        cupti, flush = recording._recorder._cupti, recording._recorder._cupti.flush
+        cupti.flush = lambda *, unfinished: (flushed.append(unfinished), flush(unfinished=unfinished))
+        launch("before")
+        time.sleep(0.5)
+        before = len(flushed)
+        sys.modules["jax_plugins.xla_cuda13"] = os  # as JAX imports it when it looks for GPUs
+        del flushed[:]
+        launch("after")
+        time.sleep(0.5)
+        print(before > 0, flushed, json.load(open(next(recording.folder.glob("*.json"))))["flush_seconds"])
+        recording.stop()
+        print(flushed)
+        """,
+        tmp_path,
+    )
+    assert said.stdout.splitlines() == ["True [] None", "[True]"]
+    assert rows(tmp_path)["name"].to_list() == ["before", "after"]
+
+
 def test_marks_that_were_open_before_the_recording_count(tmp_path: Path) -> None:
     program(
         """

@@ -94,7 +94,7 @@ def _record_launches() -> None:
 
     recorder = running()
     if recorder is not None:
-        recorder.record_launches()
+        recorder.xla_is_used()
 
 
 def _begin(settings: dict[str, Any]) -> None:

@@ -72,6 +72,7 @@ class Recorder:
         source: gives rows of other tables that came since it was last asked: table name to columns,
             every one an array or a list of text. It is called on the thread that writes.
         facts: more for ``recording.json``.
+        uses_xla: whether XLA may launch in this process; asked before each flush.
 
     Attributes:
         parts: what is on disk.
@@ -86,6 +87,7 @@ class Recorder:
         options: RecordOptions,
         source: Callable[[Names], Mapping[str, Mapping[str, Any]]] = lambda _names: {},
         facts: Callable[[], Mapping[str, Any]] = dict,
+        uses_xla: Callable[[], bool] = lambda: False,
     ) -> None:
         self.parts = Parts(directory, lambda: identity.folder_name(self._known_rank()))
         self.dropped = 0
@@ -95,6 +97,7 @@ class Recorder:
         self._options = options
         self._source = source
         self._facts = facts
+        self._uses_xla = uses_xla
         self._names = Names()
         self._buffers = Buffers(options.buffer_megabytes << 20)
         self._most_waiting = min(_MOST_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
@@ -107,6 +110,7 @@ class Recorder:
         self._began_ns = 0
         self._stopped_ns: int | None = None
         self._due = 0.0
+        self._flushes = True
         self._flush_seconds = min(_FIRST_FLUSH_SECONDS, options.flush_seconds)
         self._warnings: list[str] = []
         self._functions: dict[int, np.ndarray[Any, Any]] = {}
@@ -235,8 +239,13 @@ class Recorder:
                 "costs more time"
             )
 
-    def record_launches(self) -> None:
-        """Record every launch from now on, if the options leave that open."""
+    def xla_is_used(self) -> None:
+        """Record every launch from now on, if the options leave that open, and flush no more before the end.
+
+        Where XLA launches graphs, cuptiActivityFlushAll on another thread makes cuGraphLaunch crash inside the driver
+        (CUPTI 13.0, driver 580). What CUPTI hands out by itself, full buffers, does not.
+        """
+        self._flushes = False
         if self._options.launches is None and self.alive:
             self._listen(on=False)
             self._options = replace(self._options, launches=True)
@@ -288,7 +297,10 @@ class Recorder:
             now = time.monotonic()
             if now >= self._due:
                 # What lies in half-full buffers, of threads that launch little, would stay there.
-                self._try(lambda: self._cupti.flush(unfinished=False))
+                if self._uses_xla():
+                    self.xla_is_used()
+                if self._flushes:
+                    self._try(lambda: self._cupti.flush(unfinished=False))
                 self._read_all()
                 age = (time.time_ns() - self._began_ns) / 1e9
                 self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
@@ -390,7 +402,7 @@ class Recorder:
             "counts": self.parts.counts,
             "parts": self.parts.numbers,
             "written_ns": time.time_ns(),
-            "flush_seconds": self._flush_seconds,
+            "flush_seconds": self._flush_seconds if self._flushes else None,
             "lost": self._lost(),
             "dropped": self.dropped,
             "unknown_kinds": {str(kind): n for kind, n in self._walker.unknown.items()},

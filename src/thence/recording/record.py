@@ -130,7 +130,9 @@ class Recording:
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._giving_way = GivingWay(self._give_way)
-        recorder = Recorder(self.directory, _for_frameworks(self._options), self._rows)
+        recorder = Recorder(
+            self.directory, _for_frameworks(self._options), self._rows, uses_xla=jax_uses_cuda
+        )
         recorder.start()
         self._recorder = recorder
         self.noted = NotedPlaces(recorder.log)
@@ -200,10 +202,7 @@ class Recording:
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
-        tables = {**self._log.take(names), **self.noted.take(names)}
-        if self._recorder is not None and jax_uses_cuda():
-            self._recorder.record_launches()
-        return tables
+        return {**self._log.take(names), **self.noted.take(names)}
 
     def _keep_labels(self, path: Path) -> None:
         """A program that is killed keeps the labels of the graphs that it had captured by then."""

@@ -121,6 +121,14 @@ def test_what_the_recorder_had_to_say_is_passed_on(tmp_path: Path) -> None:
         assert expected in text
 
 
+def test_a_recording_by_full_buffers_that_was_cut_promises_no_time(tmp_path: Path) -> None:
+    times = {"began_ns": 0, "written_ns": 9_000_000_000, "flush_seconds": None}
+    folder = written(tmp_path / "a", {"kernels": [[kernel()]]}, finished=False, **times)
+    (text,) = (warning for warning in read([folder]).meta.warnings if "was cut" in warning)
+    assert "full buffers while XLA launches graphs" in text
+    assert " s of it" not in text
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"rank": "x"}', '{"format": "other"}', '{"rank": -5}', "\x00" * 50]
 )

@@ -89,7 +89,8 @@ class Description(msgspec.Struct):
         counts, lost: rows on disk, and rows that could not be written, by table.
         parts: parts written, by table; empty before version 3.
         written_ns: Unix time in ns at which this description was written.
-        flush_seconds: the most time between two rounds of parts, when it was written.
+        flush_seconds: the most time between two rounds of parts, when it was written; None where records are
+            written when a buffer of them is full.
         dropped: records that CUPTI had no room for.
         unknown_kinds: records passed over, by CUPTI's number of their kind.
         warnings: what went wrong while recording.
