@@ -203,33 +203,61 @@ def check(out: Path) -> None:
     """What is known of the GPU time, and kernels whose module torch.profiler gives differently."""
     import polars as pl
 
-    kinds = ("module", "source", "phase", "step")
     for directory in sorted(
-        path for path in out.iterdir() if path.is_dir() and any(path.iterdir())
+        path for path in out.iterdir() if path.is_dir() and any(path.rglob("recording.json"))
     ):
         trace = thence.open(directory)
-        places = trace.places
-        total = trace.gpu["duration"].sum()
-        known = {
-            kind: trace.gpu.filter(places[kind].is_not_null())["duration"].sum() / total
-            for kind in kinds
-        }
-        shares = ", ".join(f"{kind} {share:.1%}" for kind, share in known.items())
-        print(f"{directory.name}: {trace.gpu.height} activities; {shares}")
+        print(f"{directory.name}: {coverage(trace)}")
         other = out / f"{directory.name}.json.gz"
         if other.exists():
             a, b = (modules_in_order(thence.open(path)) for path in (directory, other))
             print(f"  torch.profiler: {a.height} and {b.height} kernels")
             if a.height == b.height:
                 both = pl.concat([a, b.rename(lambda name: f"{name}_torch")], how="horizontal")
-                differ = both.filter(pl.col("module").ne_missing(pl.col("module_torch")))
-                print(f"  {differ.height} differ")
-                print(
-                    differ.group_by("module", "module_torch")
-                    .len()
-                    .sort("len", descending=True)
-                    .head(20)
-                )
+                agree(both)
+
+
+def coverage(trace: thence.Trace) -> str:
+    """Of the GPU time inside steps: the share that has a line or function, and that has a module or another part."""
+    import polars as pl
+
+    inside = trace.gpu.with_columns(trace.places["module", "source", "phase", "step"]).filter(
+        pl.col("step").is_not_null()
+    )
+    part = (
+        pl.col("phase")
+        .cast(pl.String)
+        .is_in(["optimizer", "gradient", "input", "forward", "backward", "recompute"])
+    )
+    kinds = {
+        "a line or function": pl.col("source").is_not_null(),
+        "a module": pl.col("module").is_not_null(),
+        "a module, or is of loss, gradient, optimizer or copies": pl.col("module").is_not_null()
+        | part.fill_null(value=False)
+        | (pl.col("kind") == "memcpy"),
+    }
+    total = max(1, inside["duration"].sum())
+    shares = {name: inside.filter(known)["duration"].sum() / total for name, known in kinds.items()}
+    text = ", ".join(f"{share:.2%} has {name}" for name, share in shares.items())
+    return f"{inside.height} of {trace.gpu.height} activities in steps; of their time {text}"
+
+
+def agree(both: Any) -> None:
+    """Whether the two sides' names of modules, which differ in kind, are of the same modules: each for one other.
+
+    torch.profiler says ``LlamaModel_0/LlamaDecoderLayer_1/LlamaMLP_1``, a recording ``model.layers.1.mlp``.
+    """
+    pairs = both.group_by("module", "module_torch").len().sort("len", descending=True)
+    ours = pairs.unique("module", keep="first", maintain_order=True)
+    matched = ours.unique("module_torch", keep="first", maintain_order=True)
+    wrong = pairs.join(
+        matched, on=["module", "module_torch"], how="anti", nulls_equal=True, maintain_order="left"
+    )
+    print(
+        f"  {matched.height} modules; of another one than torch.profiler's: {wrong['len'].sum()} kernels"
+    )
+    if wrong.height:
+        print(wrong.head(20))
 
 
 def modules_in_order(trace: thence.Trace) -> Any:
