@@ -127,6 +127,18 @@ def test_calls_inside_a_range_were_captured_and_branches_are_told_by_their_compu
     )
 
 
+def test_calls_in_ranges_of_a_foreign_function_are_those_of_its_thunk(
+    hlo: Callable[..., HloModule],
+) -> None:
+    module = straight(hlo, {"name": "mine", "opcode": "custom-call", "custom_call_target": "x"})
+    own = ("program.py(3): called", (CALL, ("inner", (CALL,))))
+    table = host(program(thunk("mine", own), thunk("command_buffer_1", "cuGraphLaunch@9")))
+    launch = np.flatnonzero((table["correlation"] == 9).fill_null(value=False).to_numpy())
+    (creation,) = creations(Tables(host=table), launch, np.array([0])).values()
+    schedule = schedule_of(module)
+    assert creation.blocks(schedule) == [(Command(schedule.number_of["mine"], launches=2),)]
+
+
 def launched(hlo: HloModule, table: pl.DataFrame, *kernels: tuple[int, int, int, str]) -> Tables:
     """A trace of one execution: graph, correlation, node and name of each kernel."""
     rows = len(kernels)

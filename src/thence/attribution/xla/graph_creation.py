@@ -143,20 +143,23 @@ def creations(
     call = (names["captured"] | names["instantiates"]).to_numpy()
     rows = np.flatnonzero((of_thunk | call) & ~active)
     context = chain_to(parent, parent[rows], around)
+    # A foreign function opens ranges of its own, or the recorder does for its lines: they hold calls of the thunk.
+    holds = around | names["thunk"].to_numpy()
     frame = pl.DataFrame(
         {
             "row": rows,
-            "parent": parent[rows],
+            "parent": chain_to(parent, parent[rows], holds),
             "context": context,
             "op": names["op"].gather(rows),
             "name": host["name"].cast(pl.String).gather(rows),
             "start": host["start"].gather(rows),
         }
     ).filter(pl.col("context") != NO_ROW)
-    calls = host["category"].is_in(["runtime", "driver"]).to_numpy()
-    modules = around & names["module"].to_numpy()
-    initialising = calls & (parent != NO_ROW) & modules[parent]
-    first = _first_active(host, parent, active & ~initialising, around)
+    calls = np.flatnonzero(host["category"].is_in(["runtime", "driver"]).to_numpy() & active)
+    holder = chain_to(parent, parent[calls], holds)
+    modules = names["module"].to_numpy()
+    active[calls[(holder != NO_ROW) & modules[holder]]] = False  # of thunks that are initialised
+    first = _first_active(host, parent, active, around)
     frame = frame.join(first, on="context", how="left", maintain_order="left").filter(
         pl.col("start") < pl.col("first").fill_null(np.iinfo(np.int64).max)
     )
@@ -165,7 +168,12 @@ def creations(
 
 
 def _names(names: pl.Series) -> pl.DataFrame:
-    """Columns op, captured, instantiates and module of each host row; each distinct name is looked at once."""
+    """What each host row is, by its name; each distinct name is looked at once.
+
+    Returns:
+        columns op (of thunks that record or launch one command, else null), captured and instantiates (calls),
+        module and thunk (ranges of XLA).
+    """
     text = pl.col("name").cast(pl.String)
     op = text.str.extract(_THUNK)
     told = (
@@ -177,12 +185,13 @@ def _names(names: pl.Series) -> pl.DataFrame:
             captured=text.str.contains(_CAPTURED) & ~text.str.contains("HostFunc"),
             instantiates=text.str.contains(_INSTANTIATE, literal=True),
             module=text.str.contains(MODULE),
+            thunk=op.is_not_null(),
         )
     )
     return (
         names.to_frame("name")
         .join(told, on="name", how="left", maintain_order="left")
-        .with_columns(pl.col("captured", "instantiates", "module").fill_null(value=False))
+        .with_columns(pl.col("captured", "instantiates", "module", "thunk").fill_null(value=False))
     )
 
 
