@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 PROGRAMS = sorted(
     path.name.removesuffix(".tar.xz") for path in (DATA / "jax" / "programs").glob("*.tar.xz")
 )
+LATE, FOREIGN = (
+    "late",
+    "ffi_in_graph",
+)  # recorded after the creation; with a foreign function in its graph
 TURNS = 8  # of the loop in while_in_graph
 CONDITION = {
     "jit_step/loop_compare_fusion": ("loop_compare_fusion", (1, 1, 1), (1, 1, 1)),
@@ -57,10 +61,7 @@ def opened(folder: Path, name: str) -> Program:
     told = json.loads((folder / "expected.json").read_bytes())
     expected = {
         op: Counter(
-            {
-                (kernel, tuple(grid), tuple(block)): times * told["executions"][op.split("/")[0]]
-                for kernel, grid, block, times in ran
-            }
+            {(kernel, tuple(grid), tuple(block)): times for kernel, grid, block, times in ran}
         )
         for op, ran in told["ops"].items()
     }
@@ -95,12 +96,13 @@ def test_ops_run_what_they_run_without_command_buffers(
 ) -> None:
     ran, rules = ran_by(programs[name].tables)
     assert ran == programs[name].expected
-    # Calls into libraries are known by their order where their number of kernels is not recorded: a sort.
-    assert set(rules) <= {"hlo_creation", *(["hlo_library_order"] if name == "evicted" else [])}
-    assert rules["hlo_creation"] > 0.95 * rules.total()
+    found_by = "hlo_thunk_number" if name == LATE else "hlo_creation"
+    # A sort, and what a library runs in graphs whose creation was not recorded, are known by their order.
+    assert set(rules) <= {found_by, "hlo_library_order"}
+    assert rules[found_by] > (0.75 if name == LATE else 0.95) * rules.total()
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in (LATE, FOREIGN)])
 def test_so_it_is_where_the_creation_of_graphs_was_not_recorded(
     programs: dict[str, Program], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,18 @@ def test_so_it_is_where_the_creation_of_graphs_was_not_recorded(
     assert ran == programs[name].expected
     assert "hlo_creation" not in rules
     assert rules["hlo_thunk_number"] > 0.9 * rules.total()
+
+
+def test_how_many_kernels_a_foreign_function_captured_is_known_by_its_creation_alone(
+    programs: dict[str, Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_buffers, "creations", lambda *_arguments: {})
+    program = programs[FOREIGN]
+    ran, rules = ran_by(program.tables)
+    assert not any(found - program.expected[op] for op, found in ran.items())
+    lacking = {op for op, found in program.expected.items() if found != ran.get(op)}
+    assert lacking == {"jit_step/ffi_call.2", "jit_step/ffi_call.3", "jit_step/custom-call.1"}
+    assert rules["command_buffer_library"] == 2 * (2 + 2 + 1)  # of two launches
 
 
 def test_graphs_are_found_that_were_created_after_collectives_copied_memory(

@@ -7,11 +7,11 @@ process that had command buffers, WITHOUT the same program without. Of WITH is k
 executions of the programs launched, on each thread, with their calls, NVTX ranges, names, and the HLO modules as far
 as thence reads them. Paths of files and the name of the host are rewritten.
 
-``expected.json`` in OUT has how often each program was executed in what is kept, and what each HLO op ran in one
-execution, the same in all: PROGRAM/OP to [kernel, grid, block, times]. It is counted in WITHOUT, from the tables of
-the recording alone: a kernel is of the innermost range of a thunk around the call with its correlation id. A copy or
-set of the driver, or a kernel of it that copies, is ``copy``; one to the host is ``decision``, by which XLA reads a
-predicate there.
+``expected.json`` in OUT has how often each program was executed in what is kept, and what each HLO op ran in these
+executions: PROGRAM/OP to [kernel, grid, block, times]. Either all executions are kept, or all run the same. It is
+counted in WITHOUT, from the tables of the recording alone: a kernel is of the innermost range of a thunk around the
+call with its correlation id. A copy or set of the driver, or a kernel of it that copies, is ``copy``; one to the host
+is ``decision``, by which XLA reads a predicate there.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _OF_NAMES = ("name", "domain", "function")
 _THUNK = re.compile(r"Thunk:#(?:[^#]*,)?hlo_op=([^#,]+)")
 _MODULE = re.compile(r"XlaModule:#hlo_module=([^#,]+)")
 _TO_HOST = 2  # CUPTI_ACTIVITY_MEMCPY_KIND_DTOH
+_NONE = pl.DataFrame(schema={"correlation": pl.Int64, "copy_kind": pl.Int64})
 _KEPT = (
     *("format", "version", "launches", "began_ns", "stopped_ns", "finished", "xla_flags"),
     *("devices", "versions"),
@@ -76,18 +77,18 @@ def spans_of(tables: dict[str, pl.DataFrame]) -> list[tuple[int, int, int, str]]
     )
 
 
-def counts_of(tables: dict[str, pl.DataFrame], programs: list[str]) -> dict[str, list[list[Any]]]:
-    """What each HLO op ran in one execution of its program."""
+def counts_of(tables: dict[str, pl.DataFrame], kept: dict[str, int]) -> dict[str, list[list[Any]]]:
+    """What each HLO op runs in so many executions of each program."""
     spans = [span for span in spans_of(tables) if _THUNK.match(span[3]) or _MODULE.match(span[3])]
     executions = Counter(program for _, _, _, name in spans for program in _MODULE.findall(name))
-    op_of = _ops_of_calls(tables, spans, programs)
+    op_of = _ops_of_calls(tables, spans, list(kept))
     counted: dict[tuple[str, str], Counter[Any]] = {}
     for correlation, ran in _activities(tables):
         if correlation in op_of:
             counted.setdefault(op_of[correlation], Counter())[ran] += 1
     expected = {}
     for (program, op), found in sorted(counted.items()):
-        each = {ran: divmod(times, executions[program]) for ran, times in found.items()}
+        each = {ran: divmod(n * kept[program], executions[program]) for ran, n in found.items()}
         assert not any(rest for _, rest in each.values()), (program, op, found, executions)
         expected[f"{program}/{op}"] = [[*ran, times] for ran, (times, _) in each.items()]
     return expected
@@ -98,9 +99,17 @@ def _ops_of_calls(
 ) -> dict[int, tuple[str, str]]:
     """Program and HLO op of each call inside a thunk, by correlation id."""
     op_of = {}
-    calls = tables["calls"].select("start", "thread", "correlation")
+    calls = tables["calls"].select("start", "thread", "correlation").sort("start")
+    of_thread = {thread: [s for s in spans if s[0] == thread] for thread, *_ in spans}
+    begun = dict.fromkeys(of_thread, 0)
+    still: dict[int, list[tuple[int, int, int, str]]] = {thread: [] for thread in of_thread}
     for start, thread, correlation in calls.iter_rows():
-        around = [s[3] for s in spans if s[0] == thread and s[1] <= start <= s[2]]
+        own = of_thread.get(thread, [])
+        while begun.get(thread, 0) < len(own) and own[begun[thread]][1] <= start:
+            still[thread].append(own[begun[thread]])
+            begun[thread] += 1
+        still[thread] = [s for s in still.get(thread, []) if start <= s[2]]
+        around = [s[3] for s in still[thread]]
         module = [found[1] for name in around if (found := _MODULE.match(name))]
         thunk = [found[1] for name in around if (found := _THUNK.match(name))]
         if module and thunk and module[-1] in programs:
@@ -117,9 +126,10 @@ def _activities(tables: dict[str, pl.DataFrame]) -> Iterator[tuple[int, Any]]:
         copies = texts[name].startswith(("memcpy", "memset"))
         own = (texts[name], tuple(size[:3]), tuple(size[3:]))
         yield correlation, ("copy", (), ()) if copies else own
-    for correlation, kind in tables["copies"].select("correlation", "copy_kind").iter_rows():
+    copies = tables.get("copies", _NONE).select("correlation", "copy_kind")
+    for correlation, kind in copies.iter_rows():
         yield correlation, ("decision" if kind == _TO_HOST else "copy", (), ())
-    for (correlation,) in tables["sets"].select("correlation").iter_rows():
+    for (correlation,) in tables.get("sets", _NONE).select("correlation").iter_rows():
         yield correlation, ("copy", (), ())
 
 
@@ -158,7 +168,7 @@ def cut(
         device: part.filter(pl.col("correlation").is_in(later.implode()))["start"].min()
         for (device,), part in tables["kernels"].group_by("device")
     }
-    for kind in ("kernels", "copies", "sets"):
+    for kind in tables.keys() & {"kernels", "copies", "sets"}:
         own = pl.col("correlation").is_in(calls["correlation"].implode())
         ends = pl.col("device").replace_strict(until, default=None)
         body = (
@@ -184,11 +194,8 @@ def _files(
     names = tables["names"].filter(pl.col("number").cast(pl.Int64).is_in(used.implode()))
     tables["names"] = names
     index = json.loads((recording / "hlo" / "compiled.json").read_bytes())
-    listed = [
-        entry | {"thread": None, "ended_ns": None}
-        for entry in index["modules"]
-        if entry["name"] in programs
-    ]
+    last = {entry["name"]: entry | {"thread": None, "ended_ns": None} for entry in index["modules"]}
+    listed = [last[program] for program in programs]  # the recorder may have found one twice
     about = json.loads((recording / "recording.json").read_bytes())
     about = {key: about[key] for key in _KEPT if key in about}
     about |= {
@@ -230,7 +237,7 @@ def main(
     """Writes the archive."""
     kept, ran = cut(with_buffers, executions, programs)
     files = {f"recording/host-rank0-1/{name}": data for name, data in kept.items()}
-    expected = {"executions": ran, "ops": counts_of(tables_of(without), programs)}
+    expected = {"executions": ran, "ops": counts_of(tables_of(without), ran)}
     files["expected.json"] = json.dumps(expected, indent=0).encode()
     with (
         lzma.open(out, "wb", preset=9) as stream,
