@@ -45,11 +45,13 @@ class Side:
         activities: of programs, and kernels of none; columns as in ``Trace.activities``, program its name.
         outside: copies and sets that belong to no program.
         modules: name of each program, and its HLO module.
+        impossible: what the check of the trace says of times that cannot be.
     """
 
     activities: Any
     outside: int
     modules: list[tuple[str, Any]]
+    impossible: list[str]
 
     @classmethod
     def of(cls, path: Path) -> Side:
@@ -72,6 +74,7 @@ class Side:
             counts,
             activities.height - counts.height,
             [(name, trace.attributed.hlo[row]) for name, row in programs if row is not None],
+            [one.text for one in trace.soundness.findings if one.code == "impossible_time"],
         )
 
     def share(self, column: str) -> float:
@@ -150,6 +153,8 @@ def compare(folder: Path, name: str) -> tuple[int, int, bool]:
         f"time); {on.share('hlo'):.2%} has an HLO op (without command buffers {off.share('hlo'):.2%}); {len(theirs):,} "
         f"HLO ops, {len(wrong)} wrong, {len(lacking)} lack some; {on.outside} copies of no program"
     )
+    for finding in (*on.impossible, *off.impossible):
+        print(f"   shares of time mislead: {finding}")
     print("   how, in graphs:", dict(Counter(graphs["hlo_rule"].to_list()).most_common()))
     if only_in_graphs:
         print("   only in graphs, conditions of loops of a known trip count:", only_in_graphs)
