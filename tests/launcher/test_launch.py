@@ -219,3 +219,19 @@ def test_nvtx_is_told_of_the_same_libcupti_unless_another_is_named(place: Path) 
     assert other.stdout == "/mine.so\n"
     none = record(place, "--without", "nvtx", "--", sys.executable, "-c", program)
     assert none.stdout == "None\n"
+
+
+def test_launches_of_jax_are_recorded_and_not_said_to_be_a_defect(place: Path) -> None:
+    plugin = place / "modules" / "jax_cuda13_plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text("")
+    program = USES_GPU.replace("import cupy", "fake.fail('cuptiEnableCallback', 15)\nimport {}")
+    found = {}
+    for name in ("cupy", plugin.name):
+        done = record(place, "-o", name, "--", sys.executable, "-c", program.format(name))
+        (about,) = [
+            json.loads(path.read_bytes()) for path in place.glob(f"{name}/*/recording.json")
+        ]
+        said = "launches cannot be counted here" in done.stderr
+        found[name] = about["launches"], len(about["warnings"]), said
+    assert found == {"cupy": (True, 1, True), plugin.name: (True, 0, False)}

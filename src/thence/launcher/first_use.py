@@ -68,17 +68,19 @@ def install() -> None:
     settings = json.loads(os.environ[SETTINGS])
     begun: set[int] = set()
 
-    def begin() -> None:
+    def begin(options: dict[str, Any] = settings["options"]) -> None:
         if os.getpid() not in begun:
             begun.add(os.getpid())
-            _begin(settings)
+            _begin(settings["directory"], options)
 
     def begin_at_import(name: str) -> None:
         if torch_is_being_imported():
             return
-        begin()
         if name in JAX_ON_CUDA:
+            begin(_for_jax(settings["options"]))
             _record_launches()
+        else:
+            begin()
 
     if settings["options"].get("nvtx", True):
         for name in _USERS_OF_NVTX:
@@ -86,6 +88,16 @@ def install() -> None:
     for name in _AT_IMPORT:
         before_import(name, functools.partial(begin_at_import, name))
     when_imported(_TORCH, lambda torch_cuda: _torch_is_there(torch_cuda, begin))
+
+
+def _for_jax(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with which a recording begins for JAX: launches are recorded, unless the user said otherwise.
+
+    They are not tried to be counted first. In a program with PyTorch they are, since that needs the counts.
+    """
+    if options.get("launches") is None and "torch" not in sys.modules:
+        return {**options, "launches": True}
+    return options
 
 
 def _record_launches() -> None:
@@ -97,13 +109,13 @@ def _record_launches() -> None:
         recorder.xla_is_used()
 
 
-def _begin(settings: dict[str, Any]) -> None:
+def _begin(directory: str, options: dict[str, Any]) -> None:
     """Start a recording that lasts to the end of the process; never an exception."""
     try:
         from thence.recorder.options import RecordOptions
         from thence.recording.record import record
 
-        record(settings["directory"], RecordOptions(**settings["options"])).start()
+        record(directory, RecordOptions(**options)).start()
     except Exception as error:  # noqa: BLE001 - the program comes first
         sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error}\n")
         sys.stderr.flush()

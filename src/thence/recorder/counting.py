@@ -57,13 +57,14 @@ class Counting:
         self.function: str | None = None
         self.log: BoundaryLog | None = None
         self._functions: dict[tuple[int, int], str] = {}
-        self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
+        self.trouble = "every launch is recorded, so none is counted"
 
     def begin(self, cupti: Cupti, subscription: int) -> None:
         """Look for a function that tells the counter; `log` says whether there is one.
 
         It has to tell two different numbers in a row: then they are unique, and in order.
         """
+        self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
         for function in _functions():
             callback_id = cupti.callback_id(function.domain, function.name)
             if callback_id is None:

@@ -61,6 +61,22 @@ def test_kernels_of_one_stream_may_overlap_but_start_in_order(tmp_path: Path) ->
     assert opened(tmp_path, [*disordered[:2], other_thread, disordered[3]]).soundness.sound
 
 
+@pytest.mark.parametrize(("later", "found"), [(9, 0), (10, 1)])
+def test_an_activity_does_not_outlast_ten_later_ones_of_its_stream(
+    tmp_path: Path, later: int, found: int
+) -> None:
+    long = [launch(100, 0), kernel(100, 1, 5000.0, name="copies")]
+    events = [*long, *(one | {"ts": one["ts"] - 900} for one in runs([2.0] * later))]
+    soundness = opened(tmp_path, events).soundness
+    assert codes(soundness) == ["impossible_time"] * found
+    other_stream = kernel(100, 1, 5000.0, name="copies", args={"stream": 8})
+    assert opened(tmp_path, [*events[:1], other_stream, *events[2:]]).soundness.sound
+    node = kernel(100, 1, 5000.0, name="copies", args={"graph id": 3, "graph node id": 1})
+    assert "impossible_time" not in codes(
+        opened(tmp_path, [events[0], node, *events[2:]]).soundness
+    )
+
+
 @pytest.mark.parametrize(("early", "findings", "notes"), [(5, 0, 0), (40, 0, 1), (80, 1, 0)])
 def test_clocks_may_differ_by_fifty_microseconds(
     tmp_path: Path, early: int, findings: int, notes: int

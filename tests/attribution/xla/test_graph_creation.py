@@ -127,6 +127,18 @@ def test_calls_inside_a_range_were_captured_and_branches_are_told_by_their_compu
     )
 
 
+def test_calls_in_ranges_of_a_foreign_function_are_those_of_its_thunk(
+    hlo: Callable[..., HloModule],
+) -> None:
+    module = straight(hlo, {"name": "mine", "opcode": "custom-call", "custom_call_target": "x"})
+    own = ("program.py(3): called", (CALL, ("inner", (CALL,))))
+    table = host(program(thunk("mine", own), thunk("command_buffer_1", "cuGraphLaunch@9")))
+    launch = np.flatnonzero((table["correlation"] == 9).fill_null(value=False).to_numpy())
+    (creation,) = creations(Tables(host=table), launch, np.array([0])).values()
+    schedule = schedule_of(module)
+    assert creation.blocks(schedule) == [(Command(schedule.number_of["mine"], launches=2),)]
+
+
 def launched(hlo: HloModule, table: pl.DataFrame, *kernels: tuple[int, int, int, str]) -> Tables:
     """A trace of one execution: graph, correlation, node and name of each kernel."""
     rows = len(kernels)
@@ -171,3 +183,32 @@ def test_a_graph_created_in_its_thunk_is_found_and_updates_of_another_are_not_it
     rules = derived_instructions(launched(module, table, *more))["rule"].to_list()
     assert rules[:2] == ["hlo_creation"] * 2
     assert "hlo_creation" not in rules[2:]
+
+
+def test_copies_of_a_thunk_that_is_initialised_come_before_graphs_are_created(
+    hlo: Callable[..., HloModule],
+) -> None:
+    module = hlo(
+        {
+            0: [
+                {"name": "add.0", "opcode": "add"},
+                {"name": "slice-start", "opcode": "async-start", "called": [1]},
+                {"name": "add.1", "opcode": "add"},
+                {"name": "slice-done", "opcode": "async-done"},
+                {"name": "add.2", "opcode": "add"},
+            ],
+            1: [{"name": "slice", "opcode": "dynamic-slice"}],
+        }
+    )
+    made = [thunk("add.0"), thunk("slice"), thunk("add.1"), thunk("add.2")]
+    launching = thunk("command_buffer_1", "cuGraphLaunch@9")
+    found = []
+    for first in ("cuMemcpyHtoDAsync@5", thunk("add.3", "cuMemcpyHtoDAsync@5")):
+        table = host(program(first, *made, launching))
+        ran = table["correlation"].is_in([5, 9]).fill_null(value=False).to_numpy()
+        created = creations(Tables(host=table), np.flatnonzero(ran), np.array([0]))
+        found.append([one.blocks(schedule_of(module)) for one in created.values()])
+    at = schedule_of(module).number_of
+    block = tuple(Command(at[name]) for name in ("add.0", "slice", "add.1", "add.2"))
+    # Once a thunk has launched something, ranges are updates of graphs that there are.
+    assert found == [[[block]], []]

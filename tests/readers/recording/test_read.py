@@ -44,10 +44,17 @@ def test_parts_are_put_together_in_their_order(tmp_path: Path) -> None:
 
 
 def test_unfinished_activities_and_missing_names(tmp_path: Path) -> None:
-    rows = [kernel(end=0), kernel(start=0, end=0), kernel(name=99), kernel(name=None)]
+    untimed = [kernel(start=0, end=0)] * 3
+    rows = [kernel(end=0), kernel(end=0), *untimed, kernel(name=99), kernel(name=None)]
     tables = read([written(tmp_path / "a", {"names": [NAMES], "kernels": [rows]})])
     assert tables.gpu["name"].cast(pl.String).to_list() == ["(unnamed)", "(unnamed)"]
-    assert any("2 activities have no end" in warning for warning in tables.meta.warnings)
+    assert [(loss.code, loss.count) for loss in tables.meta.losses] == [
+        ("no_times", 3),
+        ("no_times", 2),
+    ]
+    told = "\n".join(tables.meta.warnings)
+    assert "3 activities have neither start nor end, because CUPTI could not time them" in told
+    assert "2 activities have no end, because the recording ended before they did" in told
 
 
 THREE = {"names": [NAMES], "kernels": [[kernel()], [kernel(), kernel()], [kernel()]]}

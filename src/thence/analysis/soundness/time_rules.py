@@ -26,6 +26,8 @@ _LEAST_SHARE = 0.01  # of the span, below which an outlier changes no figure
 _WAITING = r"(?i)spin|wait|sleep|delay|barrier|signal|poll|notify|dispatch|combine"
 _DAY_NS = 86_400_000_000_000
 _SECOND_NS = 1_000_000_000
+_LATER = 10  # activities of a stream that cannot all be over while an earlier one still runs
+_OUTLASTS_NS = 1_000_000
 _CLOCKS_NS = 10_000  # what clocks of host and device differ by without a word
 _MOST_APART_NS = 50_000  # and what they may differ by
 
@@ -108,15 +110,20 @@ def _outliers(gpu: pl.DataFrame, names: list[str]) -> pl.DataFrame:
 
 
 def impossible_time(evidence: Evidence) -> Judgement:
-    """Judges device work that starts or ends far from all other, before the clock began, or lasts less than 0."""
+    """Judges device work that starts or ends far from all other, before the clock began, or lasts less than 0.
+
+    So does work that ends long after ten later activities of its stream have ended.
+    """
     judgement = Judgement()
     gpu = evidence.tables.gpu
+    outlasting = _outlasting(gpu)
     shifted = (
         len(evidence.tables.meta.inputs) > 1
     )  # onto the clock of the first, where 0 means nothing
     for rank, of_rank in rows_by_rank(gpu["rank"]):
         start, duration = gpu["start"].to_numpy()[of_rank], gpu["duration"].to_numpy()[of_rank]
         bad = _impossible(start, duration) | (_before_the_clock(start) & (not shifted))
+        bad |= outlasting[of_rank]
         if not bad.any():
             continue
         rows = of_rank[bad]
@@ -150,6 +157,31 @@ def _impossible(start: Int64, duration: Int64) -> Mask:
     result: Mask = (
         (np.abs(start - middle) > reach) | (duration < 0) | (start + duration > middle + reach)
     )
+    return result
+
+
+def _outlasting(gpu: pl.DataFrame) -> Mask:
+    """Activities that end a millisecond or more after the tenth later activity of their stream has ended.
+
+    A stream runs its work in order; a kernel may begin before the one ahead of it ends (programmatic dependent
+    launch). Only what was launched alone is looked at: nodes of CUDA graphs run side by side.
+    """
+    result = np.zeros(gpu.height, np.bool_)
+    stream = ["rank", "device", "stream"]
+    alone = gpu.lazy().with_row_index("row").filter(
+        pl.col("graph").is_null(), pl.col("correlation") > 0
+    )  # fmt: skip
+    long = alone.filter(pl.col("duration") >= _OUTLASTS_NS).select(stream).unique()
+    found = (
+        alone.join(long, on=stream, how="semi")
+        .filter(pl.len().over("rank", "correlation") == 1)
+        .sort(*stream, "start")
+        .with_columns(end=pl.col("start") + pl.col("duration"))
+        .filter(pl.col("end") - pl.col("end").shift(-_LATER).over(stream) >= _OUTLASTS_NS)
+        .select("row")
+        .collect()["row"]
+    )
+    result[found.to_numpy()] = True
     return result
 
 

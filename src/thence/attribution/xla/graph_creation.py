@@ -4,7 +4,9 @@ XLA opens a range around every command that it records into a CUDA graph (Comman
 xla/backends/gpu/runtime/command_executor.cc), those of a branch inside that of their conditional. It does so
 before the first launch of the graph: for all graphs of a program when the program is first executed, or, where
 they were thrown away since, inside the thunk that launches the graph. Such ranges launch nothing that
-runs: calls inside them were captured, and each became a node of a child graph.
+runs: calls inside them were captured, and each became a node of a child graph. Other thunks, those of
+collectives for instance, may copy and set memory while they are initialised, before graphs are created: those
+calls are in no thunk's range, but in the program's own.
 
 The ranges of several graphs follow one another. A new graph begins with a call that instantiates the one
 before it, where the recording has these calls; else where the commands come from another computation, or are
@@ -60,18 +62,16 @@ class Creation:
     def blocks(self, schedule: Schedule) -> list[tuple[Command, ...]]:
         """The commands of each graph, in the order of creation; ranges of other programs are no commands."""
         blocks: list[list[Command]] = [[]]
+        starts = _starts(schedule)
         for row in self._top:
             op, name = self._of_row[row]
             if op is None and _INSTANTIATE in name:
                 blocks.append([])
             recorded = self._recorded(row, schedule)
-            before = blocks[-1][-1].number if blocks[-1] else None
-            if (
-                recorded
-                and before is not None
-                and not _neighbours(schedule, before, recorded[0].number)
-            ):
-                blocks.append([])
+            if recorded and blocks[-1]:
+                ends = blocks[-1][-1].number, recorded[0].number
+                if not _neighbours(schedule, *(starts.get(number, number) for number in ends)):
+                    blocks.append([])
             blocks[-1] += recorded
         return [tuple(block) for block in blocks if block]
 
@@ -98,6 +98,17 @@ def _by_body(schedule: Schedule, commands: Sequence[Command]) -> tuple[tuple[Com
     """Neighbouring commands of one computation together."""
     bodies = groupby(commands, key=lambda command: schedule.body_of[command.number])
     return tuple(tuple(body) for _, body in bodies)
+
+
+def _starts(schedule: Schedule) -> dict[int, int]:
+    """Of each command in an asynchronous computation, the command that starts it."""
+    return {
+        command: start
+        for start, opcode in enumerate(schedule.opcodes)
+        if opcode == "async-start"
+        for body in schedule.called[start]
+        for command in schedule.bodies.get(body, ())
+    }
 
 
 def _neighbours(schedule: Schedule, previous: int, number: int) -> bool:
@@ -132,16 +143,22 @@ def creations(
     call = (names["captured"] | names["instantiates"]).to_numpy()
     rows = np.flatnonzero((of_thunk | call) & ~active)
     context = chain_to(parent, parent[rows], around)
+    # A foreign function opens ranges of its own, or the recorder does for its lines: they hold calls of the thunk.
+    holds = around | names["thunk"].to_numpy()
     frame = pl.DataFrame(
         {
             "row": rows,
-            "parent": parent[rows],
+            "parent": chain_to(parent, parent[rows], holds),
             "context": context,
             "op": names["op"].gather(rows),
             "name": host["name"].cast(pl.String).gather(rows),
             "start": host["start"].gather(rows),
         }
     ).filter(pl.col("context") != NO_ROW)
+    calls = np.flatnonzero(host["category"].is_in(["runtime", "driver"]).to_numpy() & active)
+    holder = chain_to(parent, parent[calls], holds)
+    modules = names["module"].to_numpy()
+    active[calls[(holder != NO_ROW) & modules[holder]]] = False  # of thunks that are initialised
     first = _first_active(host, parent, active, around)
     frame = frame.join(first, on="context", how="left", maintain_order="left").filter(
         pl.col("start") < pl.col("first").fill_null(np.iinfo(np.int64).max)
@@ -151,7 +168,12 @@ def creations(
 
 
 def _names(names: pl.Series) -> pl.DataFrame:
-    """Columns op, captured and instantiates of each host row; each distinct name is looked at once."""
+    """What each host row is, by its name; each distinct name is looked at once.
+
+    Returns:
+        columns op (of thunks that record or launch one command, else null), captured and instantiates (calls),
+        module and thunk (ranges of XLA).
+    """
     text = pl.col("name").cast(pl.String)
     op = text.str.extract(_THUNK)
     told = (
@@ -162,12 +184,14 @@ def _names(names: pl.Series) -> pl.DataFrame:
             op=pl.when(~op.str.contains(_GRAPH_THUNK)).then(op),
             captured=text.str.contains(_CAPTURED) & ~text.str.contains("HostFunc"),
             instantiates=text.str.contains(_INSTANTIATE, literal=True),
+            module=text.str.contains(MODULE),
+            thunk=op.is_not_null(),
         )
     )
     return (
         names.to_frame("name")
         .join(told, on="name", how="left", maintain_order="left")
-        .with_columns(pl.col("captured", "instantiates").fill_null(value=False))
+        .with_columns(pl.col("captured", "instantiates", "module", "thunk").fill_null(value=False))
     )
 
 
@@ -191,7 +215,7 @@ def _first_active(
     active: npt.NDArray[np.bool_],
     around: npt.NDArray[np.bool_],
 ) -> pl.DataFrame:
-    """For each program or thunk (context), when the first range inside it that launched something began."""
+    """For each program or thunk (context), when the first active range or call inside it began."""
     rows = np.flatnonzero(active)
     rows = rows[parent[rows] != NO_ROW]
     context = chain_to(parent, parent[rows], around)

@@ -31,6 +31,7 @@ _MOVING = """
 bitcast broadcast concatenate constant copy dynamic-slice dynamic-update-slice
 get-tuple-element iota pad parameter partition-id replica-id reshape slice transpose tuple
 """.split()  # noqa: SIM905 - as above
+_SCALAR_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def schedule_of(module: HloModule) -> Schedule:
             "place"
         ].to_list(),
         targets=commands["custom_call_target"].fill_null("").to_list(),
-        copies=fused.select(moving.fill_null(value=False)).to_series().to_numpy(),
+        copies=fused.select(moving.fill_null(value=False)).to_series().to_numpy() | sliced,
         inputs=_inputs(table, order),
         classes=dict(names.iter_rows()),
         members={n: np.array(m, np.int64) for n, m in members.iter_rows()},
@@ -173,7 +174,7 @@ def _custom(fused: pl.DataFrame) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         fused: the commands, with what `_inside` says of the computation that they fuse.
     """
     started = fused.filter(pl.col("opcode") == "async-start")["called"].explode().drop_nulls()
-    sliced = pl.col("computation").is_in(started.implode()) & pl.col("slices") & pl.col("moves")
+    sliced = pl.col("computation").is_in(started.implode()) & pl.col("slices") & pl.col("places")
     by_kind = (pl.col("fusion_kind") == "kCustom") & (pl.col("moves") | pl.col("calls"))
     flags = fused.select(
         custom=by_kind.fill_null(value=False), sliced=sliced.fill_null(value=False)
@@ -196,11 +197,17 @@ def _by_flag(table: pl.DataFrame, commands: pl.DataFrame) -> NDArray[np.bool_]:
 
 
 def _inside(table: pl.DataFrame) -> pl.DataFrame:
-    """For each computation: ``work``, equal for equal ones; whether it only moves data, sorts, slices, or calls."""
+    """For each computation: ``work``, equal for equal ones; whether it only moves data, sorts, slices, or calls.
+
+    ``places`` is as ``moves``, but it may compute where the data lies, as the gradient of a scan does, which reads
+    from the end: with single numbers.
+    """
+    moving = pl.col("opcode").is_in(_MOVING)
     features = pl.struct("opcode", "result_bytes", "operand_bytes", "own_flops")
     return table.group_by("computation").agg(
         work=features.hash().sort().implode().hash().first(),
-        moves=pl.col("opcode").is_in(_MOVING).all(),
+        moves=moving.all(),
+        places=(moving | (pl.col("result_bytes") <= _SCALAR_BYTES)).all(),
         sorts=(pl.col("opcode") == "sort").any(),
         slices=pl.col("opcode").is_in(["dynamic-slice", "dynamic-update-slice"]).any(),
         calls=(pl.col("opcode") == "custom-call").any(),

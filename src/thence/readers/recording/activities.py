@@ -21,6 +21,11 @@ _MEMORIES = (
     *("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"),
     *("Device Static", "Managed Static"),
 )
+_UNENDED = "have no end, because the recording ended before they did, and are left out"
+_UNTIMED = (
+    "have neither start nor end, because CUPTI could not time them, and are left out: so it is with work in branches "
+    "and loops of CUDA graphs that were created before the recording began"
+)
 _UNNAMED = pl.lit("(unnamed)").cast(pl.Categorical())
 
 
@@ -38,18 +43,22 @@ def activities(
     parts = [_kernels(folder, names), _copies(folder), _sets(folder)]
     shaped = [_as_gpu_rows(part, zero_ns, rank) for part in parts]
     whole = pl.concat(shaped)
-    timed = whole.filter(
+    has_times = (
         pl.col("start").is_not_null() & (pl.col("duration") >= 0) & pl.col("device").is_not_null()
     )
-    if timed.height < whole.height:
-        lost = whole.height - timed.height
-        folder.lose(
-            "no_times",
-            lost,
-            f"{lost:,} activities have no end, because the recording ended before they did, and are left out",
-        )
+    timed, rest = whole.filter(has_times), whole.filter(~has_times.fill_null(value=False))
+    # cupti_activity.h: 0 for both means that timestamp information could not be collected.
+    untimed = rest.filter(pl.col("start").is_null() & (pl.col("duration") == 0)).height
+    _lose(folder, untimed, _UNTIMED)
+    _lose(folder, rest.height - untimed, _UNENDED)
     timed = timed.sort("device", "start", "stream", maintain_order=True)
     return timed.drop("queued"), timed["queued"]
+
+
+def _lose(folder: Folder, count: int, why: str) -> None:
+    """Notes activities that are left out for want of a time; nothing where there are none."""
+    if count:
+        folder.lose("no_times", count, f"{count:,} activities {why}")
 
 
 def _kernels(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
