@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Codes = npt.NDArray[np.uint8]
 
-__all__ = ["CAUSES", "MEANINGS", "NUMBER", "host_causes"]
+__all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "host_causes"]
 
 MEANINGS = {
     "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
@@ -51,6 +51,13 @@ MEANINGS = {
     "unknown": "nothing in the trace tells; reasons stand below",
 }
 """Every cause of idle time and what it means, in the order in which documents list them."""
+REASONS = {
+    "no_launch": "the trace holds no launch of the activity that ended the wait",
+    "started_late": "it was launched long before, and nothing recorded held it back",
+    "outside": "no thread of the process was in a recorded range or call",
+    "profiler": "the profiler itself took the time",
+}
+"""Why a cause is unknown."""
 CAUSES = tuple(MEANINGS)
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 """Number of each cause in the arrays."""
