@@ -9,9 +9,13 @@ launch from ``b`` to ``e``, the first of these that holds for a part of the gap 
                                 whose row lasts longest; first_use where an operator takes over 1 ms
                                 until it launches the first kernel of a name, and never again
     b to e                      launch; first_use where the call is long and the kernel's first
-    launched before the gap     queued for the first 5 us, then event_wait where the stream waited for an event
-                                of another one, else unknown
+    launched before the gap     queued for the first 5 us, and longer where the same call launched what came before:
+                                nodes of a CUDA graph wait for each other, and for its conditions; then event_wait
+                                where the stream waited for an event of another one, else unknown
     from e to the start         launch for 100 us, then event_wait or unknown
+
+Where no thread is in anything recorded, the cause is python if the main thread is known to run Python then
+(`thence.analysis.idle_silence`), else unknown.
 
 Beside the cause stands the last call that waited before the gap ended, if it returned in the gap or right before
 it: it emptied the queue. That is no cause: without it the gap might be there all the same.
@@ -29,6 +33,7 @@ import polars as pl
 
 from thence.analysis.idle_pieces import IDLE, NO_REASON, IdlePieces
 from thence.analysis.idle_rules import NUMBER, REASONS, host_causes
+from thence.analysis.idle_silence import python_runs, says_what_runs
 from thence.analysis.idle_timeline import (
     NOWHERE,
     Leaves,
@@ -60,6 +65,7 @@ _LATENCY_NS = 100_000  # of a launch whose call has returned, to an empty queue
 _LONG_CALL_NS = 200_000  # of a launch that loads its kernel; others take 2 to 30 us
 _LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
 _EMPTIED_NS = 2_000  # how long before a gap a wait may return that emptied the queue: clocks differ
+_LATEST = int(np.iinfo(np.int64).max)
 _OF_NAMES = 32  # bits that the number of a kernel's name takes
 _UNKNOWN = NUMBER["unknown"]
 _REASON = {reason: number for number, reason in enumerate(REASONS)}
@@ -147,6 +153,9 @@ class _Facts:
     kernel: npt.NDArray[np.uint32]
     first_of_name: Mask
     behind_event: Mask
+    begun: Int64
+    python: dict[int, tuple[int, int]]
+    said: dict[int, bool]
 
     @classmethod
     def of(cls, trace: Attributed) -> _Facts:
@@ -170,7 +179,20 @@ class _Facts:
             trace, start, end, category, cause, thread, leaves_of_threads(host, is_call, thread),
             host["rank"].to_numpy()[first], launch, begins, ends, trace.gpu["name"].to_physical().to_numpy(),
             trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
+            _begun(trace, launch, is_call), python_runs(trace, first, end), says_what_runs(trace, first),
         )  # fmt: skip
+
+
+def _begun(trace: Attributed, launch: Int64, is_call: Mask) -> Int64:
+    """When the first activity began of the call that launched each one: of a CUDA graph there are several."""
+    start = trace.gpu["start"].to_numpy()
+    result = start.copy()
+    known = np.flatnonzero(launch != NO_ROW)
+    known = known[is_call[launch[known]]]
+    first = np.full(len(is_call), _LATEST)
+    np.minimum.at(first, launch[known], start[known])
+    result[known] = first[launch[known]]
+    return result
 
 
 def _launch_times(
@@ -241,6 +263,7 @@ def _of_device(facts: _Facts, of: Gaps) -> IdlePieces:
     parts.add(every, (np.where(known, launched, end), in_call), codes, row)
     queued = known & (facts.launch_start[act] <= begin)
     patience = np.where(queued, _QUEUED_NS, _LATENCY_NS)
+    patience[queued & (facts.begun[act] < begin)] = _LATEST >> 1
     since = np.where(queued, in_call, np.maximum(in_call, launched))
     until = np.minimum(end, since + patience)
     codes = np.where(queued, NUMBER["queued"], NUMBER["launch"]).astype(np.uint8)
@@ -265,7 +288,12 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> 
     reason = np.full(len(codes), NO_REASON, np.uint8)
     unknown = np.flatnonzero(codes == _UNKNOWN)
     nowhere = pieces.row[unknown] == NO_ROW
-    reason[unknown] = np.where(nowhere, _REASON["outside"], _REASON["profiler"])
+    silent = _REASON["outside" if facts.said.get(of.rank) else "only_calls"]
+    reason[unknown] = np.where(nowhere, silent, _REASON["profiler"])
+    if of.rank in facts.python:
+        low, high = facts.python[of.rank]
+        runs = unknown[nowhere & (pieces.start[unknown] >= low) & (pieces.end[unknown] <= high)]
+        codes[runs], reason[runs] = NUMBER["python"], NO_REASON
     parts.add(pieces.of, (pieces.start, pieces.end), codes, pieces.row, reason)
 
 

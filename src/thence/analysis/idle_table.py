@@ -67,11 +67,20 @@ class IdleTime(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why a part is unknown, one sentence for each reason."""
-        return tuple(
+        """Why a part is unknown, one sentence for each reason; and how much is Python only because nothing else is."""
+        notes = [
             f"unknown: {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
+        ]
+        silent = self.pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+        if silent.is_empty():
+            return tuple(notes)
+        total = format_ns(int(silent["duration"].sum()))
+        notes.append(
+            f"python: in {total} of it the main thread was in nothing recorded, which of a Python program is Python; "
+            "stacks (torch.profiler with_stack=True) or lines (thence record) say where"
         )
+        return tuple(notes)
 
     def form(self) -> Form:
         """What a notebook shows of it."""
@@ -157,10 +166,14 @@ def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
     grouped = pieces.group_by("cause").agg(
         total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
     )
-    return grouped.with_columns(pl.col("cause").cast(pl.String)).with_columns(
-        share=pl.col("total_ns") / max(total, 1),
-        meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
-    ).sort("total_ns", "cause", descending=[True, False])
+    return (
+        grouped.with_columns(pl.col("cause").cast(pl.String))
+        .with_columns(
+            share=pl.col("total_ns") / max(total, 1),
+            meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
+        )
+        .sort("total_ns", "cause", descending=[True, False])
+    )
 
 
 def named_pieces(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
