@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from thence.analysis.collective_instances import Instances
     from thence.analysis.whatif_graph import Program
     from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -156,6 +157,7 @@ def what_if(
     changes: Sequence[Change],
     alignment: Alignment | None = None,
     instances: Instances | None = None,
+    labels: Sequence[GraphLabels] = (),
 ) -> WhatIf:
     """Predicts the gain of changes, each by itself.
 
@@ -164,6 +166,7 @@ def what_if(
         changes: none means those of `suggestions`, of which the ten with the largest gain above the noise are kept.
         alignment: of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
+        labels: of captured CUDA graphs, which may hold their edges.
 
     Raises:
         MissingData: the trace holds no device activity, or the graph explains too little of it.
@@ -171,7 +174,7 @@ def what_if(
     inputs = ", ".join(trace.meta.inputs)
     if trace.gpu.is_empty():
         raise MissingData(f"{inputs}: holds no device activity")
-    program = program_graph(trace, alignment, instances)
+    program = program_graph(trace, alignment, instances, labels)
     found = health(trace, program)
     if found.unexplained > MOST_UNEXPLAINED:
         raise MissingData(

@@ -46,12 +46,15 @@ from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from thence.analysis.clock_sync import Alignment
     from thence.analysis.collective_instances import Instances
     from thence.analysis.whatif_graph_nodes import GraphNodes
     from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -106,7 +109,10 @@ class Program:
 
 
 def program_graph(
-    trace: Attributed, alignment: Alignment | None = None, instances: Instances | None = None
+    trace: Attributed,
+    alignment: Alignment | None = None,
+    instances: Instances | None = None,
+    labels: Sequence[GraphLabels] = (),
 ) -> Program:
     """The graph of a trace.
 
@@ -114,11 +120,12 @@ def program_graph(
         trace: attributed, whole.
         alignment: of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
+        labels: of captured CUDA graphs, which may hold their edges.
     """
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
     origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
     gpu, host = (gpu[0] - origin, gpu[1] - origin), (host[0] - origin, host[1] - origin)
-    found = _found(trace, gpu, host, instances)
+    found = _found(trace, gpu, host, instances, labels)
     program = replace(_program(trace, found), origin_ns=origin)
     graph = replace(program.graph, weight=stream_weights(program, gpu[1] - gpu[0], found.moves))
     return replace(program, graph=graph.exact())
@@ -150,6 +157,7 @@ def _found(
     gpu: tuple[Int64, Int64],
     host: tuple[Int64, Int64],
     instances: Instances | None,
+    labels: Sequence[GraphLabels],
 ) -> _Found:
     """Nodes and edges of all kinds."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
@@ -167,7 +175,7 @@ def _found(
     call_node = np.full(trace.host.height, NO_ROW)
     call_node[calls] = nodes.add(host[0][calls], CALL, thread[calls], calls)
     ends, moves = collective_ends(gpu, nodes, edges, (start, threads + stream), instances)
-    inside = graph_nodes(trace, launch)
+    inside = graph_nodes(trace, launch, labels)
     latency, gap, overlapping = latencies(gpu, host, launch, along)
     before, after = along
     # Of nodes of one launch whose edges are known those edges decide, not the stream.

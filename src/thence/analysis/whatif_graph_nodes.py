@@ -19,12 +19,12 @@ from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
     from thence.model.attributed import Attributed
-    from thence.model.graph_labels import CapturedGraph
+    from thence.model.graph_labels import CapturedGraph, GraphLabels
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -51,11 +51,12 @@ class GraphNodes:
     target: Int64
 
 
-def graph_nodes(trace: Attributed, launch: Int64) -> GraphNodes:
+def graph_nodes(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels] = ()) -> GraphNodes:
     """Activities inside of launches of CUDA graphs.
 
     Args:
-        trace: attributed, with the labels of its graphs.
+        trace: attributed.
+        labels: of its captured graphs.
         launch: host row of the call that launched each activity, `NO_ROW` where unknown.
     """
     inside = (
@@ -67,7 +68,7 @@ def graph_nodes(trace: Attributed, launch: Int64) -> GraphNodes:
         called = called[is_call[launch[called]]]
         inside[called] |= np.bincount(launch[called], minlength=1)[launch[called]] > 1
     known = np.zeros(len(launch), np.bool_)
-    parts = list(_of_labels(trace, launch))
+    parts = list(_of_labels(trace, launch, labels))
     for rows, _, _ in parts:
         known[rows] = True
     nothing = np.empty(0, np.int64)
@@ -75,7 +76,9 @@ def graph_nodes(trace: Attributed, launch: Int64) -> GraphNodes:
     return GraphNodes(inside, known, source, target)
 
 
-def _of_labels(trace: Attributed, launch: Int64) -> Iterator[tuple[Int64, Int64, Int64]]:
+def _of_labels(
+    trace: Attributed, launch: Int64, labels: Sequence[GraphLabels]
+) -> Iterator[tuple[Int64, Int64, Int64]]:
     """For each captured graph with edges: the rows of gpu that they hold for, and sources and targets of these."""
     node = trace.gpu["node"].fill_null(0).to_numpy()
     named = (launch != NO_ROW) & trace.gpu["node"].is_not_null().to_numpy()
@@ -83,7 +86,7 @@ def _of_labels(trace: Attributed, launch: Int64) -> Iterator[tuple[Int64, Int64,
     executable = np.where(node > _LOW, node >> _SHIFT, graph).astype(np.int64)
     number = (node & _LOW).astype(np.int64)
     ranks = trace.gpu["rank"].to_numpy()
-    for file in trace.graph_labels:
+    for file in labels:
         ours = named if file.process.rank is None else named & (ranks == file.process.rank)
         for captured in file.graphs:
             rows = np.flatnonzero(ours & np.isin(executable, [captured.id, *captured.executables]))
