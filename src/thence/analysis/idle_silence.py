@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["python_runs", "says_what_runs"]
+__all__ = ["python_runs", "python_threads", "says_what_runs"]
 
 _KINETO, _RECORDING = "torch.profiler (Kineto JSON)", "thence recording"
 _NAMES = re.compile(r"(?i)python|^MainThread$|pt_main_thread")
@@ -32,7 +32,22 @@ _SAYING = np.isin(HOST_CATEGORIES, ("op", "compile", "python", "module"))
 
 
 def python_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
-    """When the main thread of each rank is known to be in Python wherever it is in nothing recorded: first and last ns.
+    """When the main thread of each rank is known to run Python where it is in nothing recorded: first and last ns.
+
+    Args:
+        trace: attributed.
+        begins: the first row of each thread in host.
+        end: of each row of host, ns.
+    """
+    ranks = trace.host["rank"].to_numpy()
+    return {
+        int(ranks[begins[number]]): span
+        for number, span in python_threads(trace, begins, end).items()
+    }
+
+
+def python_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
+    """As `python_runs`, by the number of the thread.
 
     Args:
         trace: attributed.
@@ -47,14 +62,15 @@ def python_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple
     named = {key[:3]: key[3] for key in trace.threads.select(*keys.columns, "name").rows()}
     start = host["start"].to_numpy()
     result = {}
-    for (rank, process, thread), low, high in zip(
-        keys.rows(), begins, np.append(begins[1:], host.height), strict=True
+    highs = np.append(begins[1:], host.height)
+    for number, ((rank, process, thread), low, high) in enumerate(
+        zip(keys.rows(), begins, highs, strict=True)
     ):
         name = named.get((rank, process, thread))
         if thread != process or not (name is None or _NAMES.search(name)):
             continue
         if formats == {_RECORDING} or _SAYING[category[low:high]].any():
-            result[rank] = (int(start[low]), int(end[low:high].max()))
+            result[number] = (int(start[low]), int(end[low:high].max()))
     return result
 
 

@@ -108,6 +108,21 @@ class Leaves:
         ends = self.time[np.minimum(segment + 1, len(self.time) - 1)]
         return self.time[segment], ends, self.row[segment]
 
+    def chosen(
+        self, wanted: Mask, silent: tuple[int, int] | None = None
+    ) -> tuple[Int64, Int64, Rows]:
+        """Starts, ends and rows of the pieces of time in which it is in one of those rows, all of them.
+
+        Args:
+            wanted: one value for each host row.
+            silent: pieces in which it is in no row are taken, too, between these times (ns).
+        """
+        until = np.append(self.time[1:], _LATEST)
+        taken = (self.row != NO_ROW) & wanted[self.row]
+        if silent is not None:
+            taken |= (self.row == NO_ROW) & (self.time >= silent[0]) & (until <= silent[1])
+        return self.time[taken], until[taken], self.row[taken]
+
     def _segments(self, start: Int64, end: Int64) -> tuple[Int64, Int64]:
         """The first of the pieces of time that each interval is in, and in how many it is."""
         first = np.searchsorted(self.time, start, side="right") - 1

@@ -346,7 +346,9 @@ def handovers(
                 continue
             last = np.searchsorted(stops, start, side="right") - 1
             when = np.where(last >= 0, stops[last], -1)
-            better = (when > rested) & (start - when < _HANDED_NS) & (when > best)
+            near = start - when < _HANDED_NS
+            near[0] = True  # what a thread does first it was given, however long it took to begin
+            better = (when > rested) & near & (when > best)
             best, by = np.where(better, when, best), np.where(better, other, by)
         handed = np.flatnonzero(by != NO_ROW)
         source = nodes.add(best[handed], END, by[handed], row[handed])
