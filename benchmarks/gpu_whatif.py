@@ -1,372 +1,303 @@
 """What-if predictions against counterfactual runs: the changed program is run, too.
 
-The list of pairs below was fixed before any run. Each program is a step with a loader, six blocks of attention, mlp and
-a side stream that both wait for each other through events, an optimizer, and item() at the end or not; a change
-makes one of its parts shorter, longer, or none. Programs: limited by the device (gpu), mixed, limited by the host,
-overlapped, and a training step of a small GPT-2 of Hugging Face's transformers (of torch.nn, where they are not
-installed; under FSDP2 with two processes), forward to optimizer; with two processes (``torchrun --nproc_per_node 2``)
-also a late rank and exposed communication. Recording and checking are apart, because the recording machine needs
-torch alone::
+Programs and changes are in whatif_programs.py, fixed before any run: steps limited by the device (gpu), by both
+(mixed), by the host (host), with host and streams that overlap (overlap), and a training step of a small GPT-2 of
+Hugging Face's transformers (model); on two GPUs a late rank, exposed communication, and that model under FSDP2.
+Recording and checking are apart, because the recording machine needs torch and transformers alone::
 
-    python benchmarks/gpu_whatif.py record FOLDER                       # on one GPU, about two minutes
-    torchrun --nproc_per_node 2 benchmarks/gpu_whatif.py record FOLDER   # on two
-    python benchmarks/gpu_whatif.py check FOLDER
+    python benchmarks/gpu_whatif.py record FOLDER [--seconds 140]       # on one GPU
+    python benchmarks/gpu_whatif.py record-two FOLDER [--seconds 55]    # on two; starts torchrun itself
+    python benchmarks/gpu_whatif.py check FOLDER                        # anywhere, with thence
+
+How a step is measured: in rounds, each a profile of its own, which every variant of a program takes part in, the
+unchanged one first among equals and twice (as base and as null control); the order is rotated from round to round. A
+variant runs a block of 4 or 8 steps between two synchronizations, on two ranks after a barrier. Before the blocks of
+a round come matrix products until the clocks are up, and a block that does not count. The collector of garbage is
+off but between rounds. A variant's time is the median of its blocks; its spread is that of the medians of three
+thirds of the rounds. The trace of a program is the one of three whose step is the median.
 
 ``check`` prints every pair: predicted and measured change of the profiled step, the error as a share of the step, the
-error beyond the spread of the repeats, and whether the interval covers what was measured. Then the median and worst
-error, the coverage, and how many were refused.
+error beyond the spread of the repeats, and whether the interval covers what was measured. Then, by what limits the
+program: median and worst error, coverage, how many were refused, and by how much null controls differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
+import warnings
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-STEPS, REPEATS = 10, 3
-PARTS = ("load", "attention", "mlp", "side", "python", "item", "late")
-PROGRAMS: dict[str, dict[str, float]] = {
-    "gpu": {
-        "load": 500,
-        "attention": 200,
-        "mlp": 300,
-        "side": 350,
-        "python": 10,
-        "item": 1,
-        "late": 0,
-    },
-    "mixed": {
-        "load": 1500,
-        "attention": 90,
-        "mlp": 60,
-        "side": 180,
-        "python": 40,
-        "item": 0,
-        "late": 0,
-    },
-    "host": {
-        "load": 2000,
-        "attention": 20,
-        "mlp": 20,
-        "side": 15,
-        "python": 60,
-        "item": 1,
-        "late": 0,
-    },
-    "overlap": {
-        "load": 200,
-        "attention": 250,
-        "mlp": 400,
-        "side": 380,
-        "python": 5,
-        "item": 0,
-        "late": 0,
-    },
-}
-PROGRAMS_OF_TWO: dict[str, dict[str, float]] = {
-    "late": {
-        "load": 300,
-        "attention": 60,
-        "mlp": 80,
-        "side": 100,
-        "python": 5,
-        "item": 1,
-        "late": 900,
-    },
-    "exposed": {
-        "load": 300,
-        "attention": 60,
-        "mlp": 30,
-        "side": 250,
-        "python": 5,
-        "item": 1,
-        "late": 0,
-    },
-}
-CHANGES: tuple[tuple[str, float, str, str], ...] = (
-    ("attention", 0.0, "free", "label:^attention$"),
-    ("attention", 0.5, "scale", "label:^attention$=0.5"),
-    ("mlp", 0.0, "free", "label:^mlp$"),
-    ("mlp", 2.0, "scale", "label:^mlp$=2"),
-    ("side", 0.0, "free", "label:^side$"),
-    ("side", 2.0, "scale", "label:^side$=2"),
-    ("load", 0.0, "free", "cause:loader"),
-    ("item", 0.0, "no-wait", "item"),
-    ("none", 1.0, "scale", "label:^attention$=1"),
-)
-"""Part of the program, what is left of it, and the change asked of thence. none: nothing is changed."""
-CHANGES_OF_TWO: tuple[tuple[str, float, str, str], ...] = (
-    ("late", 0.0, "on-time", "rank:1"),
-    ("load", 0.0, "free", "cause:loader"),
-    ("attention", 0.0, "free", "label:^attention$"),
-    ("none", 1.0, "scale", "label:^attention$=1"),
-)
+from whatif_programs import ONE, TWO, Model, Planned, Program, changed
 
-MODEL = {"load": 3000.0, "item": 1.0}
-MODEL_CHANGES: tuple[tuple[str, float, str, str], ...] = (
-    ("load", 0.0, "free", "cause:loader"),
-    ("load", 0.5, "scale", "cause:loader=0.5"),
-    ("item", 0.0, "no-wait", "item"),
-    ("none", 1.0, "scale", "cause:loader=1"),
-)
-MODEL_CHANGES_OF_TWO = (MODEL_CHANGES[0], MODEL_CHANGES[-1])
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Blocks = list[list[float]]
+
+SECONDS = {"record": 140.0, "record-two": 55.0}
+CANDIDATES, LEAST_ROUNDS, MOST_ROUNDS = 3, 6, 30
+CLOCKS_MS = 100
 
 
-class Program:
-    """The step, on this process's GPU."""
+@contextmanager
+def profiled(program: Program) -> Iterator[Any]:
+    """torch.profiler with waits for events, and with exact ids of their records where thence can be imported."""
+    from torch.profiler import ProfilerActivity, profile
 
-    def __init__(self) -> None:
-        import torch
-
-        self.rank, self.world = (
-            int(os.environ.get("RANK", "0")),
-            int(os.environ.get("WORLD_SIZE", "1")),
-        )
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        if self.world > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl")
-        self.torch = torch
-        self.x = torch.randn(512, 512, device="cuda")
-        self.weight = self.x / 50
-        self.side = torch.cuda.Stream()
-        self.moved = torch.ones(1 << 20, device="cuda")
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(10**6)  # noqa: SLF001 - there is no public one
-        begin.record()
-        torch.cuda._sleep(10**8)  # noqa: SLF001
-        end.record()
-        torch.cuda.synchronize()
-        self.cycles = 10**8 / begin.elapsed_time(end) / 1e3
-
-    def spin(self, us: float) -> None:
-        """Keeps a stream busy."""
-        self.torch.cuda._sleep(max(1, int(us * self.cycles)))  # noqa: SLF001
-
-    def step(self, times: dict[str, float], number: int) -> None:
-        """One step."""
-        torch = self.torch
-        from torch.profiler import record_function as named
-
-        main = torch.cuda.current_stream()
-        with named(f"ProfilerStep#{number}"):
-            with named("load"):
-                busy(times["load"])
-            if self.rank == 1 and times["late"]:
-                with named("late"):
-                    busy(times["late"])
-            y = self.x
-            for _ in range(6):
-                with named("attention"):
-                    y = y * 1.0 + 1
-                    self.spin(times["attention"])
-                ready, done = torch.cuda.Event(), torch.cuda.Event()
-                ready.record()
-                with torch.cuda.stream(self.side):
-                    self.side.wait_event(ready)
-                    with named("side"):
-                        self.spin(times["side"])
-                    done.record()
-                with named("mlp"):
-                    y = y @ self.weight
-                    self.spin(times["mlp"])
-                    with named("host_part"):
-                        busy(times["python"])
-                main.wait_event(done)
-                if self.world > 1:
-                    torch.distributed.all_reduce(self.moved)
-            with named("optimizer"):
-                for _ in range(10):
-                    y = y.add(1)
-            if times["item"]:
-                y[0, 0].item()
-
-    def run(self, times: dict[str, float]) -> float:
-        """Microseconds of a step."""
-        self.torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
-        for number in range(STEPS):
-            self.step(times, number)
-        self.torch.cuda.synchronize()
-        return (time.perf_counter_ns() - begin) / STEPS / 1000
-
-    def profiled(self, times: dict[str, float], path: Path | None = None) -> float:
-        """The same under torch.profiler, with waits for events."""
-        from torch.profiler import ProfilerActivity, profile
-
-        config = self.torch._C._profiler._ExperimentalConfig  # noqa: SLF001 - there is no public one
-        settings = config(enable_cuda_sync_events=True)
-        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        with profile(activities=activities, experimental_config=settings) as profiler:
-            took = self.run(times)
-        if path is not None:
-            profiler.export_chrome_trace(str(path))
-        return took
-
-
-class Model(Program):
-    """A training step of a small language model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch = self.torch
-        torch.manual_seed(0)
-        self.tokens = torch.randint(0, 1000, (4, 256), device="cuda")
-        try:
-            from transformers import GPT2Config, GPT2LMHeadModel
-
-            config = GPT2Config(vocab_size=1000, n_positions=256, n_embd=512, n_layer=6, n_head=8)
-            self.model = GPT2LMHeadModel(config).cuda()
-            self.blocks = list(self.model.transformer.h)
-            self.loss = lambda: self.model(self.tokens, labels=self.tokens).loss
-        except ImportError:
-            layers = [
-                torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True) for _ in range(6)
-            ]
-            self.model = torch.nn.Sequential(
-                torch.nn.Embedding(1000, 512), *layers, torch.nn.Linear(512, 1000)
-            ).cuda()
-            self.blocks = list(self.model)[1:-1]
-            entropy = torch.nn.functional.cross_entropy
-            self.loss = lambda: entropy(
-                self.model(self.tokens).flatten(0, 1), self.tokens.flatten()
-            )
-        if self.world > 1:
-            from torch.distributed.fsdp import fully_shard
-
-            for block in self.blocks:
-                fully_shard(block)
-            fully_shard(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-
-    def step(self, times: dict[str, float], number: int) -> None:
-        """One step."""
-        from torch.profiler import record_function as named
-
-        with named(f"ProfilerStep#{number}"):
-            with named("load"):
-                busy(times["load"])
-            loss = self.loss()
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            if times["item"]:
-                loss.item()
-
-
-def busy(us: float) -> None:
-    """Keeps the thread busy."""
-    until = time.perf_counter_ns() + int(us * 1000)
-    while time.perf_counter_ns() < until:
-        pass
-
-
-def _pairs(
-    program: Program,
-    what: tuple[str, dict[str, float], Any],
-    folder: Path,
-    results: list[dict[str, Any]],
-) -> None:
-    """Runs one program with and without each of its changes."""
-    name, times, changes = what
-    program.run(times)
-    program.profiled(times)
-    suffix = f"_rank{program.rank}" if program.world > 1 else ""
-    program.profiled(times, folder / f"{name}{suffix}.json.gz")
-    base = [program.profiled(times) for _ in range(REPEATS)]
-    for part, left, action, text in changes:
-        if part != "none" and not times[part]:
-            continue
-        changed = times | ({} if part == "none" else {part: times[part] * left})
-        after = [program.profiled(changed) for _ in range(REPEATS)]
-        pair = {"program": name, "part": part, "left": left, "action": action, "text": text}
-        results.append(pair | {"base": base, "after": after})
-        if program.rank == 0:
-            print(
-                name,
-                part,
-                left,
-                [round(us) for us in base],
-                [round(us) for us in after],
-                flush=True,
-            )
-
-
-def record(folder: Path) -> None:
-    """Runs every program with and without every change, and writes a trace of each program."""
-    folder.mkdir(parents=True, exist_ok=True)
-    two = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    results: list[dict[str, Any]] = []
-    programs, changes = (PROGRAMS_OF_TWO, CHANGES_OF_TWO) if two else (PROGRAMS, CHANGES)
-    program = Program()
-    for name, times in programs.items():
-        _pairs(program, (name, times, changes), folder, results)
-    program = Model()
-    _pairs(
-        program, ("model", MODEL, MODEL_CHANGES_OF_TWO if two else MODEL_CHANGES), folder, results
+    settings = program.torch._C._profiler._ExperimentalConfig(  # noqa: SLF001 - there is no public one
+        enable_cuda_sync_events=True
     )
-    if program.rank == 0:
-        (folder / ("runs_of_two.json" if two else "runs.json")).write_text(json.dumps(results))
-    if two:
-        program.torch.distributed.destroy_process_group()
+    profiler = profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], experimental_config=settings
+    )
+    profiler.start()
+    with exact_ids():  # ends after the profile, so that what it does is not in it
+        try:
+            yield profiler
+        finally:
+            profiler.stop()
 
 
-def check(folder: Path) -> None:
+@contextmanager
+def exact_ids() -> Iterator[None]:
+    """Exact ids of events, where thence can be imported and CUPTI has them; a warning otherwise."""
+    with ExitStack() as stack:
+        try:
+            import thence
+            from thence.errors import ThenceError
+        except ImportError as error:
+            warnings.warn(f"no exact ids of events: {error}", stacklevel=1)
+        else:
+            try:
+                stack.enter_context(thence.torch.event_ids())
+            except ThenceError as error:
+                warnings.warn(f"no exact ids of events: {error}", stacklevel=1)
+        yield
+
+
+def block(program: Program, times: dict[str, float], steps: int, name: str = "warm-up") -> float:
+    """Microseconds of a step, over some steps between two synchronizations."""
+    program.together()
+    begin = time.perf_counter_ns()
+    for number in range(steps):
+        program.step(times, f"{name}#{number}")
+    program.torch.cuda.synchronize()
+    return (time.perf_counter_ns() - begin) / steps / 1000
+
+
+def write_trace(program: Program, plan: Planned, path: Path) -> None:
+    """Traces of the unchanged program, of which the one with the median step is kept."""
+    took = []
+    for number in range(CANDIDATES):
+        program.warm_up(CLOCKS_MS)
+        with profiled(program) as profiler:
+            block(program, plan.times, plan.steps)
+            took.append(block(program, plan.times, plan.steps, "ProfilerStep"))
+        profiler.export_chrome_trace(str(path.with_name(f"{number}_{path.name}")))
+    chosen = agreed(program, took.index(statistics.median_low(took)))
+    path.with_name(f"{chosen}_{path.name}").replace(path)
+    for number in set(range(CANDIDATES)) - {chosen}:
+        path.with_name(f"{number}_{path.name}").unlink()
+
+
+def agreed(program: Program, number: int) -> int:
+    """The number that rank 0 says."""
+    if program.world == 1:
+        return number
+    said = program.torch.tensor([number], device="cuda")
+    program.torch.distributed.broadcast(said, 0)
+    return int(said.item())
+
+
+def measured(program: Program, plan: Planned, until: float) -> Blocks:
+    """Microseconds of a step, by variant (the unchanged one first, then one for each pair) and round."""
+    variants = [plan.times, *(changed(plan.times, pair) for pair in plan.pairs)]
+    result: Blocks = [[] for _ in variants]
+    number, going = 0, 1
+    while going:
+        gc.collect()
+        program.warm_up(CLOCKS_MS)
+        with profiled(program):
+            block(program, plan.times, plan.steps)
+            for place in range(len(variants)):
+                variant = (place + number) % len(variants)
+                result[variant].append(block(program, variants[variant], plan.steps))
+        number += 1
+        left = number < LEAST_ROUNDS or time.monotonic() < until
+        going = agreed(program, int(left and number < MOST_ROUNDS))
+    return result
+
+
+def record(folder: Path, plans: dict[str, Planned], until: float) -> None:
+    """Runs every program with and without every change, and writes a trace of each program."""
+    import torch
+
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device(local)
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", local))
+    folder.mkdir(parents=True, exist_ok=True)
+    suffix = f"_rank{rank}" if world > 1 else ""
+    runs: list[dict[str, Any]] = []
+    simple = Program()
+    for done, (name, plan) in enumerate(plans.items()):
+        program = Model() if name in ("model", "fsdp2") else simple
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        now = time.monotonic()
+        share = now + (until - now) / (len(plans) - done)
+        for _ in range(3):
+            block(program, plan.times, plan.steps)
+        write_trace(program, plan, folder / f"{name}{suffix}.json.gz")
+        blocks = measured(program, plan, share)
+        every = [blocks]
+        if world > 1:
+            every = [[] for _ in range(world)]
+            torch.distributed.all_gather_object(every, blocks)
+        runs += [
+            {"program": name, "limit": plan.limit, **vars(pair),
+             "base": [of[0] for of in every], "after": [of[1 + place] for of in every]}
+            for place, pair in enumerate(plan.pairs)
+        ]  # fmt: skip
+        if rank == 0:
+            (folder / f"runs{world}.json").write_text(json.dumps(runs))
+            medians = [round(statistics.median(of)) for of in blocks]
+            print(f"{name}: {len(blocks[0])} rounds, us of a step: {medians}", flush=True)
+    if world > 1:
+        torch.distributed.destroy_process_group()
+
+
+def record_two(folder: Path, until: float) -> None:
+    """Starts itself on two GPUs, or records as one of these two processes."""
+    if "WORLD_SIZE" in os.environ:
+        record(folder, TWO, until)
+        return
+    left = str(until - time.monotonic())
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         __file__, "record-two", str(folder), "--seconds", left],
+        check=True,
+    )  # fmt: skip
+
+
+def _step_us(run: dict[str, Any], side: str) -> list[float]:
+    """Microseconds of a step by round: of the slowest rank, or of those for which a late one is in time."""
+    of_ranks = run[side]
+    if run["action"] == "on-time":
+        late = int(run["text"].partition(":")[2])
+        of_ranks = [us for rank, us in enumerate(of_ranks) if rank != late]
+    return [max(us) for us in zip(*of_ranks, strict=True)]
+
+
+def _spread(us: list[float]) -> float:
+    """How far the medians of three thirds of the rounds are apart."""
+    third = max(len(us) // 3, 1)
+    medians = [statistics.median(us[at : at + third]) for at in range(0, 3 * third, third)]
+    return max(medians) - min(medians)
+
+
+def check(folder: Path) -> int:
     """Predicts every change from the trace of its program, and compares."""
     import thence
     from thence.errors import ThenceError
 
-    errors, beyond, covered, refused, spread = [], [], [], 0, 0.0
-    runs = [run for name in ("runs.json", "runs_of_two.json") if (folder / name).is_file()
-            for run in json.loads((folder / name).read_text())]  # fmt: skip
-    columns = ("predicted", "measured", "error", "beyond", "spread", "interval")
-    print(f"{'program':8} {'change':28}" + "".join(f"{name:>10}" for name in columns))
+    runs = [
+        run for path in sorted(folder.glob("runs?.json")) for run in json.loads(path.read_text())
+    ]
+    columns = ("predicted", "measured", "error", "beyond", "spread", "low", "high")
+    print(f"{'program':8} {'change':36}{'step us':>9}" + "".join(f"{name:>10}" for name in columns))
+    rows: list[dict[str, Any]] = []
+    opened: dict[str, Any] = {}
     for run in runs:
-        several = sorted(folder.glob(f"{run['program']}_rank*.json.gz"))
-        trace = thence.open(several or folder / f"{run['program']}.json.gz")
-        title = f"{run['action']} {run['text']}"
-        base, after = statistics.median(run["base"]), statistics.median(run["after"])
-        measured = (base - after) / base
-        spread = max((max(us) - min(us)) / base for us in (run["base"], run["after"]))
+        name = run["program"]
+        if name not in opened:
+            several = sorted(folder.glob(f"{name}_rank*.json.gz"))
+            opened[name] = thence.open(several or folder / f"{name}.json.gz")
+        us = {side: _step_us(run, side) for side in ("base", "after")}
+        base, after = (statistics.median(us[side]) for side in ("base", "after"))
+        row = {
+            **run, "measured": (base - after) / base,
+            "spread": max(_spread(us[side]) for side in ("base", "after")) / base,
+        }  # fmt: skip
+        rows.append(row)
+        title = f"{name:8} {run['action'] + ' ' + run['text']:36}{base:9.0f}"
         try:
-            rows = trace.what_if(**{run["action"].replace("-", "_"): [run["text"]]}).rows
+            answer = opened[name].what_if(**{run["action"].replace("-", "_"): [run["text"]]})
         except ThenceError as error:
-            print(f"{run['program']:8} {title:28} refused: {error}")
-            refused += 1
+            print(f"{title} refused: {error}")
             continue
-        row = rows.row(0, named=True)
-        if row["gain_share"] is None:
-            print(f"{run['program']:8} {title:28} {row['verdict']}")
-            refused += 1
+        found = [one for one in answer.rows.to_dicts() if one["part"] == run["meaning"]]
+        if not found or found[0]["gain_share"] is None:
+            print(f"{title} {found[0]['verdict'] if found else 'no such meaning'}")
             continue
-        error = row["gain_share"] - measured
-        errors.append(abs(error))
-        beyond.append(max(0.0, abs(error) - spread))
-        covered.append(row["low_share"] <= measured <= row["high_share"])
-        shares = (row["gain_share"], measured, error, beyond[-1], spread)
+        (one,) = found
+        row["error"] = one["gain_share"] - row["measured"]
+        row["beyond"] = max(0.0, abs(row["error"]) - row["spread"])
+        row["covers"] = one["low_share"] <= row["measured"] <= one["high_share"]
+        row["recorded"] = answer.step_ns / 1000 / base - 1
+        shares = (one["gain_share"], row["measured"], row["error"], row["beyond"], row["spread"])
+        shares = (*shares, one["low_share"], one["high_share"])
+        shown = "".join(f"{100 * share:+9.1f}%" for share in shares)
+        print(f"{title}{shown} {'covers' if row['covers'] else 'MISSES'}")
+    return _summary(rows)
+
+
+def _summary(rows: list[dict[str, Any]]) -> int:
+    """Prints errors by what limits the program; 1 when they are more than wanted."""
+    for limit in (*dict.fromkeys(row["limit"] for row in rows), "all"):
+        of = [row for row in rows if limit in (row["limit"], "all")]
+        accepted = [row for row in of if "error" in row]
+        if not accepted:
+            print(f"{limit:7}: {len(of)} pairs, all refused")
+            continue
+        errors = [abs(row["error"]) for row in accepted]
+        beyond = [row["beyond"] for row in accepted]
         print(
-            f"{run['program']:8} {title:28}" + "".join(f"{100 * share:+9.1f}%" for share in shares),
-            " covers" if covered[-1] else " misses",
+            f"{limit:7}: {len(of)} pairs, {len(of) - len(accepted)} refused; error of the step: median "
+            f"{100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %; beyond the repeats' spread: "
+            f"median {100 * statistics.median(beyond):.1f} %, worst {100 * max(beyond):.1f} %; intervals cover "
+            f"{100 * statistics.mean(row['covers'] for row in accepted):.0f} %"
         )
-    if errors:
-        shown = [
-            f"{100 * of(values):.1f} %"
-            for values in (errors, beyond)
-            for of in (statistics.median, max)
-        ]
-        print(
-            f"{len(runs)} pairs, {refused} refused; error of the step: median {shown[0]}, worst {shown[1]}; beyond the "
-            f"repeats' spread: median {shown[2]}, worst {shown[3]}; intervals cover "
-            f"{100 * sum(covered) / len(covered):.0f} %"
-        )
+    nulls = {row["program"]: 100 * row["measured"] for row in rows if row["part"] == "none"}
+    print("null controls differ: " + ", ".join(f"{name} {of:+.2f} %" for name, of in nulls.items()))
+    traced = {row["program"]: 100 * row["recorded"] for row in rows if "recorded" in row}
+    print(
+        "the recorded step beside the median one: "
+        + ", ".join(f"{name} {of:+.1f} %" for name, of in traced.items())
+    )
+    accepted = [row for row in rows if "error" in row]
+    good = (
+        len(rows) - len(accepted) <= 8
+        and all("error" in row for row in rows if row["limit"] == "device")
+        and statistics.median(row["beyond"] for row in accepted) <= 0.02
+        and max(row["beyond"] for row in accepted) <= 0.05
+        and statistics.mean(row["covers"] for row in accepted) >= 0.9
+    )
+    print("as wanted" if good else "NOT as wanted")
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("record", "check"))
+    parser.add_argument("what", choices=("record", "record-two", "check"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--seconds", type=float, help="how long to record, about")
     given = parser.parse_args()
-    {"record": record, "check": check}[given.what](given.folder)
+    if given.what == "check":
+        sys.exit(check(given.folder))
+    deadline = time.monotonic() + (given.seconds or SECONDS[given.what])
+    if given.what == "record":
+        record(given.folder, ONE, deadline)
+    else:
+        record_two(given.folder, deadline)

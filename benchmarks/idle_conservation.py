@@ -3,8 +3,9 @@
     python benchmarks/idle_conservation.py TRACE... [--times 1]
 
 For each trace (files; ranks of one job joined by commas): the idle time as the report states it and as the causes add
-up, the unknown share, seconds of processor time of the analysis, of the graph and of one replay, and whether the
-replay of what was recorded is exact. ``--times N`` also measures the first trace repeated N times, one after the other.
+up, the unknown share by reason and the share of Python that is told from silence, seconds of processor time of the
+causes, of all that ``thence idle`` says, of the graph and of one replay, whether the replay of what was recorded is
+exact, and the peak of memory. ``--times N`` also measures the first trace repeated N times, one after the other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import polars as pl
 
 import thence
 from thence.analysis.idle_causes import idle_causes
+from thence.analysis.idle_table import idle_time
 from thence.analysis.summary import summarize
 from thence.analysis.whatif import health
 from thence.analysis.whatif_graph import program_graph
@@ -63,7 +65,18 @@ def measure(name: str, trace: thence.Trace) -> None:
     pieces = idle_causes(whole)
     took = time.process_time() - begin
     found = int(pieces["duration"].sum())
-    unknown = int(pieces.filter(pl.col("cause") == "unknown")["duration"].sum())
+    reasons = dict(
+        pieces.drop_nulls("reason")
+        .group_by("reason")
+        .agg(pl.col("duration").sum())
+        .sort("reason")
+        .rows()
+    )
+    silent = pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())["duration"].sum()
+    said = "".join(f" {name} {100 * ns / max(found, 1):.1f}" for name, ns in reasons.items())
+    begin = time.process_time()
+    idle_time(whole)
+    placed = time.process_time() - begin
     begin = time.process_time()
     program = program_graph(whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.what_if does
     built = time.process_time() - begin
@@ -73,8 +86,10 @@ def measure(name: str, trace: thence.Trace) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     sums = "adds up" if found == stated else f"IS {found / 1e6:.3f} ms"
     print(
-        f"{name[-44:]:44} {whole.gpu.height:8,} {whole.host.height:9,} idle {stated / 1e6:11.3f} ms {sums} unknown "
-        f"{100 * unknown / max(found, 1):5.1f} % {took:5.2f} s; graph {built:5.2f} s, replay {replay:5.2f} s "
+        f"{name[-44:]:44} {whole.gpu.height:8,} {whole.host.height:9,} idle {stated / 1e6:11.3f} ms {sums}, unknown "
+        f"{100 * sum(reasons.values()) / max(found, 1):5.1f} %{said and f' ({said[1:]})'}, python in silence "
+        f"{100 * silent / max(found, 1):4.1f} %; causes {took:5.2f} s, with places {placed:5.2f} s; graph "
+        f"{built:5.2f} s, replay {replay:5.2f} s "
         f"{'exact' if exact else 'NOT EXACT'}, unexplained {100 * health(whole, program).unexplained:5.1f} %; peak "
         f"{memory:.2f} GB",
         flush=True,

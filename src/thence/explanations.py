@@ -160,7 +160,7 @@ class Explanations(ABC):
         """
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
-        found = what_if(self.whole, changes, *self._of_ranks)
+        found = what_if(self.whole, changes, *self._of_ranks, self.tables.graph_labels)
         return consistent_what_if(found, self.whole.meta)
 
     def critical_path(self) -> pl.DataFrame:
@@ -171,7 +171,7 @@ class Explanations(ABC):
         """
         if self.whole.gpu.is_empty():
             raise MissingData(f"{', '.join(self.whole.meta.inputs)}: holds no device activity")
-        program = program_graph(self.whole, *self._of_ranks)
+        program = program_graph(self.whole, *self._of_ranks, self.tables.graph_labels)
         tiles = consistent_path(critical_path(self.whole, program), self.whole.meta)
         return tiles.with_columns(start=pl.col("start") + program.origin_ns)
 
@@ -201,7 +201,7 @@ class Explanations(ABC):
         """The critical path as a track, of one rank of a whole trace that it explains."""
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
-        program = program_graph(self.whole)
+        program = program_graph(self.whole, labels=self.tables.graph_labels)
         if health(self.whole, program).unexplained > MOST_UNEXPLAINED:
             return []
         tiles = critical_path(self.whole, program)

@@ -129,6 +129,17 @@ def test_queued_kernels_wait_for_each_other_and_for_events(tmp_path: Path) -> No
     }
 
 
+def test_kernels_of_one_launch_of_a_graph_wait_for_each_other(tmp_path: Path) -> None:
+    graph = {"graph id": 3, "graph node id": 1}
+    launches = [call("cudaGraphLaunch", at, 2) | {"args": {"correlation": at}} for at in (1, 4)]
+    events = [
+        *launches,
+        kernel(1, 20, 10, args=graph), kernel(1, 70, 10, args=graph), kernel(4, 120, 10, args=graph),
+    ]  # fmt: skip
+    # The 40 us inside of the first launch are between its nodes; of the 40 until the second one only the first 5 are.
+    assert of_cause(opened(tmp_path, events)) == {"queued": 40 + 5, "unknown": 35}
+
+
 def test_a_long_call_loads_only_the_first_kernel_of_its_name(tmp_path: Path) -> None:
     events = [kernel(1, 5, 5), launch(1, 1)]
     for number, (name, begin) in enumerate([("new", 20), ("new", 1020)], start=2):

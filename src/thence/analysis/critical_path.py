@@ -164,7 +164,9 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
     parts = [(begin, end, kind, row, np.full(len(row), NO_ROW), step)]
     parts = [tuple(column[~is_host] for column in parts[0])]
     leaves = (
-        leaves_of_threads(trace.host, trace.host["category"].is_in(API_CALLS).to_numpy())
+        leaves_of_threads(
+            trace.host, trace.host["category"].is_in(API_CALLS).to_numpy(), program.thread_of_row
+        )
         if is_host.any()
         else []
     )

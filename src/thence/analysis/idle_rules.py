@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Codes = npt.NDArray[np.uint8]
 
-__all__ = ["CAUSES", "MEANINGS", "NUMBER", "host_causes"]
+__all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "host_causes"]
 
 MEANINGS = {
     "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
-    "queued": "between two kernels that were both queued, up to 5 us",
+    "queued": "between two kernels that were both queued, up to 5 us, or inside one launch of a CUDA graph",
     "event_wait": "queued, but behind an event of another stream",
     "sync": "a call that waits returned to the program: item(), synchronize() and their like",
     "allocation": "memory was allocated, freed, pinned or asked about",
@@ -51,6 +51,20 @@ MEANINGS = {
     "unknown": "nothing in the trace tells; reasons stand below",
 }
 """Every cause of idle time and what it means, in the order in which documents list them."""
+REASONS = {
+    "no_launch": "the trace holds no launch of the activity that ended the wait",
+    "started_late": "it was launched long before, and nothing recorded held it back",
+    "only_calls": (
+        "the host was between API calls, and neither operators nor Python of it were recorded; torch.profiler "
+        "(with_stack=True), thence record, or nsys profile --trace=cuda,nvtx --pytorch=autograd-nvtx says more"
+    ),
+    "outside": (
+        "no thread of the process was in a recorded range or call; Python frames were not recorded: "
+        "torch.profiler (with_stack=True) or thence record has them"
+    ),
+    "profiler": "the profiler itself took the time",
+}
+"""Why a cause is unknown."""
 CAUSES = tuple(MEANINGS)
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 """Number of each cause in the arrays."""

@@ -14,13 +14,14 @@ from thence.analysis.steps import steps
 from thence.analysis.waits import participants
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import MissingData, UsageError
-from thence.model.intervals import NO_ROW
 from thence.model.own_code import OwnCode
 from thence.model.questions import IDLE_BY
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thence.analysis.clock_sync import Alignment
     from thence.analysis.collective_instances import Instances
     from thence.analysis.communication import Collectives
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["IdleTime", "idle_time", "idle_tracks", "named_pieces", "waited_in_collectives"]
 
 _KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
+_OF_WAITS = ("source", "label", "op")
 _PREFERRED = ("line", "label", "module", "op", "call")
 _ROWS = {
     "cause": pl.String(), "by": pl.String(), "name": pl.String(), "total_ns": pl.Int64(), "count": pl.Int64(),
@@ -65,11 +67,20 @@ class IdleTime(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why a part is unknown, one sentence for each reason."""
-        return tuple(
+        """Why a part is unknown, one sentence for each reason; and how much is Python only because nothing else is."""
+        notes = [
             f"unknown: {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
+        ]
+        silent = self.pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+        if silent.is_empty():
+            return tuple(notes)
+        total = format_ns(int(silent["duration"].sum()))
+        notes.append(
+            f"python: in {total} of it the main thread was in nothing recorded, which of a Python program is Python; "
+            "stacks (torch.profiler with_stack=True) or lines (thence record) say where"
         )
+        return tuple(notes)
 
     def form(self) -> Form:
         """What a notebook shows of it."""
@@ -125,11 +136,12 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no device activity")
     pieces = idle_causes(trace)
     total = int(pieces["duration"].sum())
-    named = named_pieces(trace, pieces, by)
-    cause = pl.col("cause").cast(pl.String)
+    places = _Places.of(trace, [pieces["host"], pieces["wait"]], [*_kinds_of(by), *_OF_WAITS])
+    named = _named(trace, pieces, by, places)
     rows = (
-        named.group_by(cause, "by", "name")
+        named.group_by("cause", "by", "name")
         .agg(total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
+        .with_columns(pl.col("cause", "by", "name").cast(pl.String))
         .with_columns(share=pl.col("total_ns") / max(total, 1))
         .sort("total_ns", "cause", "name", descending=[True, False, False])
     )
@@ -137,26 +149,31 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         total,
         _causes(pieces, total),
         rows.select(list(_ROWS)),
-        _after_waits(trace, pieces, total),
+        _after_waits(trace, pieces, total, places),
         pl.DataFrame(schema={"rank": pl.Int32, "device": pl.Int32, "wait_ns": pl.Int64})
         if late is None
         else late,
         pieces.filter(pl.col("reason").is_not_null())
-        .group_by(pl.col("reason").cast(pl.String))
+        .group_by("reason")
         .agg(total_ns=pl.col("duration").sum())
+        .with_columns(pl.col("reason").cast(pl.String))
         .sort("total_ns", "reason", descending=[True, False]),
-        named.select(*pieces.columns, "by", "name"),
+        named.select(*pieces.columns, pl.col("by", "name").cast(pl.String)),
     )
 
 
 def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
-    grouped = pieces.group_by(pl.col("cause").cast(pl.String)).agg(
+    grouped = pieces.group_by("cause").agg(
         total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
     )
-    return grouped.with_columns(
-        share=pl.col("total_ns") / max(total, 1),
-        meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
-    ).sort("total_ns", "cause", descending=[True, False])
+    return (
+        grouped.with_columns(pl.col("cause").cast(pl.String))
+        .with_columns(
+            share=pl.col("total_ns") / max(total, 1),
+            meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
+        )
+        .sort("total_ns", "cause", descending=[True, False])
+    )
 
 
 def named_pieces(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
@@ -167,38 +184,79 @@ def named_pieces(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.DataFra
         pieces: of `idle_causes`.
         by: of `IDLE_BY`.
     """
+    places = _Places.of(trace, [pieces["host"]], _kinds_of(by))
+    return _named(trace, pieces, by, places).with_columns(pl.col("by", "name").cast(pl.String))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The places of those host rows that pieces are about, each row once: many pieces are of the same.
+
+    Attributes:
+        number: of each host row among those.
+        names: of each kind, Categorical, by number.
+    """
+
+    number: pl.Series
+    names: dict[str, pl.Series]
+
+    @classmethod
+    def of(cls, trace: Attributed, columns: Sequence[pl.Series], kinds: Sequence[str]) -> _Places:
+        """Of columns of host rows."""
+        present = np.zeros(trace.host.height, np.bool_)
+        for column in columns:
+            present[column.drop_nulls().to_numpy()] = True
+        rows = np.flatnonzero(present)
+        kinds = list(dict.fromkeys(kinds))
+        if not len(rows) or not kinds:
+            nothing = pl.Series([], dtype=pl.Categorical())
+            return cls(pl.Series(present).cast(pl.UInt32), dict.fromkeys(kinds, nothing))
+        own = OwnCode.of(trace.own, trace.installed)
+        number = pl.Series(np.cumsum(present, dtype=np.int64) - 1).cast(pl.UInt32, strict=False)
+        return cls(number, places_of_rows(trace, rows, own, kinds))
+
+    def named(self, kind: str, rows: pl.Series) -> pl.Series:
+        """The place of each row, null for none."""
+        if self.names[kind].is_empty():
+            return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(rows))
+        return self.names[kind].gather(self.number.gather(rows.cast(pl.UInt32)))
+
+
+def _kinds_of(by: str) -> list[str]:
+    """The kinds of places that names by this need."""
+    if by == "place":
+        return list(_KINDS.values())
+    return [_KINDS[by]] if by in _KINDS else []
+
+
+def _named(trace: Attributed, pieces: pl.DataFrame, by: str, places: _Places) -> pl.DataFrame:
+    """Pieces with by (Categorical) and name (Categorical or String)."""
     if by != "place":
-        return pieces.with_columns(_names(trace, pieces, by).alias("name"), by=pl.lit(by))
-    tried = {kind: _names(trace, pieces, kind) for kind in _PREFERRED}
+        kind = pl.lit(by).cast(pl.Categorical())
+        return pieces.with_columns(_names(trace, pieces, by, places).alias("name"), by=kind)
+    tried = {kind: _names(trace, pieces, kind, places) for kind in _PREFERRED}
     named = pieces.with_columns(**{f"by {kind}": name for kind, name in tried.items()})
-    chosen = pl.coalesce(
-        pl.when(pl.col(f"by {kind}").is_not_null()).then(pl.lit(kind)) for kind in _PREFERRED
-    )
-    reason = pl.col("reason").cast(pl.String)
+    reason = pl.col("reason").cast(pl.Categorical())
+    chosen = [
+        pl.when(pl.col(f"by {kind}").is_not_null()).then(pl.lit(kind).cast(pl.Categorical()))
+        for kind in _PREFERRED
+    ]
+    chosen.append(pl.when(reason.is_not_null()).then(pl.lit("reason").cast(pl.Categorical())))
     return named.with_columns(
-        by=pl.coalesce(
-            chosen, pl.when(reason.is_not_null()).then(pl.lit("reason")), pl.lit("call")
-        ),
+        by=pl.coalesce(*chosen, pl.lit("call").cast(pl.Categorical())),
         name=pl.coalesce(*(f"by {kind}" for kind in _PREFERRED), reason),
     )
 
 
-def _names(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.Series:
-    """The name of each piece, String, null for none."""
+def _names(trace: Attributed, pieces: pl.DataFrame, by: str, places: _Places) -> pl.Series:
+    """The name of each piece, Categorical or String, null for none."""
     if by in _KINDS:
-        own = OwnCode.of(trace.own, trace.installed)
-        rows = pieces["host"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-        # Many pieces are of the same row.
-        distinct, place = np.unique(rows, return_inverse=True)
-        if not trace.host.height:
-            return pl.Series([None], dtype=pl.String).new_from_index(0, len(rows))
-        found = places_of_rows(trace, distinct, own, [_KINDS[by]])[_KINDS[by]]
-        return found.cast(pl.String).gather(place)
+        return places.named(_KINDS[by], pieces["host"])
     if by in ("call", "wait"):
         column = pieces["host" if by == "call" else "wait"].cast(pl.UInt32)
-        return trace.host["name"].cast(pl.String).gather(column)
+        return trace.host["name"].gather(column)
     if by == "kernel":
-        return trace.gpu["name"].cast(pl.String).gather(pieces["gpu"].cast(pl.UInt32))
+        return trace.gpu["name"].gather(pieces["gpu"].cast(pl.UInt32))
     if by == "step":
         return _steps(trace, pieces)
     return pieces[by].cast(pl.String)
@@ -228,23 +286,18 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> pl.Series:
     return found.select(pl.when(pl.col("start") < pl.col("end")).then("step")).to_series()
 
 
-def _after_waits(trace: Attributed, pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
+def _after_waits(
+    trace: Attributed, pieces: pl.DataFrame, total: Ns, places: _Places
+) -> pl.DataFrame:
     """Idle time after calls that emptied the queue, by call and where it was called."""
-    after = pieces.filter(pl.col("wait").is_not_null())
-    own = OwnCode.of(trace.own, trace.installed)
-    rows = after["wait"].cast(pl.Int64).to_numpy()
-    name = trace.host["name"].cast(pl.String).gather(after["wait"].cast(pl.UInt32))
-    kinds = ["source", "label", "op"]
-    places = (
-        [column.cast(pl.String) for column in places_of_rows(trace, rows, own, kinds).values()]
-        if len(rows)
-        else []
-    )
-    place = pl.select(pl.coalesce(places)).to_series() if places else pl.Series([], dtype=pl.String)
+    after = pieces.filter(pl.col("wait").is_not_null()).select("wait", "duration")
+    names = [places.named(kind, after["wait"]) for kind in _OF_WAITS]
+    name = trace.host["name"].gather(after["wait"].cast(pl.UInt32))
     return (
-        after.with_columns(name=name, place=place)
+        after.with_columns(name=name, place=pl.select(pl.coalesce(names)).to_series())
         .group_by("name", "place")
         .agg(total_ns=pl.col("duration").sum(), count=pl.col("wait").n_unique().cast(pl.Int64))
+        .with_columns(pl.col("name", "place").cast(pl.String))
         .with_columns(share=pl.col("total_ns") / max(total, 1))
         .sort("total_ns", "name", "place", descending=[True, False, False])
     )

@@ -7,6 +7,7 @@ end comes from another clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +21,18 @@ if TYPE_CHECKING:
     import polars as pl
 
     Int64 = npt.NDArray[np.int64]
+    Rows = npt.NDArray[np.int32] | Int64
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["NOWHERE", "Leaves", "Pieces", "leaves_of_threads", "merged", "thread_numbers"]
+__all__ = [
+    "NOWHERE",
+    "Leaves",
+    "Pieces",
+    "leaves_of_threads",
+    "merged",
+    "thread_numbers",
+    "together",
+]
 
 _LATEST = int(np.iinfo(np.int64).max)
 
@@ -32,7 +42,7 @@ class Pieces:
     """Pieces of intervals that were asked about.
 
     Attributes:
-        of: which interval each piece is part of, ascending.
+        of: which interval each piece is part of.
         start, end: ns; the pieces of an interval tile it.
         row: host row that the thread is in, `NO_ROW` where it is in none.
     """
@@ -40,7 +50,19 @@ class Pieces:
     of: Int64
     start: Int64
     end: Int64
-    row: Int64
+    row: Rows
+
+    def chosen(self, which: Int64 | Mask) -> Pieces:
+        """Some of them."""
+        return Pieces(self.of[which], self.start[which], self.end[which], self.row[which])
+
+
+def together(parts: Sequence[Pieces]) -> Pieces:
+    """All pieces of several, at least one, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*((part.of, part.start, part.end, part.row) for part in parts), strict=True)
+    return Pieces(*(np.concatenate(column) for column in columns))
 
 
 @dataclass(frozen=True)
@@ -48,45 +70,80 @@ class Leaves:
     """The innermost row of one thread over time: ``row[i]`` from ``time[i]`` to ``time[i + 1]``."""
 
     time: Int64
-    row: Int64
+    row: Rows
 
     def within(self, start: Int64, end: Int64) -> Pieces:
-        """Cuts intervals (ns, end not before start) where the innermost row changes."""
-        first = np.searchsorted(self.time, start, side="right") - 1
-        last = np.maximum(np.searchsorted(self.time, end, side="left") - 1, first)
-        count = last - first + 1
+        """Cuts intervals (ns, end after start) where the innermost row changes."""
+        first, count = self._segments(start, end)
+        last = np.cumsum(count) - 1
         of = np.repeat(np.arange(len(start)), count)
-        segment = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[of]
-        following = np.append(self.time[1:], _LATEST)
-        begins = np.maximum(self.time[segment], start[of])
-        ends = np.minimum(following[segment], end[of])
-        return Pieces(of, begins, ends, self.row[segment])
+        segment = np.arange(len(of)) + np.repeat(first - last + count - 1, count)
+        begins, row = self.time[segment], self.row[segment]
+        begins[last - count + 1] = start
+        ends = np.empty(len(of), np.int64)
+        ends[:-1] = begins[1:]
+        ends[last] = end
+        return Pieces(of, begins, ends, row)
 
-    def only(self, wanted: Mask) -> Leaves:
-        """Those rows alone for which the mask, one value for each host row, is true."""
-        if not wanted.size:
-            return self
-        return Leaves(
-            self.time, np.where(wanted[self.row] & (self.row != NO_ROW), self.row, NO_ROW)
-        )
+    def lasting(self, wanted: Mask, near: tuple[Int64, Int64]) -> tuple[Int64, Int64, Rows]:
+        """Starts, ends and rows of the pieces of time in which it is in one of those rows.
 
-    def lasting(self) -> tuple[Int64, Int64, Int64]:
-        """Starts, ends and rows of the pieces of time in which it is in one."""
-        chosen = np.flatnonzero(self.row != NO_ROW)
-        following = np.append(self.time[1:], _LATEST)
-        return self.time[chosen], following[chosen], self.row[chosen]
+        Args:
+            wanted: one value for each host row.
+            near: starts and ends of intervals, in order, that do not overlap; pieces apart from all of them may be
+                left out.
+        """
+        if len(near[0]) < len(self.time):
+            first, count = self._segments(*near)
+            last = np.cumsum(count)
+            segment = np.arange(last[-1] if len(last) else 0) + np.repeat(
+                first - last + count, count
+            )
+            # The last piece of one interval may be the first of the next.
+            segment = segment[np.diff(segment, prepend=-1) > 0]
+        else:
+            segment = np.arange(len(self.time))
+        segment = segment[self.row[segment] != NO_ROW]
+        segment = segment[wanted[self.row[segment]]]
+        ends = self.time[np.minimum(segment + 1, len(self.time) - 1)]
+        return self.time[segment], ends, self.row[segment]
+
+    def chosen(
+        self, wanted: Mask, silent: tuple[int, int] | None = None
+    ) -> tuple[Int64, Int64, Rows]:
+        """Starts, ends and rows of the pieces of time in which it is in one of those rows, all of them.
+
+        Args:
+            wanted: one value for each host row.
+            silent: pieces in which it is in no row are taken, too, between these times (ns).
+        """
+        until = np.append(self.time[1:], _LATEST)
+        taken = (self.row != NO_ROW) & wanted[self.row]
+        if silent is not None:
+            taken |= (self.row == NO_ROW) & (self.time >= silent[0]) & (until <= silent[1])
+        return self.time[taken], until[taken], self.row[taken]
+
+    def _segments(self, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+        """The first of the pieces of time that each interval is in, and in how many it is."""
+        first = np.searchsorted(self.time, start, side="right") - 1
+        return first, np.maximum(np.searchsorted(self.time, end, side="left") - first, 1)
 
 
-def merged(leaves: Sequence[Leaves]) -> Leaves:
-    """One row of several threads at any time: of those that last then the one that ends last."""
-    start, end, row = map(np.concatenate, zip(*(one.lasting() for one in leaves), strict=True))
+def merged(parts: Sequence[tuple[Int64, Int64, Rows]]) -> Leaves:
+    """One row of several threads at any time: of those that last then the one that ends last.
+
+    Args:
+        parts: starts, ends and rows of pieces of time, of each thread; at least one thread.
+    """
+    start, end, row = map(np.concatenate, zip(*parts, strict=True))
+    if not len(start):
+        return NOWHERE
     order = np.argsort(start, kind="stable")
     start, end, row = start[order], end[order], row[order]
-    before = reached_before(end)
-    longer = end > before
+    longer = end > reached_before(end)
     start, end, row = start[longer], end[longer], row[longer]
     time = np.empty(2 * len(start) + 1, np.int64)
-    rows = np.full(len(time), NO_ROW)
+    rows = np.full(len(time), NO_ROW, row.dtype)
     time[0], time[1::2], time[2::2] = NEVER, start, end
     rows[1::2] = row
     # A piece that the next one begins in ends there: what would follow it is left out.
@@ -105,44 +162,59 @@ def thread_numbers(host: pl.DataFrame) -> Int64:
     return np.cumsum(changed)
 
 
-def leaves_of_threads(host: pl.DataFrame, is_call: Mask) -> list[Leaves]:
+def leaves_of_threads(host: pl.DataFrame, is_call: Mask, thread: Int64) -> list[Leaves]:
     """The innermost row of every thread over time, by the number of `thread_numbers`.
 
     Args:
         host: in its own order.
         is_call: which rows are API calls.
+        thread: of `thread_numbers`.
     """
     if host.is_empty():
         return []
     start = host["start"].to_numpy()
     end = start + host["duration"].to_numpy()
-    parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
-    thread = thread_numbers(host)
-    limit = np.where(parent != NO_ROW, end[parent], _LATEST)
-    following = np.full(len(start), _LATEST)
-    following[:-1] = np.where(thread[1:] == thread[:-1], start[1:], _LATEST)
-    end = np.where(is_call, np.minimum(np.minimum(end, limit), following), end)
-    cuts = np.flatnonzero(np.diff(thread)) + 1
-    rows = np.split(np.arange(len(start)), cuts)
-    return [_leaves(of, start[of], end[of], parent[of]) for of in rows]
+    parent = host["parent"].fill_null(NO_ROW).to_numpy()
+    call = np.flatnonzero(is_call)
+    around, following = parent[call], np.minimum(call + 1, len(start) - 1)
+    limit = np.where(around != NO_ROW, end[around], _LATEST)
+    same = (following > call) & (thread[following] == thread[call])
+    end[call] = np.minimum(np.minimum(end[call], limit), np.where(same, start[following], _LATEST))
+    cuts = [0, *(np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist(), len(start)]
+    return [
+        _leaves(low, start[low:high], end[low:high], parent[low:high])
+        for low, high in pairwise(cuts)
+    ]
 
 
-def _least(time: Int64) -> int:
-    return int(time.min()) if len(time) else 0
+def _leaves(low: int, start: Int64, end: Int64, parent: Rows) -> Leaves:
+    """Of one thread, whose rows are those from the lowest on.
 
-
-def _leaves(rows: Int64, start: Int64, end: Int64, parent: Int64) -> Leaves:
-    """Of one thread. At one time rows end before others begin, inner ones first; outer ones begin first."""
-    lasting = end > start
-    rows, start, end, parent = rows[lasting], start[lasting], end[lasting], parent[lasting]
+    At one time rows end before others begin; the outermost of those that end, or the innermost of those that begin,
+    comes last.
+    """
+    rows = np.flatnonzero(end > start)
+    if not len(rows):
+        return NOWHERE
+    if len(rows) < len(start):
+        start, end, parent = start[rows], end[rows], parent[rows]
     # One sort: ends come before the begins of their time, and both are nearly in order already.
-    time = np.concatenate([end[::-1], start])
-    row = np.concatenate([parent[::-1], rows])
-    order = np.argsort(2 * (time - _least(time)) + np.repeat([0, 1], len(rows)), kind="stable")
-    time, row = time[order], row[order]
-    last = np.ones(len(time), np.bool_)
-    last[:-1] = time[1:] != time[:-1]
-    return Leaves(np.concatenate([[NEVER], time[last]]), np.concatenate([[NO_ROW], row[last]]))
+    least = min(int(end.min()), int(start.min()))
+    key = np.concatenate([end, start])
+    key -= least
+    key *= 2
+    key[len(rows) :] += 1
+    order = np.argsort(key, kind="stable")
+    time = key[order]
+    time >>= 1
+    first = np.flatnonzero(np.append(True, time[1:] != time[:-1]))
+    last = order[np.append(first[1:], len(time)) - 1]
+    event = np.where(last < len(rows), order[first], last)
+    row = np.concatenate([parent, (rows + low).astype(np.int32)])[event]
+    return Leaves(
+        np.concatenate([[NEVER], time[first] + least]),
+        np.concatenate([np.array([NO_ROW], np.int32), row]),
+    )
 
 
 NOWHERE = Leaves(np.array([NEVER]), np.array([NO_ROW]))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from thence.analysis.collective_instances import Instances
     from thence.analysis.whatif_graph import Program
     from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -156,6 +157,7 @@ def what_if(
     changes: Sequence[Change],
     alignment: Alignment | None = None,
     instances: Instances | None = None,
+    labels: Sequence[GraphLabels] = (),
 ) -> WhatIf:
     """Predicts the gain of changes, each by itself.
 
@@ -164,6 +166,7 @@ def what_if(
         changes: none means those of `suggestions`, of which the ten with the largest gain above the noise are kept.
         alignment: of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
+        labels: of captured CUDA graphs, which may hold their edges.
 
     Raises:
         MissingData: the trace holds no device activity, or the graph explains too little of it.
@@ -171,7 +174,7 @@ def what_if(
     inputs = ", ".join(trace.meta.inputs)
     if trace.gpu.is_empty():
         raise MissingData(f"{inputs}: holds no device activity")
-    program = program_graph(trace, alignment, instances)
+    program = program_graph(trace, alignment, instances, labels)
     found = health(trace, program)
     if found.unexplained > MOST_UNEXPLAINED:
         raise MissingData(
@@ -181,9 +184,11 @@ def what_if(
             "thence.torch.event_ids(), all ranks of the job"
         )
     count = max(len(program.steps), 1)
-    before = _took(program, program.graph.time, program.gpu[1] - program.gpu[0], _all(program))
+    counted = _counted(trace, program)
+    before = _took(program, program.graph.time, program.gpu[1] - program.gpu[0], counted)
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
-    rows = [_predicted(trace, program, change, before, count, found.noise) for change in asked]
+    base = _Base(trace, program, counted, before, count, found.noise)
+    rows = [_predicted(base, change) for change in asked]
     frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
     if not changes:
         frame = (
@@ -194,8 +199,49 @@ def what_if(
     return WhatIf(count, before // count, found, frame)
 
 
-def _all(program: Program) -> Mask:
-    return np.ones(len(program.graph.time), np.bool_)
+@dataclass(frozen=True)
+class _Base:
+    """The program as it was recorded.
+
+    Attributes:
+        trace, program: the trace, and its graph.
+        counted: nodes whose ends count as of the steps.
+        before: ns of all steps.
+        count: steps.
+        noise: half of the width of intervals, as a share of the step.
+    """
+
+    trace: Attributed
+    program: Program
+    counted: Mask
+    before: int
+    count: int
+    noise: float
+
+
+def _counted(trace: Attributed, program: Program) -> Mask:
+    """Nodes of the steps and before them; all where there are none.
+
+    On the host those until the last step of their rank ended, on the device those that were launched until then:
+    what the program does behind its last step is in none.
+    """
+    time = program.graph.time
+    result = np.ones(len(time), np.bool_)
+    rows = np.flatnonzero((trace.host["category"] == "step").to_numpy())
+    if not len(program.steps):
+        return result
+    ranks, end = trace.host["rank"].to_numpy(), program.host[1]
+    at = time.copy()
+    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    known = launch != NO_ROW
+    launched = program.gpu[0].copy()
+    launched[known] = program.host[0][launch[known]]
+    on_device = program.thread == NO_ROW
+    at[on_device] = launched[program.row[on_device]]
+    of_node = _ranks(trace, program)
+    for rank in np.unique(ranks[rows]):
+        result[(of_node == rank) & (at > end[rows[ranks[rows] == rank]].max())] = False
+    return result
 
 
 def _ranks(trace: Attributed, program: Program) -> Int64:
@@ -215,32 +261,31 @@ def _took(program: Program, time: Int64, duration: Int64, counted: Mask) -> int:
     return int(ends[counted].max(initial=int(begin))) - int(begin)
 
 
-def _predicted(
-    trace: Attributed, program: Program, change: Change, before: int, count: int, noise: float
-) -> tuple[Any, ...]:
+def _predicted(base: _Base, change: Change) -> tuple[Any, ...]:
     """A row of `WhatIf.rows`."""
+    trace, program, before, count = base.trace, base.program, base.before, base.count
     nothing = (None,) * 6
     of = activities_of(trace, change)
     duration = program.gpu[1] - program.gpu[0]
     if change.action in ("free", "scale") and of.any():
-        graphed = of & trace.gpu["graph"].is_not_null().to_numpy()
+        graphed = of & program.inside.inside & ~program.inside.known
         if duration[graphed].sum() > _MOST_GRAPHED * max(int(duration[of].sum()), 1):
             return (change.title, change.part, before // count, *nothing[1:], "refused")
     graph = changed(trace, program, change)
     if graph is None:
         return (change.title, change.part, before // count, *nothing[1:], "absent")
     left = np.where(of, change.factor, 1.0) if change.action in ("free", "scale") else 1.0
-    counted = _all(program)
+    counted = base.counted
     if change.action == "on-time":  # what this rank does is then done in time, whatever it is
-        counted = _ranks(trace, program) != int(change.pattern)
+        counted = counted & (_ranks(trace, program) != int(change.pattern))
         before = _took(program, program.graph.time, duration, counted)
     after = _took(program, replayed(graph), np.rint(duration * left).astype(np.int64), counted)
     gain = before - after
     share = gain / max(before, 1)
-    verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
+    verdict = "noise" if abs(share) <= base.noise else "gain" if share > 0 else "loss"
     return (
         change.title, change.part, before // count, after // count, before // count - after // count, share,
-        share - noise, share + noise, verdict,
+        share - base.noise, share + base.noise, verdict,
     )  # fmt: skip
 
 

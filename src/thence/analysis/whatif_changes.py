@@ -11,6 +11,8 @@ import polars as pl
 
 from thence.analysis.collective_kinds import kind_of
 from thence.analysis.idle_rules import CAUSES, NUMBER, host_causes
+from thence.analysis.idle_silence import python_threads
+from thence.analysis.idle_timeline import leaves_of_threads
 from thence.analysis.whatif_edges import EDGES
 from thence.analysis.whatif_graph import stream_weights
 from thence.analysis.whatif_replay import BEFORE_ALL
@@ -20,6 +22,7 @@ from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 from thence.model.own_code import OwnCode
 from thence.model.places import PLACES
 from thence.model.questions import FREE_BY
+from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
+    Intervals = dict[int, tuple[Int64, Int64]]
 
 __all__ = ["Change", "activities_of", "changed", "parse_change"]
 
@@ -150,8 +154,11 @@ def changed(trace: Attributed, program: Program, change: Change) -> Graph | None
         return _on_time(trace, program, int(change.pattern))
     graph = program.graph
     of = activities_of(trace, change)
-    rows = _host_rows_of(trace, change)
-    if not of.any() and not rows.any():
+    if change.by == "cause":
+        intervals = _in_cause(trace, program, change)
+    else:
+        intervals = _inside(program, _host_rows_of(trace, change))
+    if not of.any() and not intervals:
         return None
     left = np.where(of, change.factor, 1.0)
     duration = np.rint((program.gpu[1] - program.gpu[0]) * left).astype(np.int64)
@@ -163,8 +170,7 @@ def changed(trace: Attributed, program: Program, change: Change) -> Graph | None
         ]
         edge_weight[apart] = _GONE
     weight = stream_weights(program, duration, moves)
-    if rows.any():
-        weight = _less_host_work(program, weight, rows, change.factor)
+    weight = _less_host_work(program, weight, intervals, change.factor)
     return replace(graph, weight=weight, edge_weight=edge_weight, shared=graph.order)
 
 
@@ -183,9 +189,6 @@ def _edge_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
 def _host_rows_of(trace: Attributed, change: Change) -> Mask:
     """Host rows whose work a change takes away, those of backward operators through their forward ones included."""
     host = trace.host
-    if change.by == "cause":
-        of_cause: Mask = host_causes(host) == NUMBER[change.pattern]
-        return of_cause
     if change.part != "with host work":
         return np.zeros(host.height, np.bool_)
     rows = np.flatnonzero(host["category"].is_in(_OF_HOST[change.by]).to_numpy())
@@ -204,19 +207,52 @@ def _host_rows_of(trace: Attributed, change: Change) -> Mask:
     return result
 
 
-def _less_host_work(program: Program, weight: Int64, rows: Mask, factor: float) -> Int64:
-    """Takes the time inside host rows off the work between nodes of their threads."""
-    graph = program.graph
+def _in_cause(trace: Attributed, program: Program, change: Change) -> Intervals:
+    """When each thread is in something that stands for a cause: its innermost row tells, as of idle time.
+
+    Of Python also when the main thread of a Python program is in nothing recorded.
+    """
+    host = trace.host
+    if host.is_empty():
+        return {}
+    is_call = host["category"].is_in(API_CALLS).to_numpy()
+    wanted: Mask = host_causes(host) == NUMBER[change.pattern]
+    leaves = leaves_of_threads(host, is_call, program.thread_of_row)
+    begins = np.flatnonzero(np.diff(program.thread_of_row, prepend=-1))
+    shift = program.host[0][begins] - host["start"].to_numpy()[begins]
+    runs = {}
+    if change.pattern == "python":
+        runs = python_threads(trace, begins, program.host[1] - np.repeat(
+            shift, np.diff(np.append(begins, host.height))
+        ))  # fmt: skip
+    result = {}
+    for number, of_thread in enumerate(leaves):
+        start, end, _ = of_thread.chosen(wanted, runs.get(number))
+        if len(start):
+            result[number] = (start + shift[number], end + shift[number])
+    return result
+
+
+def _inside(program: Program, rows: Mask) -> Intervals:
+    """When each thread is in some of its rows."""
     start, end = program.host
     chosen = np.flatnonzero(rows & (end > start))
+    thread = program.thread_of_row[chosen]
+    return {
+        int(number): (start[chosen[thread == number]], end[chosen[thread == number]])
+        for number in np.unique(thread)
+    }
+
+
+def _less_host_work(program: Program, weight: Int64, intervals: Intervals, factor: float) -> Int64:
+    """Takes the time of each thread inside of intervals off the work between its nodes."""
+    graph = program.graph
     result = weight.copy()
     host_nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.previous != NO_ROW))
-    of_row = program.thread_of_row[chosen]
-    for thread in np.unique(of_row):
+    for thread, (start, end) in intervals.items():
         ours = host_nodes[program.thread[host_nodes] == thread]
-        inside = chosen[of_row == thread]
         before, time = graph.time[graph.previous[ours]], graph.time[ours]
-        covered = covered_lengths(before, time, start[inside], end[inside])
+        covered = covered_lengths(before, time, start, end)
         less = np.rint(covered * (1 - factor)).astype(np.int64)
         result[ours] = np.maximum(weight[ours] - less, 0)
     return result

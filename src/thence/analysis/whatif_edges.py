@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.collective_instances import Instances
+    from thence.analysis.whatif_graph_nodes import GraphNodes
     from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]
@@ -159,24 +160,33 @@ def launch_lags(
 
 def graph_edges(
     trace: Attributed,
+    found: GraphNodes,
     launch: Int64,
-    gpu: tuple[Int64, Int64],
+    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
     edges: Edges,
-    nodes: tuple[Int64, Int64],
 ) -> None:
-    """Edges inside launches of CUDA graphs, and from each to the next of the same graph."""
+    """Edges inside launches of CUDA graphs, and from each to the next of the same graph.
+
+    Where the edges of a graph are not known, its activities begin as long after the first one as they did.
+    """
+    gpu, nodes = times
     start = nodes[0]
-    first, others = _of_graphs(trace, launch, gpu[0])
+    first, others = _of_graphs(launch, gpu[0], found.inside & ~found.known)
     edges.add((start[first], start[others]), gpu[0][others] - gpu[0][first], "graph")
+    fits = gpu[0][found.target] >= gpu[1][found.source] - _GAP_NS
+    before, after = found.source[fits], found.target[fits]
+    source, duration, activity = _after(before, gpu, nodes)
+    lag = np.minimum(gpu[0][after] - gpu[1][before], _GAP_NS)
+    edges.add((source, start[after]), duration + lag, "graph", activity)
     last, following = _launched_again(trace, launch, gpu)
     source, duration, activity = _after(last, gpu, nodes)
     lag = np.minimum(gpu[0][following] - gpu[1][last], _GAP_NS)
     edges.add((source, start[following]), duration + lag, "graph", activity)
 
 
-def _of_graphs(trace: Attributed, launch: Int64, start: Int64) -> tuple[Int64, Int64]:
-    """The first activity of each launch of a CUDA graph, and each of the others."""
-    graphed = np.flatnonzero((launch != NO_ROW) & trace.gpu["graph"].is_not_null().to_numpy())
+def _of_graphs(launch: Int64, start: Int64, chosen: Mask) -> tuple[Int64, Int64]:
+    """The first of the chosen activities of each launch of a CUDA graph, and each of the others."""
+    graphed = np.flatnonzero((launch != NO_ROW) & chosen)
     order = graphed[np.lexsort((start[graphed], launch[graphed]))]
     begins = np.ones(len(order), np.bool_)
     begins[1:] = launch[order][1:] != launch[order][:-1]
@@ -336,7 +346,9 @@ def handovers(
                 continue
             last = np.searchsorted(stops, start, side="right") - 1
             when = np.where(last >= 0, stops[last], -1)
-            better = (when > rested) & (start - when < _HANDED_NS) & (when > best)
+            near = start - when < _HANDED_NS
+            near[0] = True  # what a thread does first it was given, however long it took to begin
+            better = (when > rested) & near & (when > best)
             best, by = np.where(better, when, best), np.where(better, other, by)
         handed = np.flatnonzero(by != NO_ROW)
         source = nodes.add(best[handed], END, by[handed], row[handed])

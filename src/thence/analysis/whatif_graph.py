@@ -40,16 +40,21 @@ from thence.analysis.whatif_edges import (
     launch_lags,
     wait_edges,
 )
+from thence.analysis.whatif_graph_nodes import graph_nodes
 from thence.analysis.whatif_replay import Graph
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from thence.analysis.clock_sync import Alignment
     from thence.analysis.collective_instances import Instances
+    from thence.analysis.whatif_graph_nodes import GraphNodes
     from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -78,6 +83,7 @@ class Program:
         steps: nodes of the beginnings of steps, in order, of the first rank.
         gpu, host: starts and ends of their rows, in ns after origin_ns, on one clock.
         thread_of_row: number of the thread of each host row.
+        inside: which activities are nodes of CUDA graphs, and whose edges are known.
         inferred: share of the waits for events whose record was inferred or is unknown.
     """
 
@@ -99,10 +105,14 @@ class Program:
     gpu: tuple[Int64, Int64]
     host: tuple[Int64, Int64]
     thread_of_row: Int64
+    inside: GraphNodes
 
 
 def program_graph(
-    trace: Attributed, alignment: Alignment | None = None, instances: Instances | None = None
+    trace: Attributed,
+    alignment: Alignment | None = None,
+    instances: Instances | None = None,
+    labels: Sequence[GraphLabels] = (),
 ) -> Program:
     """The graph of a trace.
 
@@ -110,11 +120,12 @@ def program_graph(
         trace: attributed, whole.
         alignment: of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
+        labels: of captured CUDA graphs, which may hold their edges.
     """
     gpu, host = _arrays(trace.gpu, alignment), _arrays(trace.host, alignment)
     origin = min([int(x.min()) for x in (gpu[0], host[0]) if len(x)], default=0)
     gpu, host = (gpu[0] - origin, gpu[1] - origin), (host[0] - origin, host[1] - origin)
-    found = _found(trace, gpu, host, instances)
+    found = _found(trace, gpu, host, instances, labels)
     program = replace(_program(trace, found), origin_ns=origin)
     graph = replace(program.graph, weight=stream_weights(program, gpu[1] - gpu[0], found.moves))
     return replace(program, graph=graph.exact())
@@ -138,6 +149,7 @@ class _Found:
     waits: Int64
     steps: Int64
     handed: Int64
+    inside: GraphNodes
 
 
 def _found(
@@ -145,6 +157,7 @@ def _found(
     gpu: tuple[Int64, Int64],
     host: tuple[Int64, Int64],
     instances: Instances | None,
+    labels: Sequence[GraphLabels],
 ) -> _Found:
     """Nodes and edges of all kinds."""
     launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
@@ -162,10 +175,15 @@ def _found(
     call_node = np.full(trace.host.height, NO_ROW)
     call_node[calls] = nodes.add(host[0][calls], CALL, thread[calls], calls)
     ends, moves = collective_ends(gpu, nodes, edges, (start, threads + stream), instances)
+    inside = graph_nodes(trace, launch, labels)
     latency, gap, overlapping = latencies(gpu, host, launch, along)
+    before, after = along
+    # Of nodes of one launch whose edges are known those edges decide, not the stream.
+    free = inside.known[before] & inside.known[after] & (launch[before] == launch[after])
+    overlapping[before[free]] = True
     launched, lag = launch_lags(gpu, host, launch, latency)
     edges.add((call_node[launch[launched]], start[launched]), lag, "launch")
-    graph_edges(trace, launch, gpu, edges, (start, ends))
+    graph_edges(trace, inside, launch, (gpu, (start, ends)), edges)
     edges_through_events(trace, launch, gpu, edges, (start, ends))
     waits = wait_edges(trace, launch, (gpu, host), nodes, edges, (thread, start, ends))
     rows = np.flatnonzero((trace.host["category"] == "step").to_numpy())
@@ -187,6 +205,7 @@ def _found(
         waits,
         steps[first],
         handed,
+        inside,
     )
 
 
@@ -220,6 +239,7 @@ def _program(trace: Attributed, found: _Found) -> Program:
         found.overlapping, row[order], order < len(found.start), kind[forward].astype(np.uint8),
         activity[forward], found.moves, np.where(chain < found.threads, chain, NO_ROW), wait_of,
         np.sort(place[found.steps]), _inferred(trace), found.gpu, found.host, found.thread,
+        found.inside,
     )  # fmt: skip
 
 
