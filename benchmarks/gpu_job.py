@@ -31,7 +31,7 @@ TORCH, JAX = "job_programs.py", "job_jax.py"
 REFERENCE = "reference"
 SHORTEST = 12
 """Seconds that must be left for a program to begin."""
-TIMEOUT = 75
+TIMEOUT = {"cuda": 60, "cpu": 300}
 """Seconds that one program may take, the imports of a machine that just started included."""
 
 
@@ -101,6 +101,10 @@ class Job:
     device: str
     until: float
 
+    def allowed(self) -> float:
+        """Seconds that the next program may take."""
+        return min(TIMEOUT[self.device], self.until - time.monotonic())
+
     def torchrun(self, *arguments: str) -> list[str]:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -140,17 +144,14 @@ class Job:
 
     def recorded(self, name: str) -> None:
         """A program under thence."""
-        if ENTRIES[name].script == JAX:
-            program = self.jax(name, name)
-        else:
-            program = self.torchrun(name)
+        program = self.jax(name, name) if ENTRIES[name].script == JAX else self.torchrun(name)
         launch = [sys.executable, __file__, "launch", str(self.out / name), "--", *program]
-        self.run(name, launch, min(TIMEOUT, self.until - time.monotonic()))
+        self.run(name, launch, self.allowed())
 
     def references(self, names: list[str]) -> None:
         """The same programs without thence, all in one job; again without one that hangs."""
         while names and self.until - time.monotonic() > SHORTEST:
-            allowed = min(TIMEOUT + 8 * len(names), self.until - time.monotonic())
+            allowed = min(self.allowed() + 8 * len(names), self.until - time.monotonic())
             command = self.torchrun("--reference", *names)
             # torch.profiler gives CUPTI back when a profile ends.
             if self.run(REFERENCE, command, allowed, TEARDOWN_CUPTI="1"):
@@ -199,7 +200,7 @@ def record(out: Path, names: list[str], ranks: int, device: str, seconds: float)
     for name in present:
         if ENTRIES[name].script == JAX and job.until - time.monotonic() > SHORTEST:
             told = f"{name}.reference"
-            job.run(told, job.jax(name, told), min(TIMEOUT, job.until - time.monotonic()))
+            job.run(told, job.jax(name, told), job.allowed())
     left = job.until - time.monotonic()
     print(f"all: {seconds - left:.1f} s", flush=True)
 
@@ -231,17 +232,21 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("record", "check", "try"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("programs", nargs="*", choices=[[], *ENTRIES], metavar="PROGRAM")
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(ENTRIES))
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--seconds", type=float, default=240)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     names = given.programs or list(ENTRIES)
+    if unknown := set(names) - set(ENTRIES):
+        sys.exit(
+            f"there is no program {', '.join(sorted(unknown))}; there are {', '.join(ENTRIES)}"
+        )
     if given.what == "check":
         from job_checks import check
 
         return check(given.out, [name for name in names if name != REFERENCE])
     if given.what == "try":
-        record(given.out, names, given.ranks or 2, "cpu", max(given.seconds, 600))
+        record(given.out, names, given.ranks or 2, "cpu", max(given.seconds, 1800))
         return 0
     ranks = given.ranks or gpus()
     if ranks < 2:

@@ -1,4 +1,4 @@
-"""Faults on one rank of a job, a part of job_programs.py: which rank is late, since when, by how much, and in which line."""
+"""Faults on one rank of a job, a part of job_programs.py: what makes which rank late, since when, and in which line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from small_llama import WORDS
 from torch import nn
 from torch.nn import functional
+
+from small_llama import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ FAULTS = {
 class State:
     """What the program of this rank does wrong now."""
 
-    def __init__(self, kind: str, planted: bool, device: torch.device) -> None:
+    def __init__(self, kind: str, device: torch.device, *, planted: bool) -> None:
         self.kind = kind
         self.planted = planted
         self.late = False
@@ -125,15 +126,19 @@ class Words(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def faulty(
-    name: str, rank: int, ranks: int, device: torch.device, model_of: Callable[[], Any], small: bool
+    name: str,
+    rank: int,
+    ranks: int,
+    device: torch.device,
+    model_of: Callable[[], Any],
+    length: int,
 ) -> tuple[Callable[[int], object], dict[str, Any]]:
-    """A program in which one rank is late: its step, and what is true of it."""
+    """A program in which one rank is late: its step, and what is true of it; samples have so many words."""
     fault = FAULTS[name]
     planted = ranks - 1
-    state = State(name, rank == planted, device)
-    model = wrapped(model_of(), state, device, ranks, fault.sharded)
+    state = State(name, device, planted=rank == planted)
+    model = wrapped(model_of(), state, device, ranks, sharded=fault.sharded)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    length = 16 if small else 1024
     data = Words(state, rank, length)
     batches = iter(torch.utils.data.DataLoader(data, batch_size=16))
     resident = data.words[:16].to(device)
@@ -158,7 +163,7 @@ def faulty(
     return step, {"fault": truth | {"places": places(name), "module": module(name)}}
 
 
-def wrapped(model: Any, state: State, device: torch.device, ranks: int, sharded: bool) -> Any:
+def wrapped(model: Any, state: State, device: torch.device, ranks: int, *, sharded: bool) -> Any:
     """The model with its late layer, for many ranks."""
     model.layers[LAYER] = Late(model.layers[LAYER], state)
     if not sharded:

@@ -30,7 +30,7 @@ COLLECTIVES = re.compile(
 """An instruction in the text of a compiled program; an asynchronous one counts where it starts."""
 
 
-def worker(name: str, processes: int, devices: int, small: bool, out: Path) -> None:
+def worker(name: str, processes: int, devices: int, out: Path, *, small: bool) -> None:
     """One process."""
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -60,15 +60,21 @@ def worker(name: str, processes: int, devices: int, small: bool, out: Path) -> N
     jax.block_until_ready(weights)
     took = (time.perf_counter() - begin) / (STEPS - SETTLING) * 1e3
     facts = {
-        **{"program": name, "rank": index, "ranks": processes, "devices": devices},
-        **{"steps": STEPS, "step_ms": round(took, 4), "loss": float(loss)},
+        "program": name,
+        "rank": index,
+        "ranks": processes,
+        "devices": devices,
+        "steps": STEPS,
+        "step_ms": round(took, 4),
+        "loss": float(loss),
         "collectives_per_step": dict(kinds),
     }
     (out / f"{name}.rank{index}.json").write_text(json.dumps(facts))
     print(json.dumps(facts), flush=True)
 
 
-def arrays(hidden: int, tokens: int):
+def arrays(hidden: int, tokens: int) -> Any:
+    """Weights, and what goes in."""
     import jax.numpy as jnp
 
     return [jnp.full((hidden, hidden), 1e-3 * i) for i in range(1, LAYERS + 1)], jnp.ones(
@@ -76,7 +82,7 @@ def arrays(hidden: int, tokens: int):
     )
 
 
-def train_step(mesh: Any, devices: int):
+def train_step(mesh: Any, devices: int) -> Any:
     """A step of gradient descent over all devices of the mesh."""
     import jax
     import jax.numpy as jnp
@@ -138,7 +144,7 @@ def main() -> int:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
     if given.processes > 1 and not given.worker:
         return launched(sys.argv[1:], given.processes)
-    worker(given.name, given.processes, given.devices, small, given.out)
+    worker(given.name, given.processes, given.devices, given.out, small=small)
     return 0
 
 

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from job_faults import FAULTS, faulty
-from small_llama import WORDS, Block, Llama
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
+
+from job_faults import FAULTS, faulty
+from small_llama import WORDS, Block, Llama
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,10 +165,14 @@ def tensor_parallel(at: Place) -> Program:
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
     norm = SequenceParallel(use_local_output=True)
     plan: dict[str, Any] = {
-        **{"input_norm": norm, "post_norm": norm, "self_attn": whole, "mlp": whole},
+        "input_norm": norm,
+        "post_norm": norm,
+        "self_attn": whole,
+        "mlp": whole,
         **{f"self_attn.{name}_proj": columns for name in ("q", "k", "v")},
         **{f"mlp.{name}_proj": columns for name in ("gate", "up")},
-        **{"self_attn.o_proj": rows, "mlp.down_proj": rows},
+        "self_attn.o_proj": rows,
+        "mlp.down_proj": rows,
     }
     for layer in model.layers:
         parallelize_module(layer, mesh, plan)
@@ -325,7 +330,7 @@ PROGRAMS: dict[str, Callable[[Place], Program]] = {
 def made(name: str, at: Place) -> Program:
     """A program by its name."""
     if name in FAULTS:
-        step, truth = faulty(name, at.rank, at.ranks, at.device, at.model, at.small)
+        step, truth = faulty(name, at.rank, at.ranks, at.device, at.model, 16 if at.small else 1024)
         return Program(step, truth)
     return PROGRAMS[name](at)
 
@@ -362,18 +367,7 @@ def profiled(name: str, at: Place) -> dict[str, Any]:
         path = Path(folder) / "trace.json"
         found.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    kernels = [event for event in events if event.get("cat") == "kernel"]
-    moved: Counter[str] = Counter()
-    for event in kernels if at.device.type == "cuda" else events:
-        said = event.get("args", {})
-        if "Collective name" in said:
-            moved[json.dumps([said.get(key) for key in DESCRIBED])] += 1
-    return {
-        "profiled_step_ms": facts["step_ms"],
-        "kernels": len(kernels),
-        "nccl_kernels": sum("nccl" in event["name"].lower() for event in kernels),
-        "collectives": [[*json.loads(key), count] for key, count in sorted(moved.items())],
-    }
+    return {"profiled_step_ms": facts["step_ms"], **described(events)}
 
 
 DESCRIBED = (
@@ -381,6 +375,26 @@ DESCRIBED = (
     "Process Group Ranks",
 )
 """What torch.profiler says of a collective, and is compared."""
+
+
+def described(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The collectives of a profile: how often kernels moved what; without a GPU, how often Gloo was called."""
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    moved: Counter[str] = Counter()
+    for event in kernels:
+        said = event.get("args", {})
+        if "Collective name" in said:
+            facts = [said.get(key) for key in DESCRIBED]
+            # torch 2.11 calls even exchanges so, too.
+            if facts[0] == "all_to_allv" and said.get("In split size") == "[]":
+                facts[0] = "all_to_all"
+            moved[json.dumps(facts)] += 1
+    return {
+        "kernels": len(kernels),
+        "nccl_kernels": sum("nccl" in event["name"].lower() for event in kernels),
+        "gloo": Counter(event["name"] for event in events if "gloo:" in event.get("name", "")),
+        "collectives": [[*json.loads(key), count] for key, count in sorted(moved.items())],
+    }
 
 
 def references(names: list[str], at: Place, out: Path) -> None:
