@@ -88,7 +88,7 @@ def collective_instances(trace: Attributed) -> Instances:
     calls = _aligned(_calls(rows))
     key = ["group", "what", "aligned", "number"]
     numbered = (
-        rows.join(calls, on="call", how="left", maintain_order="left")
+        _joined(rows, calls, "call")
         .with_columns(
             aligned=pl.when("by_order").then("aligned").otherwise(None),
             alone=pl.coalesce(pl.when("by_order").then("reason"), "reason_of_row"),
@@ -119,16 +119,14 @@ def collective_instances(trace: Attributed) -> Instances:
         *("row", "gpu", "rank", "device", "collective", "bytes", "group_size", "source_rank"),
         *("sequence", "start", "end", "launch", "group", "of_xla", "replayed", "instance"),
     )
-    found = counted.sort("piece").select(
-        *columns, "members", "matched", "batched", unmatched=unmatched
-    )
-    return Instances(*whole_kernels(found, trace.collectives))
+    found = counted.select(*columns, "members", "matched", "batched", "piece", unmatched=unmatched)
+    return Instances(*whole_kernels(found.sort("piece").drop("piece"), trace.collectives))
 
 
 def _devices(rows: pl.DataFrame, key: str) -> pl.Series:
     """How many devices have rows with the same key, for each row."""
     found = rows.select(key, "rank", "device").unique().group_by(key).len("devices")
-    return rows.join(found, on=key, how="left", maintain_order="left")["devices"]
+    return _joined(rows.select(key), found, key)["devices"]
 
 
 def _rows(trace: Attributed) -> pl.DataFrame:
@@ -155,11 +153,16 @@ def _rows(trace: Attributed) -> pl.DataFrame:
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"),
         pl.col("name").to_physical().alias("program_name"),
     )
-    return _keyed(
-        frame.hstack([launch])
-        .with_columns(pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration"))
-        .join(names, on="program", how="left", maintain_order="left")
+    placed = frame.hstack([launch]).with_columns(
+        pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration")
     )
+    return _keyed(_joined(placed, names, "program"))
+
+
+def _joined(rows: pl.DataFrame, others: pl.DataFrame, on: str) -> pl.DataFrame:
+    """The rows with columns of others, whose keys occur once. A join copies every column of the rows, this none."""
+    added = rows.select(on).join(others, on=on, how="left", maintain_order="left")
+    return rows.hstack(added.drop(on))
 
 
 def _kinds(names: pl.Series) -> pl.Series:
@@ -214,12 +217,18 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
         kind.is_in(PEERS) & (pl.col("source").is_null() | pl.col("target").is_null())
     )
     times_before = pl.int_range(pl.len()).over("call", "what")
+    told = {
+        "by_order": ~pl.col("numbered"),
+        "reason_of_row": pl.when(unknown).then(pl.lit("peers_unknown")),
+    }
+    if frame["numbered"].all():
+        nothing = pl.lit(None, pl.Int64)
+        return frame.with_columns(call=nothing, token=nothing, number="sequence", **told)
     return (
         frame.with_columns(
             call=pl.when(~pl.col("numbered")).then(call.rank("dense")).cast(pl.Int64),
             token=token.rank("dense").cast(pl.Int64),
-            by_order=~pl.col("numbered"),
-            reason_of_row=pl.when(unknown).then(pl.lit("peers_unknown")),
+            **told,
         )
         .sort("start", maintain_order=True)
         .with_columns(number=pl.when("numbered").then("sequence").when("of_xla").then(times_before))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from thence.analysis.collective_instances import collective_instances, unmatched_reasons
@@ -29,6 +30,14 @@ _DESCRIBED = (
     *("collective", "bytes", "element_type", "group_size", "sequence"),
     *("source_rank", "destination_rank"),
 )
+
+_KEPT = (
+    *("rank", "device", "step", "start", "duration", "bytes", "group_size", "source_rank"),
+    *("job", "first_call", "exposed_ns", "exposed_start", "exposed_end"),
+)
+"""Columns of the collectives of summaries that are needed once they are matched ..."""
+_TIMES = ("_start_ns", "_end_ns")
+"""... beside those that end so."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +86,40 @@ def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:
 
     Calls that made their communicator are left out, with a note.
     """
-    rows = table_of(summaries, "collectives").sort("rank", "device", "start", "number")
+    groups, numbers = _groups(summaries["groups"].lazy())
+    rows = _sorted(table_of(summaries, "collectives"), ("rank", "device", "start", "number"))
     origin = int(rows["start"].min() or 0)  # type: ignore[arg-type] # an integer
     moments = ("start", "launch", "exposed_start", "exposed_end")
     rows = rows.with_columns(pl.col(name) - origin for name in moments)
-    groups, numbers = _groups(summaries["groups"].lazy())
     rows = _with_groups(rows, numbers)
     parts = _with_groups(table_of(summaries, "parts"), numbers)
-    trace = _as_trace(rows, parts, groups)
-    instances = collective_instances(trace)
-    matched = instances.rows.select("instance", "unmatched", kind="collective")
-    found = rows.hstack(matched)
     devices = table_of(summaries, "devices").select(
         "rank", "device", begun=pl.col("start") - origin
     )
-    clocks = clocks_of(trace, instances, sorted(devices["rank"].unique()))
+    rows, peers, clocks = _matched(rows, parts, groups, sorted(devices["rank"].unique()))
     shift = clocks.shift(devices["rank"].to_numpy(), devices["begun"].to_numpy())
     begins = devices.with_columns(pl.col("begun") - pl.Series(shift))
-    rows, notes = _timed(found, instances.peers, clocks)
+    rows, notes = _timed(rows, peers, clocks)
     return Joined(rows, _members(groups), begins, clocks, origin, notes)
+
+
+def _sorted(rows: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:
+    """The rows in order of columns of numbers without nulls; summaries mostly are in that order, and are not copied."""
+    order = np.lexsort([rows[name].to_numpy() for name in reversed(by)])
+    return rows if (np.diff(order) == 1).all() else rows[order]
+
+
+def _matched(
+    rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame, ranks: list[int]
+) -> tuple[pl.DataFrame, pl.DataFrame, Clocks]:
+    """The rows with instance, unmatched and kind; the peers of the instances; and the clocks.
+
+    What is laid out for the match is larger than the rows themselves, and is given back at once.
+    """
+    instances = collective_instances(_as_trace(rows, parts, groups))
+    matched = instances.rows.select("instance", "unmatched", kind="collective")
+    kept = rows.select(name for name in rows.columns if name in _KEPT or name.endswith(_TIMES))
+    return kept.hstack(matched), instances.peers, clocks_of(instances, ranks)
 
 
 def _groups(groups: pl.LazyFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -114,8 +138,9 @@ def _groups(groups: pl.LazyFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    numbers = groups.select("rank", "group", "job")
-    return rows.join(numbers, on=["rank", "group"], how="left", maintain_order="left")
+    on = ["rank", "group"]
+    jobs = rows.select(on).join(groups.select(*on, "job"), on=on, how="left", maintain_order="left")
+    return rows.with_columns(jobs["job"])
 
 
 def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> Attributed:
@@ -224,7 +249,7 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
             "duration",
             "shift",
         ),
-        *(name for name in SUMMARISED.schema if name.endswith(("_start_ns", "_end_ns"))),
+        *(name for name in SUMMARISED.schema if name.endswith(_TIMES)),
     )
     kernels = counted
     if places.height < counted.height:  # several kernels of one device are one collective

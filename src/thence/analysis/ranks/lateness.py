@@ -75,13 +75,15 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
         joined: the collectives of the job.
         steps: of `step_keys`.
     """
-    rows = joined.rows.join(
-        steps.select(*_PLACE, "step", "key"),
-        on=[*_PLACE, "step"],
-        how="left",
-        maintain_order="left",
+    on = [*_PLACE, "step"]
+    keys = joined.rows.select(on).join(
+        steps.select(*on, "key"), on=on, how="left", maintain_order="left"
     )
-    waits = rows.filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
+    rows = joined.rows.with_columns(keys["key"])
+    # Filters copy every column, and these rows are nearly all.
+    waits = rows.select(
+        *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
+    ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
     is_message = pl.col("collective").is_in(MESSAGES)
     late = _blamed(rows, waits.filter(~is_message), joined.begins)
     shares = late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns"))
@@ -192,16 +194,21 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
 
 def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     """Who arrived in the middle at each collective with a late rank: instance, median_rank, median_device, times."""
-    chosen = running.filter(pl.col("instance").is_in(late["instance"].implode()))
     place = pl.int_range(pl.len()).over("instance")
-    return (
-        chosen.sort("instance", "start", *_PLACE)
+    chosen = (
+        running.select("instance", "start", *_PLACE, row=pl.int_range(pl.len(), dtype=pl.UInt32))
+        .filter(pl.col("instance").is_in(late["instance"].implode()))
+        .sort("instance", "start", *_PLACE)
         .filter(place == (pl.len().over("instance") - 1) // 2)
-        .select(
-            "instance", median_rank="rank", median_device="device", middle_start="start",
-            **{f"middle_{name}": f"{name}_start_ns" for name in _CUMULATED},
-        )
-    )  # fmt: skip
+    )
+    return running.select(
+        pl.col(
+            "instance", "rank", "device", "start", *(f"{name}_start_ns" for name in _CUMULATED)
+        ).gather(chosen["row"])
+    ).rename(
+        {"rank": "median_rank", "device": "median_device", "start": "middle_start"}
+        | {f"{name}_start_ns": f"middle_{name}" for name in _CUMULATED}
+    )
 
 
 def _extra(name: str) -> pl.Expr:
