@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.collective_instances import Instances, collective_instances
+from thence.analysis.collective_instances import Instances, collective_instances, together
 from thence.analysis.collective_kinds import JOINT
 from thence.notebook import Form, Shown
 from thence.units import format_ns
@@ -217,17 +217,26 @@ def _ends_by_rank(instances: Instances) -> pl.DataFrame:
             pl.col("unmatched").is_null(),
             pl.col("matched") == pl.col("members"),
         )
-        .group_by("instance", "rank", "device")
-        .agg(pl.col("end").max(), pl.col("group_size").max())
+        .drop("collective", "unmatched", "matched", "members")
     )
-    by_rank = ends.group_by("instance", "rank").agg(
-        pl.col("end").mean().round().cast(pl.Int64), pl.col("group_size").max()
-    )
+    last, size = pl.col("end").max(), pl.col("group_size").max()
+    if _repeats(ends, "instance", "rank", "device"):
+        ends = ends.group_by("instance", "rank", "device").agg(last, size)
+    by_rank = ends
+    if _repeats(ends, "instance", "rank"):
+        mean = pl.col("end").mean().round().cast(pl.Int64)
+        by_rank = ends.group_by("instance", "rank").agg(mean, size)
     shared = by_rank.filter(pl.len().over("instance") > 1)
     largest = pl.col("group_size").max()
     return shared.filter((pl.col("group_size") == largest) | largest.is_null()).sort(
         "instance", "rank"
     )
+
+
+def _repeats(rows: pl.DataFrame, *keys: str) -> bool:
+    """Whether two rows have the same keys, which they hardly ever have."""
+    number = np.sort(together(rows, *keys))
+    return bool((np.diff(number) == 0).any())
 
 
 def _skews(instance: Int64, end: Float64) -> Float64:

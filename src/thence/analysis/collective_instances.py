@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["UNMATCHED", "Instances", "collective_instances", "unmatched_reasons"]
+__all__ = [
+    "UNMATCHED",
+    "Instances",
+    "attached",
+    "collective_instances",
+    "together",
+    "unmatched_reasons",
+]
 
 UNMATCHED = {
     "ambiguous": "steps repeat, and several ways of pairing them fit equally well",
@@ -88,7 +95,7 @@ def collective_instances(trace: Attributed) -> Instances:
     calls = _aligned(_calls(rows))
     key = ["group", "what", "aligned", "number"]
     numbered = (
-        _joined(rows, calls, "call")
+        attached(rows, calls, "call")
         .with_columns(
             aligned=pl.when("by_order").then("aligned").otherwise(None),
             alone=pl.coalesce(pl.when("by_order").then("reason"), "reason_of_row"),
@@ -102,7 +109,7 @@ def collective_instances(trace: Attributed) -> Instances:
     counted = numbered.with_columns(program_name=program).with_columns(
         members=pl.struct("rank", "device").n_unique().over("group", "program_name")
     )
-    counted = counted.with_columns(matched=_devices(counted, "instance"))
+    counted = counted.with_columns(matched=_devices(counted))
     mixed = (pl.col("matched") > pl.col("group_size")).fill_null(value=False)
     missing = (
         (pl.col("matched") == 1) & (pl.col("members") > 1) & pl.col("group_size").ne_missing(1)
@@ -123,10 +130,25 @@ def collective_instances(trace: Attributed) -> Instances:
     return Instances(*whole_kernels(found.sort("piece").drop("piece"), trace.collectives))
 
 
-def _devices(rows: pl.DataFrame, key: str) -> pl.Series:
-    """How many devices have rows with the same key, for each row."""
-    found = rows.select(key, "rank", "device").unique().group_by(key).len("devices")
-    return _joined(rows.select(key), found, key)["devices"]
+def _devices(rows: pl.DataFrame) -> pl.Series:
+    """How many devices have rows of the same instance, for each row."""
+    distinct, base = np.unique(together(rows, "rank", "device"), return_inverse=True)
+    pairs = np.unique(rows["instance"].to_numpy() * len(distinct) + base)
+    instance = pairs // max(len(distinct), 1)
+    counts = np.bincount(instance).astype(np.uint32)
+    return pl.Series(counts[rows["instance"].to_numpy()] if len(pairs) else counts)
+
+
+def together(rows: pl.DataFrame, *keys: str) -> npt.NDArray[np.int64]:
+    """One number for each row, equal where columns of numbers from 0 are.
+
+    A sort of it takes a fraction of the time and memory of grouping by the columns where nearly all rows differ.
+    """
+    number = np.zeros(rows.height, np.int64)
+    for key in keys:
+        column = rows[key].to_numpy().astype(np.int64)
+        number = number * (int(column.max(initial=0)) + 1) + column
+    return number
 
 
 def _rows(trace: Attributed) -> pl.DataFrame:
@@ -156,11 +178,11 @@ def _rows(trace: Attributed) -> pl.DataFrame:
     placed = frame.hstack([launch]).with_columns(
         pl.col("hlo").to_physical(), end=pl.col("start") + pl.col("duration")
     )
-    return _keyed(_joined(placed, names, "program"))
+    return _keyed(attached(placed, names, "program"))
 
 
-def _joined(rows: pl.DataFrame, others: pl.DataFrame, on: str) -> pl.DataFrame:
-    """The rows with columns of others, whose keys occur once. A join copies every column of the rows, this none."""
+def attached(rows: pl.DataFrame, others: pl.DataFrame, *on: str) -> pl.DataFrame:
+    """The rows with the columns of others, whose keys occur once; a join would copy every column of the rows."""
     added = rows.select(on).join(others, on=on, how="left", maintain_order="left")
     return rows.hstack(added.drop(on))
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.collective_instances import attached
 from thence.analysis.collective_kinds import PEERS
 
 if TYPE_CHECKING:
@@ -75,26 +76,26 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
         joined: the collectives of the job.
         steps: of `step_keys`.
     """
-    on = [*_PLACE, "step"]
-    keys = joined.rows.select(on).join(
-        steps.select(*on, "key"), on=on, how="left", maintain_order="left"
-    )
-    rows = joined.rows.with_columns(keys["key"])
+    on = (*_PLACE, "step")
+    rows = attached(joined.rows, steps.select(*on, "key"), *on)
     # Filters copy every column, and these rows are nearly all.
     waits = rows.select(
         *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
     ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
     is_message = pl.col("collective").is_in(MESSAGES)
-    late = _blamed(rows, waits.filter(~is_message), joined.begins)
-    shares = late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns"))
-    own = waits.filter(~is_message).join(shares, on="instance", maintain_order="left")
+    messages, others = (
+        waits.filter(which).drop("collective") for which in (is_message, ~is_message)
+    )
+    late = _blamed(rows, others, joined.begins)
+    own = attached(
+        others, late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns")), "instance"
+    )
     return Lateness(
         late,
         _caused(own.with_columns(ns=pl.col("exposed_wait_ns") * pl.col("share"))),
-        _caused(
-            waits.filter(is_message).with_columns(ns=pl.col("exposed_wait_ns").cast(pl.Float64))
-        ),
-        rows.filter(pl.col("key").is_not_null())
+        _caused(messages.with_columns(ns=pl.col("exposed_wait_ns").cast(pl.Float64))),
+        rows.select(*_PLACE, "key", "exposed_wait_ns")
+        .filter(pl.col("key").is_not_null())
         .group_by(*_PLACE, "key")
         .agg(wait_ns=pl.col("exposed_wait_ns").sum())
         .sort(*_PLACE, "key"),
@@ -105,12 +106,14 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     """By late device and step, the waits (ns) of the device that waited longest for it."""
     late = {"rank": "late_rank", "device": "late_device"}
     return (
+        # Numbers instead of texts: there may be millions of rows.
         waits.filter(pl.col("key").is_not_null())
+        .with_columns(pl.col("key").cast(pl.Categorical()))
         .group_by("late_rank", "late_device", *_PLACE, "key")
         .agg(pl.col("ns").sum())
         .group_by("late_rank", "late_device", "key")
         .agg(caused_ns=pl.col("ns").max().round().cast(pl.Int64))
-        .select(**late, key="key", caused_ns="caused_ns")
+        .select(**late, key=pl.col("key").cast(pl.String), caused_ns="caused_ns")
         .filter(pl.col("caused_ns") > 0)
         .sort(*_PLACE, "key")
     )
