@@ -14,6 +14,7 @@ tokens there. What cannot be matched is an instance of its own, with the reason.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -320,35 +321,25 @@ def _aligned(calls: pl.DataFrame) -> pl.DataFrame:
     Returns:
         call, aligned, reason.
     """
-    parts = []
-    for group in calls.partition_by("group", maintain_order=True):
-        members = sorted(
-            group.partition_by("rank", "device", maintain_order=True), key=lambda m: -m.height
-        )
-        reference, *others = members
-        ours, ids = _of(reference), reference["call"].to_numpy()
-        found = []
-        for member in others:
-            one_clock = member["rank"][0] == reference["rank"][0]
-            pairs = pair_calls(ours, _of(member), one_clock=one_clock)
-            aligned = np.full(member.height, -1, np.int64)
-            aligned[pairs.second] = ids[pairs.first]
-            found.append((member, aligned, "ambiguous" if pairs.ambiguous else "no_partner"))
-        refused = bool(found) and all(reason == "ambiguous" for *_, reason in found)
-        own = np.full(len(ids), -1, np.int64) if refused else ids
-        parts += [_found(*part) for part in ((reference, own, "ambiguous"), *found)]
-    schema = {"call": pl.Int64, "aligned": pl.Int64, "reason": pl.String}
-    return pl.concat([pl.DataFrame(schema=schema), *parts])
-
-
-def _of(calls: pl.DataFrame) -> Calls:
-    return Calls(*(calls[name].to_numpy() for name in ("token", "end", "joint")))
-
-
-def _found(member: pl.DataFrame, aligned: npt.NDArray[np.int64], reason: str) -> pl.DataFrame:
-    """The calls of one participant with what they belong to; those without get the reason."""
-    return member.select(
-        "call",
-        aligned=pl.Series(aligned),
-        reason=pl.when(pl.Series(aligned) < 0).then(pl.lit(reason)),
+    rank, call = calls["rank"].to_numpy(), calls["call"].to_numpy()
+    group, member = calls["group"].to_numpy(), together(calls, "group", "rank", "device")
+    bounds = np.concatenate([[0], 1 + np.flatnonzero(np.diff(member)), [calls.height]])
+    every = Calls(*(calls[name].to_numpy() for name in ("token", "end", "joint")))
+    aligned, ambiguous = np.full(len(call), -1, np.int64), np.zeros(len(call), np.bool_)
+    parts = [slice(*ends) for ends in pairwise(bounds.tolist()) if ends[0] < ends[1]]
+    for _, of_group in groupby(parts, key=lambda part: group[part.start]):
+        # The first of those with the most calls.
+        reference, *others = sorted(of_group, key=lambda part: part.start - part.stop)
+        ours = every.part(reference.start, reference.stop)
+        for part in others:
+            one_clock = bool(rank[part.start] == rank[reference.start])
+            pairs = pair_calls(ours, every.part(part.start, part.stop), one_clock=one_clock)
+            aligned[part.start + pairs.second] = call[reference.start + pairs.first]
+            ambiguous[part] = pairs.ambiguous > 0
+        ambiguous[reference] = bool(others) and all(ambiguous[part.start] for part in others)
+        if not ambiguous[reference.start]:
+            aligned[reference] = call[reference]
+    reason = pl.when("ambiguous").then(pl.lit("ambiguous")).otherwise(pl.lit("no_partner"))
+    return pl.DataFrame({"call": call, "aligned": aligned, "ambiguous": ambiguous}).select(
+        "call", "aligned", reason=pl.when(pl.col("aligned") < 0).then(reason)
     )
