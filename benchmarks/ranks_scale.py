@@ -1,12 +1,14 @@
 """What `thence ranks` takes for thousands of ranks: time and memory from summaries, and its page in a browser.
 
-    python benchmarks/ranks_scale.py [--ranks 512 4096 10000] [--groups all apart unnumbered] [--steps 10] [--page 4096]
+    python benchmarks/ranks_scale.py [--ranks 512 4096 10000] [--groups all apart unnumbered]
+                                     [--steps 10] [--page 4096]
 
 Summaries are those of jobs made of a real step (tests/support/rank_jobs.py), written as Parquet and read lazily as
 from a store; kernels, places and idle time are written for a hundred ranks, as these are read of two ranks only.
 Groups: all ranks are one; groups of eight that share no rank, so that each is matched and has its clocks compared by
-itself; the same without the numbers by which calls are matched. Printed are CPU seconds, wall time and the most memory of a process of its own. The page is opened in headless
-Chromium (on the path, or named in CHROMIUM), which says when the page stood.
+itself (apart); the same without the numbers by which calls are matched (unnumbered). Printed are CPU seconds, wall
+time and the most memory of a process of its own. The page is opened in headless Chromium (on the path, or named in
+CHROMIUM), which says when the page stood.
 """
 
 from __future__ import annotations
@@ -47,11 +49,13 @@ def write(folder: Path, ranks: int, steps: int, groups: str) -> None:
     job = RankJob(
         ranks=ranks, steps=steps, small=small, plant=Plant("kernel", late, 0.2), detailed=detailed
     )
-    for name, frame in job.summaries().items():
-        if small and name in ("collectives", "groups"):
-            frame = frame.filter(group=1)
-        if groups == "unnumbered" and name == "collectives":
-            frame = frame.with_columns(sequence=pl.lit(None, pl.Int64))
+    tables = job.summaries()
+    if small:
+        tables |= {name: tables[name].filter(group=1) for name in ("collectives", "groups")}
+    if groups == "unnumbered":
+        unnumbered = tables["collectives"].with_columns(sequence=pl.lit(None, pl.Int64))
+        tables["collectives"] = unnumbered
+    for name, frame in tables.items():
         frame.write_parquet(folder / f"{name}.parquet")
 
 
