@@ -1,0 +1,259 @@
+"""Whole jobs on several GPUs, none of them annotated: recorded, and what thence says of them held against the truth.
+
+    python benchmarks/gpu_job.py record OUT [PROGRAM...] [--ranks N] [--seconds 240]    on GPUs; needs torch, or jax
+    python benchmarks/gpu_job.py check OUT [PROGRAM...]                                 anywhere, with thence
+    python benchmarks/gpu_job.py try OUT [PROGRAM...]                                   the programs, small, on a CPU
+
+record: every program of job_programs.py and job_jax.py under ``thence record -- torchrun``, or as JAX starts it;
+then, without thence, all those without a fault once more: for the time of a step, and under torch.profiler.
+Programs that N GPUs or the packages that are there do not suffice for are named with the reason. Those that matter
+most come first, and none begins when the time is up.
+check: coverage of module, line and collective; collectives beside torch.profiler's; clocks; waits, stragglers and
+bubbles beside what was planted; cost per rank; time and memory of verbs. Exit code 1 if anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TORCH, JAX = "job_programs.py", "job_jax.py"
+REFERENCE = "reference"
+SHORTEST = 12
+"""Seconds that must be left for a program to begin."""
+TIMEOUT = {"cuda": 60, "cpu": 300}
+"""Seconds that one program may take, the imports of a machine that just started included."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One program, and what it takes.
+
+    Attributes:
+        script: the file that has it.
+        packages: what it imports.
+        fewest: ranks that it takes at least.
+        even: whether their number must be even.
+        compared: whether it also runs without thence.
+    """
+
+    script: str = TORCH
+    packages: tuple[str, ...] = ("torch",)
+    fewest: int = 2
+    even: bool = False
+    compared: bool = False
+
+    def refused(self, ranks: int) -> str | None:
+        """Why it cannot run."""
+        for package in self.packages:
+            if importlib.util.find_spec(package) is None:
+                return f"needs {package}, which is not installed"
+        if ranks < self.fewest:
+            return f"needs {self.fewest} GPUs, {ranks} are there"
+        if self.even and ranks % 2:
+            return f"needs an even number of GPUs, {ranks} are there"
+        return None
+
+
+HUGGING_FACE = ("torch", "transformers")
+ENTRIES = {
+    "fsdp2": Entry(packages=HUGGING_FACE, compared=True),
+    "late_sleep_backward": Entry(),
+    "late_spin_backward": Entry(),
+    "late_batch": Entry(),
+    "tensor_parallel": Entry(compared=True),
+    "pipeline_gpipe": Entry(compared=True),
+    "mixture_of_experts": Entry(compared=True),
+    "hsdp": Entry(packages=HUGGING_FACE, fewest=4, even=True, compared=True),
+    REFERENCE: Entry(),
+    "jax_many": Entry(JAX, ("jax",)),
+    "jax_one": Entry(JAX, ("jax",)),
+    "ddp": Entry(compared=True),
+    "late_loader": Entry(),
+    "late_sleep_forward": Entry(),
+    "pipeline_1f1b": Entry(compared=True),
+}
+"""What `record` runs, what matters most first."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How programs are run.
+
+    Attributes:
+        out: where everything goes.
+        device: cuda or cpu.
+        until: when the time is up, on the clock of `time.monotonic`.
+    """
+
+    out: Path
+    ranks: int
+    device: str
+    until: float
+
+    def allowed(self) -> float:
+        """Seconds that the next program may take."""
+        return min(TIMEOUT[self.device], self.until - time.monotonic())
+
+    def torchrun(self, *arguments: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={self.ranks}", str(HERE / TORCH), *arguments),
+            *("--out", str(self.out), "--device", self.device),
+        ]
+
+    def jax(self, name: str, out_name: str) -> list[str]:
+        processes = self.ranks if name == "jax_many" else 1
+        return [
+            *(sys.executable, str(HERE / JAX), str(processes), "--devices", str(self.ranks)),
+            *("--name", out_name, "--out", str(self.out), "--device", self.device),
+        ]
+
+    def run(self, name: str, command: list[str], timeout: float, **environment: str) -> bool:
+        """Run one command and print what came of it; whether it ended well."""
+        begin = time.monotonic()
+        # Its output goes to a file: workers that outlive a time limit would keep a pipe open.
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **environment},
+            )
+            code = ended(process, timeout)
+            output.seek(0)
+            told = output.read()
+        size = sum(file.stat().st_size for file in (self.out / name).rglob("*") if file.is_file())
+        took = time.monotonic() - begin
+        print(f"{name}: {code}, {took:.1f} s, {size / 1e6:.2f} MB recorded", flush=True)
+        (self.out / f"{name}.log").write_text(told[-20_000:])
+        if code != "exit code 0":
+            print(told[-3000:], flush=True)
+        return code == "exit code 0"
+
+    def recorded(self, name: str) -> None:
+        """A program under thence."""
+        program = self.jax(name, name) if ENTRIES[name].script == JAX else self.torchrun(name)
+        launch = [sys.executable, __file__, "launch", str(self.out / name), "--", *program]
+        self.run(name, launch, self.allowed())
+
+    def references(self, names: list[str]) -> None:
+        """The same programs without thence, all in one job; again without one that hangs."""
+        while names and self.until - time.monotonic() > SHORTEST:
+            allowed = min(self.allowed() + 8 * len(names), self.until - time.monotonic())
+            command = self.torchrun("--reference", *names)
+            # torch.profiler gives CUPTI back when a profile ends.
+            if self.run(REFERENCE, command, allowed, TEARDOWN_CUPTI="1"):
+                return
+            done = [name for name in names if self.profiled(name)]
+            names = [name for name in names if name not in done][1:]
+
+    def profiled(self, name: str) -> bool:
+        path = self.out / f"{name}.reference0.json"
+        return path.is_file() and "collectives" in json.loads(path.read_text())
+
+
+def ended(process: subprocess.Popen[bytes], timeout: float) -> str:
+    """How a process ended, which with all that it started is stopped when its time is up."""
+    try:
+        return f"exit code {process.wait(timeout)}"
+    except subprocess.TimeoutExpired:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(process.pid, number)
+            try:
+                process.wait(8)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        return f"stopped after {timeout:.0f} s"
+
+
+def record(out: Path, names: list[str], ranks: int, device: str, seconds: float) -> None:
+    """Run the programs, in the order of `ENTRIES`."""
+    out.mkdir(parents=True, exist_ok=True)
+    job = Job(out.absolute(), ranks, device, time.monotonic() + seconds)
+    (out / "job.json").write_text(json.dumps({"ranks": ranks, "device": device}))
+    present = []
+    for name, entry in ENTRIES.items():
+        if name in names and (reason := entry.refused(ranks)):
+            print(f"{name}: skipped: {reason}", flush=True)
+        elif name in names:
+            present.append(name)
+    for name in present:
+        if job.until - time.monotonic() < SHORTEST:
+            print(f"{name}: skipped: the {seconds:.0f} s are up", flush=True)
+        elif name == REFERENCE:
+            job.references([one for one in present if ENTRIES[one].compared])
+        else:
+            job.recorded(name)
+    for name in present:
+        if ENTRIES[name].script == JAX and job.until - time.monotonic() > SHORTEST:
+            told = f"{name}.reference"
+            job.run(told, job.jax(name, told), job.allowed())
+    left = job.until - time.monotonic()
+    print(f"all: {seconds - left:.1f} s", flush=True)
+
+
+def launch(directory: Path, command: list[str]) -> int:
+    """What ``thence record -o DIRECTORY -- COMMAND`` does, where the packages of the command line are missing."""
+    from thence.launcher.launch import run
+    from thence.recorder.options import RecordOptions
+
+    directory.mkdir(parents=True)
+    return run(command, directory, RecordOptions()).code
+
+
+def gpus() -> int:
+    """How many GPUs are there."""
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in told.stdout.splitlines())
+
+
+def main() -> int:
+    """One of the three."""
+    if sys.argv[1:2] == ["launch"]:
+        return launch(Path(sys.argv[2]), sys.argv[4:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("what", choices=("record", "check", "try"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(ENTRIES))
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--seconds", type=float, default=240)
+    given = parser.parse_intermixed_args()
+    names = given.programs or list(ENTRIES)
+    if unknown := set(names) - set(ENTRIES):
+        sys.exit(
+            f"there is no program {', '.join(sorted(unknown))}; there are {', '.join(ENTRIES)}"
+        )
+    if given.what == "check":
+        from job_checks import check
+
+        return check(given.out, [name for name in names if name != REFERENCE])
+    if given.what == "try":
+        record(given.out, names, given.ranks or 2, "cpu", max(given.seconds, 1800))
+        return 0
+    ranks = given.ranks or gpus()
+    if ranks < 2:
+        sys.exit(f"{ranks} GPUs are there; a job of several ranks needs 2")
+    record(given.out, names, ranks, "cuda", given.seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""Faults on one rank of a job, a part of job_programs.py: what makes which rank late, since when, and in which line."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from small_llama import WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SINCE = 6
+"""The step, counted from 0, from which on a rank is late."""
+LAYER = 2
+"""The layer that is late."""
+SHORT_MS = 0.1
+"""How long the kernel spins on ranks that are in time."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with one rank.
+
+    Attributes:
+        causes: what `thence ranks` may call it.
+        ms: how much later the rank is in each step; of a larger batch nobody knows before.
+        sharded: FSDP2, else DistributedDataParallel.
+    """
+
+    causes: tuple[str, ...]
+    ms: float | None
+    sharded: bool = False
+
+
+FAULTS = {
+    "late_sleep_backward": Fault(("python", "operator"), 30),
+    "late_spin_backward": Fault(("compute",), 20, sharded=True),
+    "late_loader": Fault(("loader",), 32),
+    "late_batch": Fault(("more_work",), None),
+    "late_sleep_forward": Fault(("python", "operator"), 30, sharded=True),
+}
+
+
+class State:
+    """What the program of this rank does wrong now."""
+
+    def __init__(self, kind: str, device: torch.device, *, planted: bool) -> None:
+        self.kind = kind
+        self.planted = planted
+        self.late = False
+        self.cycles = cycles_of_ms(device) if kind == "late_spin_backward" else 0.0
+
+    def sleeps(self, kind: str) -> bool:
+        return self.late and self.kind == kind
+
+
+def cycles_of_ms(device: torch.device) -> float:
+    """How many cycles a spin kernel of 1 ms takes; 0 where there is no GPU."""
+    if device.type != "cuda":
+        return 0.0
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = 10_000_000
+    torch.cuda._sleep(cycles)  # noqa: SLF001 - there is no public one
+    begin.record()
+    torch.cuda._sleep(cycles)  # noqa: SLF001 - as above
+    end.record()
+    torch.cuda.synchronize()
+    return cycles / float(begin.elapsed_time(end))
+
+
+class Late(nn.Module):
+    """A layer, and what makes it late."""
+
+    def __init__(self, layer: nn.Module, state: State) -> None:
+        super().__init__()
+        self.layer = layer
+        self.state = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if self.state.sleeps("late_sleep_forward"):
+            time.sleep(0.030)
+        return LateBackward.apply(x, self.state) * 1.0
+
+
+class LateBackward(torch.autograd.Function):
+    """Nothing in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, state: State) -> torch.Tensor:
+        ctx.state = state
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        state = ctx.state
+        if state.sleeps("late_sleep_backward"):
+            time.sleep(0.030)
+        if state.cycles:
+            torch.cuda._sleep(int(state.cycles * (20 if state.late else SHORT_MS)))  # noqa: SLF001 - as above
+        return gradients[0] * 1.0, None
+
+
+class Words(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples, each of which takes 2 ms where the loader is late."""
+
+    def __init__(self, state: State, rank: int, length: int) -> None:
+        torch.manual_seed(rank)
+        self.state = state
+        self.words = torch.randint(0, WORDS, (64, length))
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.state.sleeps("late_loader"):
+            time.sleep(0.002)
+        return self.words[index % 64]
+
+
+def faulty(
+    name: str,
+    rank: int,
+    ranks: int,
+    device: torch.device,
+    model_of: Callable[[], Any],
+    length: int,
+) -> tuple[Callable[[int], object], dict[str, Any]]:
+    """A program in which one rank is late: its step, and what is true of it; samples have so many words."""
+    fault = FAULTS[name]
+    planted = ranks - 1
+    state = State(name, device, planted=rank == planted)
+    model = wrapped(model_of(), state, device, ranks, sharded=fault.sharded)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    data = Words(state, rank, length)
+    batches = iter(torch.utils.data.DataLoader(data, batch_size=16))
+    resident = data.words[:16].to(device)
+    larger = data.words[:32].to(device)
+
+    def step(number: int) -> None:
+        state.late = state.planted and number >= SINCE
+        if name == "late_loader":
+            words = next(batches).to(device)
+        elif state.sleeps("late_batch"):
+            words = larger
+        else:
+            words = resident
+        logits = model(words)
+        loss = functional.cross_entropy(logits.view(-1, WORDS).float(), words.view(-1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+
+    truth = {"causes": fault.causes, "rank": planted, "since": SINCE, "ms": fault.ms}
+    return step, {"fault": truth | {"places": places(name), "module": module(name)}}
+
+
+def wrapped(model: Any, state: State, device: torch.device, ranks: int, *, sharded: bool) -> Any:
+    """The model with its late layer, for many ranks."""
+    model.layers[LAYER] = Late(model.layers[LAYER], state)
+    if not sharded:
+        return nn.parallel.DistributedDataParallel(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (ranks,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def module(name: str) -> str | None:
+    """The module that is late."""
+    return f"layers.{LAYER}" if "backward" in name or "forward" in name else None
+
+
+def places(name: str) -> list[list[Any]]:
+    """File, function, first and last line of the code in which the fault is; [] where it is in no line."""
+    late: dict[str, tuple[Any, ...]] = {
+        "late_sleep_forward": (Late.forward,),
+        # What runs in a backward pass is known by its own line, or by that of its forward pass.
+        "late_sleep_backward": (LateBackward.backward, Late.forward),
+        "late_spin_backward": (LateBackward.backward, Late.forward),
+        "late_loader": (Words.__getitem__, faulty),
+    }
+    found = []
+    for function in late.get(name, ()):
+        lines, first = inspect.getsourcelines(function)
+        found.append(["job_faults.py", function.__qualname__, first, first + len(lines) - 1])
+    return found
