@@ -3,8 +3,9 @@
     python benchmarks/gpu_diff.py record OUT [--runs 40] [--seconds 225] [--only VARIANT]...
 
 Every run is a process of its own that traces 30 steps with torch.profiler, after 8 that it does not trace; a run
-of a variant stands between runs of the unchanged program, so that what drifts with time drifts for all. Traces
-are gzipped, OUT/VARIANT/NN.json.gz, some 20 MB for all. Needs torch alone; recorded_by_thence also NumPy.
+of a variant stands between runs of the unchanged program, so that what drifts with time drifts for all. Traces,
+OUT/VARIANT/NN.json.gz, are gzipped while the next run goes on; some 40 MB for all. Needs torch alone;
+recorded_by_thence also NumPy.
 
     base                  nothing is changed: what two sides of these differ in is noise
     planted               the work under the label "forward/planted" is 3 % more
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS, UNTRACED = 30, 8
-LAYERS, WIDTH, HEADS, TOKENS, BATCH = 2, 1024, 16, 1024, 8
+LAYERS, WIDTH, HEADS, TOKENS, BATCH = 2, 1024, 16, 1024, 16
 PLANTED_ELEMENTS = 100_000_000
 RUNS = {
     "planted": 10,
@@ -121,10 +122,14 @@ def traced(program: Program, target: Path) -> None:
             program.step()
             profiler.step()
         torch.cuda.synchronize()
+
+
+def compress(raw: Path) -> None:
+    """A trace in less space: without the arrows from launches to kernels, which say what the correlation ids say."""
     trace = json.loads(raw.read_bytes())
-    # Arrows from launches to kernels say what the correlation ids say, and are a third of the file.
     trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != "ac2g"]
-    target.write_bytes(gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), 9))
+    packed = gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), 9)
+    raw.with_suffix(".json.gz").write_bytes(packed)
     raw.unlink()
 
 
@@ -149,8 +154,8 @@ def run(variant: str, target: Path) -> None:
         traced(program, target)
 
 
-def in_a_process(work: Callable[[], None]) -> bool:
-    """Whether the work succeeded, in a fork: torch is loaded already, CUDA is not."""
+def begun(work: Callable[[], None]) -> int:
+    """The id of a fork that does the work: torch is loaded already, CUDA is not."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -163,6 +168,11 @@ def in_a_process(work: Callable[[], None]) -> bool:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+    return child
+
+
+def succeeded(child: int) -> bool:
+    """Whether a fork did its work; waits for it."""
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status) == 0
 
@@ -184,7 +194,7 @@ def record(out: Path, runs: int, seconds: float, only: tuple[str, ...]) -> None:
     begin = time.monotonic()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(out / "inductor"))
     failed: set[str] = set()
-    log = []
+    log, packing = [], []
     for variant, number in order(runs):
         if variant in failed or (only and variant not in only):
             continue
@@ -199,12 +209,17 @@ def record(out: Path, runs: int, seconds: float, only: tuple[str, ...]) -> None:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        if not in_a_process(lambda v=variant, t=target: run(v, t)):  # type: ignore[misc]
+        if not succeeded(begun(lambda v=variant, t=target: run(v, t))):  # type: ignore[misc]
             failed.add(variant)
             print(f"{variant} {number}: FAILED, no more runs of it")
             continue
+        if ending:  # beside the next run, which has the GPU to itself
+            packing.append(begun(lambda t=target: compress(t.with_suffix(""))))  # type: ignore[misc]
         log.append({"variant": variant, "number": number, "seconds": time.monotonic() - began})
         print(f"{variant} {number}: {log[-1]['seconds']:.1f} s", flush=True)
+    unpacked = sum(not succeeded(child) for child in packing)
+    if unpacked:
+        print(f"{unpacked} traces could not be compressed")
     shutil.rmtree(out / "inductor", ignore_errors=True)
     (out / "runs.json").write_text(json.dumps({"torch": torch.__version__, "runs": log}, indent=1))
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())

@@ -15,7 +15,7 @@ from thence.analysis.idle_causes import idle_causes
 from thence.analysis.idle_rules import CAUSES, host_causes
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
-from thence.model.tables import GPU, HOST, Tables
+from thence.model.tables import GPU, HOST, HOST_CATEGORIES, Tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -252,6 +252,14 @@ def test_idle_time_is_of_the_step_in_whose_window_it_begins(
     ]  # fmt: skip
     rows = opened(tmp_path, events).idle("step").rows
     assert dict(rows.group_by("name").agg(pl.col("total_ns").sum()).rows()) == expected
+
+
+@pytest.mark.parametrize("category", HOST_CATEGORIES)
+def test_a_host_row_of_every_category_stands_for_a_cause(category: str) -> None:
+    host = simulated([("python", 3)])[0].host
+    row = host.filter(host["name"].cast(pl.String) == "train.py(12): step")
+    (number,) = host_causes(row.with_columns(category=pl.lit(category, HOST.schema["category"])))
+    assert (CAUSES[number] == "unknown") == (category == "overhead")
 
 
 def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_path: Path) -> None:

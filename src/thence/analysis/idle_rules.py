@@ -78,6 +78,7 @@ _GC = re.compile(
 )
 _BY_CATEGORY = {
     "step": "python",
+    "phase": "python",
     "module": "python",
     "python": "python",
     "range": "python",

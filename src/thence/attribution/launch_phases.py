@@ -12,9 +12,10 @@ input      ``enumerate(DataLoader)#...``
 A recording may have noted phases itself (category ``phase``); they come before all others.
 
 Without such a range, of the work that operators launched a copy to the device inside a profiler step is
-``input``, all else ``other``. Work of an operator that recorded a sequence number, with no backward pass after
-it in the trace, is unknown: whether autograd differentiated it may have been seen after the trace ended. So is
-work launched outside of every operator: what autograd makes of it is not in the trace.
+``input``, all else ``other``; where phases are noted, such a copy is ``input`` without an operator, too.
+Work of an operator that recorded a sequence number, with no backward pass after it in the trace, is unknown:
+whether autograd differentiated it may have been seen after the trace ended. So is work launched outside of every
+operator: what autograd makes of it is not in the trace.
 
 How a checkpoint's operators are told: a reentrant one runs them inside ``CheckpointFunctionBackward``. One that
 is not reentrant runs them inside the first function that needs a saved tensor; the backward pass itself runs
@@ -72,11 +73,12 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
     phase = values_at(phase_of_row, row, 0).astype(np.int64)
     rule = values_at(rule_of_row, row, 0)
     in_operator = host.climb(host.launch, host.of("op")) != NO_ROW
-    left = (phase == 0) & in_operator & ~host.in_graph
+    unknown = (phase == 0) & ~host.in_graph
+    left = unknown & in_operator
     gpu = host.tables.gpu
-    copy = matching(gpu["name"], _TO_DEVICE).to_numpy()
+    copy = matching(gpu["name"], _TO_DEVICE).to_numpy() & (gpu["kind"] == "memcpy").to_numpy()
     in_step = host.step.is_not_null().to_numpy()
-    loaded = left & in_step & copy & (gpu["kind"] == "memcpy").to_numpy()
+    loaded = (unknown if host.of("phase").any() else left) & in_step & copy
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")
     undecided = left & ~loaded & _undecided(host)
     rule[undecided] = _code("no_backward")

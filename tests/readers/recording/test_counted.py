@@ -294,6 +294,19 @@ def test_ranges_of_places_never_cross_and_are_the_state_of_every_moment(
             assert {(n or "").rpartition(": ")[2] for n in at} == expected, (moment, category)
 
 
+def test_of_places_entered_and_left_together_the_outer_one_comes_first() -> None:
+    """Equal ranges nest by their order: a backward pass enters all the lines and modules of a forward at once."""
+    rows = [(1, 10, A, 12, 0), (2, 20, A, 10, 0)]
+    table = boundaries_of(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
+    nothing = pl.DataFrame(
+        schema={"thread": pl.Int64, "start": pl.Int64, "end": pl.Int64, "category": pl.String}
+    )
+    found = place_ranges(table, TREE, nothing, 30).select(
+        pl.col("name").cast(pl.String), "start", "end"
+    )
+    assert found.rows() == [("m1", 10, 20), ("m1.a", 10, 20)]
+
+
 # Through the reader and attribution.
 
 NAMES = [

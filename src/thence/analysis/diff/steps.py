@@ -79,7 +79,7 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
         )
         .sort("start_ns", maintain_order=True)
     )
-    numbers = times.select(keys).with_row_index("number")
+    numbers = times.select(keys).with_row_index("row")  # `number` is the step's own
     windows = frame.join(numbers, on=keys, how="left", maintain_order="left")
     last = np.zeros(times.height, np.bool_)
     last[-1] = found.kind == "program"
@@ -102,8 +102,8 @@ def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
         end = begin + rows["duration"].to_numpy()
         window = last_begun(begin, start[ours])
         inside = (window != NO_ROW) & (start[ours] < end[window])
-        number = rows["number"].to_numpy().astype(np.int64)
-        of_activity[ours] = np.where(inside, number[window], NO_ROW)
+        row = rows["row"].to_numpy().astype(np.int64)
+        of_activity[ours] = np.where(inside, row[window], NO_ROW)
     return of_activity
 
 

@@ -99,7 +99,8 @@ class Hooks:
         if self._options.lines:
             self._lines.follow_running()
         if self._options.modules:
-            self._steps.begin(self._threads.now)
+            if "torch" in sys.modules:
+                self._steps.begin(self._threads.now)
             self._waiting.append(when_imported("torch", self._torch_is_there))
             self._waiting += phase_functions(self._phase_function)
             self._compiled.begin()
@@ -205,6 +206,7 @@ class Hooks:
             thread.phases.append(thread.phase)
             self._common.phase(thread, self._phases.recompute)
         elif self._grad_enabled():
+            self._steps.differentiated(thread)
             if not thread.phases:
                 self._common.phase(thread, self._phases.forward)
         else:

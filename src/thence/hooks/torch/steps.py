@@ -1,5 +1,8 @@
 """Where a step of the program ends and the next one begins, without being told.
 
+Where the recording begins before PyTorch is imported, the first step begins with the first call of a model: making
+and loading the model is no part of it. Else it begins with the recording.
+
 In training a step ends with the optimizer's; of several optimizers with that of the last one before the first one's
 turn comes again, which is known after one turn. Before any optimizer stepped, each call without gradients
 of the model that is called most begins a step: prefill or decode, where its input is token ids. Who calls
@@ -41,6 +44,7 @@ class Steps:
         self._common = common
         self._places = places
         self._begins = begins
+        self._any = False
         self._told = False
         self._trains = False
         self._first: weakref.ref[Any] | None = None
@@ -51,6 +55,7 @@ class Steps:
 
     def begin(self, thread: Thread, detail: str | None = None) -> None:
         """A step begins. Steps are told apart by their order: a number in their names would never end."""
+        self._any = True
         self._common.cross(thread, self._places.number(Place(STEP, 0, _NAME, detail)))
         self._begins()
 
@@ -58,6 +63,11 @@ class Steps:
         """The program says that a step begins."""
         self._told = True
         self.begin(thread)
+
+    def differentiated(self, thread: Thread) -> None:
+        """A module is called outside of all others, with gradients."""
+        if not self._any:
+            self.begin(thread)
 
     def optimizer_stepped(self, thread: Thread, optimizer: Any) -> None:
         """An optimizer has changed the parameters."""

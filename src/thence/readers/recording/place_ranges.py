@@ -149,6 +149,7 @@ def _ranges_of_kind(boundaries: Boundaries, tree: _Tree, kind: int, last: int) -
         found.append(
             (here[begin][wanted], thread[begin][wanted], time[begin][wanted], ends[wanted])
         )
+    found.reverse()  # of equal ranges the first one contains the others: outer places come first
     columns = (
         [np.concatenate(parts) for parts in zip(*found, strict=True)]
         if found
