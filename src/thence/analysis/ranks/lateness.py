@@ -63,9 +63,15 @@ def step_keys(steps: pl.DataFrame) -> pl.DataFrame:
     """The steps of a summary with what they are called on all ranks.
 
     Returns:
-        the same rows with key: the name, or where there is none the number of the step on its device.
+        the same rows with key: the name; where steps of one device share it, as all of a recording do, with the
+        number of the step on its device; where there is none, that number alone.
     """
-    return steps.with_columns(key=pl.coalesce("name", pl.col("step").cast(pl.String)))
+    number = pl.col("step").cast(pl.String)
+    shared = steps.filter(pl.struct(*_PLACE, "name").is_duplicated())["name"].drop_nulls().unique()
+    name = pl.when(pl.col("name").is_in(shared.implode())).then(
+        pl.concat_str("name", number, separator=" ")
+    )
+    return steps.with_columns(key=pl.coalesce(name, "name", number))
 
 
 def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
