@@ -181,14 +181,17 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
     """The steps in order, those that count, and what is said of the others."""
     order = (
         steps.group_by("key")
-        .agg(pl.col("start").median(), pl.col("duration").median(), pl.len())
+        .agg(pl.col("start", "duration", "compute_ns").median(), pl.len())
         .sort("start", "key")
     )
     keys = order["key"].to_list()
     if devices["step_kind"].null_count() == devices.height:
         return keys, keys, ["the ranks hold no steps: all that was recorded counts as one"]
     last = np.zeros(len(keys), np.bool_)
-    last[-1] = bool((devices["step_kind"] == "program").any())
+    compute = order["compute_ns"].to_numpy()
+    # A recording's last step is what came after the last optimizer, and ends with the recording.
+    rest = compute[-1] < np.median(compute) / 2
+    last[-1] = rest or bool((devices["step_kind"] == "program").any())
     codes = left_out(order["duration"].to_numpy(), last, outliers=True)
     counted = [key for key, code in zip(keys, codes, strict=True) if code is None]
     said = []
