@@ -30,6 +30,8 @@ __all__ = ["Job", "job_of"]
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
 """Stragglers whose reasons are looked for, those that caused most."""
+_UNUSUAL = 4
+"""How many times the median a step has to cause for its own reasons to be no reason of the others."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,24 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
     named = ranks.filter("straggler").head(_EXPLAINED)
     if named.is_empty():
         named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
+    places = list(named.select(_PLACE).iter_rows())
     since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
+    usual = [
+        _usual(caused, place, late_keys, step_ns)
+        for place, late_keys in zip(places, since, strict=True)
+    ]
+    said += [
+        f"rank {rank} GPU {device}: {', '.join(sorted(set(every) - set(kept), key=every.index)[:6])}, in which it caused "
+        f"more than {_UNUSUAL} times the usual, is not asked for its causes"
+        for (rank, device), every, kept in zip(places, since, usual, strict=True)
+        if len(kept) < len(every)
+    ]
     links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
         reasons=tuple(
             reasons_of(summaries, found, steps, place, late_keys, links)
-            for place, late_keys in zip(named.select(_PLACE).iter_rows(), since, strict=True)
+            for place, late_keys in zip(places, usual, strict=True)
         ),
         groups=group_rows(together, devices["rank"].n_unique()),
         links=links,
@@ -234,6 +247,20 @@ def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.N
     matrix = np.zeros((devices.height, len(keys)))
     matrix[placed["at"].to_numpy(), placed["step"].to_numpy()] = placed["caused_ns"].to_numpy()
     return matrix
+
+
+def _usual(
+    caused: pl.DataFrame, place: tuple[int, int], keys: list[str], step_ns: float
+) -> list[str]:
+    """The steps without those in which a device caused far more than usual, if it is late in most of them."""
+    rows = caused.filter(
+        pl.col("rank") == place[0], pl.col("device") == place[1], pl.col("key").is_in(keys)
+    )
+    of = dict(rows.select("key", "caused_ns").iter_rows())
+    median = float(np.median([of.get(key, 0) for key in keys])) if keys else 0.0
+    if median < LEAST_SHARE * step_ns:
+        return keys
+    return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
 
 
 def _rows(

@@ -3,9 +3,11 @@
 For a collective in which others waited for a rank:
 
     wait        the part of each other's wait in which it computed nothing
-    stretch     from the last earlier collective of the group whose end the late device had to await (nothing
-                computed there when it ended) to the late arrival: both ranks were together at its begin. Without
-                one, from the first activity, if that of both began together (`_TOGETHER` of the wait apart)
+    stretch     from the last earlier collective of the group whose end the late device and most others had to await
+                (nothing computed there when it ended, and next to nothing while they waited) to the late arrival:
+                both ranks were together at its begin. Who computes while it waits is ahead afterwards, and the late
+                device has still to compute the same. Without such a collective, from the first activity, if that of
+                both began together (`_TOGETHER` of the wait apart)
     extra       compute, copies, idle time and communication in the stretch, less those of the rank that arrived in
                 the middle of all, in its own stretch between the same two collectives
     inherited   the extra time in which the late rank itself waited for others, in other groups
@@ -122,11 +124,12 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
 
 def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
     """`Lateness.late`."""
-    running = rows.with_columns(
-        waited_ns=pl.col("exposed_wait_ns").fill_null(0).cum_sum().over(_PLACE)
-    ).with_columns(
-        waited_start_ns=pl.col("waited_ns") - pl.col("exposed_wait_ns").fill_null(0),
-        waited_end_ns="waited_ns",
+    wait = pl.col("exposed_wait_ns").fill_null(0)
+    running = rows.with_columns(joint_end_ns=wait.cum_sum().over(*_PLACE, "group")).with_columns(
+        joint_start_ns=pl.col("joint_end_ns") - wait,
+        # The same at the begin and at the end: the wait itself is in the group.
+        waited_start_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
+        waited_end_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
     )
     longest = waits.group_by("instance", maintain_order=True).agg(
         wait_ns=pl.col("exposed_wait_ns").max()
@@ -172,13 +175,18 @@ def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.Dat
     )
 
 
-_CUMULATED = ("compute", "copy", "idle", "waited")
+_CUMULATED = ("compute", "copy", "idle", "waited", "joint")
+"""What is summed up along a device: waited in other groups, and (joint) in the one of the collective."""
 
 
 def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     """The collective with which the stretch of each late arrival begins: instance, rank, device, before, and times."""
+    ahead = pl.col("wait_ns") - pl.col("exposed_wait_ns")
+    together = pl.col("gated") & (ahead <= _TOGETHER * pl.col("wait_ns")).fill_null(value=True)
+    most = together.mean().over("instance") > 0.5
     ended = (
-        running.filter("gated")
+        running.filter(most)
+        .filter("gated")
         .select(
             *_PLACE, "group", "end", before="instance", begun="end",
             **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},

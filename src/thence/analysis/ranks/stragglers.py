@@ -160,9 +160,7 @@ def _bounds_of_mean(sample: Float, begin: Int64, cut: Int64, tests: int) -> tupl
     enough = left >= FEWEST_STEPS
     # The quantile is of both tails together.
     low, sure = (
-        np.where(
-            enough, mean - quantile(2 * (1 - confidence) / tests, left - 1.0) * error, np.nan
-        )
+        np.where(enough, mean - quantile(2 * (1 - confidence) / tests, left - 1.0) * error, np.nan)
         for confidence in (CONFIDENCE, SURE)
     )
     return low, sure

@@ -138,9 +138,7 @@ def _pair(rows: pl.Series) -> tuple[Int64, Int64]:
     return rows.struct.field("start").to_numpy(), rows.struct.field("end").to_numpy()
 
 
-def _step_of(
-    trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: str | None
-) -> Int64:
+def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: str | None) -> Int64:
     """The step of each activity: the one that launched it, else the one in whose window it began."""
     inside = _in_window(work, frame)
     if kind != "step":
