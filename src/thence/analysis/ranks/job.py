@@ -165,12 +165,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
         _usual(caused, place, late_keys, step_ns)
         for place, late_keys in zip(places, since, strict=True)
     ]
-    said += [
-        f"rank {rank} GPU {device}: {', '.join(sorted(set(every) - set(kept), key=every.index)[:6])}, in which it caused "
-        f"more than {_UNUSUAL} times the usual, is not asked for its causes"
-        for (rank, device), every, kept in zip(places, since, usual, strict=True)
-        if len(kept) < len(every)
-    ]
+    said += _left_out_of_causes(places, since, usual)
     links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
@@ -261,6 +256,22 @@ def _usual(
     if median < LEAST_SHARE * step_ns:
         return keys
     return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
+
+
+def _left_out_of_causes(
+    places: list[tuple[int, int]], every: list[list[str]], usual: list[list[str]]
+) -> list[str]:
+    """What is said of steps that are not asked for causes."""
+    said = []
+    for (rank, device), keys, kept in zip(places, every, usual, strict=True):
+        names = [key for key in keys if key not in kept]
+        if names:
+            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            said.append(
+                f"rank {rank} GPU {device} caused more than {_UNUSUAL} times the usual in {shown}, whose causes are "
+                "no part of those shown"
+            )
+    return said
 
 
 def _rows(

@@ -113,7 +113,7 @@ def _in_time(caused: Float, begin: Int64, step_ns: float) -> npt.NDArray[np.bool
     early = (caused * ~after).sum(axis=1) / np.maximum((~after).sum(axis=1), 1)
     half = np.array(
         [
-            FEWEST_STEPS <= at and 2 * np.median(row[:at]) < np.median(row[at:])
+            at >= FEWEST_STEPS and 2 * np.median(row[:at]) < np.median(row[at:])
             for row, at in zip(caused, begin, strict=True)
         ],
         np.bool_,
