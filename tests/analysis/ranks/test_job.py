@@ -197,7 +197,8 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
         whole = row["exposed_wait_ns"] * row["steps"]
         # Where compute lies within a collective is known to within its transfer.
         assert 0.98 * waited[row["rank"]] <= whole <= 1.005 * waited[row["rank"]]
-    assert found.ranks["rank"].to_list()[:2] == [3, 1]
+    caused = set(found.ranks.filter(pl.col("wait_caused_ns") > 0)["rank"])
+    assert caused == {rank for rank, count in last.items() if count}
     assert found.stragglers.is_empty()
     assert "cannot be told from chance" in found.statement
 

@@ -16,7 +16,7 @@ from thence.analysis.ranks.pipelines import stage_causes, stages
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
 from thence.errors import MissingData
-from thence.units import format_share
+from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,6 +166,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
         for place, late_keys in zip(places, since, strict=True)
     ]
     said += _left_out_of_causes(places, since, usual)
+    said += _nobodys(found.late, counted, step_ns)
     links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
@@ -256,6 +257,19 @@ def _usual(
     if median < LEAST_SHARE * step_ns:
         return keys
     return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
+
+
+def _nobodys(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
+    """What is said of waits for hosts that are as fast as the others."""
+    rows = late.filter(pl.col("key").is_in(counted))
+    waited = float(rows["nobody_ns"].sum() or 0) / max(len(counted), 1)
+    if waited < LEAST_SHARE * step_ns:
+        return []
+    text = (
+        f"{format_ns(waited)} of waits a step are nobody's fault: the host of who waits had launched ahead, and the "
+        "late host took no longer between its launches: the step is bound by hosts that are equally fast"
+    )
+    return [text]
 
 
 def _left_out_of_causes(

@@ -11,7 +11,11 @@ For a collective in which others waited for a rank:
     extra       compute, copies, idle time and communication in the stretch, less those of the rank that arrived in
                 the middle of all, in its own stretch between the same two collectives
     inherited   the extra time in which the late rank itself waited for others, in other groups
-    own         wait less what is inherited: what the late rank is to blame for
+    behind      where the median rank's host had launched the collective before the stretch began, and the late one's
+                launched it later: how much longer the late host took between both launches, net of the step. Both may
+                take as long, and the GPU of the one that is ahead waits for the other instead of for its own host
+    own         wait less what is inherited, and where behind is known no more than that and the other extra time:
+                what the late rank is to blame for
 
 The own wait is divided in the proportion of the extra compute, copies, idle time and transfers, so that the parts
 add up to it. Waits of sends and receives are the schedule's before they are anybody's
@@ -47,9 +51,9 @@ class Lateness:
 
     Attributes:
         late: one row per collective in which others waited for a device: instance, group, rank and device (the
-            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, and of that compute_ns,
-            copy_ns, idle_ns, transfer_ns and unknown_ns (where the stretch is not known); median_rank and
-            median_device (null where the stretch is not known).
+            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, nobody_ns (not its own, as its
+            host was not behind), and of own_ns compute_ns, copy_ns, idle_ns, transfer_ns and unknown_ns (where the
+            stretch is not known); median_rank and median_device (null where the stretch is not known).
         caused: rank, device, key, caused_ns: what each device caused in each step, where it is not 0.
         messages: as caused, for sends and receives, nothing taken off.
         waited: rank, device, key, wait_ns: exposed waits of each device in each step.
@@ -146,7 +150,7 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
             running.select(
                 pl.col("instance").alias("before"), median_rank="rank", median_device="device",
                 **{f"middle_{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
-                middle_begun="end",
+                middle_begun="end", middle_launch_begun="launch",
             ),
             on=["before", "median_rank", "median_device"], how="left", maintain_order="left",
         )
@@ -188,7 +192,7 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
         running.filter(most)
         .filter("gated")
         .select(
-            *_PLACE, "group", "end", before="instance", begun="end",
+            *_PLACE, "group", "end", before="instance", begun="end", launch_begun="launch",
             **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
         )
         .sort("end")
@@ -212,7 +216,7 @@ def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
         chosen.sort("instance", "start", *_PLACE)
         .filter(place == (pl.len().over("instance") - 1) // 2)
         .select(
-            "instance", median_rank="rank", median_device="device", middle_start="start",
+            "instance", median_rank="rank", median_device="device", middle_start="start", middle_launch="launch",
             **{f"middle_{name}": f"{name}_start_ns" for name in _CUMULATED},
         )
     )  # fmt: skip
@@ -231,6 +235,15 @@ def _span() -> pl.Expr:
     return (ours - (pl.col("middle_start") - pl.col("middle_begun"))).alias("extra")
 
 
+def _behind() -> pl.Expr:
+    """How much longer the late host took between both launches; null where the median host was not ahead."""
+    ahead = pl.col("middle_launch") < pl.col("middle_begun")
+    awaited = pl.col("launch") > pl.col("begun")
+    ours = pl.col("launch") - pl.col("launch_begun")
+    others = pl.col("middle_launch") - pl.col("middle_launch_begun")
+    return pl.when(ahead & awaited).then(ours - others)
+
+
 def _divided(both: pl.DataFrame) -> pl.DataFrame:
     """The own part of each wait, divided as the module says."""
     known = pl.col("extra").is_not_null()
@@ -238,8 +251,19 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     talked = pl.col("extra") - pl.sum_horizontal(f"extra_{name}" for name in _CUMULATED)
     parts = both.with_columns(own_ns=pl.col("wait_ns") - inherited, extra_transfer=talked)
     positive = {name: pl.col(f"extra_{name}").clip(lower_bound=0) for name in PARTS}
-    parts = parts.with_columns(**{f"more_{name}": part for name, part in positive.items()})
+    parts = parts.with_columns(
+        behind=_behind(), **{f"more_{name}": part for name, part in positive.items()}
+    )
+    # Of hosts that are as fast each is now and then the later one: over a step these times cancel out.
+    slower = pl.col("behind").clip(lower_bound=0)
+    of_step = [*_PLACE, "key"]
+    net = pl.col("behind").sum().over(of_step) / slower.sum().over(of_step)
+    limited = pl.min_horizontal("more_idle", slower * net.fill_nan(0).clip(0, 1))
+    bounded = pl.col("behind").is_not_null()
+    parts = parts.with_columns(more_idle=pl.when(bounded).then(limited).otherwise("more_idle"))
     total = pl.sum_horizontal(f"more_{name}" for name in PARTS)
+    nobody = pl.when(bounded).then((pl.col("own_ns") - total).clip(lower_bound=0)).otherwise(0)
+    parts = parts.with_columns(nobody_ns=nobody).with_columns(pl.col("own_ns") - nobody)
     scale = pl.when(total > 0).then(pl.col("own_ns") / total)
     shares = parts.with_columns(
         (pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns")
@@ -248,6 +272,6 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     unknown = pl.when(scale.is_null()).then("own_ns").otherwise(0)
     names = [f"{name}_ns" for name in PARTS]
     return shares.select(
-        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", *names, unknown_ns=unknown,
+        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", "nobody_ns", *names, unknown_ns=unknown,
         median_rank=pl.when(known).then("median_rank"), median_device=pl.when(known).then("median_device"),
     )  # fmt: skip
