@@ -7,8 +7,8 @@
 record: every program of job_programs.py and job_jax.py under ``thence record -- torchrun``, or as JAX starts it;
 and, without thence, those without a fault once more: for the time of a step, and under torch.profiler. All start at
 once, as imports take most of the time, and then take turns on the GPUs (job_turns.py). Programs that N GPUs or the
-packages that are there do not suffice for are named with the reason. Those that matter most come first, and none
-has its turn when the time is up.
+packages that are there do not suffice for are named with the reason. Turns are in the order given, and none begins
+when the time is up.
 check: coverage of module, line and collective; collectives beside torch.profiler's; clocks; waits, stragglers and
 bubbles beside what was planted; cost per rank; time and memory of verbs. Exit code 1 if anything is wrong.
 """
@@ -88,7 +88,7 @@ ENTRIES = {
     "late_sleep_forward": Entry(),
     "pipeline_1f1b": Entry(compared=True),
 }
-"""What `record` runs, what matters most first."""
+"""What `record` runs where none are named, what matters most first."""
 
 
 @dataclass(frozen=True)
@@ -196,15 +196,15 @@ def ended(process: subprocess.Popen[bytes], timeout: float) -> str:
 
 
 def record(out: Path, names: list[str], ranks: int, device: str, seconds: float) -> None:
-    """Run the programs, in the order of `ENTRIES`."""
+    """Run the programs, in their order."""
     out.mkdir(parents=True, exist_ok=True)
     job = Job(out.absolute(), ranks, device, time.monotonic() + seconds)
     (out / "job.json").write_text(json.dumps({"ranks": ranks, "device": device}))
     present = []
-    for name, entry in ENTRIES.items():
-        if name in names and (reason := entry.refused(ranks)):
+    for name in names:
+        if reason := ENTRIES[name].refused(ranks):
             print(f"{name}: skipped: {reason}", flush=True)
-        elif name in names:
+        else:
             present.append(name)
     compared = [name for name in present if ENTRIES[name].compared]
     if not compared:
