@@ -5,9 +5,10 @@
     python benchmarks/gpu_job.py try OUT [PROGRAM...]                                   the programs, small, on a CPU
 
 record: every program of job_programs.py and job_jax.py under ``thence record -- torchrun``, or as JAX starts it;
-then, without thence, all those without a fault once more: for the time of a step, and under torch.profiler.
-Programs that N GPUs or the packages that are there do not suffice for are named with the reason. Those that matter
-most come first, and none begins when the time is up.
+and, without thence, those without a fault once more: for the time of a step, and under torch.profiler. All start at
+once, as imports take most of the time, and then take turns on the GPUs (job_turns.py). Programs that N GPUs or the
+packages that are there do not suffice for are named with the reason. Turns are in the order given, and none begins
+when the time is up.
 check: coverage of module, line and collective; collectives beside torch.profiler's; clocks; waits, stragglers and
 bubbles beside what was planted; cost per rank; time and memory of verbs. Exit code 1 if anything is wrong.
 """
@@ -26,13 +27,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from job_turns import Turns
+
 HERE = Path(__file__).parent
 TORCH, JAX = "job_programs.py", "job_jax.py"
 REFERENCE = "reference"
-SHORTEST = 12
-"""Seconds that must be left for a program to begin."""
-TIMEOUT = {"cuda": 60, "cpu": 300}
-"""Seconds that one program may take, the imports of a machine that just started included."""
+SHORTEST = 5
+"""Seconds that must be left for a program's turn."""
+TURN = {"cuda": 45, "cpu": 300}
+"""Seconds that the turn of one program may take; the references take as much each."""
+READY = {"cuda": 60, "cpu": 600}
+"""Seconds after which turns are taken though some programs are not ready."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ ENTRIES = {
     "late_sleep_forward": Entry(),
     "pipeline_1f1b": Entry(compared=True),
 }
-"""What `record` runs, what matters most first."""
+"""What `record` runs where none are named, what matters most first."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,6 @@ class Job:
     device: str
     until: float
 
-    def allowed(self) -> float:
-        """Seconds that the next program may take."""
-        return min(TIMEOUT[self.device], self.until - time.monotonic())
-
     def torchrun(self, *arguments: str) -> list[str]:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -119,49 +120,64 @@ class Job:
             *("--name", out_name, "--out", str(self.out), "--device", self.device),
         ]
 
-    def run(self, name: str, command: list[str], timeout: float, **environment: str) -> bool:
-        """Run one command and print what came of it; whether it ended well."""
-        begin = time.monotonic()
+    def command(self, name: str, compared: list[str]) -> list[str]:
+        """What runs a program under thence, or all that are compared without it."""
+        if name == REFERENCE:
+            return self.torchrun("--reference", *compared)
+        program = self.jax(name, name) if ENTRIES[name].script == JAX else self.torchrun(name)
+        return [sys.executable, __file__, "launch", str(self.out / name), "--", *program]
+
+    def left(self) -> float:
+        """Seconds until the time is up."""
+        return self.until - time.monotonic()
+
+
+class Running:
+    """A program that was started, and waits for its turn."""
+
+    def __init__(self, name: str, job: Job, command: list[str]) -> None:
+        self.name = name
+        self.job = job
+        self.turns = Turns(job.out / "turns", name)
         # Its output goes to a file: workers that outlive a time limit would keep a pipe open.
-        with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, **environment},
-            )
-            code = ended(process, timeout)
-            output.seek(0)
-            told = output.read()
-        size = sum(file.stat().st_size for file in (self.out / name).rglob("*") if file.is_file())
-        took = time.monotonic() - begin
-        print(f"{name}: {code}, {took:.1f} s, {size / 1e6:.2f} MB recorded", flush=True)
-        (self.out / f"{name}.log").write_text(told[-20_000:])
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `end`
+        self.process = subprocess.Popen(
+            command,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **self.turns.environment()},
+        )
+
+    def waits(self) -> bool:
+        """Whether it will be ready for its turn and is not yet."""
+        return self.process.poll() is None and not self.turns.ready()
+
+    def turn(self, seconds: float) -> float:
+        """Give it its turn; how long that took."""
+        begin = time.monotonic()
+        self.turns.give()
+        while self.process.poll() is None and not self.turns.done():
+            if time.monotonic() - begin > seconds:
+                break
+            time.sleep(0.02)
+        return time.monotonic() - begin
+
+    def end(self, took: float | None) -> None:
+        """Wait for its end, or stop it where its turn had none; print what came of it."""
+        over = self.turns.done() or self.process.poll() is not None
+        code = ended(self.process, 30 if over else 0)
+        self._output.seek(0)
+        told = self._output.read()
+        self._output.close()
+        size = sum(
+            file.stat().st_size for file in (self.job.out / self.name).rglob("*") if file.is_file()
+        )
+        turn = f"a turn of {took:.1f} s" if took is not None else "no turn: the time is up"
+        print(f"{self.name}: {code}, {turn}, {size / 1e6:.2f} MB recorded", flush=True)
+        (self.job.out / f"{self.name}.log").write_text(told[-20_000:])
         if code != "exit code 0":
             print(told[-3000:], flush=True)
-        return code == "exit code 0"
-
-    def recorded(self, name: str) -> None:
-        """A program under thence."""
-        program = self.jax(name, name) if ENTRIES[name].script == JAX else self.torchrun(name)
-        launch = [sys.executable, __file__, "launch", str(self.out / name), "--", *program]
-        self.run(name, launch, self.allowed())
-
-    def references(self, names: list[str]) -> None:
-        """The same programs without thence, all in one job; again without one that hangs."""
-        while names and self.until - time.monotonic() > SHORTEST:
-            allowed = min(self.allowed() + 8 * len(names), self.until - time.monotonic())
-            command = self.torchrun("--reference", *names)
-            # torch.profiler gives CUPTI back when a profile ends.
-            if self.run(REFERENCE, command, allowed, TEARDOWN_CUPTI="1"):
-                return
-            done = [name for name in names if self.profiled(name)]
-            names = [name for name in names if name not in done][1:]
-
-    def profiled(self, name: str) -> bool:
-        path = self.out / f"{name}.reference0.json"
-        return path.is_file() and "collectives" in json.loads(path.read_text())
 
 
 def ended(process: subprocess.Popen[bytes], timeout: float) -> str:
@@ -180,29 +196,37 @@ def ended(process: subprocess.Popen[bytes], timeout: float) -> str:
 
 
 def record(out: Path, names: list[str], ranks: int, device: str, seconds: float) -> None:
-    """Run the programs, in the order of `ENTRIES`."""
+    """Run the programs, in their order."""
     out.mkdir(parents=True, exist_ok=True)
     job = Job(out.absolute(), ranks, device, time.monotonic() + seconds)
     (out / "job.json").write_text(json.dumps({"ranks": ranks, "device": device}))
     present = []
-    for name, entry in ENTRIES.items():
-        if name in names and (reason := entry.refused(ranks)):
+    for name in names:
+        if reason := ENTRIES[name].refused(ranks):
             print(f"{name}: skipped: {reason}", flush=True)
-        elif name in names:
-            present.append(name)
-    for name in present:
-        if job.until - time.monotonic() < SHORTEST:
-            print(f"{name}: skipped: the {seconds:.0f} s are up", flush=True)
-        elif name == REFERENCE:
-            job.references([one for one in present if ENTRIES[one].compared])
         else:
-            job.recorded(name)
-    for name in present:
-        if ENTRIES[name].script == JAX and job.until - time.monotonic() > SHORTEST:
-            told = f"{name}.reference"
-            job.run(told, job.jax(name, told), job.allowed())
-    left = job.until - time.monotonic()
-    print(f"all: {seconds - left:.1f} s", flush=True)
+            present.append(name)
+    compared = [name for name in present if ENTRIES[name].compared]
+    if not compared:
+        present = [name for name in present if name != REFERENCE]
+    running = [Running(name, job, job.command(name, compared)) for name in present]
+    running += [
+        Running(f"{name}.{REFERENCE}", job, job.jax(name, f"{name}.{REFERENCE}"))
+        for name in present
+        if ENTRIES[name].script == JAX
+    ]
+    limit = min(READY[device], seconds / 2)
+    while any(one.waits() for one in running) and seconds - job.left() < limit:
+        time.sleep(0.05)
+    print(f"ready after {seconds - job.left():.1f} s", flush=True)
+    took: dict[str, float] = {}
+    for one in running:
+        if job.left() > SHORTEST:
+            share = len(compared) if one.name == REFERENCE else 1
+            took[one.name] = one.turn(min(TURN[device] * share, job.left()))
+    for one in running:
+        one.end(took.get(one.name))
+    print(f"all: {seconds - job.left():.1f} s", flush=True)
 
 
 def launch(directory: Path, command: list[str]) -> int:

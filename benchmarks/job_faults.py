@@ -16,8 +16,10 @@ from small_llama import WORDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SINCE = 6
-"""The step, counted from 0, from which on a rank is late."""
+SINCE, FAULTY_STEPS = 16, 40
+"""The step, counted from 0, from which on a rank is late, and how many there are."""
+BATCH, LARGER = 32, 48
+"""Samples of a batch, so many that the GPU and not the host decides how long a step takes, and of a larger one."""
 LAYER = 2
 """The layer that is late."""
 SHORT_MS = 0.1
@@ -109,7 +111,7 @@ class LateBackward(torch.autograd.Function):
 
 
 class Words(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples, each of which takes 2 ms where the loader is late."""
+    """Samples, each of which takes 1 ms where the loader is late."""
 
     def __init__(self, state: State, rank: int, length: int) -> None:
         torch.manual_seed(rank)
@@ -121,7 +123,7 @@ class Words(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.state.sleeps("late_loader"):
-            time.sleep(0.002)
+            time.sleep(0.001)
         return self.words[index % 64]
 
 
@@ -140,16 +142,16 @@ def faulty(
     model = wrapped(model_of(), state, device, ranks, sharded=fault.sharded)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data = Words(state, rank, length)
-    batches = iter(torch.utils.data.DataLoader(data, batch_size=16))
-    resident = data.words[:16].to(device)
-    larger = data.words[:32].to(device)
+    batches = iter(torch.utils.data.DataLoader(data, batch_size=BATCH))
+    resident = data.words[:BATCH].to(device)
+    larger = data.words[:LARGER].to(device)
 
     def step(number: int) -> None:
         state.late = state.planted and number >= SINCE
         if name == "late_loader":
             words = next(batches).to(device)
-        elif state.sleeps("late_batch"):
-            words = larger
+        elif name == "late_batch" and (state.late or number == 0):
+            words = larger  # at first on all ranks: the first use of a shape takes long
         else:
             words = resident
         logits = model(words)

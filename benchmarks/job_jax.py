@@ -23,6 +23,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from job_turns import Turns
+
 STEPS, SETTLING, LAYERS = 15, 5, 4
 COLLECTIVES = re.compile(
     r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
@@ -40,6 +42,8 @@ def worker(name: str, processes: int, devices: int, out: Path, *, small: bool) -
         local = None if small else [index]
         jax.distributed.initialize(os.environ["JOB_ADDRESS"], processes, index, local)
     found = jax.devices()
+    turns = Turns.mine()
+    turns.take(index)
     if len(found) != devices:
         sys.exit(f"{len(found)} devices instead of {devices}")
     mesh = Mesh(found, ("data",))
@@ -71,6 +75,7 @@ def worker(name: str, processes: int, devices: int, out: Path, *, small: bool) -
     }
     (out / f"{name}.rank{index}.json").write_text(json.dumps(facts))
     print(json.dumps(facts), flush=True)
+    turns.leave(index)
 
 
 def arrays(hidden: int, tokens: int) -> Any:

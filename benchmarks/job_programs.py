@@ -29,7 +29,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
-from job_faults import FAULTS, faulty
+from job_faults import FAULTS, FAULTY_STEPS, faulty
+from job_turns import Turns
 from small_llama import WORDS, Block, Llama
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def pipeline(at: Place, schedule_of: Any) -> Program:
     stage = PipelineStage(module, at.rank, at.ranks, at.device)
     schedule = schedule_of(stage, MICROBATCHES, loss_fn=functional.mse_loss)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
-    shape = (MICROBATCHES, 16, 64) if at.small else (4 * MICROBATCHES, 1024, 2048)
+    shape = (MICROBATCHES, 16, 64) if at.small else (8 * MICROBATCHES, 1024, 2048)
     x = torch.randn(shape, device=at.device, dtype=torch.bfloat16)
 
     def step(_number: int) -> None:
@@ -302,7 +303,8 @@ def mixture_of_experts(at: Place) -> Program:
     layers = nn.Sequential(*(Experts(at.ranks, hidden) for _ in range(EXPERT_LAYERS)))
     layers.to(at.device, torch.bfloat16)
     shared = [layer.router.weight for layer in layers if isinstance(layer, Experts)]
-    optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-4)
+    # Routers that learn would send others to each expert in every step, and no two runs move the same.
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.0)
     torch.manual_seed(at.rank)
     x = torch.randn(tokens, hidden, device=at.device, dtype=torch.bfloat16)
 
@@ -338,15 +340,16 @@ def made(name: str, at: Place) -> Program:
 def run(name: str, at: Place) -> dict[str, Any]:
     """Run a program to its end: its truth, and ms of a step."""
     program = made(name, at)
+    steps = FAULTY_STEPS if name in FAULTS else STEPS
     begin = 0.0
-    for number in range(STEPS):
+    for number in range(steps):
         if number == SETTLING:
             settle(at)
             begin = time.perf_counter()
         program.step(number)
     settle(at)
-    took = (time.perf_counter() - begin) / (STEPS - SETTLING) * 1e3
-    facts = {"program": name, "rank": at.rank, "ranks": at.ranks, "steps": STEPS}
+    took = (time.perf_counter() - begin) / (steps - SETTLING) * 1e3
+    facts = {"program": name, "rank": at.rank, "ranks": at.ranks, "steps": steps}
     return {**facts, "step_ms": round(took, 4), **program.truth}
 
 
@@ -356,7 +359,10 @@ def settle(at: Place) -> None:
 
 
 def profiled(name: str, at: Place) -> dict[str, Any]:
-    """Run a program under torch.profiler: its collectives, as the profiler describes them."""
+    """Run a program under torch.profiler: its collectives, as the profiler describes them.
+
+    With TEARDOWN_CUPTI=1 every second profile of a process holds no kernels (torch 2.11), so that it is not set.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
@@ -435,12 +441,17 @@ def main() -> None:
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
     at = Place(rank, ranks, device, given.device == "cpu")
+    if {"fsdp2", "hsdp"} & set(given.names):
+        import transformers  # noqa: F401 - before the turn, as it takes long
+    turns = Turns.mine()
+    turns.take(rank)
     if given.reference:
         references(given.names, at, given.out)
     else:
         facts = run(given.names[0], at)
         (given.out / f"{given.names[0]}.rank{rank}.json").write_text(json.dumps(facts))
         print(json.dumps(facts), flush=True)
+    turns.leave(rank)
     dist.destroy_process_group()
 
 

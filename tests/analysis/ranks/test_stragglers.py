@@ -76,3 +76,26 @@ def test_a_late_device_that_began_in_the_middle_of_a_long_run_is_found_though_it
     found = late_since(caused, STEP)
     assert caused[2].mean() < LEAST_SHARE * STEP
     assert found.filter(found["straggler"])["since"].to_list() == [90]
+
+
+def test_one_step_far_longer_than_all_others_hides_no_straggler() -> None:
+    caused = draws(2, 12, 0.002, 5)
+    caused[1] += 0.05 * STEP
+    caused[1, 4] = 5 * STEP
+    samples = caused[1] - caused[0]
+    assert samples.mean() < 1.5 * samples.std(ddof=1)  # so that the mean alone says little
+    assert late_since(caused, STEP)["straggler"].to_list() == [False, True]
+
+
+def test_one_long_step_makes_no_straggler() -> None:
+    caused = draws(2, 12, 0.002, 5)
+    caused[1, 4] = 5 * STEP
+    assert not late_since(caused, STEP)["straggler"].any()
+
+
+def test_a_device_that_was_late_before_and_is_twice_as_late_now_is_late_since_then() -> None:
+    caused = draws(2, 20, 0.001, 9)
+    caused[1] += 0.04 * STEP
+    caused[1, 8:] += 0.1 * STEP
+    found = late_since(caused, STEP)
+    assert found.filter("straggler").select("since", "steps").rows() == [(8, 12)]

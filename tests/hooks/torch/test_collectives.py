@@ -115,6 +115,30 @@ def test_undoing_and_asking_twice() -> None:
     unlisten(listener)
 
 
+@pytest.mark.usefixtures("group")
+def test_ranks_without_the_tensors_of_the_root_move_what_the_root_says() -> None:
+    """ProcessGroupNCCL writes the output times the ranks as input of a scatter on all ranks; a gather alike."""
+    from thence.hooks.torch.collectives import _Known
+
+    class Three:
+        group_name, group_desc = "g", "d"
+
+        def size(self) -> int:
+            return 3
+
+    known = _Known(distributed, Three())
+    x = torch.ones(4)
+    for name, values in (
+        ("scatter_", {"output_tensors": [x], "input_tensors": []}),
+        ("scatter_", {"output_tensors": [x], "input_tensors": [[x, x, x]]}),
+    ):
+        facts = known.of_call(name, values)
+        assert (facts["In msg nelems"], facts["Out msg nelems"]) == (12, 4)
+    for outputs in ([], [[x, x, x]]):
+        facts = known.of_call("gather_", {"output_tensors": outputs, "input_tensors": [x]})
+        assert (facts["In msg nelems"], facts["Out msg nelems"]) == (4, 12)
+
+
 def test_a_collective_of_another_library(notes, group) -> None:
     x = torch.ones(10, dtype=torch.float16)
     with thence.torch.collective("custom_allreduce", x, [x[:5], x[5:]], group):

@@ -16,7 +16,7 @@ from thence.analysis.ranks.pipelines import stage_causes, stages
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.ranks.stragglers import CONFIDENCE, FEWEST_STEPS, LEAST_SHARE, late_since
 from thence.errors import MissingData
-from thence.units import format_share
+from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,8 @@ __all__ = ["Job", "job_of"]
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
 """Stragglers whose reasons are looked for, those that caused most."""
+_UNUSUAL = 4
+"""How many times the median a step has to cause for its own reasons to be no reason of the others."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,20 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
     named = ranks.filter("straggler").head(_EXPLAINED)
     if named.is_empty():
         named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
+    places = list(named.select(_PLACE).iter_rows())
     since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
+    usual = [
+        _usual(caused, place, late_keys, step_ns)
+        for place, late_keys in zip(places, since, strict=True)
+    ]
+    said += _left_out_of_causes(places, since, usual)
+    said += _nobodys(found.late, counted, step_ns)
     links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
         reasons=tuple(
             reasons_of(summaries, found, steps, place, late_keys, links)
-            for place, late_keys in zip(named.select(_PLACE).iter_rows(), since, strict=True)
+            for place, late_keys in zip(places, usual, strict=True)
         ),
         groups=group_rows(together, devices["rank"].n_unique()),
         links=links,
@@ -181,14 +190,17 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
     """The steps in order, those that count, and what is said of the others."""
     order = (
         steps.group_by("key")
-        .agg(pl.col("start").median(), pl.col("duration").median(), pl.len())
+        .agg(pl.col("start", "duration", "compute_ns").median(), pl.len())
         .sort("start", "key")
     )
     keys = order["key"].to_list()
     if devices["step_kind"].null_count() == devices.height:
         return keys, keys, ["the ranks hold no steps: all that was recorded counts as one"]
     last = np.zeros(len(keys), np.bool_)
-    last[-1] = bool((devices["step_kind"] == "program").any())
+    compute = order["compute_ns"].to_numpy()
+    # A recording's last step is what came after the last optimizer, and ends with the recording.
+    rest = compute[-1] < np.median(compute) / 2
+    last[-1] = rest or bool((devices["step_kind"] == "program").any())
     codes = left_out(order["duration"].to_numpy(), last, outliers=True)
     counted = [key for key, code in zip(keys, codes, strict=True) if code is None]
     said = []
@@ -231,6 +243,49 @@ def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.N
     matrix = np.zeros((devices.height, len(keys)))
     matrix[placed["at"].to_numpy(), placed["step"].to_numpy()] = placed["caused_ns"].to_numpy()
     return matrix
+
+
+def _usual(
+    caused: pl.DataFrame, place: tuple[int, int], keys: list[str], step_ns: float
+) -> list[str]:
+    """The steps without those in which a device caused far more than usual, if it is late in most of them."""
+    rows = caused.filter(
+        pl.col("rank") == place[0], pl.col("device") == place[1], pl.col("key").is_in(keys)
+    )
+    of = dict(rows.select("key", "caused_ns").iter_rows())
+    median = float(np.median([of.get(key, 0) for key in keys])) if keys else 0.0
+    if median < LEAST_SHARE * step_ns:
+        return keys
+    return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
+
+
+def _nobodys(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
+    """What is said of waits for hosts that are as fast as the others."""
+    rows = late.filter(pl.col("key").is_in(counted))
+    waited = float(rows["nobody_ns"].sum() or 0) / max(len(counted), 1)
+    if waited < LEAST_SHARE * step_ns:
+        return []
+    text = (
+        f"{format_ns(waited)} of waits a step are nobody's fault: the host of who waits had launched ahead, and the "
+        "late host took no longer between its launches: the step is bound by hosts that are equally fast"
+    )
+    return [text]
+
+
+def _left_out_of_causes(
+    places: list[tuple[int, int]], every: list[list[str]], usual: list[list[str]]
+) -> list[str]:
+    """What is said of steps that are not asked for causes."""
+    said = []
+    for (rank, device), keys, kept in zip(places, every, usual, strict=True):
+        names = [key for key in keys if key not in kept]
+        if names:
+            shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            said.append(
+                f"rank {rank} GPU {device} caused more than {_UNUSUAL} times the usual in {shown}, whose causes are "
+                "no part of those shown"
+            )
+    return said
 
 
 def _rows(

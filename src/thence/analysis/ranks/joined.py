@@ -47,7 +47,8 @@ class Joined:
     Attributes:
         rows: one row per device and instance that it took part in: rank, device, step (of its device; -1: none),
             instance, collective (kind), bytes, group (number of the process group, equal on all ranks),
-            group_size, start and end (ns since `origin`, on the common clock), exposed_ns, wait_ns (null where not
+            group_size, launch (null where unknown), start and end (ns since `origin`, on the common clock),
+            exposed_ns, wait_ns (null where not
             known), exposed_wait_ns (the part of it in which nothing computed, as far as exposed time and its longest
             piece tell, null likewise), awaited (whether
             the others waited for it), late_rank and late_device (for whom they waited; null where not known),
@@ -252,6 +253,7 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
         *(
             "step",
             "job",
+            "launch",
             "exposed_ns",
             "exposed_start",
             "exposed_end",
@@ -275,6 +277,7 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
     alone = pl.min_horizontal("wait_ns", pl.max_horizontal(piece, pl.col("exposed_ns") - rest, 0))
     return every.with_columns(
         exposed_wait_ns=pl.when(pl.col("wait_ns").is_not_null()).then(alone),
+        launch=pl.col("launch") - pl.col("shift"),
         gated=(finish == pl.col("start") + pl.col("duration")) & (pl.col("exposed_ns") > 0),
         group="job",
     ).drop("exposed_start", "exposed_end", "shift", "duration", "job")

@@ -3,13 +3,19 @@
 For a collective in which others waited for a rank:
 
     wait        the part of each other's wait in which it computed nothing
-    stretch     from the last earlier collective of the group whose end the late device had to await (nothing
-                computed there when it ended) to the late arrival: both ranks were together at its begin. Without
-                one, from the first activity, if that of both began together (`_TOGETHER` of the wait apart)
+    stretch     from the last earlier collective of the group whose end the late device and most others had to await
+                (nothing computed there when it ended, and next to nothing while they waited) to the late arrival:
+                both ranks were together at its begin. Who computes while it waits is ahead afterwards, and the late
+                device has still to compute the same. Without such a collective, from the first activity, if that of
+                both began together (`_TOGETHER` of the wait apart)
     extra       compute, copies, idle time and communication in the stretch, less those of the rank that arrived in
                 the middle of all, in its own stretch between the same two collectives
     inherited   the extra time in which the late rank itself waited for others, in other groups
-    own         wait less what is inherited: what the late rank is to blame for
+    behind      where the median rank's host had launched the collective before the stretch began, and the late one's
+                launched it later: how much longer the late host took between both launches, net of the step. Both may
+                take as long, and the GPU of the one that is ahead waits for the other instead of for its own host
+    own         wait less what is inherited, and where behind is known no more than that and the other extra time:
+                what the late rank is to blame for
 
 The own wait is divided in the proportion of the extra compute, copies, idle time and transfers, so that the parts
 add up to it. Waits of sends and receives are the schedule's before they are anybody's
@@ -46,9 +52,9 @@ class Lateness:
 
     Attributes:
         late: one row per collective in which others waited for a device: instance, group, rank and device (the
-            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, and of that compute_ns,
-            copy_ns, idle_ns, transfer_ns and unknown_ns (where the stretch is not known); median_rank and
-            median_device (null where the stretch is not known).
+            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, nobody_ns (not its own, as its
+            host was not behind), and of own_ns compute_ns, copy_ns, idle_ns, transfer_ns and unknown_ns (where the
+            stretch is not known); median_rank and median_device (null where the stretch is not known).
         caused: rank, device, key, caused_ns: what each device caused in each step, where it is not 0.
         messages: as caused, for sends and receives, nothing taken off.
         waited: rank, device, key, wait_ns: exposed waits of each device in each step.
@@ -64,9 +70,15 @@ def step_keys(steps: pl.DataFrame) -> pl.DataFrame:
     """The steps of a summary with what they are called on all ranks.
 
     Returns:
-        the same rows with key: the name, or where there is none the number of the step on its device.
+        the same rows with key: the name; where steps of one device share it, as all of a recording do, with the
+        number of the step on its device; where there is none, that number alone.
     """
-    return steps.with_columns(key=pl.coalesce("name", pl.col("step").cast(pl.String)))
+    number = pl.col("step").cast(pl.String)
+    shared = steps.filter(pl.struct(*_PLACE, "name").is_duplicated())["name"].drop_nulls().unique()
+    name = pl.when(pl.col("name").is_in(shared.implode())).then(
+        pl.concat_str("name", number, separator=" ")
+    )
+    return steps.with_columns(key=pl.coalesce(name, "name", number))
 
 
 def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
@@ -121,11 +133,12 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
 
 def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
     """`Lateness.late`."""
-    running = rows.with_columns(
-        waited_ns=pl.col("exposed_wait_ns").fill_null(0).cum_sum().over(_PLACE)
-    ).with_columns(
-        waited_start_ns=pl.col("waited_ns") - pl.col("exposed_wait_ns").fill_null(0),
-        waited_end_ns="waited_ns",
+    wait = pl.col("exposed_wait_ns").fill_null(0)
+    running = rows.with_columns(joint_end_ns=wait.cum_sum().over(*_PLACE, "group")).with_columns(
+        joint_start_ns=pl.col("joint_end_ns") - wait,
+        # The same at the begin and at the end: the wait itself is in the group.
+        waited_start_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
+        waited_end_ns=wait.cum_sum().over(_PLACE) - pl.col("joint_end_ns"),
     )
     longest = waits.group_by("instance", maintain_order=True).agg(
         wait_ns=pl.col("exposed_wait_ns").max()
@@ -142,7 +155,7 @@ def _blamed(rows: pl.DataFrame, waits: pl.DataFrame, begins: pl.DataFrame) -> pl
             running.select(
                 pl.col("instance").alias("before"), median_rank="rank", median_device="device",
                 **{f"middle_{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
-                middle_begun="end",
+                middle_begun="end", middle_launch_begun="launch",
             ),
             on=["before", "median_rank", "median_device"], how="left", maintain_order="left",
         )
@@ -171,15 +184,20 @@ def _from_the_first_activity(both: pl.DataFrame, begins: pl.DataFrame) -> pl.Dat
     )
 
 
-_CUMULATED = ("compute", "copy", "idle", "waited")
+_CUMULATED = ("compute", "copy", "idle", "waited", "joint")
+"""What is summed up along a device: waited in other groups, and (joint) in the one of the collective."""
 
 
 def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     """The collective with which the stretch of each late arrival begins: instance, rank, device, before, and times."""
+    ahead = pl.col("wait_ns") - pl.col("exposed_wait_ns")
+    together = pl.col("gated") & (ahead <= _TOGETHER * pl.col("wait_ns")).fill_null(value=True)
+    most = together.mean().over("instance") > 0.5
     ended = (
-        running.filter("gated")
+        running.filter(most)
+        .filter("gated")
         .select(
-            *_PLACE, "group", "end", before="instance", begun="end",
+            *_PLACE, "group", "end", before="instance", begun="end", launch_begun="launch",
             **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
         )
         .sort("end")
@@ -206,10 +224,20 @@ def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     )
     return running.select(
         pl.col(
-            "instance", "rank", "device", "start", *(f"{name}_start_ns" for name in _CUMULATED)
+            "instance",
+            "rank",
+            "device",
+            "start",
+            "launch",
+            *(f"{name}_start_ns" for name in _CUMULATED),
         ).gather(chosen["row"])
     ).rename(
-        {"rank": "median_rank", "device": "median_device", "start": "middle_start"}
+        {
+            "rank": "median_rank",
+            "device": "median_device",
+            "start": "middle_start",
+            "launch": "middle_launch",
+        }
         | {f"{name}_start_ns": f"middle_{name}" for name in _CUMULATED}
     )
 
@@ -227,6 +255,15 @@ def _span() -> pl.Expr:
     return (ours - (pl.col("middle_start") - pl.col("middle_begun"))).alias("extra")
 
 
+def _behind() -> pl.Expr:
+    """How much longer the late host took between both launches; null where the median host was not ahead."""
+    ahead = pl.col("middle_launch") < pl.col("middle_begun")
+    awaited = pl.col("launch") > pl.col("begun")
+    ours = pl.col("launch") - pl.col("launch_begun")
+    others = pl.col("middle_launch") - pl.col("middle_launch_begun")
+    return pl.when(ahead & awaited).then(ours - others)
+
+
 def _divided(both: pl.DataFrame) -> pl.DataFrame:
     """The own part of each wait, divided as the module says."""
     known = pl.col("extra").is_not_null()
@@ -234,8 +271,19 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     talked = pl.col("extra") - pl.sum_horizontal(f"extra_{name}" for name in _CUMULATED)
     parts = both.with_columns(own_ns=pl.col("wait_ns") - inherited, extra_transfer=talked)
     positive = {name: pl.col(f"extra_{name}").clip(lower_bound=0) for name in PARTS}
-    parts = parts.with_columns(**{f"more_{name}": part for name, part in positive.items()})
+    parts = parts.with_columns(
+        behind=_behind(), **{f"more_{name}": part for name, part in positive.items()}
+    )
+    # Of hosts that are as fast each is now and then the later one: over a step these times cancel out.
+    slower = pl.col("behind").clip(lower_bound=0)
+    of_step = [*_PLACE, "key"]
+    net = pl.col("behind").sum().over(of_step) / slower.sum().over(of_step)
+    limited = pl.min_horizontal("more_idle", slower * net.fill_nan(0).clip(0, 1))
+    bounded = pl.col("behind").is_not_null()
+    parts = parts.with_columns(more_idle=pl.when(bounded).then(limited).otherwise("more_idle"))
     total = pl.sum_horizontal(f"more_{name}" for name in PARTS)
+    nobody = pl.when(bounded).then((pl.col("own_ns") - total).clip(lower_bound=0)).otherwise(0)
+    parts = parts.with_columns(nobody_ns=nobody).with_columns(pl.col("own_ns") - nobody)
     scale = pl.when(total > 0).then(pl.col("own_ns") / total)
     shares = parts.with_columns(
         (pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns")
@@ -244,6 +292,6 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     unknown = pl.when(scale.is_null()).then("own_ns").otherwise(0)
     names = [f"{name}_ns" for name in PARTS]
     return shares.select(
-        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", *names, unknown_ns=unknown,
+        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", "nobody_ns", *names, unknown_ns=unknown,
         median_rank=pl.when(known).then("median_rank"), median_device=pl.when(known).then("median_device"),
     )  # fmt: skip

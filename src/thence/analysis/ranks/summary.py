@@ -27,7 +27,7 @@ from thence.analysis.ranks.summary_tables import (
 from thence.analysis.select import select
 from thence.analysis.steps import STEP, steps
 from thence.errors import MissingData
-from thence.model.intervals import NO_ROW, covered_lengths, last_begun, union_lengths
+from thence.model.intervals import NEVER, NO_ROW, covered_lengths, last_begun, union_lengths
 from thence.model.places import COMPARED
 from thence.model.places import PLACES as PLACES_OF_LAUNCHES
 from thence.model.selection import Selection
@@ -69,7 +69,7 @@ def summarise_rank(trace: Attributed) -> dict[str, pl.DataFrame]:
         computes=computes(trace, talking),
     )
     frame, kind = _steps(trace, work)
-    step = _step_of(trace, work, frame)
+    step = _step_of(trace, work, frame, kind)
     epoch = trace.meta.epoch_ns or 0
     coverage = Coverage.of(work)
     found = {
@@ -138,20 +138,17 @@ def _pair(rows: pl.Series) -> tuple[Int64, Int64]:
     return rows.struct.field("start").to_numpy(), rows.struct.field("end").to_numpy()
 
 
-def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame) -> Int64:
+def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: str | None) -> Int64:
     """The step of each activity: the one that launched it, else the one in whose window it began."""
-    named = frame.select(*_DEVICE, name="step", launched="row").unique(
-        [*_DEVICE, "name"], keep="first"
-    )
-    launched = (
-        work.select(*_DEVICE)
-        .with_columns(name=trace.places["step"].cast(pl.String))
-        .join(named, on=[*_DEVICE, "name"], how="left", maintain_order="left")["launched"]
-        .fill_null(NO_ROW)
-        .to_numpy()
-        .astype(np.int64)
-    )
-    return np.where(launched == NO_ROW, _in_window(work, frame), launched)
+    inside = _in_window(work, frame)
+    if kind != "step":
+        return inside
+    # Not by its name: the steps of a recording share one.
+    launch = trace.places["launch"].cast(pl.UInt32)
+    launched = work.select(*_DEVICE, start=trace.host["start"].gather(launch))
+    host = frame.select(*_DEVICE, "row", start="host_start", duration="host_ns")
+    of = _in_window(launched.with_columns(pl.col("start").fill_null(NEVER)), host)
+    return np.where(of == NO_ROW, inside, of)
 
 
 def _in_window(rows: pl.DataFrame, frame: pl.DataFrame) -> Int64:

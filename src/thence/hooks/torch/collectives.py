@@ -250,8 +250,9 @@ class _Known:
         self.here: int | None = None
         self._calls: dict[Hashable, dict[str, object]] = {}
         self._numbered = True
+        self._size = int(group.size())
         self.facts: dict[str, object] = {
-            KINETO_KEYS["group_size"]: group.size(),
+            KINETO_KEYS["group_size"]: self._size,
             KINETO_KEYS["group_name"]: group.group_name,
             KINETO_KEYS["group_description"]: group.group_desc,
         }
@@ -278,6 +279,11 @@ class _Known:
         given = taken if "tensors" in values else _flat(given)
         elements = _elements(taken)
         sizes = (elements, elements if given is taken else _elements(given))
+        # Ranks that are not the root have tensors of one side only; Kineto writes what the root has on all of them.
+        if name == "scatter_":
+            sizes = (sizes[1] * self._size, sizes[1])
+        elif name == "gather_":
+            sizes = (sizes[0], sizes[0] * self._size)
         if not all(type(size) is int for size in sizes):
             return None
         peer = values.get("dst") if name == "send" else values.get("src")
