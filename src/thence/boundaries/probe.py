@@ -61,6 +61,11 @@ class Probe(Protocol):
     notes_launches: bool
 
     @property
+    def compiled(self) -> ModuleType | None:
+        """The compiled module; None for the probe in Python."""
+        ...
+
+    @property
     def lost_calls(self) -> int:
         """Calls that could not be kept, since the process began."""
         ...
@@ -105,6 +110,11 @@ class NativeProbe:
         return NativeBoundaryLog(self._module.Log(function))
 
     @property
+    def compiled(self) -> ModuleType | None:
+        """See `Probe`."""
+        return self._module
+
+    @property
     def lost_calls(self) -> int:
         """See `Probe`."""
         return self._module.lost_calls()  # type: ignore[no-any-return]
@@ -120,6 +130,7 @@ class PythonProbe:
 
     name = "python"
     notes_launches = False
+    compiled = None
     lost_calls = 0
 
     def __init__(self) -> None:

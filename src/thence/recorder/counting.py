@@ -18,6 +18,7 @@ from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from thence.boundaries.log import BoundaryLog
     from thence.cuda.cupti import Cupti
@@ -82,6 +83,11 @@ class Counting:
                 return
             self.trouble = f"CUPTI did not number calls of {function.name}"
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
+
+    @property
+    def compiled(self) -> ModuleType | None:
+        """The compiled probe; None where that in Python counts."""
+        return self._probe.compiled
 
     def choose(self, cupti: Cupti, wanted: Callable[[str], bool]) -> None:
         """Say of which other functions, named as in CUDA's headers, calls are noted while it listens."""

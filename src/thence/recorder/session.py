@@ -223,7 +223,9 @@ class Recorder:
         if self._counting.log is not None:
             self.log, self.counts = self._counting.log, True
             noted = self._counting.notes_launches and not self._options.records_calls
-            if not noted:
+            if noted:
+                self.log.stack_reader = self._counting.compiled
+            else:
                 # Refused, a launch lies between its boundaries all the same.
                 with contextlib.suppress(CuptiError):
                     self._cupti.latency_timestamps(on=True)
