@@ -32,7 +32,7 @@ _SERVED = (
 )
 _PROBE = Extension(
     "thence.boundaries._probe",
-    [f"src/thence/boundaries/{name}.c" for name in ("_probe", "_stack", "_events")],
+    sorted(path.as_posix() for path in Path("src/thence/boundaries").glob("*.c")),
     depends=["src/thence/boundaries/_stack.h"],
     define_macros=[("Py_LIMITED_API", _OLDEST)],
     extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],

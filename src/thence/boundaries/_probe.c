@@ -7,9 +7,7 @@
 #include "_stack.h"
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { CHUNK_ROWS = 4096, ENTER = 0, RUNTIME_API = 2 };
 
@@ -55,45 +53,12 @@ static __thread int reading;
 static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
 static __thread int domain_of; /* that call's, */
 static __thread uint32_t number_of; /* and its number */
-static __thread uint32_t thread_id, thread_of;
-static uint32_t forks = 1;
 static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
-pthread_mutex_t thence_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-uint32_t thence_thread(void) {
-    if (thread_of != forks) { /* first asked, or another process since */
-        thread_id = (uint32_t)syscall(SYS_gettid);
-        thread_of = forks;
-    }
-    return thread_id;
-}
-
-void thence_append(Rows *rows, const void *row) {
-    if (rows->count == rows->room && rows->room < rows->most) {
-        size_t room = rows->room ? 2 * rows->room : 256;
-        char *more = realloc(rows->content, room * rows->size);
-        if (more) rows->content = more, rows->room = room;
-    }
-    if (rows->count < rows->room) memcpy(rows->content + rows->size * rows->count++, row, rows->size);
-    else rows->lost++;
-}
-
-PyObject *thence_take(Rows *rows) {
-    pthread_mutex_lock(&thence_lock);
-    char *taken = rows->content;
-    size_t count = rows->count;
-    rows->content = NULL;
-    rows->count = rows->room = 0;
-    pthread_mutex_unlock(&thence_lock);
-    PyObject *content = PyBytes_FromStringAndSize(taken, (Py_ssize_t)(count * rows->size));
-    free(taken);
-    return content;
 }
 
 static void keep(Call call) {
@@ -119,8 +84,7 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
 }
 
 static void forked(void) { /* another thread of the parent may have held the lock */
-    forks++;
-    thence_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    thence_forget_threads();
     calls.count = 0;
     thence_forget_stacks();
 }
@@ -265,7 +229,7 @@ static int fill(PyObject *module) {
               || PyModule_AddObjectRef(module, "CALLBACK", address) < 0; /* NULL with an error set fails too */
     Py_XDECREF(type);
     Py_XDECREF(address);
-    failed = failed || thence_add_stack(module) || thence_add_events(module);
+    failed = failed || thence_add_frames(module) || thence_add_chains(module) || thence_add_stack(module) || thence_add_events(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

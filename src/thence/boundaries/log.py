@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Protocol
 
-    from thence.boundaries.chains import Chains
-
     class NativeLog(Protocol):
         """`thence.boundaries._probe.Log`."""
 
@@ -36,6 +34,15 @@ if TYPE_CHECKING:
 
         def take(self) -> bytes:
             """Rows of `_RECORD` since this was last asked."""
+
+    class Stacks(Protocol):
+        """`thence.boundaries.chains.Chains`."""
+
+        def take(self, until: int) -> dict[str, np.ndarray[Any, Any]]:
+            """Boundaries that were read of stacks, as `BoundaryLog.take`."""
+
+        def observe(self, observer: Callable[[int], None] | None) -> None:
+            """Tell of the places that threads come to."""
 
 
 __all__ = ["BEGINS", "COLUMNS", "ENDS", "READ", "BoundaryLog", "NativeBoundaryLog"]
@@ -68,7 +75,7 @@ class BoundaryLog:
     """Rows for which there was no memory."""
     stack_reader: ModuleType | None = None
     """The compiled probe, where it sees every launch, so that it can read the stack there."""
-    chains: Chains | None = None
+    chains: Stacks | None = None
     """What is read of stacks, whose rows are taken with those of the log; None where nothing is."""
 
     def __init__(self, counter: Callable[[], int]) -> None:

@@ -46,52 +46,14 @@ class Told(Protocol):
         """An error of ours: nothing is followed any longer."""
 
 
-class Way(Protocol):
-    """One of the two.
+class ByEvents:
+    """By an event of every line and of every call of a module.
 
     Attributes:
         common, threads: what is known of threads.
         paths: places of modules.
         monitor: events of Python's.
-        chains: what is read of stacks; None where nothing is.
-    """
-
-    @property
-    def common(self) -> Common: ...  # noqa: D102 - above
-    @property
-    def threads(self) -> Threads: ...  # noqa: D102
-    @property
-    def paths(self) -> ModulePaths: ...  # noqa: D102
-    @property
-    def monitor(self) -> Monitor: ...  # noqa: D102
-    @property
-    def chains(self) -> Chains | None: ...  # noqa: D102
-
-    def start(self, *, lines: bool) -> None:
-        """Begin; with the user's own lines or without."""
-
-    def step(self) -> None:
-        """A step begins."""
-
-    def torch_is_there(self, torch: Any) -> str | None:
-        """PyTorch was imported; returns what it lacks, in words."""
-
-    def watch_modules(self, code: CodeType) -> None:
-        """Follow calls of modules, by the code of ``nn.Module._wrapped_call_impl``."""
-
-    def watch_engine(self, code: CodeType, handler: Handler) -> None:
-        """Follow calls of autograd's engine."""
-
-    def called_without_gradients(self) -> None:
-        """A model was called without gradients."""
-
-    @property
-    def too_many(self) -> bool:
-        """Whether chains of calls were too many to be told apart."""
-
-
-class ByEvents:
-    """By an event of every line and of every call of a module.
+        chains: what is read of stacks: nothing.
 
     Args:
         log, places: take boundaries and places.
@@ -112,36 +74,40 @@ class ByEvents:
         self.step: Callable[[], None] = self._lines.step
 
     def start(self, *, lines: bool) -> None:
-        """See `Way`."""
+        """Begin; with the user's own lines or without."""
         self.common.calibrate()
         self.monitor.start(everywhere=lines)
         if lines:
             self._lines.follow_running()
 
     def torch_is_there(self, torch: Any) -> str | None:
-        """See `Way`."""
+        """PyTorch was imported; returns what it lacks, in words."""
         self.common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
         return None
 
     def watch_modules(self, code: CodeType) -> None:
-        """See `Way`."""
+        """Follow calls of modules, by the code of ``nn.Module._wrapped_call_impl``."""
         self.monitor.watch(code, self._calls, CALLS)
 
     def watch_engine(self, code: CodeType, handler: Handler) -> None:
-        """See `Way`."""
+        """Follow calls of autograd's engine."""
         self.monitor.watch(code, handler, CALLS)
 
     def called_without_gradients(self) -> None:
-        """See `Way`."""
+        """A model was called without gradients."""
 
     @property
     def too_many(self) -> bool:
-        """See `Way`."""
+        """Whether chains of calls were too many to be told apart."""
         return self._lines.too_many
 
 
 class ByStack:
     """By the stack, which the compiled probe reads at each launch.
+
+    Attributes:
+        common, threads, paths, monitor: as `ByEvents` has them.
+        chains: what is read of stacks.
 
     Args:
         log, places: take boundaries and places.
@@ -175,16 +141,16 @@ class ByStack:
         self._monitor = monitor
 
     def start(self, *, lines: bool) -> None:
-        """See `Way`."""
+        """Begin; with the user's own lines or without."""
         self.monitor.start(everywhere=lines)
         if lines:
             self._functions.follow_running()
 
     def step(self) -> None:
-        """See `Way`."""
+        """A step begins."""
 
     def torch_is_there(self, torch: Any) -> str | None:
-        """See `Way`."""
+        """PyTorch was imported; returns what it lacks, in words."""
         self.common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
         address = counter_of_nodes(torch)
         self.chains.native.count_nodes(address)
@@ -193,18 +159,21 @@ class ByStack:
         return "this PyTorch does not tell the numbers of autograd's nodes as thence knows it"
 
     def watch_modules(self, code: CodeType) -> None:
-        """See `Way`."""
+        """Follow calls of modules, by the code of ``nn.Module._wrapped_call_impl``."""
         self._monitor.watch_modules(code)
 
     def watch_engine(self, code: CodeType, handler: Handler) -> None:
-        """See `Way`."""
+        """Follow calls of autograd's engine."""
         self._monitor.watch_engine(code, handler)
 
     def called_without_gradients(self) -> None:
-        """See `Way`."""
+        """A model was called without gradients."""
         self._functions.called_without_gradients()
 
     @property
     def too_many(self) -> bool:
-        """See `Way`."""
+        """Whether chains of calls were too many to be told apart."""
         return bool(self.chains.lost()[2])
+
+
+Way = ByEvents | ByStack

@@ -103,7 +103,8 @@ class Monitor:
         return self._handlers.get(id(code))
 
     def rearm(self, code: CodeType, events: int) -> None:
-        """Have all locations of a code object told of again, those that were disabled too."""
+        """Have all locations of a code object told of (again), those that were disabled too."""
+        self._codes[id(code)] = code
         if self._tool is not None:
             _monitoring.set_local_events(self._tool, code, 0)
             _monitoring.set_local_events(self._tool, code, events)

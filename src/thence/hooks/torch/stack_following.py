@@ -254,7 +254,6 @@ class StackMonitor(Monitor):
 
     def watch_modules(self, code: CodeType) -> None:
         """Follow the calls of modules, whose first local is the module."""
-        self._codes[id(code)] = code
         self._chains.watch(code, MODULE_CALL)
         self.rearm(code, CALLS)
 
