@@ -4,6 +4,7 @@
  * offsets their fields are, and tries them out first (stacks.py). */
 
 #include "_stack.h"
+#include <sys/syscall.h>
 #include <unistd.h>
 
 Layout thence_layout;
@@ -16,15 +17,17 @@ char *thence_frame(void) {
 
 static PyObject *use_layout(PyObject *module, PyObject *arguments) {
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "nnnnnn", &thence_layout.through, &thence_layout.top, &thence_layout.previous, &thence_layout.instruction,
-                          &thence_layout.code, &thence_layout.locals))
+    Layout *to = &thence_layout;
+    if (!PyArg_ParseTuple(arguments, "nnnnnn", &to->through, &to->top, &to->previous, &to->instruction, &to->code,
+                          &to->locals))
         return NULL;
     Py_RETURN_NONE;
 }
 
 /* A word that may lie nowhere: the kernel looks, so that a wrong offset is an answer and no fault. */
 static int peek(const int *ends, const char *address, char **value) {
-    return write(ends[1], address, sizeof *value) == sizeof *value && read(ends[0], value, sizeof *value) == sizeof *value;
+    return syscall(SYS_write, ends[1], address, sizeof *value) == sizeof *value
+        && read(ends[0], value, sizeof *value) == sizeof *value;
 }
 
 static PyObject *try_frames(PyObject *module, PyObject *unused) {

@@ -78,7 +78,9 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
         began = now();
         if (thence_reading) thence_note_stack(number_of - 1, began - 1); /* before the call */
     } else if (began && domain == domain_of && data->correlation == number_of) {
-        keep((Call){began, now(), (uint32_t)domain, function, thence_thread(), number_of});
+        int64_t ended = now();
+        keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
+        if (thence_reading) thence_call_ended(ended);
         began = 0;
     }
 }
@@ -125,7 +127,7 @@ static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t
     Row *row = new_row(log);
     if (row) *row = (Row){time, counter, thence_thread(), (uint32_t)place, (uint32_t)flags};
     else log->lost++;
-    if (thence_reading) thence_note_stack(counter, time);
+    if (thence_reading) thence_note_stack(counter, time), thence_call_ended(time);
     PyObject *said = log->observer ? PyObject_CallFunctionObjArgs(log->observer, arguments[0], NULL) : NULL;
     if (log->observer && !said) return NULL;
     Py_XDECREF(said);

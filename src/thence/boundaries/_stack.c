@@ -11,12 +11,12 @@ enum { MOST_OWN = 200, MOST_CHAINS = 1 << 18, HEAD = 2, KEY = HEAD + 2 * MOST_OW
 
 static const uint64_t NOT_KNOWN = UINT64_MAX;
 
-/* A thread's chain changed at a launch, or another call: number and time of it. */
+/* A thread's chain changed at a launch, or another call: time and number of it, and the end of its call before. */
 typedef struct {
-    int64_t time;
+    int64_t time, before;
     uint32_t number, thread, chain, unused;
 } Change;
-_Static_assert(sizeof(Change) == 24, "changes are read as NumPy records of 24 bytes");
+_Static_assert(sizeof(Change) == 32, "changes are read as NumPy records of 32 bytes");
 
 /* Autograd nodes of these numbers, the end excluded, were made in a chain. */
 typedef struct {
@@ -119,13 +119,15 @@ void thence_note_stack(uint32_t number, int64_t time) {
         uint64_t upcoming = upcoming_node(here);
         if (upcoming != here->sequence) nodes_in(here, upcoming, chain);
         if (chain != here->chain) {
-            Change row = {time, number, thence_thread(), chain, 0};
+            Change row = {time, here->ended, number, thence_thread(), chain, 0};
             thence_append(&changes, &row);
             here->chain = chain;
         }
     }
     pthread_mutex_unlock(&thence_lock);
 }
+
+void thence_call_ended(int64_t time) { thence_here()->ended = time; }
 
 void thence_forget_stacks(void) {
     generation++;

@@ -29,6 +29,7 @@ typedef struct {
     char *frame;                /* in which a line of the user's began last, */
     uint32_t code, position;    /* that function and line */
     uint64_t sequence;          /* autograd nodes up to this number are noted */
+    int64_t ended;              /* when its last call was over */
     struct {
         uint32_t set, module, line;
     } engine, generated; /* places below autograd's engine, and below code that a compiler generated */
@@ -75,6 +76,7 @@ SHARED uint32_t thence_kind(const char *frame);
 SHARED uint32_t thence_chain(char *frame, uint32_t code, uint32_t position);
 SHARED void thence_made(char *frame, uint32_t code, uint32_t position);
 SHARED void thence_note_stack(uint32_t number, int64_t time);
+SHARED void thence_call_ended(int64_t time);
 SHARED void thence_forget_stacks(void);
 SHARED int thence_add_stack(PyObject *module);
 

@@ -31,7 +31,8 @@ WATCHED, MODULE_CALL, ENGINE, GENERATED, FIRST_OWN = range(1, 6)
 """What a code object is to the probe: one that Python has events of, the call of a module, the call of autograd's
 engine, code that a compiler generated; from the last on functions of the user's (_stack.h)."""
 _CHANGE = np.dtype(
-    [("time", "<i8")] + [(n, "<u4") for n in ("number", "thread", "chain", "unused")]
+    [(name, "<i8") for name in ("time", "before")]
+    + [(name, "<u4") for name in ("number", "thread", "chain", "unused")]
 )
 """``Change`` of _stack.c."""
 _MADE = np.dtype([("begin", "<u8"), ("end", "<u8"), ("thread", "<u4"), ("chain", "<u4")])
@@ -139,44 +140,68 @@ class Chains:
             self._later, rows = rows[~due], rows[due]
             places = dict(zip((MODULE, LINE), self._arrays(rows["chain"]), strict=True))
             order = np.argsort(rows["thread"], kind="stable")
-            picked = [
-                (at, places[kind][at])
-                for kind in self._kinds
-                if len(at := self._changing(kind, rows, places[kind], order))
-            ]
-        at = np.concatenate([one for one, _ in picked] or [np.empty(0, np.int64)]).astype(np.int64)
-        place = np.concatenate([one for _, one in picked] or [np.empty(0, np.uint32)])
-        in_time = np.argsort(at, kind="stable")
-        at = at[in_time]
-        found = {
-            "counter": rows["number"][at],
-            "time": rows["time"][at],
-            "thread": rows["thread"][at],
-            "place": place[in_time],
-            "flags": np.full(len(at), READ),
-        }
-        return {name: column.astype(COLUMNS[name]) for name, column in found.items()}
+            parts = [self._changes(kind, rows, places[kind], order) for kind in self._kinds]
+        whole = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+        in_time = np.argsort(whole["time"], kind="stable")
+        return {name: whole[name][in_time].astype(dtype) for name, dtype in COLUMNS.items()}
 
     def lost(self) -> tuple[int, int, int]:
         """Changes, and ranges of autograd nodes, for which there was no memory; chains that lack their callers."""
         return self.native.lost_stacks()  # type: ignore[no-any-return]
 
-    def _changing(self, kind: int, rows: Any, place: Any, order: Any) -> Any:
-        """Rows at which a thread's place of a kind is another than at its row before."""
-        if not len(rows):
-            return order
+    def _changes(self, kind: int, rows: Any, place: Any, order: Any) -> Columns:
+        """Boundaries where a thread's place of a kind is another than at its row before.
+
+        Between the end of the call before and this one it was where both are: in their function.
+        """
         thread, place = rows["thread"][order], place[order]
-        first = np.concatenate([[True], thread[1:] != thread[:-1]])
-        before = np.concatenate([[0], place[:-1]])
+        first = np.ones(len(rows), bool)
+        first[1:] = thread[1:] != thread[:-1]
+        before = np.roll(place, 1)
         before[first] = [
             self._last.get((kind, one), self._nowhere[kind]) for one in thread[first].tolist()
         ]
-        last = np.concatenate([first[1:], [True]])
+        last = np.append(first[1:], [True])[: len(rows)]
         self._last.update(
             ((kind, one), number)
             for one, number in zip(thread[last].tolist(), place[last].tolist(), strict=True)
         )
-        return order[place != before]
+        changed = place != before
+        rows, place, before = rows[order][changed], place[changed], before[changed]
+        pairs, which = np.unique(np.stack([before, place], 1), axis=0, return_inverse=True)
+        common = [self._common(kind, one, other) for one, other in pairs.tolist()]
+        between = np.array(common, np.uint32)[which.reshape(-1)] if common else before
+        gap = (between != before) & (rows["before"] > 0) & (rows["before"] < rows["time"])
+        new = ~(gap & (between == place))
+        # Of rows at one moment those of what lies behind come last.
+        whole = {
+            "counter": (rows["number"], rows["number"]),
+            "time": (rows["time"], rows["before"]),
+            "thread": (rows["thread"], rows["thread"]),
+            "place": (place, between),
+            "flags": (np.full(len(rows), READ),) * 2,
+        }
+        return {name: np.concatenate([a[new], b[gap]]) for name, (a, b) in whole.items()}
+
+    def _common(self, kind: int, one: int, other: int) -> int:
+        """The innermost place that two are in: where they are two lines of one function, this function."""
+        above, paths = 0, [self._path(number) for number in (one, other)]
+        for a, b in zip(*paths, strict=False):
+            if a != b:
+                first, second = self._places[a], self._places[b]
+                if kind == LINE and first[2:4] == second[2:4]:
+                    return self._places.number(first._replace(line=0))
+                break
+            above = a
+        return above or self._nowhere[kind]
+
+    def _path(self, number: int) -> list[int]:
+        """The numbers of the places around one, outermost first, and its own; none for no place."""
+        path: list[int] = []
+        while number and self._places[number].name is not None:
+            path.append(number)
+            number = self._places[number].parent
+        return path[::-1]
 
     def _arrays(self, chains: Any) -> tuple[Any, Any]:
         if len(chains) and int(chains.max()) >= len(self._of_chain):
