@@ -121,6 +121,7 @@ ELSEWHERE = {
     "recording/mark_log.py": "readers/recording/test_read.py",
     "recording/record.py": "recorder/test_session.py::test_one_recording_at_a_time_and_another_one_afterwards",
     "hooks/torch/threads.py": "hooks/torch/test_backward.py",
+    "boundaries/log.py": "boundaries/test_probe.py",
     "hooks/torch/following.py": "hooks/torch/test_stack_following.py",
     "hooks/jax/programs.py": "readers/recording/test_xla.py",
     "store/layout.py": "store/test_ingest.py",

@@ -118,6 +118,7 @@ void thence_note_stack(uint32_t number, int64_t time) {
         uint32_t chain = chain_from(frame, 0, 0);
         uint64_t upcoming = upcoming_node(here);
         if (upcoming != here->sequence) nodes_in(here, upcoming, chain);
+        if (time <= here->ended) time = here->ended + 1;
         if (chain != here->chain) {
             Change row = {time, here->ended, number, thence_thread(), chain, 0};
             thence_append(&changes, &row);

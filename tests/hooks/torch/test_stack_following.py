@@ -14,6 +14,7 @@ from launching import CompiledCounter, Watched
 from launching_program import EVERYTHING
 from thence.boundaries.log import READ
 from thence.boundaries.places import LINE, MODULE
+from thence.hooks.torch.following import ByStack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,7 @@ def by_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched(body: str, tmp_path: Path, **options: Any) -> Watched:
     program = Watched(textwrap.dedent(body), tmp_path / "program.py", **options)
+    assert isinstance(program.hooks._way, ByStack)
     assert program.hooks.way() == {"by": "stack", "trouble": None}
     assert not program.said
     return program
