@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 INFERENCE, TRAINING = "stack", "stack, training"
@@ -134,7 +134,7 @@ class Bench:
         self.program = {**library, "launch": self.cupti.fake_launch}
         exec(compile(PROGRAM, "/home/user/program.py", "exec"), self.program)
         self.program["model"] = self.program["Model"](layers)
-        self.code = library["Module"]._wrapped_call_impl.__code__
+        self.code = vars(library["Module"])["_wrapped_call_impl"].__code__
 
     def hooks(self, way: str) -> Any:
         """Hooks that know of the library's modules as of PyTorch's."""
@@ -148,9 +148,10 @@ class Bench:
         if (found["by"] == "stack") != (way in STACK):
             sys.exit(f"stacks cannot be read here: {found['trouble']}")
         hooks.start()
-        hooks._way.watch_modules(self.code)
+        known = hooks._way  # noqa: SLF001 - what follows the modules of a program without PyTorch
+        known.watch_modules(self.code)
         if way == TRAINING:
-            hooks._way.called_without_gradients = lambda: None
+            known.called_without_gradients = lambda: None
         return hooks
 
     def timed(self, depth: int, times: int = 20) -> float:
@@ -194,7 +195,9 @@ def main() -> None:
                 without = (without + bench.timed(depth)) / 2
                 plain.append(without / launches)
                 added[way].append((during - without) / launches)
-        print(f"{depth} frames of a library around the program: {statistics.median(plain):.0f} without")
+        print(
+            f"{depth} frames of a library around the program: {statistics.median(plain):.0f} without"
+        )
         for way, values in added.items():
             low, median, high = statistics.quantiles(values, n=4)
             print(f"  by {way:16} +{median:6.0f} ({low:.0f} {high:.0f})", flush=True)

@@ -116,6 +116,7 @@ ELSEWHERE = {
     "cuda/cupti.py": "cuda/test_libraries.py",
     "marks/graph_labels.py": "marks/test_captures.py",
     "marks/graph_nodes.py": "marks/test_captures.py::test_nodes_of_child_graphs_are_numbered_after_all_others",
+    "recorder/counting.py": "recorder/test_session.py::test_launches_of_several_threads_at_once",
     "recorder/parts.py": "readers/recording/test_xla.py",
     "recorder/walking.py": "cuda/test_layouts.py",
     "recording/mark_log.py": "readers/recording/test_read.py",

@@ -168,9 +168,9 @@ class Chains:
         )
         changed = place != before
         rows, place, before = rows[order][changed], place[changed], before[changed]
-        pairs, which = np.unique(np.stack([before, place], 1), axis=0, return_inverse=True)
-        common = [self._common(kind, one, other) for one, other in pairs.tolist()]
-        between = np.array(common, np.uint32)[which.reshape(-1)] if common else before
+        pairs, which = np.unique(before.astype(np.uint64) << 32 | place, return_inverse=True)
+        common = [self._common(kind, *divmod(pair, 1 << 32)) for pair in pairs.tolist()]
+        between = np.array(common, np.uint32)[which]
         gap = (between != before) & (rows["before"] > 0) & (rows["before"] < rows["time"])
         new = ~(gap & (between == place))
         # Of rows at one moment those of what lies behind come last.

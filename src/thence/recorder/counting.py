@@ -66,7 +66,7 @@ class Counting:
         It has to tell two different numbers in a row: then they are unique, and in order.
         """
         if self.compiled is not None:
-            self.compiled.keep_calls(True)
+            self.compiled.keep_calls(1)
         for function in _functions():
             callback_id = cupti.callback_id(function.domain, function.name)
             if callback_id is None:
@@ -109,7 +109,7 @@ class Counting:
     def read_stacks_only(self) -> None:
         """Note no calls any longer, as they are recorded: but go on to read the stack at each."""
         if self.compiled is not None:
-            self.compiled.keep_calls(False)
+            self.compiled.keep_calls(0)
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
         """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""
