@@ -32,7 +32,8 @@ _SERVED = (
 )
 _PROBE = Extension(
     "thence.boundaries._probe",
-    ["src/thence/boundaries/_probe.c"],
+    sorted(path.as_posix() for path in Path("src/thence/boundaries").glob("*.c")),
+    depends=["src/thence/boundaries/_stack.h"],
     define_macros=[("Py_LIMITED_API", _OLDEST)],
     extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
     py_limited_api=True,

@@ -19,6 +19,7 @@ import thence
 from fake_cupti import library_path
 from thence.boundaries.log import BEGINS, COLUMNS, ENDS, BoundaryLog
 from thence.boundaries.probe import Probe, choose_probe
+from thence.boundaries.stacks import LAYOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,10 +177,10 @@ def test_the_compiled_probe_has_no_function_at_0(probe: Probe) -> None:
         probe.log(0)
 
 
-def test_the_c_file_is_clean(tmp_path: Path) -> None:
+def test_the_c_files_are_clean(tmp_path: Path) -> None:
     """No warning, and nothing that the sanitizers find while the tests above run."""
     library_path()  # skips where there is no compiler
-    source = Path(thence.__file__).parent / "boundaries" / "_probe.c"
+    sources = map(str, sorted((Path(thence.__file__).parent / "boundaries").glob("*.c")))
     include = sysconfig.get_path("include")
     if not Path(include, "Python.h").is_file():
         pytest.skip("Python's headers are not here")
@@ -195,7 +196,7 @@ def test_the_c_file_is_clean(tmp_path: Path) -> None:
     ]
     built = tmp_path / "_probe.abi3.so"
     compiled = subprocess.run(
-        [*command, *sanitize, "-fPIC", "-shared", f"-I{include}", str(source), "-o", str(built)],
+        [*command, *sanitize, "-fPIC", "-shared", f"-I{include}", *sources, "-o", str(built)],
         check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert compiled.returncode == 0, compiled.stderr
@@ -212,10 +213,13 @@ def test_the_c_file_is_clean(tmp_path: Path) -> None:
         "import thence.boundaries; thence.boundaries._probe = module\n"
         "sys.modules['thence.boundaries._probe'] = module\n"
         "import pytest\n"
-        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-n0', sys.argv[2], '-k', '[c] or c-']))\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', *sys.argv[2:]]))\n"
     )
+    readable = sys.version_info[:2] in LAYOUTS
+    stacks = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("stacks", "chains")]
+    stacks = stacks if readable else []
     done = subprocess.run(
-        [sys.executable, "-c", program, str(built), __file__],
+        [sys.executable, "-c", program, str(built), __file__, *stacks, "-k", "[c] or c- or stacks or chains"],
         check=False, capture_output=True, text=True,
         env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "THENCE_PROBE": "c"},
     )  # fmt: skip

@@ -1,11 +1,14 @@
 """Programs that launch on a GPU that is not there, and where thence says that they launched.
 
 `launch` stands for a kernel: it counts CUPTI's counter up and writes down by which line, of which thread, it was
-called. `Watched` runs a program with hooks and then tells for each launch what the boundaries say of it.
+called. `Watched` runs a program with hooks and then tells for each launch what the boundaries say of it: with
+the counter in Python, where modules and lines are known by events, or with the compiled probe and the fake
+libcupti, where they are read of the stack.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from dataclasses import dataclass
@@ -13,9 +16,12 @@ from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
+from fake_cupti import library_path
 from thence.boundaries.log import BEGINS, ENDS, BoundaryLog
 from thence.boundaries.places import LINE, Place, Places
+from thence.boundaries.probe import choose_probe
 from thence.hooks.torch.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -64,26 +70,63 @@ class Counter:
             self.value += self.own
             return self.value
 
-    def launched(self, name: object, frame: FrameType | None) -> None:
+    def stack(self, frame: FrameType | None) -> tuple[tuple[str, int], ...]:
         stack = []
         while frame is not None:
             if frame.f_code.co_filename == self.file:
                 stack.append((frame.f_code.co_qualname, frame.f_lineno))
             frame = frame.f_back
+        return tuple(reversed(stack))
+
+    def launched(self, name: object, frame: FrameType | None) -> None:
+        stack = self.stack(frame)
         with self.lock:
             self.value += 1
-            thread = threading.get_native_id()
-            self.launches.append(Launch(self.value, thread, tuple(reversed(stack)), name))
+            self.launches.append(Launch(self.value, threading.get_native_id(), stack, name))
+
+    def end(self) -> None:
+        """Nothing launches any more."""
+
+
+class CompiledCounter(Counter):
+    """The counter of the fake libcupti, which calls the compiled probe back for every launch."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(0, file)
+        probe = choose_probe()
+        if probe.compiled is None:
+            pytest.skip("the probe was not compiled")
+        self.library = library = ctypes.CDLL(library_path())
+        self.handle = ctypes.c_void_p()
+        callback = ctypes.c_void_p(probe.callback)
+        assert library.cuptiSubscribe(ctypes.byref(self.handle), callback, None) == 0
+        for domain, function in ((2, 1), (2, 2), (1, 2)):
+            library.cuptiEnableCallback(1, self.handle, domain, function)
+        library.fake_count_from(1000)
+        self.log = probe.log(ctypes.cast(library.cudaDriverGetVersion, ctypes.c_void_p).value or 0)
+        self.log.stack_reader = probe.compiled
+
+    def launched(self, name: object, frame: FrameType | None) -> None:
+        stack = self.stack(frame)
+        number = self.library.fake_launch()
+        with self.lock:
+            self.launches.append(Launch(number, threading.get_native_id(), stack, name))
+
+    def end(self) -> None:
+        self.library.cuptiUnsubscribe(self.handle)
 
 
 class Watched:
     """A program under hooks.
 
     Attributes:
+        by_stack: whether stacks are read; a fixture may change what holds for all.
         places, rows: what was noted; `known` the places by number.
         launches: what was launched.
         said: what hooks said.
     """
+
+    by_stack = False
 
     def __init__(
         self,
@@ -98,9 +141,15 @@ class Watched:
         between: bool = False,
     ) -> None:
         self.file = str(file)
-        counter = Counter(own, self.file)
         self.places = Places()
-        self.log = BoundaryLog(counter.read)
+        self.log: BoundaryLog
+        counter: Counter
+        if self.by_stack:
+            counter = CompiledCounter(self.file)
+            self.log = counter.log
+        else:
+            counter = Counter(own, self.file)
+            self.log = BoundaryLog(counter.read)
         options = SimpleNamespace(modules=modules, lines=lines, own=(*packages, "!launching"))
         self.hooks = Hooks(self.log, self.places, options)
         library: dict[str, Any] = {"counter": counter, "sys": sys}
@@ -118,6 +167,7 @@ class Watched:
             exec(code, self.variables)
         finally:
             self.hooks.stop()
+            counter.end()
         self.said = self.hooks.said()
         self.launches = counter.launches
         self.rows = self.log.take()

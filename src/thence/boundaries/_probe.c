@@ -1,20 +1,15 @@
 /* Reads CUPTI's counter of launches and notes boundaries: the fast twin of probe.py and log.py, which say what
  * the rows mean. CUPTI calls `on_call` for one cheap CUDA function; calling that function therefore tells the
- * counter. It may call it for others, too: those are noted with their times. Everything but `on_call` runs with
- * the GIL held, which protects the boundaries; a lock protects the calls. */
+ * counter. It may call it for others, too: those are noted with their times, and the stack of the thread is
+ * read (_stack.c). Everything but `on_call` runs with the GIL held, which protects the boundaries; a lock protects
+ * the calls and what is read of stacks. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "_stack.h"
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
-enum { CHUNK_ROWS = 4096, MOST_CALLS = 1 << 22, ENTER = 0, RUNTIME_API = 2 };
+enum { CHUNK_ROWS = 4096, ENTER = 0, RUNTIME_API = 2 };
 
 /* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
 typedef struct {
@@ -58,11 +53,9 @@ static __thread int reading;
 static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
 static __thread int domain_of; /* that call's, */
 static __thread uint32_t number_of; /* and its number */
-static __thread uint32_t thread_id, thread_of;
-static uint32_t forks = 1;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static Call *calls;
-static size_t call_count, call_room, lost_calls;
+static int keeping = 1; /* calls; otherwise they are recorded, and their stacks are read all the same */
+static const int64_t CLOCKS_DIFFER = 5000; /* by so many ns at most, where another clock times the calls */
+static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
 
 static int64_t now(void) {
     struct timespec time;
@@ -70,24 +63,10 @@ static int64_t now(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-static uint32_t this_thread(void) {
-    if (thread_of != forks) { /* first asked, or another process since */
-        thread_id = (uint32_t)syscall(SYS_gettid);
-        thread_of = forks;
-    }
-    return thread_id;
-}
-
 static void keep(Call call) {
-    pthread_mutex_lock(&lock);
-    if (call_count == call_room && call_room < MOST_CALLS) {
-        size_t room = call_room ? 2 * call_room : 256;
-        Call *more = realloc(calls, room * sizeof *more);
-        if (more) calls = more, call_room = room;
-    }
-    if (call_count < call_room) calls[call_count++] = call;
-    else lost_calls++;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&thence_lock);
+    thence_append(&calls, &call);
+    pthread_mutex_unlock(&thence_lock);
 }
 
 static void on_call(void *user, int domain, uint32_t function, const CallbackData *data) {
@@ -99,16 +78,19 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
         domain_of = domain;
         number_of = data->correlation;
         began = now();
+        if (thence_reading) thence_note_stack(number_of - 1, began - (keeping ? 1 : CLOCKS_DIFFER)); /* before it */
     } else if (began && domain == domain_of && data->correlation == number_of) {
-        keep((Call){began, now(), (uint32_t)domain, function, this_thread(), number_of});
+        int64_t ended = now();
+        if (keeping) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
+        if (thence_reading) thence_call_ended(ended);
         began = 0;
     }
 }
 
 static void forked(void) { /* another thread of the parent may have held the lock */
-    forks++;
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    call_count = 0;
+    thence_forget_threads();
+    calls.count = 0;
+    thence_forget_stacks();
 }
 
 static uint32_t read_counter(const Log *log) {
@@ -145,8 +127,9 @@ static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t
     uint32_t counter = read_counter(log);
     int64_t time = now();
     Row *row = new_row(log);
-    if (row) *row = (Row){time, counter, this_thread(), (uint32_t)place, (uint32_t)flags};
+    if (row) *row = (Row){time, counter, thence_thread(), (uint32_t)place, (uint32_t)flags};
     else log->lost++;
+    if (thence_reading) thence_note_stack(counter, time), thence_call_ended(time);
     PyObject *said = log->observer ? PyObject_CallFunctionObjArgs(log->observer, arguments[0], NULL) : NULL;
     if (log->observer && !said) return NULL;
     Py_XDECREF(said);
@@ -230,23 +213,24 @@ static PyType_Spec log_type = {
 
 static PyObject *take_calls(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    pthread_mutex_lock(&lock);
-    Call *taken = calls;
-    size_t count = call_count;
-    calls = NULL;
-    call_count = call_room = 0;
-    pthread_mutex_unlock(&lock);
-    PyObject *content = PyBytes_FromStringAndSize((char *)taken, (Py_ssize_t)(count * sizeof(Call)));
-    free(taken);
-    return content;
+    return thence_take(&calls);
+}
+
+static PyObject *keep_calls(PyObject *module, PyObject *value) {
+    int truth = PyObject_IsTrue(value);
+    (void)module;
+    if (truth < 0) return NULL;
+    keeping = truth;
+    Py_RETURN_NONE;
 }
 
 static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return PyLong_FromSize_t(lost_calls);
+    return PyLong_FromSize_t(calls.lost);
 }
 
 static PyMethodDef functions[] = {
+    {"keep_calls", keep_calls, METH_O, "keep_calls(on)\n\nWhether other calls are noted, not their stacks alone."},
     {"lost_calls", count_lost_calls, METH_NOARGS, "lost_calls()\n\nOther calls for which there was no memory."},
     {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
     {NULL, NULL, 0, NULL}};
@@ -258,6 +242,7 @@ static int fill(PyObject *module) {
               || PyModule_AddObjectRef(module, "CALLBACK", address) < 0; /* NULL with an error set fails too */
     Py_XDECREF(type);
     Py_XDECREF(address);
+    failed = failed || thence_add_frames(module) || thence_add_chains(module) || thence_add_stack(module) || thence_add_events(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

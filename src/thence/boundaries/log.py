@@ -6,7 +6,7 @@ A row says: from here on, the innermost place of its kind on this thread is ``pl
     time      int64    Unix nanoseconds
     thread    uint32   gettid
     place     uint32   number of a place (`thence.boundaries.places`)
-    flags     uint8    `BEGINS` and `ENDS`
+    flags     uint8    `BEGINS`, `ENDS` and `READ`
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
     from typing import Protocol
 
     class NativeLog(Protocol):
@@ -34,13 +35,25 @@ if TYPE_CHECKING:
         def take(self) -> bytes:
             """Rows of `_RECORD` since this was last asked."""
 
+    class Stacks(Protocol):
+        """`thence.boundaries.chains.Chains`."""
 
-__all__ = ["BEGINS", "COLUMNS", "ENDS", "BoundaryLog", "NativeBoundaryLog"]
+        def take(self, until: int) -> dict[str, np.ndarray[Any, Any]]:
+            """Boundaries that were read of stacks, as `BoundaryLog.take`."""
+
+        def observe(self, observer: Callable[[int], None] | None) -> None:
+            """Tell of the places that threads come to."""
+
+
+__all__ = ["BEGINS", "COLUMNS", "ENDS", "READ", "BoundaryLog", "NativeBoundaryLog"]
 
 BEGINS = 1
 """The thread launched nothing since the boundary before this one: it was idle or waited for another thread."""
 ENDS = 2
 """The thread launches nothing until its next boundary: it goes idle or waits for another thread."""
+READ = 4
+"""The place was read of the thread's stack at a call: the counter is that before the call, and may be that of the
+thread's boundary before."""
 COLUMNS = {"counter": "u4", "time": "i8", "thread": "u4", "place": "u4", "flags": "u1"}
 _RECORD = np.dtype(
     [("time", "<i8"), ("counter", "<u4"), ("thread", "<u4"), ("place", "<u4"), ("flags", "<u4")]
@@ -60,6 +73,10 @@ class BoundaryLog:
 
     lost = 0
     """Rows for which there was no memory."""
+    stack_reader: ModuleType | None = None
+    """The compiled probe, where it sees every launch, so that it can read the stack there."""
+    chains: Stacks | None = None
+    """What is read of stacks, whose rows are taken with those of the log; None where nothing is."""
 
     def __init__(self, counter: Callable[[], int]) -> None:
         self.observer: Callable[[int], None] | None = None
@@ -106,6 +123,8 @@ class NativeBoundaryLog(BoundaryLog):
     def observer(self, observer: Callable[[int], None] | None) -> None:
         """Has the probe tell it."""
         self._observer = self._log.observer = observer
+        if self.chains is not None:
+            self.chains.observe(observer)
 
     @property
     def lost(self) -> int:  # type: ignore[override]
@@ -114,8 +133,15 @@ class NativeBoundaryLog(BoundaryLog):
 
     def take(self) -> dict[str, np.ndarray[Any, Any]]:
         """The rows since this was last asked, in the order of the calls."""
+        now = time_ns()
         rows = np.frombuffer(self._log.take(), _RECORD)
-        return {name: rows[name].astype(dtype) for name, dtype in COLUMNS.items()}
+        noted = {name: rows[name].astype(dtype) for name, dtype in COLUMNS.items()}
+        if self.chains is None:
+            return noted
+        read = self.chains.take(now)
+        both = {name: np.concatenate([noted[name], read[name]]) for name in COLUMNS}
+        order = np.argsort(both["time"], kind="stable")
+        return {name: column[order] for name, column in both.items()}
 
 
 class _Thread(threading.local):

@@ -61,6 +61,11 @@ class Probe(Protocol):
     notes_launches: bool
 
     @property
+    def compiled(self) -> ModuleType | None:
+        """The compiled module; None for the probe in Python."""
+        ...
+
+    @property
     def lost_calls(self) -> int:
         """Calls that could not be kept, since the process began."""
         ...
@@ -87,7 +92,8 @@ def _compiled() -> ModuleType | None:
         from thence.boundaries import _probe  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         return None
-    return _probe  # type: ignore[no-any-return, unused-ignore]
+    # One that was built for an older thence, as in a checkout that has moved on, lacks functions.
+    return _probe if hasattr(_probe, "keep_calls") else None
 
 
 class NativeProbe:
@@ -105,6 +111,11 @@ class NativeProbe:
         return NativeBoundaryLog(self._module.Log(function))
 
     @property
+    def compiled(self) -> ModuleType | None:
+        """See `Probe`."""
+        return self._module
+
+    @property
     def lost_calls(self) -> int:
         """See `Probe`."""
         return self._module.lost_calls()  # type: ignore[no-any-return]
@@ -120,6 +131,7 @@ class PythonProbe:
 
     name = "python"
     notes_launches = False
+    compiled = None
     lost_calls = 0
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from thence.boundaries.log import BoundaryLog
     from thence.cuda.cupti import Cupti
@@ -65,6 +66,8 @@ class Counting:
         It has to tell two different numbers in a row: then they are unique, and in order.
         """
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
+        if self.compiled is not None:
+            self.compiled.keep_calls(1)
         for function in _functions():
             callback_id = cupti.callback_id(function.domain, function.name)
             if callback_id is None:
@@ -84,6 +87,11 @@ class Counting:
             self.trouble = f"CUPTI did not number calls of {function.name}"
             cupti.enable_callback(subscription, function.domain, callback_id, on=False)
 
+    @property
+    def compiled(self) -> ModuleType | None:
+        """The compiled probe; None where that in Python counts."""
+        return self._probe.compiled
+
     def choose(self, cupti: Cupti, wanted: Callable[[str], bool]) -> None:
         """Say of which other functions, named as in CUDA's headers, calls are noted while it listens."""
         self._functions = {
@@ -98,6 +106,11 @@ class Counting:
         for domain, callback_id in self._functions:
             with contextlib.suppress(CuptiError):  # one that this driver does not have
                 cupti.enable_callback(subscription, domain, callback_id, on=on)
+
+    def read_stacks_only(self) -> None:
+        """Note no calls any longer, as they are recorded: but go on to read the stack at each."""
+        if self.compiled is not None:
+            self.compiled.keep_calls(0)
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
         """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""

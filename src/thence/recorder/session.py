@@ -227,7 +227,9 @@ class Recorder:
         if self._counting.log is not None:
             self.log, self.counts = self._counting.log, True
             noted = self._counting.notes_launches and not self._options.records_calls
-            if not noted:
+            if noted:
+                self.log.stack_reader = self._counting.compiled
+            else:
                 # Refused, a launch lies between its boundaries all the same.
                 with contextlib.suppress(CuptiError):
                     self._cupti.latency_timestamps(on=True)
@@ -247,7 +249,10 @@ class Recorder:
         """
         self._flushes = False
         if self._options.launches is None and self.alive:
-            self._listen(on=False)
+            if self.log.chains is None:
+                self._listen(on=False)
+            else:
+                self._counting.read_stacks_only()
             self._options = replace(self._options, launches=True)
             if not self._paused:
                 self._try(self._enable)

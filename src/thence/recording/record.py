@@ -101,6 +101,7 @@ class Recording:
         self._collectives = CollectiveLabels()
         self._giving_way = GivingWay(self._give_way)
         self._hooks: Hooks | None = None
+        self._known: dict[str, Any] = {}
         self._collects_nvtx = False
         self._step = 0
         self._labelled = 0
@@ -131,7 +132,11 @@ class Recording:
         self._collectives = CollectiveLabels()
         self._giving_way = GivingWay(self._give_way)
         recorder = Recorder(
-            self.directory, _for_frameworks(self._options), self._rows, uses_xla=jax_uses_cuda
+            self.directory,
+            _for_frameworks(self._options),
+            self._rows,
+            lambda: self._known,
+            jax_uses_cuda,
         )
         recorder.start()
         self._recorder = recorder
@@ -215,8 +220,9 @@ class Recording:
     def _start_hooks(self) -> None:
         """Follow modules and lines, where boundaries are noted."""
         if self.noted.log is not None:
-            self._hooks = Hooks(self.noted.log, self.noted.places, self._options)
-            self._hooks.start()
+            self._hooks = hooks = Hooks(self.noted.log, self.noted.places, self._options)
+            self._known = {"lines": hooks.way()}
+            hooks.start()
             follow_boundaries((self.noted.log, self.noted.places))
 
     def _stop_hooks(self) -> None:

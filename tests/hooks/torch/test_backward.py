@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import itertools
 import threading
+from ctypes import CFUNCTYPE, c_uint64, c_void_p, cast
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from launching import CompiledCounter
+from thence.boundaries.chains import Chains
 from thence.boundaries.log import BEGINS, ENDS, BoundaryLog
 from thence.boundaries.places import LINE, MODULE, PHASE, Place, Places
+from thence.boundaries.stacks import why_unreadable
 from thence.hooks.torch.backward import BackwardCalls, nodes_of
 from thence.hooks.torch.phases import PhasePlaces
+from thence.hooks.torch.stack_following import StackCommon
 from thence.hooks.torch.threads import Common, Threads
 
 LEAF = (1 << 64) - 1
@@ -137,6 +144,50 @@ class Setting:
         return found
 
 
+class StackSetting(Setting):
+    """The same, with the compiled probe: the places of the forward are those below its thread's stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled = CompiledCounter("")
+        native = self.compiled.log.stack_reader
+        if native is None or (why := why_unreadable(native)) is not None:
+            pytest.skip(f"stacks cannot be read: {why}")
+        self.peek = CFUNCTYPE(c_uint64)(lambda: self.number)
+        self.log = self.compiled.log
+        self.log.chains = self.chains = Chains(native, self.places)
+        self.chains.begin()
+        native.count_nodes(cast(self.peek, c_void_p).value)
+        native.here()
+        self.common = StackCommon(self.log, self.places, self.chains)
+        self.common.sequence = lambda: self.number
+        self.threads = Threads(self.common)
+        torch = self.calls._torch
+        self.calls = BackwardCalls(torch, self.common, self.threads, self.phases)
+
+    def launch(self, node: Node | None = None) -> None:
+        number = self.compiled.library.fake_launch()
+        self.launched.append((number, threading.get_native_id(), node))
+
+    def forward(self, module: str, line: str, *after: Node, **more: Any) -> Node:
+        self.chains.native.go_below(0, 1, self.place(MODULE, module), self.place(LINE, line))
+        node = Node(self.number, *after, **more)
+        self.number += 1
+        self.launch()
+        return node
+
+    def backward(self, root: Node) -> None:
+        self.chains.native.go_below(0, 0, 0, 0)
+        super().backward(root)
+
+    def known(self) -> list[tuple[Node | None, dict[int, str | None]]]:
+        try:
+            return super().known()
+        finally:
+            self.chains.end()
+            self.compiled.end()
+
+
 def chain(
     setting: Setting, count: int, width: int = 3, **more: Any
 ) -> tuple[Node, dict[Node, tuple[str, str]]]:
@@ -152,8 +203,9 @@ def chain(
     return node, made
 
 
-def test_nodes_have_the_places_of_their_forward_with_few_hooks() -> None:
-    setting = Setting()
+@pytest.mark.parametrize("kind", [Setting, StackSetting])
+def test_nodes_have_the_places_of_their_forward_with_few_hooks(kind: type[Setting]) -> None:
+    setting = kind()
     root, made = chain(setting, 60)
     setting.backward(root)
     seen = 0
@@ -167,8 +219,9 @@ def test_nodes_have_the_places_of_their_forward_with_few_hooks() -> None:
     assert not any(node.hooks for node in made)
 
 
-def test_the_threads_say_when_they_wait() -> None:
-    setting = Setting()
+@pytest.mark.parametrize("kind", [Setting, StackSetting])
+def test_the_threads_say_when_they_wait(kind: type[Setting]) -> None:
+    setting = kind()
     root, _ = chain(setting, 9)
     for _ in range(2):
         setting.backward(root)
@@ -177,7 +230,7 @@ def test_the_threads_say_when_they_wait() -> None:
     here = threading.get_native_id()
     by_thread: dict[int, list[int]] = {}
     for thread, flags in zip(setting.rows["thread"], setting.rows["flags"], strict=True):
-        by_thread.setdefault(int(thread), []).append(int(flags))
+        by_thread.setdefault(int(thread), []).append(int(flags) & (BEGINS | ENDS))
     mine = [flags for flags in by_thread.pop(here) if flags]
     assert mine == [ENDS, BEGINS] * 2
     assert len(by_thread) == 2
@@ -187,8 +240,9 @@ def test_the_threads_say_when_they_wait() -> None:
         assert not any(flags[1:-1])
 
 
-def test_accumulation_is_a_phase_and_the_node_after_it_is_itself_again() -> None:
-    setting = Setting()
+@pytest.mark.parametrize("kind", [Setting, StackSetting])
+def test_accumulation_is_a_phase_and_the_node_after_it_is_itself_again(kind: type[Setting]) -> None:
+    setting = kind()
     first = setting.forward("a", "1", Node(LEAF, gradient=None))
     second = setting.forward("a", "1", first, Node(LEAF, gradient=object()))
     root = setting.forward("a", "1", second)

@@ -16,9 +16,10 @@ from thence.boundaries.places import LINE, MODULE, PHASE, STEP  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12"),
+    pytest.mark.usefixtures("way"),
+]
 
 KERNEL = """
 import torch
@@ -298,11 +299,14 @@ def train(optimizers, times, accumulate=1):
 
 
 def steps(program: Watched) -> list[int]:
-    """Counters at which steps begin."""
+    """Numbers of the launches right after which steps begin, 0 for none."""
     numbers = {number for number, place in program.known.items() if place.kind == STEP}
     rows = program.rows
+    launched = sorted(one.counter for one in program.launches)
     return [
-        int(c) for c, p in zip(rows["counter"], rows["place"], strict=True) if int(p) in numbers
+        max((one for one in launched if one <= counter), default=0)
+        for counter, place in zip(rows["counter"].tolist(), rows["place"].tolist(), strict=True)
+        if place in numbers
     ]
 
 
@@ -391,7 +395,7 @@ def test_what_is_compiled_stays_the_same(tmp_path: Path) -> None:
             optimizer.zero_grad()
         explained = torch._dynamo.explain(plain)(x)
         breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-        return graphs, breaks, explained.graph_count, explained.graph_break_count, float(loss)
+        return graphs, breaks, explained.graph_count, explained.graph_break_count, float(loss.detach())
     results.append(compiled(None))
     hooks.stop()
     results.append(compiled(None))

@@ -36,6 +36,7 @@ def test_every_line_that_launches_is_known(tmp_path: Path, own: int) -> None:
     assert counts["function"] == 0
 
 
+@pytest.mark.usefixtures("way")
 def test_many_rounds_stay_right_while_silent_lines_are_switched_off(tmp_path: Path) -> None:
     program = watched(EVERYTHING + "for _ in range(40): round()\n", tmp_path)
     wrong = [
@@ -120,6 +121,7 @@ def test_at_a_later_step_such_lines_are_known(
     assert {program.verdict(one) for one in after} == {"line"}
 
 
+@pytest.mark.usefixtures("way")
 def test_a_silent_line_costs_nothing_once_it_is_switched_off(tmp_path: Path) -> None:
     program = watched(
         "def f():\n    for i in range(100_000):\n        x = i\n        y = x\nf()\n", tmp_path
@@ -127,12 +129,14 @@ def test_a_silent_line_costs_nothing_once_it_is_switched_off(tmp_path: Path) -> 
     assert len(program.rows["place"]) < 10 * lines.QUIET_RUNS
 
 
+@pytest.mark.usefixtures("way")
 def test_a_silent_function_costs_nothing_in_the_end(tmp_path: Path) -> None:
     program = watched("def f(): pass\nfor i in range(100_000): f()\nlaunch()\n", tmp_path)
     assert len(program.rows["place"]) < 4 * lines.QUIET_CALLS
     assert program.verdicts()["wrong"] == 0
 
 
+@pytest.mark.usefixtures("way")
 def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
     program = watched(
         """
@@ -163,6 +167,7 @@ def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
     assert program.verdicts()["function"] < 0.02 * len(program.launches)
 
 
+@pytest.mark.usefixtures("way")
 def test_functions_that_run_already_when_recording_begins(tmp_path: Path) -> None:
     program = watched(
         """
@@ -195,6 +200,7 @@ def test_functions_that_run_already_when_recording_begins(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.usefixtures("way")
 def test_code_of_packages_counts_where_it_is_asked_for(tmp_path: Path) -> None:
     body = """
         exec(compile("def forward(f):\\n    f()\\n", "/lib/site-packages/transformers/llama.py", "exec"))

@@ -41,16 +41,16 @@ class _Run:
     Attributes:
         caller: the thread that called.
         state: what the caller was in; None for calls that are not followed.
-        module, line: the caller's innermost places.
+        line: the caller's innermost place.
         on_caller: whether the caller ran nodes itself.
         hooks: prehooks, to be removed.
         done: whether it is over.
     """
 
-    def __init__(self, caller: Thread) -> None:
+    def __init__(self, caller: Thread, line: int) -> None:
         self.caller = caller
-        self.state: tuple[object, ...] | None = None
-        self.module, self.line = caller.module, caller.line
+        self.state: tuple[Any, ...] | None = None
+        self.line = line
         self.on_caller = False
         self.hooks: list[Any] = []
         self.done = False
@@ -77,16 +77,15 @@ class BackwardCalls:
     def enter(self) -> None:
         """The engine is called."""
         thread = self._threads.now
-        run = _Run(thread)
+        run = _Run(thread, self._common.here(thread)[1])
         self._runs.append(run)
         if self._traces():
             return
         roots = sys._getframe(2).f_locals["t_outputs"]  # noqa: SLF001 - no other way to the caller's frame
         self._common.made(thread)
-        run.state = thread.state()
         self._hook(run, nodes_of(roots))
         self._common.cross(thread, 0, ENDS)
-        thread.modules, thread.stack = [], []
+        run.state = self._common.enter_engine(thread)
 
     def leave(self) -> None:
         """It is over."""
@@ -198,19 +197,14 @@ class BackwardCalls:
             thread.running = run
             engine = self._torch.autograd.Variable._execution_engine  # noqa: SLF001 - no public name
             engine.queue_callback(functools.partial(self._end, thread))
-        if thread.log is thread.forward:
-            thread.log = ForwardLog(self._common.sequence())
         common = self._common
-        thread.around = thread.module if module is None else module
-        thread.below = thread.line if line is None else line
+        if thread.log is thread.forward:
+            common.make_in(thread, ForwardLog(common.sequence()))
         # The first boundary says that the thread waited, whether or not anything changes.
         if flags or phase != thread.phase:
             common.cross(thread, phase, flags)
             thread.phase = phase
-        if thread.around != thread.module:
-            common.module(thread, thread.around)
-        if thread.below != thread.line:
-            common.line(thread, thread.below)
+        common.begin_node(thread, module, line)
 
     def _end(self, thread: Thread) -> None:
         """The last node of a run is over, on a thread of autograd's."""
@@ -218,14 +212,12 @@ class BackwardCalls:
             return  # several devices took part: the others' threads say nothing until they begin again
         self._common.cross(thread, 0, ENDS)
         thread.running = None
-        thread.log = thread.forward
-        thread.around, thread.below = self._common.nowhere[:2]
-        thread.modules, thread.stack, thread.phases = [], [], []
+        self._common.end_nodes(thread)
 
     def _restore(self, thread: Thread, state: tuple[Any, ...], flags: int) -> None:
         common = self._common
         here = (thread.module, thread.line, thread.phase)
-        thread.restore(state)
+        common.leave_engine(thread, state)
         for place, before in zip((thread.module, thread.line, thread.phase), here, strict=True):
             if place != before:
                 common.cross(thread, place, flags)

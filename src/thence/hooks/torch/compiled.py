@@ -14,6 +14,7 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
+from thence.boundaries.chains import GENERATED
 from thence.boundaries.places import LINE, MODULE, PHASE, Place
 from thence.marks.captured_places import module_of_part, phase_of_part
 from thence.marks.generated_lines import Nowhere, generated
@@ -22,6 +23,7 @@ from thence.marks.launch_facts import main_part
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from thence.boundaries.chains import Chains
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
     from thence.marks.generated import LineFacts
@@ -60,6 +62,7 @@ class CompiledPlaces:
         log: takes the boundaries.
         around: what the hooks of eager code know of the calling thread; None where there are none.
         lines: that are followed.
+        chains: has the places below generated code, where stacks are read; None where boundaries are noted.
     """
 
     def __init__(
@@ -68,12 +71,15 @@ class CompiledPlaces:
         log: BoundaryLog,
         around: Around | None = None,
         lines: GeneratedLines = generated,
+        chains: Chains | None = None,
     ) -> None:
         self._places = places
         self._log = log
         self._around: Around = around or Nowhere()
         self._lines = lines
         self._local = _Local()
+        self._chains = chains
+        self._known_to_chains: set[int] = set()
         self._known: dict[tuple[int, str | None, int, str], tuple[LineFacts, _Numbers]] = {}
 
     @property
@@ -110,9 +116,9 @@ class CompiledPlaces:
             here.run = run
             here.outer = self._outer()
             here.last = (0, 0, 0)
+            self._watch(run)
         if facts is None:
-            self._note(here, here.outer)
-            here.run = None
+            self._leave(here)
             return
         self._note(here, self._numbers(run, facts, here.outer))
         if facts.parts and not facts.parts[0].op.startswith(_OPERATORS_OF_TORCH):
@@ -132,10 +138,31 @@ class CompiledPlaces:
         """Notes what has changed."""
         if numbers == here.last:
             return
-        for number, before in zip(numbers, here.last, strict=True):
-            if number != before:
+        observe = self._log.observer
+        if self._chains is not None:
+            self._chains.native.go_below(1, 1, *numbers[:2])
+        for kind, number, before in zip(_KINDS, numbers, here.last, strict=True):
+            if number == before:
+                continue
+            if self._chains is None or kind == PHASE:
                 self._log.note(number)
+            elif observe is not None:
+                observe(number)
         here.last = numbers
+
+    def _leave(self, here: _Local) -> None:
+        """The code is over."""
+        self._note(here, here.outer)
+        if self._chains is not None:
+            self._chains.native.go_below(1, 0, 0, 0)
+        here.run = None
+
+    def _watch(self, run: Run) -> None:
+        """Have chains end at the code that runs."""
+        if self._chains is not None and id(run.module) not in self._known_to_chains:
+            self._known_to_chains.add(id(run.module))
+            for code in run.module.codes:
+                self._chains.watch(code, GENERATED)
 
     def _numbers(self, run: Run, facts: LineFacts, outer: _Numbers) -> _Numbers:
         """Numbers of the places of a launch."""

@@ -10,12 +10,13 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
+from thence.boundaries.stacks import why_unreadable
 from thence.hooks.torch.backward import BackwardCalls
 from thence.hooks.torch.compiled import CompiledPlaces
+from thence.hooks.torch.following import ByEvents, ByStack
 from thence.hooks.torch.here import Here
-from thence.hooks.torch.lines import Lines
-from thence.hooks.torch.modules import ModuleCalls, ModulePaths
-from thence.hooks.torch.monitoring import CALLS, Handler, Monitor, why_not
+from thence.hooks.torch.monitoring import CALLS, Handler, why_not
+from thence.hooks.torch.own_files import OwnFiles
 from thence.hooks.torch.phases import (
     PhaseCalls,
     PhasePlaces,
@@ -24,7 +25,6 @@ from thence.hooks.torch.phases import (
     phase_functions,
 )
 from thence.hooks.torch.steps import Steps
-from thence.hooks.torch.threads import Common, Thread, Threads
 from thence.importing import when_imported
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
+    from thence.hooks.torch.following import Way
+    from thence.hooks.torch.threads import Thread
 
 __all__ = ["Hooks", "HooksOptions"]
 
@@ -64,40 +66,41 @@ class Hooks:
         log: takes boundaries; `log.note` is called on the program's threads.
         places: takes places.
         options: what to note.
+
+    Attributes:
+        missing: why nothing is noted; None if something is.
+        no_stacks: why modules and lines are not known by stacks, but by events or not at all; None if they are.
     """
 
     def __init__(self, log: BoundaryLog, places: Places, options: HooksOptions) -> None:
         self._options = options
-        self._common = Common(log, places)
-        self._threads = Threads(self._common)
-        self._lines = Lines(self._common, self._threads, places, options.own)
-        self._steps = Steps(self._common, places, self._lines.step)
+        self.missing = why_not() if options.modules or options.lines else "nobody asked for them"
+        self.no_stacks = self.missing or why_unreadable(log.stack_reader)
+        is_own = OwnFiles(options.own)
+        self._way: Way
+        reader = log.stack_reader
+        if self.no_stacks is None and reader is not None:
+            self._way = ByStack(log, places, reader, is_own, self, lines=options.lines)
+        else:
+            self._way = ByEvents(log, places, is_own, self)
+        self._common, self._threads = self._way.common, self._way.threads
+        self._monitor = self._way.monitor
+        self._steps = Steps(self._common, places, self._way.step)
         self._phases = PhasePlaces(places)
-        self._paths = ModulePaths(places)
-        self._monitor = Monitor(self._lines.unknown, self._lines.on_line, self._failed)
-        self._lines.monitor = self._monitor
-        here = Here(self._threads, self._paths, self._lines)
-        self._compiled = CompiledPlaces(places, log, here)
+        here = Here(self._common, self._threads, self._way.paths, is_own)
+        self._compiled = CompiledPlaces(places, log, here, chains=self._way.chains)
         self._backward: BackwardCalls | None = None
         self._grad_enabled: Callable[[], bool] = lambda: False
         self._waiting: list[Callable[[], None]] = []
         self._said: list[str] = []
         self._live = False
-        self._missing: str | None = None
 
     def start(self) -> None:
         """Begin; PyTorch may be imported later."""
-        if not (self._options.modules or self._options.lines):
-            return
-        missing = why_not()
-        if missing is not None:
-            self._missing = missing
+        if self.missing is not None:
             return
         self._live = True
-        self._common.calibrate()
-        self._monitor.start(everywhere=self._options.lines)
-        if self._options.lines:
-            self._lines.follow_running()
+        self._way.start(lines=self._options.lines)
         if self._options.modules:
             if "torch" in sys.modules:
                 self._steps.begin(self._threads.now)
@@ -105,6 +108,11 @@ class Hooks:
             self._waiting += phase_functions(self._phase_function)
             self._compiled.begin()
             self._waiting.append(self._compiled.end)
+
+    def way(self) -> dict[str, str | None]:
+        """For ``recording.json``: in which way modules and lines are known, and why in no better one."""
+        by = None if self.missing is not None else "events" if self.no_stacks else "stack"
+        return {"by": by, "trouble": self.no_stacks}
 
     def stop(self) -> None:
         """Note nothing from now on. Stopping twice does nothing."""
@@ -125,14 +133,15 @@ class Hooks:
     def said(self) -> list[str]:
         """Sentences about what could not be watched: in programs that use PyTorch, for which it is more than lines."""
         said = list(self._said)
-        if self._missing is not None and "torch" in sys.modules:
+        wanted = self._options.modules or self._options.lines
+        if self.missing is not None and wanted and "torch" in sys.modules:
             said.append(
                 "the program's modules, lines, phases and steps are not known, as they are noted by events of "
-                f"Python's and {self._missing}"
+                f"Python's and {self.missing}"
             )
         if "torch._inductor" in sys.modules:
             said += self._compiled.notes
-        if self._lines.too_many:
+        if self._way.too_many:
             said.append(
                 "the program reached its lines by more chains of calls than are kept apart: the later ones lack "
                 "their callers"
@@ -147,7 +156,8 @@ class Hooks:
             )
         return said
 
-    def _failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
+        """An error of thence's: nothing is noted any longer."""
         if self._live:
             _LOG.warning("thence: modules and lines are noted no longer: %r", error)
             self._said.append(
@@ -156,10 +166,13 @@ class Hooks:
             self.stop()
 
     def _watch(self, code: CodeType | None, handler: Handler, what: str) -> None:
+        self._known(code, lambda one: self._monitor.watch(one, handler, CALLS), what)
+
+    def _known(self, code: CodeType | None, watch: Callable[[CodeType], None], what: str) -> None:
         if code is None:
             self._said.append(f"{what} not known: this PyTorch has no function that thence knows")
         else:
-            self._monitor.watch(code, handler, CALLS)
+            watch(code)
 
     def _phase_function(self, phase: str, code: CodeType) -> None:
         calls = PhaseCalls(self._common, self._threads, getattr(self._phases, phase))
@@ -168,15 +181,19 @@ class Hooks:
     def _torch_is_there(self, torch: Any) -> None:
         common, threads, phases = self._common, self._threads, self._phases
         try:
-            common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
+            lacking = self._way.torch_is_there(torch)
+            if lacking is not None:
+                self._said.append(f"modules and lines of backward passes are not known: {lacking}")
             self._grad_enabled = torch.is_grad_enabled
             self._backward = backward = BackwardCalls(torch, common, threads, phases)
-            calls = ModuleCalls(common, threads, self._paths, self._outermost, self._over)
-            self._watch(code_of(torch.nn.Module, "_wrapped_call_impl"), calls, "modules are")
-            graph = torch.autograd.graph
-            self._watch(
-                code_of(graph, "_engine_run_backward"),
-                backward,
+            self._known(
+                code_of(torch.nn.Module, "_wrapped_call_impl"),
+                self._way.watch_modules,
+                "modules are",
+            )
+            self._known(
+                code_of(torch.autograd.graph, "_engine_run_backward"),
+                lambda code: self._way.watch_engine(code, backward),
                 "the backward pass's modules and lines are",
             )
             for name in ("backward", "grad"):
@@ -192,7 +209,7 @@ class Hooks:
                 )
             )
         except Exception as error:  # noqa: BLE001 - the program comes first
-            self._failed(error)
+            self.failed(error)
 
     def _checkpoint(self, module: Any, handler: Handler) -> None:
         name = "_checkpoint_without_reentrant_generator"
@@ -200,7 +217,7 @@ class Hooks:
         inner = next((one for code in codes if (one := inner_code(code, "recompute_fn"))), None)
         self._watch(inner, handler, "recomputation is")
 
-    def _outermost(self, thread: Thread, module: Any, frame: Any) -> None:
+    def outermost(self, thread: Thread, module: Any, frame: Any) -> None:
         """A module is called outside of all others on its thread."""
         if thread.log is not thread.forward:  # inside a node of autograd's
             thread.phases.append(thread.phase)
@@ -213,8 +230,9 @@ class Hooks:
             if not thread.phases:
                 self._common.phase(thread, self._phases.other)
             self._steps.model_called(thread, module, frame)
+            self._way.called_without_gradients()
 
-    def _over(self, thread: Thread) -> None:
+    def over(self, thread: Thread) -> None:
         """The call is over."""
         if thread.log is not thread.forward:
             if thread.phases:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +24,13 @@ from thence.boundaries.log import ENDS
 from thence.boundaries.places import LINE, Place
 from thence.hooks.torch.monitoring import ALL_LINES, Monitor
 from thence.hooks.torch.successors import successors
-from thence.model.own_code import OwnCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import CodeType, FrameType
 
     from thence.boundaries.places import Places
+    from thence.hooks.torch.own_files import OwnFiles
     from thence.hooks.torch.threads import Common, Thread, Threads
 
 __all__ = [
@@ -55,7 +54,6 @@ MOST_FUNCTIONS = 20_000
 MOST_PLACES = 200_000
 """Places beyond which chains are no longer told apart, only lines."""
 _MOST_FRAMES = 500
-_OURS = str(Path(__file__).parents[2])
 
 
 class Activation:
@@ -245,7 +243,7 @@ class Lines:
     Args:
         common, threads: what is known of threads.
         places: takes numbers for lines.
-        own: further packages whose code counts as the user's own.
+        is_own: whether a file is the user's.
 
     Attributes:
         monitor: set by who makes both.
@@ -255,29 +253,19 @@ class Lines:
 
     monitor: Monitor
 
-    def __init__(
-        self, common: Common, threads: Threads, places: Places, own: Sequence[str]
-    ) -> None:
+    def __init__(self, common: Common, threads: Threads, places: Places, is_own: OwnFiles) -> None:
         self.common = common
         self.threads = threads
         self.too_many = False
         self.main = threading.main_thread().ident
         self._places = places
-        self._own = OwnCode.of(own)
-        self._files: dict[str, bool] = {}
+        self._is_own = is_own
         self._functions: list[Function] = []
         self._next_chance = 0.0
 
-    def is_own(self, file: str) -> bool:
-        """Whether a file is the user's."""
-        own = self._files.get(file)
-        if own is None:
-            own = self._files[file] = not file.startswith(_OURS) and self._own(file)
-        return own
-
     def unknown(self, code: CodeType) -> Function | None:
         """Follow a function that is called for the first time, if it is the user's."""
-        if not self.is_own(code.co_filename) or len(self._functions) >= MOST_FUNCTIONS:
+        if not self._is_own(code.co_filename) or len(self._functions) >= MOST_FUNCTIONS:
             return None
         function = Function(code, self)
         self._functions.append(function)

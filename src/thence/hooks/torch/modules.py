@@ -45,10 +45,14 @@ class ModulePaths:
 
     Args:
         places: takes numbers for them.
+        named: told of the address of each module that gets a place, and its number; 0: it is gone.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(
+        self, places: Places, named: Callable[[int, int], None] = lambda _address, _number: None
+    ) -> None:
         self._places = places
+        self._named = named
         self._numbers: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
         self._roots: dict[str, weakref.ref[Any]] = {}
@@ -134,10 +138,12 @@ class ModulePaths:
     def _keep(self, module: Any, number: int) -> None:
         key = id(module)
         self._numbers[key] = number
+        self._named(key, number)
 
         def gone(_ref: object) -> None:  # another object may get its id
             self._numbers.pop(key, None)
             self._alive.pop(key, None)
+            self._named(key, 0)
 
         self._alive[key] = weakref.ref(module, gone)
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-__all__ = ["ALL_LINES", "CALLS", "Handler", "Monitor", "free_id", "why_not"]
+__all__ = ["ALL_LINES", "CALLS", "EVENTS", "Handler", "Monitor", "free_id", "why_not"]
 
 _NAME = "thence"
 _IDS = (3, 4)
 """Those that no kind of tool has a claim to: 0 is of debuggers, 1 of coverage, 2 of profilers, 5 of optimizers."""
 _monitoring: Any = getattr(sys, "monitoring", None)
-_EVENTS: Any = getattr(_monitoring, "events", None)
-CALLS: int = _EVENTS.PY_START | _EVENTS.PY_RETURN if _EVENTS else 0
+EVENTS: Any = getattr(_monitoring, "events", None)
+CALLS: int = EVENTS.PY_START | EVENTS.PY_RETURN if EVENTS else 0
 """Events of a function that is no generator."""
 ALL_LINES: int = (
-    _EVENTS.LINE | _EVENTS.PY_RETURN | _EVENTS.PY_YIELD | _EVENTS.PY_RESUME if _EVENTS else 0
+    EVENTS.LINE | EVENTS.PY_RETURN | EVENTS.PY_YIELD | EVENTS.PY_RESUME if EVENTS else 0
 )
 """Events of a function that is followed line by line; its beginning is found by the events of all code."""
 
@@ -103,7 +103,8 @@ class Monitor:
         return self._handlers.get(id(code))
 
     def rearm(self, code: CodeType, events: int) -> None:
-        """Have all locations of a code object told of again, those that were disabled too."""
+        """Have all locations of a code object told of (again), those that were disabled too."""
+        self._codes[id(code)] = code
         if self._tool is not None:
             _monitoring.set_local_events(self._tool, code, 0)
             _monitoring.set_local_events(self._tool, code, events)
@@ -119,7 +120,7 @@ class Monitor:
         _monitoring.use_tool_id(self._tool, _NAME)
         for event, callback in self._callbacks().items():
             _monitoring.register_callback(self._tool, event, callback)
-        always, begins = _EVENTS.PY_UNWIND | _EVENTS.PY_THROW, _EVENTS.PY_START | _EVENTS.PY_RESUME
+        always, begins = EVENTS.PY_UNWIND | EVENTS.PY_THROW, EVENTS.PY_START | EVENTS.PY_RESUME
         _monitoring.set_events(self._tool, always | (begins if everywhere else 0))
 
     def stop(self) -> None:
@@ -139,13 +140,13 @@ class Monitor:
     def _callbacks(self) -> dict[int, Callable[..., Any]]:
         leave, throw = self._ending(), self._throwing()
         return {
-            _EVENTS.PY_START: self._beginning("enter"),
-            _EVENTS.PY_RESUME: self._beginning("resume"),
-            _EVENTS.PY_RETURN: leave,
-            _EVENTS.PY_YIELD: leave,
-            _EVENTS.PY_UNWIND: leave,
-            _EVENTS.PY_THROW: throw,
-            _EVENTS.LINE: self._lines(self._failed),
+            EVENTS.PY_START: self._beginning("enter"),
+            EVENTS.PY_RESUME: self._beginning("resume"),
+            EVENTS.PY_RETURN: leave,
+            EVENTS.PY_YIELD: leave,
+            EVENTS.PY_UNWIND: leave,
+            EVENTS.PY_THROW: throw,
+            EVENTS.LINE: self._lines(self._failed),
         }
 
     def _beginning(self, method: str) -> Callable[..., Any]:

@@ -57,11 +57,32 @@ class ForwardLog:
         self.modules.append(module)
         self.lines.append(line)
         self.upcoming = upcoming
-        if len(self.starts) == 2 and self.makers is not None:
+        if len(self.starts) == 2:
+            self._join_makers()
+        if len(self.starts) > 2 * _LOG_LIMIT:
+            self._forget(_LOG_LIMIT)
+
+    def extend(
+        self, starts: list[int], modules: list[int], lines: list[int], upcoming: int
+    ) -> None:
+        """Nodes were made in several places, one after another; the first from `upcoming` on."""
+        before = len(self.starts)
+        self.starts += starts
+        self.modules += modules
+        self.lines += lines
+        self.upcoming = upcoming
+        if before < 2 <= len(self.starts):
+            self._join_makers()
+        if len(self.starts) > 2 * _LOG_LIMIT:
+            self._forget(len(self.starts) - _LOG_LIMIT)
+
+    def _join_makers(self) -> None:
+        if self.makers is not None:
             self.makers.append(self)
             del self.makers[:-_MOST_MAKERS]
-        if len(self.starts) > 2 * _LOG_LIMIT:
-            del self.starts[:_LOG_LIMIT], self.modules[:_LOG_LIMIT], self.lines[:_LOG_LIMIT]
+
+    def _forget(self, count: int) -> None:
+        del self.starts[:count], self.modules[:count], self.lines[:count]
 
     def since(self, sequence: int) -> tuple[list[int], list[int], list[int]]:
         """`starts`, `modules` and `lines` that hold for nodes of a sequence number and greater ones."""
@@ -134,6 +155,7 @@ class Threads(threading.local):
 
     def __init__(self, common: Common) -> None:
         self.now = Thread(common.nowhere, common.makers)
+        common.joined(self.now)
 
 
 class Common:
@@ -174,6 +196,42 @@ class Common:
         upcoming, log = self.sequence(), thread.log
         if upcoming != log.upcoming:
             log.made(upcoming, thread.module, thread.line)
+
+    def joined(self, thread: Thread) -> None:
+        """A thread is about to cross its first boundary."""
+
+    def here(self, thread: Thread) -> tuple[int, int]:
+        """Places of module and line that the calling thread is in."""
+        return thread.module, thread.line
+
+    def make_in(self, thread: Thread, log: ForwardLog) -> None:
+        """What the calling thread makes from here on goes to another log."""
+        thread.log = log
+
+    def enter_engine(self, thread: Thread) -> tuple[Any, ...]:
+        """The calling thread calls autograd's engine; returns the state to leave it with."""
+        state = thread.state()
+        thread.modules, thread.stack = [], []
+        return state
+
+    def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> None:
+        """The engine is done: the thread is where it was."""
+        thread.restore(state)
+
+    def begin_node(self, thread: Thread, module: int | None, line: int | None) -> None:
+        """A node of autograd's begins on the calling thread, in the places of its forward; None: as before."""
+        thread.around = thread.module if module is None else module
+        thread.below = thread.line if line is None else line
+        if thread.around != thread.module:
+            self.module(thread, thread.around)
+        if thread.below != thread.line:
+            self.line(thread, thread.below)
+
+    def end_nodes(self, thread: Thread) -> None:
+        """The last node of a backward pass is over, on a thread of autograd's."""
+        thread.log = thread.forward
+        thread.around, thread.below = self.nowhere[:2]
+        thread.modules, thread.stack, thread.phases = [], [], []
 
     # `module` and `line` are `cross` and `made` written out: two calls less at every event of the program.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.boundaries.log import BEGINS, ENDS
+from thence.boundaries.log import BEGINS, ENDS, READ
 from thence.model.intervals import NO_ROW
 from thence.model.launches import COUNTED, UNCERTAIN
 
@@ -94,9 +94,11 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
     frame = table.select("time", "thread", "place", "flags").with_columns(
         counter=pl.Series(counter), arrival=pl.int_range(pl.len())
     )
-    # A thread notes one boundary after the other, so its numbers grow: unless counting began anew.
+    # A thread notes one boundary after the other, so its numbers grow: unless counting began anew. What was read of
+    # a stack took no number.
     before = pl.col("counter").cum_max().shift(1).over("thread")
-    again = frame.select("counter", before=before).filter(pl.col("counter") <= pl.col("before"))
+    noted = frame.filter((pl.col("flags") & READ) == 0)
+    again = noted.select("counter", before=before).filter(pl.col("counter") <= pl.col("before"))
     reused = None
     if again.height:
         reused = int(again["counter"].min()), int(again["before"].max())  # type: ignore[arg-type]

@@ -1,0 +1,242 @@
+/* Reads the Python stack of the calling thread: which functions of the user's, and which module, it is in.
+ *
+ * Python says which code objects are the user's, and which objects are modules. What is found is a chain: the innermost module, the line below the outermost frame, and the
+ * functions with the position in each, innermost first. Each distinct chain has a number; names and lines are
+ * found later, in Python. A lock protects all but what is one thread's own. */
+
+#include "_stack.h"
+#include <string.h>
+
+enum { MOST_OWN = 200, MOST_CHAINS = 1 << 18, HEAD = 2, KEY = HEAD + 2 * MOST_OWN };
+
+static const uint64_t NOT_KNOWN = UINT64_MAX;
+
+/* A thread's chain changed at a launch, or another call: time and number of it, and the end of its call before. */
+typedef struct {
+    int64_t time, before;
+    uint32_t number, thread, chain, unused;
+} Change;
+_Static_assert(sizeof(Change) == 32, "changes are read as NumPy records of 32 bytes");
+
+/* Autograd nodes of these numbers, the end excluded, were made in a chain. */
+typedef struct {
+    uint64_t begin, end;
+    uint32_t thread, chain;
+} Made;
+_Static_assert(sizeof(Made) == 24, "rows are read as NumPy records of 24 bytes");
+
+static uint64_t (*next_sequence)(void);
+static uint32_t generation = 1, lost_callers;
+static __thread Here mine;
+static Rows changes = {.size = sizeof(Change), .most = 1 << 22}, made = {.size = sizeof(Made), .most = 1 << 22};
+int thence_reading, thence_nodes;
+
+Here *thence_here(void) {
+    if (mine.generation != generation) {
+        mine = (Here){.generation = generation};
+        mine.sequence = NOT_KNOWN;
+    }
+    return &mine;
+}
+
+uint32_t thence_kind(const char *frame) { return thence_kind_of(thence_code(frame)); }
+
+/* The chain from a frame on; where the first function of the user's is `code`, it is at `position`. */
+static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position) {
+    const Here *here = thence_here();
+    uint32_t key[KEY], module = 0, line = 0;
+    size_t length = HEAD;
+    int left = MOST_FRAMES;
+    for (; frame && left--; frame = thence_previous(frame)) {
+        uint32_t kind = thence_kind(frame);
+        if (kind >= FIRST_OWN) {
+            if (length == KEY) continue;
+            key[length] = kind;
+            key[length + 1] = length == HEAD && kind == code ? position : thence_position(frame);
+            length += 2;
+        } else if (kind == MODULE && !module) {
+            module = thence_module(thence_self(frame));
+        } else if (kind == GENERATED && here->generated.set) {
+            if (!module) module = here->generated.module;
+            line = here->generated.line;
+            break;
+        } else if (kind == ENGINE && here->engine.set) {
+            break;
+        }
+    }
+    if (here->engine.set && (!frame || thence_kind(frame) == ENGINE)) {
+        if (!module) module = here->engine.module;
+        line = here->engine.line;
+    }
+    key[0] = module, key[1] = line;
+    if (length == HEAD && !module && !line) return 0; /* nowhere */
+    uint32_t number = thence_chain_number(key, length, MOST_CHAINS);
+    if (number || length <= HEAD + 2) return number;
+    lost_callers++;
+    return thence_chain_number(key, HEAD + 2, 2 * MOST_CHAINS);
+}
+
+uint32_t thence_chain(char *frame, uint32_t code, uint32_t position) {
+    pthread_mutex_lock(&thence_lock);
+    uint32_t chain = chain_from(frame, code, position);
+    pthread_mutex_unlock(&thence_lock);
+    return chain;
+}
+
+/* The number of the next autograd node, where some were made since this was last asked; else that of `here`. */
+static uint64_t upcoming_node(Here *here) {
+    if (!next_sequence) return here->sequence;
+    uint64_t upcoming = next_sequence();
+    if (here->sequence == NOT_KNOWN) here->sequence = upcoming; /* those before were made nobody knows where */
+    return upcoming;
+}
+
+/* With the lock held: autograd nodes that were made since were made in a chain. */
+static void nodes_in(Here *here, uint64_t upcoming, uint32_t chain) {
+    Made row = {here->sequence, upcoming, thence_thread(), chain};
+    thence_append(&made, &row);
+    here->sequence = upcoming;
+    thence_nodes = 1;
+}
+
+/* Nodes that were made since this was last asked were made in the chain from a frame on. */
+void thence_made(char *frame, uint32_t code, uint32_t position) {
+    Here *here = thence_here();
+    uint64_t upcoming = upcoming_node(here);
+    if (upcoming == here->sequence) return;
+    pthread_mutex_lock(&thence_lock);
+    nodes_in(here, upcoming, chain_from(frame, code, position));
+    pthread_mutex_unlock(&thence_lock);
+}
+
+/* The calling thread makes the call of this number. */
+void thence_note_stack(uint32_t number, int64_t time) {
+    char *frame = thence_frame();
+    pthread_mutex_lock(&thence_lock);
+    if (thence_reading) {
+        Here *here = thence_here();
+        uint32_t chain = chain_from(frame, 0, 0);
+        uint64_t upcoming = upcoming_node(here);
+        if (upcoming != here->sequence) nodes_in(here, upcoming, chain);
+        if (time <= here->ended) time = here->ended + 1;
+        if (chain != here->chain) {
+            Change row = {time, here->ended, number, thence_thread(), chain, 0};
+            thence_append(&changes, &row);
+            here->chain = chain;
+        }
+    }
+    pthread_mutex_unlock(&thence_lock);
+}
+
+void thence_call_ended(int64_t time) { thence_here()->ended = time; }
+
+void thence_forget_stacks(void) {
+    generation++;
+    thence_reading = thence_nodes = 0;
+    next_sequence = NULL;
+    thence_forget_chains();
+    lost_callers = 0;
+    changes.count = made.count = 0; /* their memory serves again */
+}
+
+/* What Python calls. */
+
+static PyObject *begin_stacks(PyObject *module, PyObject *address) {
+    void *function = PyLong_AsVoidPtr(address);
+    (void)module;
+    if (PyErr_Occurred()) return NULL;
+    pthread_mutex_lock(&thence_lock);
+    thence_forget_stacks();
+    memcpy(&next_sequence, &function, sizeof function);
+    thence_reading = 1;
+    pthread_mutex_unlock(&thence_lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *count_nodes(PyObject *module, PyObject *address) {
+    void *function = PyLong_AsVoidPtr(address);
+    (void)module;
+    if (PyErr_Occurred()) return NULL;
+    pthread_mutex_lock(&thence_lock);
+    memcpy(&next_sequence, &function, sizeof function);
+    pthread_mutex_unlock(&thence_lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_stacks(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pthread_mutex_lock(&thence_lock);
+    thence_reading = 0;
+    pthread_mutex_unlock(&thence_lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *code_kind(PyObject *module, PyObject *address) {
+    void *code = PyLong_AsVoidPtr(address);
+    (void)module;
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(thence_kind_of(code));
+}
+
+static PyObject *here(PyObject *module, PyObject *unused) {
+    char *frame = thence_frame();
+    (void)module, (void)unused;
+    thence_made(frame, 0, 0);
+    return PyLong_FromUnsignedLong(thence_chain(frame, 0, 0));
+}
+
+static PyObject *go_below(PyObject *module, PyObject *arguments) {
+    unsigned int generated, on, of_module, line;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "IIII", &generated, &on, &of_module, &line)) return NULL;
+    Here *here = thence_here();
+    if (generated) here->generated.set = on, here->generated.module = of_module, here->generated.line = line;
+    else here->engine.set = on, here->engine.module = of_module, here->engine.line = line;
+    Py_RETURN_NONE;
+}
+
+static PyObject *enter_engine(PyObject *module, PyObject *unused) {
+    Here *here = thence_here();
+    (void)module, (void)unused;
+    PyObject *state = Py_BuildValue("lIII", here->depth, here->engine.set, here->engine.module, here->engine.line);
+    if (state) here->depth = 0, here->engine.set = 0;
+    return state;
+}
+
+static PyObject *leave_engine(PyObject *module, PyObject *state) {
+    Here *here = thence_here();
+    (void)module;
+    if (!PyArg_ParseTuple(state, "lIII", &here->depth, &here->engine.set, &here->engine.module, &here->engine.line))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *take_changes(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return thence_take(&changes);
+}
+
+static PyObject *take_made(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return thence_take(&made);
+}
+
+static PyObject *lost_stacks(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return Py_BuildValue("nnI", (Py_ssize_t)changes.lost, (Py_ssize_t)made.lost, lost_callers);
+}
+
+static PyMethodDef functions[] = {
+    {"begin_stacks", begin_stacks, METH_O, "Read stacks; the address of autograd's counter, or 0."},
+    {"count_nodes", count_nodes, METH_O, "The address of autograd's counter, where it is known later."},
+    {"end_stacks", end_stacks, METH_NOARGS, "Read them no longer; what was read can be taken."},
+    {"code_kind", code_kind, METH_O, "What a code object is, by its address; 0 where it is not known."},
+    {"here", here, METH_NOARGS, "The chain that the calling thread is in."},
+    {"go_below", go_below, METH_VARARGS, "Places below generated code (1) or the engine (0): on, module, line."},
+    {"enter_engine", enter_engine, METH_NOARGS, "Autograd's engine is called; the state to leave it with."},
+    {"leave_engine", leave_engine, METH_O, "It is over: the state that entering gave."},
+    {"take_changes", take_changes, METH_NOARGS, "Changes of chains since this was last asked, as bytes."},
+    {"take_made", take_made, METH_NOARGS, "In which chains autograd nodes were made since, as bytes."},
+    {"lost_stacks", lost_stacks, METH_NOARGS, "Changes, nodes and callers for which there was no room."},
+    {NULL, NULL, 0, NULL}};
+
+int thence_add_stack(PyObject *module) { return PyModule_AddFunctions(module, functions); }

@@ -1,0 +1,93 @@
+/* What the files of the compiled probe share: rows that wait to be taken, and the stack of a thread. */
+
+#ifndef THENCE_STACK_H
+#define THENCE_STACK_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SHARED __attribute__((visibility("hidden")))
+
+/* Rows of one size; whoever appends or takes holds the lock. */
+typedef struct {
+    char *content;
+    size_t count, room;
+    const size_t size, most;
+    size_t lost;
+} Rows;
+
+/* What the map of code objects says of one; numbers from FIRST_OWN on are functions of the user's. */
+enum { UNKNOWN, WATCHED, MODULE, ENGINE, GENERATED, FIRST_OWN };
+
+/* What is known of the calling thread. Frames are compared with, and never read, unless they are on its stack. */
+typedef struct {
+    uint32_t generation, chain; /* of which beginning; noted last */
+    long depth;                 /* calls of modules that it is in */
+    char *frame;                /* in which a line of the user's began last, */
+    uint32_t code, position;    /* that function and line */
+    uint64_t sequence;          /* autograd nodes up to this number are noted */
+    int64_t ended;              /* when its last call was over */
+    struct {
+        uint32_t set, module, line;
+    } engine, generated; /* places below autograd's engine, and below code that a compiler generated */
+} Here;
+
+/* Offsets in bytes (stacks.py); through is -1 for none. */
+typedef struct {
+    Py_ssize_t through, top, previous, instruction, code, locals;
+} Layout;
+
+enum { MOST_FRAMES = 5000 }; /* that are looked at; Python's own limit is 1000 */
+
+/* Of _rows.c */
+SHARED extern pthread_mutex_t thence_lock;
+SHARED uint32_t thence_thread(void);
+SHARED void thence_append(Rows *rows, const void *row);
+SHARED PyObject *thence_take(Rows *rows);
+SHARED void thence_forget_threads(void);
+
+/* Of _frames.c */
+SHARED extern Layout thence_layout;
+SHARED char *thence_frame(void); /* the innermost; NULL for none */
+SHARED int thence_add_frames(PyObject *module);
+
+static inline char *thence_word(const char *address) { return *(char *const *)address; }
+
+static inline char *thence_previous(const char *frame) { return thence_word(frame + thence_layout.previous); }
+
+static inline PyObject *thence_code(const char *frame) { return (PyObject *)thence_word(frame); }
+
+static inline PyObject *thence_self(const char *frame) { return (PyObject *)thence_word(frame + thence_layout.locals); }
+
+/* Of the instruction that runs, in bytes: even. */
+static inline uint32_t thence_position(const char *frame) {
+    Py_ssize_t offset = thence_word(frame + thence_layout.instruction) - thence_word(frame) - thence_layout.code;
+    return offset > 0 ? (uint32_t)offset : 0;
+}
+
+/* Of _stack.c */
+SHARED extern int thence_reading; /* whether stacks are read */
+SHARED extern int thence_nodes;   /* whether any autograd node was made */
+SHARED Here *thence_here(void);
+SHARED uint32_t thence_kind(const char *frame);
+SHARED uint32_t thence_chain(char *frame, uint32_t code, uint32_t position);
+SHARED void thence_made(char *frame, uint32_t code, uint32_t position);
+SHARED void thence_note_stack(uint32_t number, int64_t time);
+SHARED void thence_call_ended(int64_t time);
+SHARED void thence_forget_stacks(void);
+SHARED int thence_add_stack(PyObject *module);
+
+/* Of _chains.c */
+SHARED uint32_t thence_kind_of(PyObject *code);
+SHARED uint32_t thence_module(PyObject *module);
+SHARED uint32_t thence_chain_number(const uint32_t *key, size_t length, uint32_t most);
+SHARED void thence_forget_chains(void);
+SHARED int thence_add_chains(PyObject *module);
+
+/* Of _events.c */
+SHARED int thence_add_events(PyObject *module);
+
+#endif

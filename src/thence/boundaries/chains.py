@@ -1,0 +1,247 @@
+"""What the compiled probe reads of stacks, as places and boundaries.
+
+At each launch, and at every other call and boundary that the probe sees, it reads the chain that the thread is
+in: the innermost module, the places around the outermost frame, and the user's functions with the position in
+each. Here chains become places, and their changes boundaries: lines are looked up when rows are written, not at
+the launch.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.boundaries.log import COLUMNS, READ
+from thence.boundaries.places import LINE, MODULE, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, ModuleType
+
+    from thence.boundaries.places import Places
+
+    Columns = dict[str, np.ndarray[Any, Any]]
+
+__all__ = ["ENGINE", "FIRST_OWN", "GENERATED", "MODULE_CALL", "WATCHED", "Chains"]
+
+WATCHED, MODULE_CALL, ENGINE, GENERATED, FIRST_OWN = range(1, 6)
+"""What a code object is to the probe: one that Python has events of, the call of a module, the call of autograd's
+engine, code that a compiler generated; from the last on functions of the user's (_stack.h)."""
+_CHANGE = np.dtype(
+    [(name, "<i8") for name in ("time", "before")]
+    + [(name, "<u4") for name in ("number", "thread", "chain", "unused")]
+)
+"""``Change`` of _stack.c."""
+_MADE = np.dtype([("begin", "<u8"), ("end", "<u8"), ("thread", "<u4"), ("chain", "<u4")])
+"""``Made`` of _stack.c."""
+
+
+class Chains:
+    """The chains of one recording.
+
+    Args:
+        native: the compiled probe, which can read stacks here (`thence.boundaries.stacks.why_unreadable`).
+        places: takes numbers for lines.
+        lines: whether lines are noted, or modules alone.
+
+    Attributes:
+        observed: told when somebody begins to observe.
+    """
+
+    def __init__(self, native: ModuleType, places: Places, *, lines: bool = True) -> None:
+        self.native = native
+        self._places = places
+        self._kinds = (MODULE, LINE) if lines else (MODULE,)
+        self._nowhere = {kind: places.nothing(kind) for kind in (MODULE, LINE)}
+        self._codes: list[CodeType] = []
+        self._kept: list[object] = []
+        self._starts: dict[int, tuple[list[int], list[int]]] = {}
+        self._of_chain = np.array([[self._nowhere[MODULE], self._nowhere[LINE]]], np.uint32)
+        self._last: dict[tuple[int, int], int] = {}
+        self._later = np.empty(0, _CHANGE)
+        self.observed: Callable[[], None] = lambda: None
+        self._lock = threading.RLock()
+
+    def begin(self) -> None:
+        """Read stacks from now on."""
+        self.native.begin_stacks(0)
+
+    def end(self) -> None:
+        """No longer. What was read can still be taken."""
+        self.native.end_stacks()
+
+    def own(self, code: CodeType) -> None:
+        """A function of the user's: it is kept alive, so that no other code gets its address."""
+        with self._lock:
+            self._codes.append(code)
+            self.native.add_code(id(code), FIRST_OWN + len(self._codes) - 1)
+
+    def kind(self, code: CodeType) -> int:
+        """What a code object is; 0 where nothing was told of it."""
+        return self.native.code_kind(id(code))  # type: ignore[no-any-return]
+
+    def watch(self, code: CodeType, what: int) -> None:
+        """Code that is something else to the probe: `WATCHED`, `MODULE_CALL`, `ENGINE` or `GENERATED`."""
+        self._kept.append(code)
+        self.native.add_code(id(code), what)
+
+    def here(self) -> tuple[int, int]:
+        """Numbers of the places of module and line that the calling thread is in."""
+        return self.places(self.native.here())
+
+    def places(self, chain: int) -> tuple[int, int]:
+        """Numbers of the places of module and line of a chain."""
+        if chain >= len(self._of_chain):
+            self._resolve()
+        module, line = self._of_chain[chain].tolist()
+        return module, line
+
+    def observe(self, observer: Callable[[int], None] | None) -> None:
+        """Tell of the places that a thread comes to, on that thread, as they change; None for nobody."""
+        if observer is None:
+            self.native.observe_stacks(None)
+            return
+        last: dict[int, tuple[int, int]] = {}
+
+        def crossed(chain: int) -> None:
+            here = self.places(chain)
+            thread = threading.get_ident()
+            before = last.get(thread, (0, 0))
+            last[thread] = here
+            for place, other in zip(here, before, strict=True):
+                if place != other:
+                    observer(place)
+
+        self.native.observe_stacks(crossed)
+        self.observed()
+
+    def take_made(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Which autograd nodes were made where since this was last asked.
+
+        Returns:
+            rows of ``_MADE``, and the numbers of the places of module and line of each.
+        """
+        rows = np.frombuffer(self.native.take_made(), _MADE)
+        modules, lines = self._arrays(rows["chain"])
+        return rows, modules, lines
+
+    def take(self, until: int) -> Columns:
+        """Boundaries at which a thread's module or line changed since this was last asked, as `BoundaryLog.take`.
+
+        Args:
+            until: Unix ns; later ones wait for the next time.
+        """
+        with self._lock:
+            rows = np.concatenate([self._later, np.frombuffer(self.native.take_changes(), _CHANGE)])
+            due = rows["time"] <= until
+            self._later, rows = rows[~due], rows[due]
+            places = dict(zip((MODULE, LINE), self._arrays(rows["chain"]), strict=True))
+            order = np.argsort(rows["thread"], kind="stable")
+            parts = [self._changes(kind, rows, places[kind], order) for kind in self._kinds]
+        whole = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+        in_time = np.argsort(whole["time"], kind="stable")
+        return {name: whole[name][in_time].astype(dtype) for name, dtype in COLUMNS.items()}
+
+    def lost(self) -> tuple[int, int, int]:
+        """Changes, and ranges of autograd nodes, for which there was no memory; chains that lack their callers."""
+        return self.native.lost_stacks()  # type: ignore[no-any-return]
+
+    def _changes(self, kind: int, rows: Any, place: Any, order: Any) -> Columns:
+        """Boundaries where a thread's place of a kind is another than at its row before.
+
+        Between the end of the call before and this one it was where both are: in their function.
+        """
+        thread, place = rows["thread"][order], place[order]
+        first = np.ones(len(rows), bool)
+        first[1:] = thread[1:] != thread[:-1]
+        before = np.roll(place, 1)
+        before[first] = [
+            self._last.get((kind, one), self._nowhere[kind]) for one in thread[first].tolist()
+        ]
+        last = np.append(first[1:], [True])[: len(rows)]
+        self._last.update(
+            ((kind, one), number)
+            for one, number in zip(thread[last].tolist(), place[last].tolist(), strict=True)
+        )
+        changed = place != before
+        rows, place, before = rows[order][changed], place[changed], before[changed]
+        pairs, which = np.unique(before.astype(np.uint64) << 32 | place, return_inverse=True)
+        common = [self._common(kind, *divmod(pair, 1 << 32)) for pair in pairs.tolist()]
+        between = np.array(common, np.uint32)[which]
+        gap = (between != before) & (rows["before"] > 0) & (rows["before"] < rows["time"])
+        new = ~(gap & (between == place))
+        # Of rows at one moment those of what lies behind come last.
+        whole = {
+            "counter": (rows["number"], rows["number"]),
+            "time": (rows["time"], rows["before"]),
+            "thread": (rows["thread"], rows["thread"]),
+            "place": (place, between),
+            "flags": (np.full(len(rows), READ),) * 2,
+        }
+        return {name: np.concatenate([a[new], b[gap]]) for name, (a, b) in whole.items()}
+
+    def _common(self, kind: int, one: int, other: int) -> int:
+        """The innermost place that two are in: where they are two lines of one function, this function."""
+        above, paths = 0, [self._path(number) for number in (one, other)]
+        for a, b in zip(*paths, strict=False):
+            if a != b:
+                first, second = self._places[a], self._places[b]
+                if kind == LINE and first[2:4] == second[2:4]:
+                    return self._places.number(first._replace(line=0))
+                break
+            above = a
+        return above or self._nowhere[kind]
+
+    def _path(self, number: int) -> list[int]:
+        """The numbers of the places around one, outermost first, and its own; none for no place."""
+        path: list[int] = []
+        while number and self._places[number].name is not None:
+            path.append(number)
+            number = self._places[number].parent
+        return path[::-1]
+
+    def _arrays(self, chains: Any) -> tuple[Any, Any]:
+        if len(chains) and int(chains.max()) >= len(self._of_chain):
+            self._resolve()
+        found = self._of_chain[chains]
+        return found[:, 0], found[:, 1]
+
+    def _resolve(self) -> None:
+        """Find the places of chains that came since."""
+        with self._lock:
+            known = len(self._of_chain)
+            words = np.frombuffer(self.native.chains_from(known), np.uint32).tolist()
+            found = []
+            at = 0
+            while at < len(words):
+                length = words[at]
+                found.append(self._placed(words[at + 1 : at + 1 + length]))
+                at += 1 + length
+            if found:
+                self._of_chain = np.concatenate([self._of_chain, np.array(found, np.uint32)])
+
+    def _placed(self, words: list[int]) -> tuple[int, int]:
+        module, line = words[:2]
+        if line == self._nowhere[LINE]:
+            line = 0
+        for at in range(len(words) - 2, 1, -2):
+            code = self._codes[words[at] - FIRST_OWN]
+            number = self._line(words[at] - FIRST_OWN, words[at + 1])
+            line = self._places.number(
+                Place(LINE, line, code.co_qualname, code.co_filename, number)
+            )
+        return module or self._nowhere[MODULE], line or self._nowhere[LINE]
+
+    def _line(self, code: int, position: int) -> int:
+        """The line of a position: odd ones are twice a line and one, even ones offsets of instructions."""
+        if position & 1:
+            return position >> 1
+        if code not in self._starts:
+            ranges = [(start, line or 0) for start, _, line in self._codes[code].co_lines()]
+            self._starts[code] = [start for start, _ in ranges], [line for _, line in ranges]
+        starts, lines = self._starts[code]
+        at = bisect_right(starts, position) - 1
+        return lines[at] if at >= 0 else 0

@@ -1,0 +1,156 @@
+"""Whether the compiled probe can read this Python's stack, tried out.
+
+A thread that launches is inside of C, where its Python frames stand still: the probe reads them in some 0.1 us, at
+the launch itself, instead of following every line of the program. No interface of Python's gives them without the
+GIL, so the offsets of a few fields stand here for the versions that are known, and each process tries them against
+`sys._getframe` before it relies on them. A word at a wrong address is refused by the system, not a fault.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType, ModuleType
+
+__all__ = ["LAYOUTS", "VARIABLE", "Layout", "why_unreadable"]
+
+VARIABLE = "THENCE_LINES"
+"""Environment variable: ``events`` follows every line by an event, as where stacks cannot be read."""
+
+_DEEP = 40
+
+
+class Layout(NamedTuple):
+    """Offsets in bytes, as ``Include/internal/pycore_frame.h`` and ``Include/cpython/pystate.h`` have them.
+
+    Attributes:
+        through: in PyThreadState, of the pointer to _PyCFrame; -1 where there is none.
+        top: of the pointer to the innermost frame, in that, or else in PyThreadState.
+        previous: of the pointer to the frame around one, in _PyInterpreterFrame, whose first word is its code.
+        instruction: of the pointer to the instruction that runs.
+        code: of the first instruction, in PyCodeObject.
+        locals: of the first local.
+    """
+
+    through: int
+    top: int
+    previous: int
+    instruction: int
+    code: int
+    locals: int
+
+
+LAYOUTS = {
+    (3, 12): Layout(through=56, top=0, previous=8, instruction=56, code=192, locals=72),
+    (3, 13): Layout(through=-1, top=72, previous=8, instruction=56, code=200, locals=72),
+}
+"""By version of CPython, of builds with a GIL on machines of 64 bits."""
+
+
+def why_unreadable(native: ModuleType | None) -> str | None:
+    """Why stacks cannot be read here; None if they can: the probe is told the offsets then.
+
+    Args:
+        native: the compiled probe.
+    """
+    version = ".".join(map(str, sys.version_info[:2]))
+    layout = LAYOUTS.get(sys.version_info[:2])
+    if os.environ.get(VARIABLE) == "events":
+        return f"the environment variable {VARIABLE} says so"
+    if native is None:
+        return "the compiled probe is not in use"
+    if sys.implementation.name != "cpython" or layout is None or sys.maxsize < 1 << 32:
+        return f"the stack of Python {version} is not known"
+    if sys.abiflags:
+        return f"this is a special build of Python {version} (abiflags {sys.abiflags})"
+    native.use_layout(*layout)
+    if not all(_agrees(native, call) for call in _calls()):
+        return f"this Python {version} keeps its stack otherwise than others of its version"
+    return None
+
+
+class _Instance:
+    """Stands for a module that is called."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the first argument."""
+        return args[0](**kwargs)
+
+
+def _calls() -> list[Callable[[Callable[[], Any]], Any]]:
+    """Ways to call a function: from frames of every kind that there is."""
+
+    def deep(function: Callable[[], Any], left: int = _DEEP) -> Any:
+        return deep(function, left - 1) if left else function()
+
+    def generator(function: Callable[[], Any]) -> Any:
+        yield None
+        yield function()
+
+    def resumed(function: Callable[[], Any]) -> Any:
+        frames = generator(function)
+        next(frames)
+        return next(frames)
+
+    async def coroutine(function: Callable[[], Any]) -> Any:
+        return function()
+
+    def awaited(function: Callable[[], Any]) -> Any:
+        try:
+            coroutine(function).send(None)
+        except StopIteration as end:
+            return end.value
+
+    def closure(function: Callable[[], Any]) -> Any:
+        held = [function]
+
+        def inner(one: int) -> Any:
+            return held[0]() if one else None
+
+        return max(map(inner, (0, 1)), key=bool)
+
+    return [
+        lambda function: function(),
+        deep,
+        resumed,
+        awaited,
+        closure,
+        lambda function: [function() for _ in range(2)][1],
+        lambda function: next(function() for _ in range(1)),
+        lambda function: _Instance().call(function),
+    ]
+
+
+def _agrees(native: ModuleType, call: Callable[[Callable[[], Any]], Any]) -> bool:
+    """Whether the probe and Python see the same frames, positions and first arguments."""
+
+    def compare() -> bool:
+        found = native.try_frames()
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - no other way to a frame
+        if found is None or frame is None:
+            return False
+        # It compared before this line; all frames around it stand still.
+        expected = []
+        frame = frame.f_back
+        while frame is not None:
+            expected.append((id(frame.f_code), frame.f_lasti, _first(frame, frame.f_code)))
+            frame = frame.f_back
+        known = {code for code, _, _ in expected}
+        seen = [row for row in found if row[0] in known]
+        return len(seen) == len(expected) and all(
+            read[:2] == true[:2] and true[2] in (None, read[2])
+            for read, true in zip(seen, expected, strict=True)
+        )
+
+    return bool(call(compare))
+
+
+def _first(frame: FrameType, code: CodeType) -> int | None:
+    """Address of what the first argument is, where that is plain."""
+    if code is not _Instance.call.__code__:
+        return None
+    return id(frame.f_locals["self"])

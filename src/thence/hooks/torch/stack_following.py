@@ -1,0 +1,296 @@
+"""Modules and lines by the stack, as the compiled probe reads it at each launch (`thence.boundaries.chains`).
+
+So neither a call of a module nor a line needs Python code of ours: the callbacks of `sys.monitoring` are compiled
+(``_events.c``). They tell Python of modules that have no place yet, of calls outside of all other modules, and of
+nothing else; and they note in which chain autograd nodes are made, for the backward pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.boundaries.chains import ENGINE, MODULE_CALL, WATCHED
+from thence.hooks.torch.monitoring import ALL_LINES, CALLS, EVENTS, Monitor
+from thence.hooks.torch.threads import Common, ForwardLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+
+    from thence.boundaries.chains import Chains
+    from thence.boundaries.log import BoundaryLog
+    from thence.boundaries.places import Places
+    from thence.hooks.torch.modules import ModulePaths
+    from thence.hooks.torch.monitoring import Handler
+    from thence.hooks.torch.own_files import OwnFiles
+    from thence.hooks.torch.threads import Thread, Threads
+
+__all__ = ["OwnFunctions", "StackCommon", "StackModules", "StackMonitor", "counter_of_nodes"]
+
+MOST_FUNCTIONS = 20_000
+"""Functions that are followed at most: a program can make them without end, and they are kept alive."""
+_CALLS_WITHOUT_NODES = 2
+"""Calls of a model after which a program that made no autograd node so far is not looked at for them."""
+_SEQUENCE = "_ZN2at15sequence_number4peekEv"
+"""``at::sequence_number::peek``: the number of the next autograd node of the calling thread."""
+
+
+class StackCommon(Common):
+    """`Common`, where chains are read.
+
+    Args:
+        log, places: as there.
+        chains: what is read.
+    """
+
+    def __init__(self, log: BoundaryLog, places: Places, chains: Chains) -> None:
+        super().__init__(log, places)
+        self._log = log
+        self._chains = chains
+        self._logs: dict[int, ForwardLog] = {}
+        self._claimed: set[int] = set()
+        self._lock = threading.RLock()
+
+    def joined(self, thread: Thread) -> None:
+        """A thread crosses its first boundary; nodes that it made before are known already."""
+        with self._lock:
+            self._drain()
+            native = threading.get_native_id()
+            known = self._logs.get(native)
+            if known is not None and native not in self._claimed:
+                thread.log = thread.forward = known
+            self._logs[native] = thread.log
+            self._claimed.add(native)
+
+    def made(self, _thread: Thread) -> None:
+        """Have the logs of all threads complete."""
+        self._chains.native.here()
+        self._drain()
+
+    def here(self, _thread: Thread) -> tuple[int, int]:
+        """See `Common`."""
+        return self._chains.here()
+
+    def make_in(self, thread: Thread, log: ForwardLog) -> None:
+        """See `Common`."""
+        with self._lock:
+            self.made(thread)
+            thread.log = self._logs[threading.get_native_id()] = log
+
+    def enter_engine(self, thread: Thread) -> tuple[Any, ...]:
+        """See `Common`."""
+        return super().enter_engine(thread), self._chains.native.enter_engine()
+
+    def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> None:
+        """See `Common`."""
+        self.make_in(thread, state[0][-1])
+        super().leave_engine(thread, state[0])
+        self._chains.native.leave_engine(state[1])
+
+    def begin_node(self, _thread: Thread, module: int | None, line: int | None) -> None:
+        """See `Common`."""
+        if module is None or line is None:
+            return  # as the node before it
+        self._chains.native.go_below(0, 1, module, line)
+        if self._log.observer is not None:
+            for place in (module, line):
+                self._log.observer(place)
+
+    def end_nodes(self, thread: Thread) -> None:
+        """See `Common`."""
+        self.make_in(thread, thread.forward)
+        super().end_nodes(thread)
+        self._chains.native.go_below(0, 0, 0, 0)
+
+    def _drain(self) -> None:
+        with self._lock:
+            rows, modules, lines = self._chains.take_made()
+            for native in np.unique(rows["thread"]).tolist():
+                mine = rows["thread"] == native
+                begins, ends = rows["begin"][mine], rows["end"][mine]
+                log = self._logs.get(native)
+                if log is None or begins[0] < log.upcoming:  # another thread had its number
+                    log = self._logs[native] = ForwardLog(makers=self.makers)
+                    self._claimed.discard(native)
+                if begins[0] > log.upcoming:
+                    log.made(int(begins[0]), *self.nowhere[:2])
+                log.extend(
+                    begins.tolist(), modules[mine].tolist(), lines[mine].tolist(), int(ends[-1])
+                )
+
+
+class OwnFunctions:
+    """The functions of the user's own code.
+
+    Args:
+        chains: told of them.
+        is_own: whether a file is the user's.
+
+    Attributes:
+        monitor: set by who makes both.
+    """
+
+    monitor: Monitor
+
+    def __init__(self, chains: Chains, is_own: OwnFiles) -> None:
+        self._chains = chains
+        self._is_own = is_own
+        self._codes: list[CodeType] = []
+        self._events = ALL_LINES
+        self._calls = 0
+        chains.observed = self.arm
+
+    def unknown(self, code: CodeType) -> None:
+        """A function is called for the first time."""
+        if self._is_own(code.co_filename) and len(self._codes) < MOST_FUNCTIONS:
+            self._codes.append(code)
+            self._chains.own(code)
+            self.monitor.rearm(code, self._events)
+
+    def follow_running(self) -> None:
+        """Know the functions that run already, on all threads."""
+        for frame in sys._current_frames().values():  # noqa: SLF001 - no other name
+            at: FrameType | None = frame
+            while at is not None:
+                if self._chains.kind(at.f_code) == 0:
+                    self.unknown(at.f_code)
+                at = at.f_back
+
+    def called_without_gradients(self) -> None:
+        """A model is called: where no autograd node was ever made, their lines need not be followed."""
+        self._calls += 1
+        if self._calls == _CALLS_WITHOUT_NODES and self._chains.native.go_idle():
+            self._switch(0)
+
+    def arm(self) -> None:
+        """Follow lines (again): a node was made, or a capture began."""
+        self._calls = 0
+        if self._events != ALL_LINES:
+            self._switch(ALL_LINES)
+
+    def _switch(self, events: int) -> None:
+        self._events = events
+        for code in self._codes:
+            self.monitor.rearm(code, events)
+
+
+class StackModules:
+    """Calls of modules, as ``_events.c`` tells of them.
+
+    Args:
+        threads: what is known of threads.
+        module_paths: names modules.
+        outermost, over, failed: as `ModuleCalls` and `Monitor` have them.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        module_paths: ModulePaths,
+        outermost: Callable[[Thread, Any, Any], None],
+        over: Callable[[Thread], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._threads = threads
+        self._paths = module_paths
+        self._outermost = outermost
+        self._over = over
+        self._failed = failed
+
+    def begins(self, module: Any, is_outermost: int, around: int) -> None:
+        """A module is called that has no place yet, or outside of all others."""
+        try:
+            self._paths.number(module, around)
+            if is_outermost:
+                frame = sys._getframe(1)  # noqa: SLF001 - no other way to the caller's frame
+                self._outermost(self._threads.now, module, frame)
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            self._failed(error)
+
+    def ends(self) -> None:
+        """The outermost call is over."""
+        try:
+            self._over(self._threads.now)
+        except Exception as error:  # noqa: BLE001 - the program comes first
+            self._failed(error)
+
+
+class StackMonitor(Monitor):
+    """`Monitor`, with the callbacks of ``_events.c``.
+
+    Args:
+        chains: told of all code that is watched.
+        functions: of the user's.
+        failed: as there.
+
+    Attributes:
+        modules: told of calls of modules; set by who makes both.
+    """
+
+    modules: StackModules
+
+    def __init__(
+        self, chains: Chains, functions: OwnFunctions, failed: Callable[[BaseException], None]
+    ) -> None:
+        super().__init__(functions.unknown, lambda _: chains.native.on_line, failed)
+        self._chains = chains
+        self._functions = functions
+
+    def watch(self, code: CodeType, handler: Handler, events: int) -> None:
+        """See `Monitor`."""
+        self._chains.watch(code, WATCHED)
+        super().watch(code, handler, events)
+
+    def watch_engine(self, code: CodeType, handler: Handler) -> None:
+        """Follow autograd's engine."""
+        super().watch(code, handler, CALLS)
+        self._chains.watch(code, ENGINE)
+
+    def watch_modules(self, code: CodeType) -> None:
+        """Follow the calls of modules, whose first local is the module."""
+        self._chains.watch(code, MODULE_CALL)
+        self.rearm(code, CALLS)
+
+    def stop(self) -> None:
+        """See `Monitor`."""
+        # Only where its own events change does a function begin to be told of again, in a later recording.
+        self._functions.arm()
+        super().stop()
+        self._chains.end()
+        self._chains.native.observe_stacks(None)
+        self._chains.native.set_callbacks(())
+
+    def _callbacks(self) -> dict[int, Callable[..., Any]]:
+        native, python = self._chains.native, super()._callbacks()
+        given = [python[event] for event in (EVENTS.PY_START, EVENTS.PY_RESUME, EVENTS.PY_RETURN)]
+        ours = (self.modules.begins, self.modules.ends, self._functions.arm)
+        native.set_callbacks((self.disable, *given, python[EVENTS.PY_THROW], *ours))
+        leave = native.on_leave
+        return {
+            EVENTS.PY_START: native.on_start,
+            EVENTS.PY_RESUME: native.on_resume,
+            EVENTS.PY_RETURN: leave,
+            EVENTS.PY_YIELD: leave,
+            EVENTS.PY_UNWIND: leave,
+            EVENTS.PY_THROW: native.on_throw,
+            EVENTS.LINE: native.on_line,
+        }
+
+
+def counter_of_nodes(torch: Any) -> int:
+    """Address of the function that tells the number of the next autograd node; 0 where there is none."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        function = getattr(ctypes.CDLL(str(path) if path.exists() else None), _SEQUENCE)
+    except (OSError, AttributeError):
+        return 0
+    function.restype = ctypes.c_uint64
+    if function() != torch._C._autograd._get_sequence_nr():  # noqa: SLF001 - no public name
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
