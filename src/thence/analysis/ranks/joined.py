@@ -33,7 +33,7 @@ _DESCRIBED = (
 
 _KEPT = (
     *("rank", "device", "step", "start", "duration", "bytes", "group_size", "source_rank"),
-    *("job", "first_call", "exposed_ns", "exposed_start", "exposed_end"),
+    *("job", "first_call", "launch", "exposed_ns", "exposed_start", "exposed_end"),
 )
 """Columns of the collectives of summaries that are needed once they are matched ..."""
 _TIMES = ("_start_ns", "_end_ns")
