@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 
 import polars as pl
@@ -108,13 +109,17 @@ def main() -> None:
     for groups, ranks in product(given.groups, sizes):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            write(folder, ranks, given.steps, groups)
+            # A child's peak memory begins at its parent's, so the job is not made here.
+            make = get_context("spawn").Process(
+                target=write, args=(folder, ranks, given.steps, groups)
+            )
+            make.start()
+            make.join()
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
             run = [sys.executable, __file__, "--measured", name]
             said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
-            print(
-                f"{groups}: {ranks:,} ranks, {given.steps} steps, {size:.0f} MB of summaries: {said}"
-            )
+            job = f"{groups}: {ranks:,} ranks, {given.steps} steps, {size:.0f} MB of summaries"
+            print(f"{job}: {said}", flush=True)
             if ranks == given.page and groups == "all":
                 print(f"page of {ranks:,} ranks: {opened(folder)}; load {os.getloadavg()[0]:.0f}")
 
