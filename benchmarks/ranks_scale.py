@@ -1,11 +1,14 @@
 """What `thence ranks` takes for thousands of ranks: time and memory from summaries, and its page in a browser.
 
-    python benchmarks/ranks_scale.py [--ranks 512 4096 10000] [--steps 10] [--page 4096]
+    python benchmarks/ranks_scale.py [--ranks 512 4096 10000] [--groups all apart unnumbered]
+                                     [--steps 10] [--page 4096]
 
 Summaries are those of jobs made of a real step (tests/support/rank_jobs.py), written as Parquet and read lazily as
 from a store; kernels, places and idle time are written for a hundred ranks, as these are read of two ranks only.
-Printed are CPU seconds, wall time and the most memory of a process of its own. The page is opened in headless
-Chromium (on the path, or named in CHROMIUM), which says when the page stood.
+Groups: all ranks are one; groups of eight that share no rank, so that each is matched and has its clocks compared by
+itself (apart); the same without the numbers by which calls are matched (unnumbered). Printed are CPU seconds, wall
+time and the most memory of a process of its own. The page is opened in headless Chromium (on the path, or named in
+CHROMIUM), which says when the page stood.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 
 import polars as pl
@@ -30,17 +35,28 @@ from thence.analysis.ranks.job import Job, job_of
 from thence.analysis.ranks.summary_tables import SUMMARY
 from thence.writers.page.ranks_page import ranks_html
 
+APART = 8
+"""Ranks of a group of jobs whose groups share no rank."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 STOOD = "  draw(); relist();\n  window"
 TIMED = '  draw(); relist();\n  document.title = "stood after " + performance.now().toFixed(0) + " ms";\n  window'
 
 
-def write(folder: Path, ranks: int, steps: int) -> None:
+def write(folder: Path, ranks: int, steps: int, groups: str) -> None:
     """The summaries of a job with one late rank."""
     late = ranks // 2
     detailed = (*range(0, ranks, max(ranks // 100, 1)), late)
-    job = RankJob(ranks=ranks, steps=steps, plant=Plant("kernel", late, 0.2), detailed=detailed)
-    for name, frame in job.summaries().items():
+    small = 0 if groups == "all" else APART
+    job = RankJob(
+        ranks=ranks, steps=steps, small=small, plant=Plant("kernel", late, 0.2), detailed=detailed
+    )
+    tables = job.summaries()
+    if small:
+        tables |= {name: tables[name].filter(group=1) for name in ("collectives", "groups")}
+    if groups == "unnumbered":
+        unnumbered = tables["collectives"].with_columns(sequence=pl.lit(None, pl.Int64))
+        tables["collectives"] = unnumbered
+    for name, frame in tables.items():
         frame.write_parquet(folder / f"{name}.parquet")
 
 
@@ -81,6 +97,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--ranks", type=int, nargs="*", default=[512, 4096, 10_000])
+    parser.add_argument("--groups", nargs="*", default=["all", "apart", "unnumbered"])
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--page", type=int, default=4096)
     parser.add_argument("--measured", type=Path, help=argparse.SUPPRESS)
@@ -88,15 +105,22 @@ def main() -> None:
     if given.measured:
         measured(given.measured)
         return
-    for ranks in dict.fromkeys([*given.ranks, *([given.page] if given.page else [])]):
+    sizes = dict.fromkeys([*given.ranks, *([given.page] if given.page else [])])
+    for groups, ranks in product(given.groups, sizes):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            write(folder, ranks, given.steps)
+            # A child's peak memory begins at its parent's, so the job is not made here.
+            make = get_context("spawn").Process(
+                target=write, args=(folder, ranks, given.steps, groups)
+            )
+            make.start()
+            make.join()
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
             run = [sys.executable, __file__, "--measured", name]
             said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
-            print(f"{ranks:,} ranks, {given.steps} steps, {size:.0f} MB of summaries: {said}")
-            if ranks == given.page:
+            job = f"{groups}: {ranks:,} ranks, {given.steps} steps, {size:.0f} MB of summaries"
+            print(f"{job}: {said}", flush=True)
+            if ranks == given.page and groups == "all":
                 print(f"page of {ranks:,} ranks: {opened(folder)}; load {os.getloadavg()[0]:.0f}")
 
 

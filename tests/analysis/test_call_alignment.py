@@ -182,3 +182,35 @@ def test_offsets_are_left_out_only_where_no_long_run_is(
     near = [run.second - run.first for run in rated if abs(run.shift - 777) <= 50_000]
     least, most = call_alignment._offsets_at(a.end, b.end, 777, 50_000)
     assert all(least <= -offset <= most for offset in near)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(st.integers(0, 3), max_size=24),
+    st.lists(st.integers(0, 3), max_size=24),
+)
+def test_all_offsets_at_once_give_the_runs_of_each_offset(
+    ours: list[int], theirs: list[int]
+) -> None:
+    runs = {}
+    for offset in range(1 - len(theirs), len(ours)):
+        best = (0, 0)
+        for begin in range(len(theirs)):
+            length = 0
+            while (
+                begin + length < len(theirs)
+                and 0 <= begin + length + offset < len(ours)
+                and ours[begin + length + offset] == theirs[begin + length]
+            ):
+                length += 1
+            best = max(best, (length, -begin))
+        runs[offset] = best
+    longest = max((length for length, _ in runs.values()), default=0)
+    expected = [
+        (offset - begin, -begin, length)
+        for offset, (length, begin) in runs.items()
+        if 2 * length > longest
+    ]
+    a, b = (np.array(tokens, np.int64) for tokens in (ours, theirs))
+    found = call_alignment._longest_runs(a, b)
+    assert [(run.first, run.second, run.length) for run in found] == expected

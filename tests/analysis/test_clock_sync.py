@@ -192,3 +192,61 @@ def test_only_collectives_that_end_together_for_all_say_how_far_clocks_are_apart
         assert align_clocks(Tables(gpu=tables.gpu, collectives=named)).matched == 0
     lost = Tables(gpu=tables.gpu, collectives=tables.collectives[:-39])  # rank 2 shows one
     assert align_clocks(lost).matched == 1
+
+
+def grouped(clocks: dict[int, int], groups: list[list[int]], jitter: int, seed: int) -> Tables:
+    """Thirty all-reduces of each group, one after the other; clocks are ahead by so many ns."""
+    rng = random.Random(seed)
+    ends: dict[int, list[tuple[str, int, int]]] = {rank: [] for rank in clocks}
+    for number in range(30):
+        for place, members in enumerate(groups):
+            moment = 10_000_000 * number + 1_000_000 * place
+            for rank in members:
+                seen = moment + clocks[rank] + (rng.randrange(jitter) if jitter else 0)
+                ends[rank].append((f"g{place}", number, seen))
+    parts = []
+    for rank, rows in ends.items():
+        of = {name: [row for row in rows if row[0] == name] for name, _, _ in rows}
+        one = concat(
+            [kineto(0, [n for _, n, _ in r], [e for *_, e in r], g) for g, r in of.items()]
+        )
+        # concat makes ranks of their own of them: they are one.
+        same = one.gpu.with_columns(rank=pl.lit(rank, pl.Int32))
+        parts.append(Tables(gpu=same, collectives=one.collectives))
+    return concat(parts)
+
+
+def test_groups_that_share_no_rank_are_each_aligned_as_if_alone() -> None:
+    rng = random.Random(0)
+    clocks = {rank: rng.randrange(-5_000_000, 5_000_000) for rank in range(9)}
+    groups = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    together = corrections(grouped(clocks, groups, 3000, 1))
+    whole = grouped(clocks, groups, 3000, 1)
+    for members in groups:
+        gpu = whole.gpu.with_row_index("row").filter(pl.col("rank").is_in(members))
+        numbers = pl.DataFrame({"gpu": gpu["row"].cast(pl.Int32)}).with_row_index("new")
+        described = whole.collectives.join(numbers, on="gpu").with_columns(
+            gpu=pl.col("new").cast(pl.Int32)
+        )
+        alone = Tables(gpu=gpu.drop("row"), collectives=described.drop("new"))
+        assert corrections(alone) == {rank: together[rank] for rank in members}
+
+
+def test_a_chain_of_groups_settles_where_the_clocks_are() -> None:
+    clocks = {0: 0, 1: 900_000, 2: -350_000, 3: 70_000, 4: 640_000}
+    found = corrections(grouped(clocks, [[0, 1], [1, 2], [2, 3], [3, 4]], 0, 2))
+    assert None not in found.values()
+    apart = {rank: (us or 0.0) - (found[0] or 0.0) for rank, us in found.items()}
+    assert apart == pytest.approx({rank: ns / 1000 for rank, ns in clocks.items()}, abs=2)
+    # Nothing says when all clocks move together, so the corrections must not run away either.
+    assert max(abs(us or 0.0) for us in found.values()) <= 1250
+
+
+def test_a_long_chain_is_one_cluster() -> None:
+    groups = [[rank, rank + 1] for rank in range(63)]
+    rng = random.Random(3)
+    order = list(range(64))
+    rng.shuffle(order)
+    groups = [[order[a], order[b]] for a, b in groups]
+    found = align_clocks(grouped(dict.fromkeys(range(64), 0), groups, 0, 3))
+    assert found.corrections["cluster"].to_list() == [0] * 64

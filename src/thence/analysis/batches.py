@@ -39,6 +39,8 @@ def pieces(collectives: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
         The columns of ``collectives`` with row (in it), piece (number) and batched, by row and host.
     """
     whole = collectives.with_row_index("row").filter(pl.col("gpu").is_not_null())
+    if parts.is_empty():
+        return whole.with_columns(batched=False).with_row_index("piece")
     several = parts.join(whole.select("gpu", "row"), on="gpu")
     alone = whole.join(parts, on="gpu", how="anti")
     both = pl.concat(

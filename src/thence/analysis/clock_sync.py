@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.collective_instances import Instances, collective_instances
+from thence.analysis.collective_instances import Instances, collective_instances, together
 from thence.analysis.collective_kinds import JOINT
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from thence.model.attributed import Attributed
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Float64 = npt.NDArray[np.float64]
 
-__all__ = ["Alignment", "align_clocks", "quantiles"]
+__all__ = ["Alignment", "align_clocks", "aligned", "quantiles"]
 
 _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
@@ -145,8 +147,17 @@ def align_clocks(trace: Attributed, instances: Instances | None = None) -> Align
             the trace in their group shows, and whose group is the largest.
         instances: as `collective_instances` returns them for this trace; None computes them.
     """
-    shared = _ends_by_rank(instances or collective_instances(trace))
-    ranks = trace.ranks
+    return aligned(instances or collective_instances(trace), trace.ranks)
+
+
+def aligned(instances: Instances, ranks: Sequence[int]) -> Alignment:
+    """As `align_clocks`, of instances alone.
+
+    Args:
+        instances: of the ranks.
+        ranks: those that are in question, ascending.
+    """
+    shared = _ends_by_rank(instances)
     numbers = {rank: number for number, rank in enumerate(ranks)}
     rank = shared["rank"].replace_strict(numbers, return_dtype=pl.Int64).to_numpy()
     instance = (
@@ -154,8 +165,9 @@ def align_clocks(trace: Attributed, instances: Instances | None = None) -> Align
     )
     end = shared["end"].to_numpy()
     since = (end - (end.min() if len(end) else 0)).astype(np.float64)
+    cluster = _connected_components(rank, instance, len(ranks))
     corrections, left = _worth_it(
-        rank, instance, since, _median_corrections(rank, instance, since, len(ranks))
+        rank, instance, since, _median_corrections(rank, instance, since, cluster)
     )
     counts = np.bincount(rank, minlength=len(ranks))
     frame = pl.DataFrame(
@@ -163,7 +175,7 @@ def align_clocks(trace: Attributed, instances: Instances | None = None) -> Align
             "rank": pl.Series(ranks, dtype=pl.Int32),
             "correction_ns": corrections,
             "instances": counts,
-            "cluster": _connected_components(rank, instance, len(ranks)),
+            "cluster": cluster,
         }
     ).with_columns(pl.when(pl.col("instances") > 0).then("correction_ns").alias("correction_ns"))
     absolute = np.abs(left)
@@ -196,22 +208,35 @@ def _worth_it(
 def _ends_by_rank(instances: Instances) -> pl.DataFrame:
     """Mean end per rank of every instance that shows how the clocks of two ranks or more differ."""
     ends = (
-        instances.rows.filter(
+        instances.rows.select(
+            *("instance", "rank", "device", "end", "group_size"),
+            *("collective", "unmatched", "matched", "members"),
+        )
+        .filter(
             pl.col("collective").is_in(JOINT),
             pl.col("unmatched").is_null(),
             pl.col("matched") == pl.col("members"),
         )
-        .group_by("instance", "rank", "device")
-        .agg(pl.col("end").max(), pl.col("group_size").max())
+        .drop("collective", "unmatched", "matched", "members")
     )
-    by_rank = ends.group_by("instance", "rank").agg(
-        pl.col("end").mean().round().cast(pl.Int64), pl.col("group_size").max()
-    )
+    last, size = pl.col("end").max(), pl.col("group_size").max()
+    if _repeats(ends, "instance", "rank", "device"):
+        ends = ends.group_by("instance", "rank", "device").agg(last, size)
+    by_rank = ends
+    if _repeats(ends, "instance", "rank"):
+        mean = pl.col("end").mean().round().cast(pl.Int64)
+        by_rank = ends.group_by("instance", "rank").agg(mean, size)
     shared = by_rank.filter(pl.len().over("instance") > 1)
     largest = pl.col("group_size").max()
     return shared.filter((pl.col("group_size") == largest) | largest.is_null()).sort(
         "instance", "rank"
     )
+
+
+def _repeats(rows: pl.DataFrame, *keys: str) -> bool:
+    """Whether two rows have the same keys, which they hardly ever have."""
+    number = np.sort(together(rows, *keys))
+    return bool((np.diff(number) == 0).any())
 
 
 def _skews(instance: Int64, end: Float64) -> Float64:
@@ -220,22 +245,52 @@ def _skews(instance: Int64, end: Float64) -> Float64:
     return end - (np.bincount(instance, weights=end) / counts)[instance]
 
 
-def _median_corrections(rank: Int64, instance: Int64, end: Float64, ranks: int) -> Float64:
+def _median_corrections(rank: Int64, instance: Int64, end: Float64, cluster: Int64) -> Float64:
     """The median skew of each rank, iterated to convergence where not every rank has every instance.
 
-    If all ranks took part in all instances, the corrections shift all means alike and one pass suffices.
-    Otherwise correcting a rank shifts only the means of its instances, so the medians are taken
-    again until none changes by `_SETTLED_NS`.
+    Where all ranks of a cluster took part in all of its instances, the corrections shift all means alike and one
+    pass suffices. Otherwise correcting a rank shifts only the means of its instances, so the medians are taken
+    again until none changes by `_SETTLED_NS`. Skews do not tell when all clocks of a cluster move together, so
+    such a movement is no change.
+
+    Args:
+        rank: of each end, from 0.
+        instance: of each end, from 0.
+        end: ns.
+        cluster: of each rank, as `_connected_components` returns it.
     """
+    ranks = len(cluster)
     corrections = np.zeros(ranks)
-    complete = len(instance) == len(np.unique(rank)) * len(np.unique(instance))
-    for _ in range(1 if complete else _PASSES):
+    members = np.maximum(np.bincount(cluster, minlength=ranks), 1)
+    settled = _complete(rank, instance, cluster)
+    for number in range(_PASSES):
         skews = _skews(instance, end - corrections[rank])
         change = np.nan_to_num(quantiles(rank, skews, ranks, 0.5))
+        if number:
+            change -= (np.bincount(cluster, weights=change, minlength=ranks) / members)[cluster]
         corrections += change
-        if np.abs(change).max(initial=0) < _SETTLED_NS:
+        largest = np.zeros(ranks)
+        np.maximum.at(largest, cluster, np.abs(change))
+        settled |= largest < _SETTLED_NS
+        going_on = ~settled[cluster][rank]
+        if not going_on.any():
             break
+        if not going_on.all():
+            rank, end = rank[going_on], end[going_on]
+            instance = np.unique(instance[going_on], return_inverse=True)[1]
     return corrections
+
+
+def _complete(rank: Int64, instance: Int64, cluster: Int64) -> npt.NDArray[np.bool_]:
+    """By number of cluster, whether each of its ranks has an end of each of its instances."""
+    count = len(cluster)
+    of_rank = np.bincount(rank, minlength=count)
+    of_cluster = np.zeros(count, np.int64)
+    first = np.unique(instance, return_index=True)[1]
+    np.add.at(of_cluster, cluster[rank[first]], 1)
+    complete = np.ones(count, np.bool_)
+    np.logical_and.at(complete, cluster, of_rank == of_cluster[cluster])
+    return complete
 
 
 def quantiles(group: Int64, value: Float64, groups: int, share: float) -> Float64:
@@ -247,16 +302,20 @@ def quantiles(group: Int64, value: Float64, groups: int, share: float) -> Float6
         groups: how many groups.
         share: from 0 to 1.
     """
-    ordered = value[np.lexsort((value, group))]
+    if len(group) and (np.diff(group) < 0).any():
+        # Numbers of two bytes are sorted in linear time.
+        narrow = group.astype(np.uint16) if groups <= 1 << 16 else group
+        value = value[np.argsort(narrow, kind="stable")]
     count = np.bincount(group, minlength=groups)
     first = np.cumsum(count) - count
-    place = np.maximum(count - 1, 0) * share
-    low = np.floor(place).astype(np.int64)
     found = np.full(groups, np.nan)
-    some = count > 0
-    below = ordered[(first + low)[some]]
-    above = ordered[(first + np.minimum(low + 1, np.maximum(count - 1, 0)))[some]]
-    found[some] = below + (above - below) * (place - low)[some]
+    for size in np.unique(count[count > 0]):
+        alike = np.flatnonzero(count == size)
+        place = (size - 1) * share
+        low = int(place)
+        high = min(low + 1, size - 1)
+        table = np.partition(value[first[alike, None] + np.arange(size)], (low, high), axis=1)
+        found[alike] = table[:, low] + (table[:, high] - table[:, low]) * (place - low)
     return found
 
 
@@ -270,5 +329,7 @@ def _connected_components(rank: Int64, instance: Int64, ranks: int) -> Int64:
         np.minimum.at(new, rank, lowest[instance])
         if (new == cluster).all():
             break
-        cluster = new
+        cluster = new[
+            new
+        ]  # the lowest rank known is of the same component: so long chains take few passes
     return cluster

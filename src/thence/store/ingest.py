@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thence.errors import DamagedInput, InputError, UsageError
 from thence.model.formats import DESCRIPTION
-from thence.readers.fingerprints import fingerprint
 from thence.readers.recording.read import process_folders
 from thence.readers.registry import files_of, holds_labels
 from thence.readers.remote import is_folder, is_url, urls_within
 from thence.readers.source import STANDARD_INPUT
 from thence.store.joining import join_summaries
 from thence.store.layout import (
+    LOCK,
     MANIFEST,
     RANKS,
-    Fingerprint,
     Left,
     Manifest,
     Part,
@@ -33,7 +32,9 @@ from thence.store.layout import (
     read_part,
     write_json,
 )
+from thence.store.lock import locked
 from thence.store.ranks import Found, numbered
+from thence.store.source_state import SourceStates
 from thence.store.task import Job, Outcome, ingest_one
 from thence.store.workers import LocalWorkers, Workers
 
@@ -116,19 +117,38 @@ def ingest(
 
     Raises:
         InputError: none of the inputs could be read.
-        UsageError: the folder holds something else, or a store whose inputs were read in another way.
+        UsageError: the folder holds something else, a store whose inputs were read in another way, or one that
+            another process is writing.
     """
     root = Path(os.path.abspath(store))  # noqa: PTH100 - the same name on every machine: no links are followed
+    _make(root)
+    with locked(root) as unguarded:
+        if unguarded is not None:
+            sources = replace(sources, notes=(*sources.notes, unguarded))
+        return _ingested(sources, root, settings, workers or LocalWorkers(), progress)
+
+
+def _ingested(
+    sources: Sources,
+    root: Path,
+    settings: Settings,
+    workers: Workers,
+    progress: Callable[[int, int], None],
+) -> Ingested:
+    """As `ingest`, of a store that nobody else writes."""
     _prepare(root, settings)
     known = _parts(root, settings)
+    states = SourceStates()
     stale = [
-        source for source in sources.names if not _is_current(known.get(key_of(source)), source)
+        source
+        for source in sources.names
+        if not _is_current(known.get(key_of(source)), source, states)
     ]
     kept, count = len(sources.names) - len(stale), len(sources.names)
     progress(kept, count)
     jobs = [Job(source, str(root), settings) for source in stale]
     outcomes: dict[str, Outcome] = {}
-    for outcome in (workers or LocalWorkers()).run(ingest_one, jobs):
+    for outcome in workers.run(ingest_one, jobs):
         outcomes[outcome.source] = outcome
         progress(kept + len(outcomes), count)
     manifest = _joined(root, settings, sources, outcomes)
@@ -185,14 +205,24 @@ def _processes(name: str) -> list[str]:
     return [str(folder) for folder in process_folders(Path(name))] or [name]
 
 
-def _prepare(root: Path, settings: Settings) -> None:
-    """Makes the folders of a store, and says in its manifest that it is not complete."""
+def _make(root: Path) -> None:
+    """Makes the folder of a store, if there is none. In a folder that holds other files nothing is made."""
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root}: is a file; a store is a folder")
+    root.mkdir(parents=True, exist_ok=True)
+    if not (root / LOCK).exists():  # else another ingest may be about to begin the store
+        _check_others(root)
+
+
+def _check_others(root: Path) -> None:
+    if not is_store(root) and any(path.name != LOCK for path in root.iterdir()):
+        raise UsageError(f"{root}: holds other files; choose another folder for the store")
+
+
+def _prepare(root: Path, settings: Settings) -> None:
+    """Makes the folders of a store, and says in its manifest that it is not complete."""
+    _check_others(root)
     if not is_store(root):
-        if root.exists() and any(root.iterdir()):
-            raise UsageError(f"{root}: holds other files; choose another folder for the store")
-        (root / RANKS).mkdir(parents=True, exist_ok=True)
         write_json(root / MANIFEST, Manifest(settings=settings))
     (root / RANKS).mkdir(exist_ok=True)
     for unfinished in (root / RANKS).glob(".*"):  # of a run that was killed
@@ -212,11 +242,11 @@ def _parts(root: Path, settings: Settings) -> dict[str, tuple[str, Part]]:
     return parts
 
 
-def _is_current(part: tuple[str, Part] | None, source: str) -> bool:
+def _is_current(part: tuple[str, Part] | None, source: str, states: SourceStates) -> bool:
     if part is None:
         return False
     try:
-        return part[1].fingerprint == Fingerprint(*fingerprint(source))
+        return part[1].fingerprint == states.of(source)
     except InputError:
         return False  # reading it will say what is wrong
 

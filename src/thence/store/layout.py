@@ -1,5 +1,6 @@
 """The format of a store: its folders, files and descriptions.
 
+    STORE/.thence-ingest                 locked by the ingest that writes the store; else empty
     STORE/manifest.json                  what is in the store; a folder with one is a store
     STORE/ranks/rank-00003-1f0c9a7e/     one input: rank (the lowest of several), and a key of where it came from
         part.json                        its source, ranks, times and sizes; written before the folder gets its name
@@ -33,6 +34,7 @@ __all__ = [
     "BAD",
     "FACTS",
     "FORMAT",
+    "LOCK",
     "MANIFEST",
     "PART",
     "RANKS",
@@ -57,6 +59,7 @@ __all__ = [
 FORMAT, VERSION = "thence.store", 1
 MANIFEST, PART, FACTS = "manifest.json", "part.json", "facts.json"
 RANKS, SUMMARIES = "ranks", "summaries"
+LOCK = ".thence-ingest"
 WHY_LEFT = ("unreadable", "lost", "duplicate", "other_time", "no_trace")
 """Why an input is not in a store. unreadable: it cannot be read. lost: whoever read it was killed. duplicate: it is
 a rank that a newer input is. other_time: it says no rank, and was not recorded when the others were. no_trace: a file
@@ -92,7 +95,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
     """What tells whether an input is as it was when it was read.
 
     Attributes:
-        bytes: of all its files.
+        bytes: of all its files, labels of CUDA graphs beside it included.
         changed: when the newest of them changed: ns of Unix time, or what a remote store says instead.
         files: how many there are.
     """

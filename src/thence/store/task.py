@@ -22,7 +22,6 @@ from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.errors import ThenceError, UnknownFormat
 from thence.readers.expansion import Expansion
-from thence.readers.fingerprints import fingerprint
 from thence.readers.registry import read
 from thence.store.facts import Facts, encode_facts
 from thence.store.layout import (
@@ -38,6 +37,7 @@ from thence.store.layout import (
     write_json,
 )
 from thence.store.parts import memory_of, write_tables
+from thence.store.source_state import SourceStates
 from thence.store.summaries import summaries_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def ingest_one(job: Job) -> Outcome:
     """
     began = time.process_time()
     try:
-        was = fingerprint(job.source)
+        was = SourceStates().of(job.source)
         tables = _read(job)
         trace = attribute(tables, job.settings.own)
     except UnknownFormat as error:
@@ -101,7 +101,7 @@ def ingest_one(job: Job) -> Outcome:
         return Outcome(
             job.source, reason=f"{job.source}: holds neither device work nor host ranges"
         )
-    return Outcome(job.source, folder=_written(job, trace, Fingerprint(*was), began))
+    return Outcome(job.source, folder=_written(job, trace, was, began))
 
 
 def _read(job: Job) -> Tables:

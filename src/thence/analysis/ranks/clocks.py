@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.clock_sync import Alignment, align_clocks, quantiles
+from thence.analysis.clock_sync import Alignment, aligned, quantiles
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.analysis.collective_instances import Instances
-    from thence.model.attributed import Attributed
 
     Int64 = npt.NDArray[np.int64]
     Float64 = npt.NDArray[np.float64]
@@ -96,15 +95,14 @@ class Clocks:
         return {"statements": self.statements, "ranks": self.rows.to_dicts()}
 
 
-def clocks_of(trace: Attributed, instances: Instances, ranks: list[int]) -> Clocks:
+def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
     """Offsets and drifts of the ranks.
 
     Args:
-        trace: that holds the collectives, times of any origin.
-        instances: of that trace.
+        instances: the collectives of all ranks, times of any origin.
         ranks: all ranks of the job, ascending; those without collectives are not aligned.
     """
-    alignment = align_clocks(trace, instances)
+    alignment = aligned(instances, instances.rows["rank"].unique().sort().to_list())
     ends = instances.rows.group_by("instance").agg(end=pl.col("end").mean())
     skews = alignment.skews.join(ends, on="instance").sort("rank", "end", "instance")
     time, skew = skews["end"].to_numpy(), skews["skew_ns"].to_numpy().astype(np.float64)

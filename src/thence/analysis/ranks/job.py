@@ -300,7 +300,8 @@ def _rows(
     waited = found.waited.join(used.select(*_PLACE, "key"), on=[*_PLACE, "key"], how="semi")
     waits = waited.group_by(_PLACE).agg(waited=pl.col("wait_ns").sum())
     last = (
-        together.rows.filter(pl.col("exposed_wait_ns") > 0)
+        together.rows.select("late_rank", "late_device", "instance", "exposed_wait_ns")
+        .filter(pl.col("exposed_wait_ns") > 0)
         .group_by(rank="late_rank", device="late_device")
         .agg(times_last=pl.col("instance").n_unique())
     )

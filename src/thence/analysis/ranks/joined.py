@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
-from thence.analysis.collective_instances import collective_instances, unmatched_reasons
+from thence.analysis.collective_instances import attached, collective_instances, unmatched_reasons
 from thence.analysis.ranks.clocks import Clocks, clocks_of
 from thence.analysis.ranks.summary_tables import COLLECTIVES as SUMMARISED
 from thence.analysis.waits import participants
@@ -29,6 +30,15 @@ _DESCRIBED = (
     *("collective", "bytes", "element_type", "group_size", "sequence"),
     *("source_rank", "destination_rank"),
 )
+
+_KEPT = (
+    *("rank", "device", "step", "launch", "start", "duration"),
+    *("bytes", "group_size", "source_rank"),
+    *("job", "first_call", "exposed_ns", "exposed_start", "exposed_end"),
+)
+"""Columns of the collectives of summaries that are needed once they are matched ..."""
+_TIMES = ("_start_ns", "_end_ns")
+"""... beside those that end so."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +88,45 @@ def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:
 
     Calls that made their communicator are left out, with a note.
     """
-    rows = table_of(summaries, "collectives").sort("rank", "device", "start", "number")
+    groups, numbers = _groups(summaries["groups"].lazy())
+    devices = table_of(summaries, "devices").select("rank", "device", begun="start")
+    ranks = sorted(devices["rank"].unique())
+    rows, peers, clocks, origin = _matched(summaries, groups, numbers, ranks)
+    devices = devices.with_columns(pl.col("begun") - origin)
+    shift = clocks.shift(devices["rank"].to_numpy(), devices["begun"].to_numpy())
+    begins = devices.with_columns(pl.col("begun") - pl.Series(shift))
+    rows, notes = _timed(rows, peers, clocks)
+    return Joined(rows, _members(groups), begins, clocks, origin, notes)
+
+
+def _sorted(rows: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:
+    """The rows in order of columns of numbers without nulls; summaries mostly are in that order, and are not copied."""
+    order = np.lexsort([rows[name].to_numpy() for name in reversed(by)])
+    # In one piece: columns of pieces of other sizes beside each other are copied again and again.
+    return rows.rechunk() if (np.diff(order) == 1).all() else rows[order]
+
+
+def _matched(
+    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame],
+    groups: pl.DataFrame,
+    numbers: pl.DataFrame,
+    ranks: list[int],
+) -> tuple[pl.DataFrame, pl.DataFrame, Clocks, int]:
+    """The collectives with instance, unmatched and kind; the peers of the instances; the clocks; and the origin.
+
+    What is laid out for the match is larger than the rows themselves, and is given back at once.
+    """
+    rows = _sorted(table_of(summaries, "collectives"), ("rank", "device", "start", "number"))
     origin = int(rows["start"].min() or 0)  # type: ignore[arg-type] # an integer
     moments = ("start", "launch", "exposed_start", "exposed_end")
     rows = rows.with_columns(pl.col(name) - origin for name in moments)
-    groups, numbers = _groups(summaries["groups"].lazy())
     rows = _with_groups(rows, numbers)
     parts = _with_groups(table_of(summaries, "parts"), numbers)
-    trace = _as_trace(rows, parts, groups)
-    instances = collective_instances(trace)
+    instances = collective_instances(_as_trace(rows, parts, groups))
     matched = instances.rows.select("instance", "unmatched", kind="collective")
-    found = rows.hstack(matched)
-    devices = table_of(summaries, "devices").select(
-        "rank", "device", begun=pl.col("start") - origin
-    )
-    clocks = clocks_of(trace, instances, sorted(devices["rank"].unique()))
-    shift = clocks.shift(devices["rank"].to_numpy(), devices["begun"].to_numpy())
-    begins = devices.with_columns(pl.col("begun") - pl.Series(shift))
-    rows, notes = _timed(found, instances.peers, clocks)
-    return Joined(rows, _members(groups), begins, clocks, origin, notes)
+    kept = [name for name in rows.columns if name in _KEPT or name.endswith(_TIMES)]
+    rows = rows.select(kept).hstack(matched)
+    return rows, instances.peers, clocks_of(instances, ranks), origin
 
 
 def _groups(groups: pl.LazyFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -115,8 +145,7 @@ def _groups(groups: pl.LazyFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _with_groups(rows: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    numbers = groups.select("rank", "group", "job")
-    return rows.join(numbers, on=["rank", "group"], how="left", maintain_order="left")
+    return attached(rows, groups.select("rank", "group", "job"), "rank", "group")
 
 
 def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> Attributed:
@@ -129,10 +158,12 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         .sort("rank", "execution")
         .with_columns(row=pl.int_range(pl.len(), dtype=pl.Int32))
     )
-    numbered = rows.with_columns(gpu=pl.int_range(pl.len(), dtype=pl.Int32)).join(
+    numbered = attached(
+        rows.with_columns(gpu=pl.int_range(pl.len(), dtype=pl.Int32)),
         executions.select("rank", "execution", "row"),
-        on=["rank", "execution"], how="left", maintain_order="left",
-    )  # fmt: skip
+        "rank",
+        "execution",
+    )
     described = _in_groups(numbered, texts)
     messages = _in_groups(
         parts.join(numbered.select("rank", "number", "gpu"), on=["rank", "number"]), texts
@@ -147,7 +178,7 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
             "stream": pl.Series([0]).new_from_index(0, rows.height),
         }
     )
-    launched = numbered.filter(pl.col("launch").is_not_null())
+    launched = numbered.select("rank", "launch").filter(pl.col("launch").is_not_null())
     launch = pl.when(pl.col("launch").is_not_null()).then(
         pl.col("launch").is_not_null().cum_sum() - 1
     )
@@ -157,7 +188,9 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
         host=HOST.frame({"rank": launched["rank"], "start": launched["launch"]}),
         collectives=COLLECTIVES.frame({key: described[key] for key in keys}),
         programs=PROGRAMS.frame({"rank": executions["rank"], "name": executions["name"]}),
-        graph_places=GRAPH_PLACES.frame({"gpu": numbered.filter("replayed")["gpu"]}),
+        graph_places=GRAPH_PLACES.frame(
+            {"gpu": numbered.select("gpu", "replayed").filter("replayed")["gpu"]}
+        ),
         places=numbered.select(launch=launch.cast(pl.UInt32)),
         collective_parts=COLLECTIVES.frame(
             {key: messages[key] for key in keys} | {"host": messages["order"].cast(pl.Int32)}
@@ -168,8 +201,11 @@ def _as_trace(rows: pl.DataFrame, parts: pl.DataFrame, groups: pl.DataFrame) -> 
 def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
     """Adds the process group, by its number; its ranks, which may be thousands, where a peer is named by its place."""
     peers = pl.col("source_rank").is_not_null() | pl.col("destination_rank").is_not_null()
-    return rows.join(texts, on="job", how="left", maintain_order="left").with_columns(
-        group_name=pl.col("job").cast(pl.String), group_ranks=pl.when(peers).then("group_ranks")
+    named = rows.with_columns(group_name=pl.col("job").cast(pl.String))
+    if not rows.select(peers.any()).item():
+        return named.with_columns(group_ranks=pl.lit(None, pl.String))
+    return attached(named, texts, "job").with_columns(
+        group_ranks=pl.when(peers).then("group_ranks")
     )
 
 
@@ -226,7 +262,7 @@ def _exposed(places: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
             "duration",
             "shift",
         ),
-        *(name for name in SUMMARISED.schema if name.endswith(("_start_ns", "_end_ns"))),
+        *(name for name in SUMMARISED.schema if name.endswith(_TIMES)),
     )
     kernels = counted
     if places.height < counted.height:  # several kernels of one device are one collective

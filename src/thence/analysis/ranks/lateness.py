@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.collective_instances import attached
 from thence.analysis.collective_kinds import PEERS
 
 if TYPE_CHECKING:
@@ -87,24 +88,26 @@ def lateness(joined: Joined, steps: pl.DataFrame) -> Lateness:
         joined: the collectives of the job.
         steps: of `step_keys`.
     """
-    rows = joined.rows.join(
-        steps.select(*_PLACE, "step", "key"),
-        on=[*_PLACE, "step"],
-        how="left",
-        maintain_order="left",
-    )
-    waits = rows.filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
+    on = (*_PLACE, "step")
+    rows = attached(joined.rows, steps.select(*on, "key"), *on)
+    # Filters copy every column, and these rows are nearly all.
+    waits = rows.select(
+        *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
+    ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
     is_message = pl.col("collective").is_in(MESSAGES)
-    late = _blamed(rows, waits.filter(~is_message), joined.begins)
-    shares = late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns"))
-    own = waits.filter(~is_message).join(shares, on="instance", maintain_order="left")
+    messages, others = (
+        waits.filter(which).drop("collective") for which in (is_message, ~is_message)
+    )
+    late = _blamed(rows, others, joined.begins)
+    own = attached(
+        others, late.select("instance", share=pl.col("own_ns") / pl.col("wait_ns")), "instance"
+    )
     return Lateness(
         late,
         _caused(own.with_columns(ns=pl.col("exposed_wait_ns") * pl.col("share"))),
-        _caused(
-            waits.filter(is_message).with_columns(ns=pl.col("exposed_wait_ns").cast(pl.Float64))
-        ),
-        rows.filter(pl.col("key").is_not_null())
+        _caused(messages.with_columns(ns=pl.col("exposed_wait_ns").cast(pl.Float64))),
+        rows.select(*_PLACE, "key", "exposed_wait_ns")
+        .filter(pl.col("key").is_not_null())
         .group_by(*_PLACE, "key")
         .agg(wait_ns=pl.col("exposed_wait_ns").sum())
         .sort(*_PLACE, "key"),
@@ -115,12 +118,14 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     """By late device and step, the waits (ns) of the device that waited longest for it."""
     late = {"rank": "late_rank", "device": "late_device"}
     return (
+        # Numbers instead of texts: there may be millions of rows.
         waits.filter(pl.col("key").is_not_null())
+        .with_columns(pl.col("key").cast(pl.Categorical()))
         .group_by("late_rank", "late_device", *_PLACE, "key")
         .agg(pl.col("ns").sum())
         .group_by("late_rank", "late_device", "key")
         .agg(caused_ns=pl.col("ns").max().round().cast(pl.Int64))
-        .select(**late, key="key", caused_ns="caused_ns")
+        .select(**late, key=pl.col("key").cast(pl.String), caused_ns="caused_ns")
         .filter(pl.col("caused_ns") > 0)
         .sort(*_PLACE, "key")
     )
@@ -187,14 +192,13 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     """The collective with which the stretch of each late arrival begins: instance, rank, device, before, and times."""
     ahead = pl.col("wait_ns") - pl.col("exposed_wait_ns")
     together = pl.col("gated") & (ahead <= _TOGETHER * pl.col("wait_ns")).fill_null(value=True)
-    most = together.mean().over("instance") > 0.5
     ended = (
-        running.filter(most)
-        .filter("gated")
-        .select(
-            *_PLACE, "group", "end", before="instance", begun="end", launch_begun="launch",
-            **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
+        running.select(
+            *_PLACE, "group", "end", "gated", before="instance", begun="end", launch_begun="launch",
+            together=together, **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
         )
+        .filter("gated", pl.col("together").mean().over("before") > 0.5)
+        .drop("gated", "together")
         .sort("end")
     )  # fmt: skip
     arrivals = late.select("instance", *_PLACE, "group", "start").sort("start")
@@ -210,16 +214,31 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
 
 def _middle(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     """Who arrived in the middle at each collective with a late rank: instance, median_rank, median_device, times."""
-    chosen = running.filter(pl.col("instance").is_in(late["instance"].implode()))
     place = pl.int_range(pl.len()).over("instance")
-    return (
-        chosen.sort("instance", "start", *_PLACE)
+    chosen = (
+        running.select("instance", "start", *_PLACE, row=pl.int_range(pl.len(), dtype=pl.UInt32))
+        .filter(pl.col("instance").is_in(late["instance"].implode()))
+        .sort("instance", "start", *_PLACE)
         .filter(place == (pl.len().over("instance") - 1) // 2)
-        .select(
-            "instance", median_rank="rank", median_device="device", middle_start="start", middle_launch="launch",
-            **{f"middle_{name}": f"{name}_start_ns" for name in _CUMULATED},
-        )
-    )  # fmt: skip
+    )
+    return running.select(
+        pl.col(
+            "instance",
+            "rank",
+            "device",
+            "start",
+            "launch",
+            *(f"{name}_start_ns" for name in _CUMULATED),
+        ).gather(chosen["row"])
+    ).rename(
+        {
+            "rank": "median_rank",
+            "device": "median_device",
+            "start": "middle_start",
+            "launch": "middle_launch",
+        }
+        | {f"{name}_start_ns": f"middle_{name}" for name in _CUMULATED}
+    )
 
 
 def _extra(name: str) -> pl.Expr:

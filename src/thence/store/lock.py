@@ -1,0 +1,83 @@
+"""One ingest at a time writes a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from thence.errors import UsageError
+from thence.store.layout import LOCK
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["locked"]
+
+_MOST_BYTES = 500
+
+
+@contextmanager
+def locked(store: Path) -> Iterator[str | None]:
+    """Holds the lock of a store, which the system gives back however the process ends.
+
+    The file stays, empty: one that went away could be held by two, each under another inode.
+
+    Args:
+        store: a folder.
+
+    Yields:
+        A sentence where the store's file system has no locks, else None.
+
+    Raises:
+        UsageError: another process holds it, or the folder cannot be written to.
+    """
+    if sys.platform == "win32":
+        yield f"{store}: see to it that no other ingest writes it at the same time: nothing guards it on Windows"
+        return
+    path = store / LOCK
+    try:
+        # Opened for reading too, to say who holds it.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise UsageError(f"{store}: cannot be written to: {error.strerror}") from error
+    try:
+        unguarded = None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{store}: is being written by another thence ingest ({_holder(handle)}); wait until it has ended, "
+                "or name another store"
+            ) from None
+        except OSError as error:
+            unguarded = (
+                f"{store}: its file system has no locks ({error.strerror}): see to it that no other ingest writes it "
+                "at the same time"
+            )
+        holder = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, holder.encode(), 0)
+        try:
+            yield unguarded
+        finally:
+            os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def _holder(handle: int) -> str:
+    """Who wrote a lock file; only numbers and letters of it are repeated."""
+    try:
+        told = json.loads(os.pread(handle, _MOST_BYTES, 0))
+        host = "".join(sign for sign in str(told["host"]) if sign.isalnum() or sign in ".-_")
+        return f"process {int(told['process'])} on {host}"
+    except (ValueError, KeyError, TypeError, OSError):
+        return "which process is not known"
