@@ -164,9 +164,10 @@ class Running:
         return time.monotonic() - begin
 
     def end(self, took: float | None) -> None:
-        """Wait for its end, or stop it where its turn had none; print what came of it."""
-        over = self.turns.done() or self.process.poll() is not None
-        code = ended(self.process, 30 if over else 0)
+        """Wait for its end, or stop it where its turn did not end; print what came of it."""
+        # One that had its turn and is not done hangs; one that had none goes by itself.
+        hangs = took is not None and not self.turns.done()
+        code = ended(self.process, 0 if hangs else 15)
         self._output.seek(0)
         told = self._output.read()
         self._output.close()
@@ -176,7 +177,7 @@ class Running:
         turn = f"a turn of {took:.1f} s" if took is not None else "no turn: the time is up"
         print(f"{self.name}: {code}, {turn}, {size / 1e6:.2f} MB recorded", flush=True)
         (self.job.out / f"{self.name}.log").write_text(told[-20_000:])
-        if code != "exit code 0":
+        if code != "exit code 0" and took is not None:
             print(told[-3000:], flush=True)
 
 
@@ -188,7 +189,7 @@ def ended(process: subprocess.Popen[bytes], timeout: float) -> str:
         for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(process.pid, number)
             try:
-                process.wait(8)
+                process.wait(4)
                 break
             except subprocess.TimeoutExpired:
                 continue
@@ -224,6 +225,8 @@ def record(out: Path, names: list[str], ranks: int, device: str, seconds: float)
         if job.left() > SHORTEST:
             share = len(compared) if one.name == REFERENCE else 1
             took[one.name] = one.turn(min(TURN[device] * share, job.left()))
+        else:
+            one.turns.refuse()
     for one in running:
         one.end(took.get(one.name))
     print(f"all: {seconds - job.left():.1f} s", flush=True)

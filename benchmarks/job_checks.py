@@ -109,7 +109,11 @@ def program(
 def coverage(trace: thence.Trace, kinds: tuple[str, ...]) -> None:
     """Shares of GPU time in steps with each kind of place, and of communication that is described."""
     whole = trace.gpu.with_row_index("row").with_columns(
-        trace.places[kind].is_not_null().alias(f"has_{kind}") for kind in (*kinds, "step")
+        *(
+            trace.places[kind].is_not_null().alias(f"has_{kind}")
+            for kind in {*kinds, "step", "module"}
+        ),
+        phase=trace.places["phase"].cast(pl.String),
     )
     rows = whole.filter("has_step") if whole["has_step"].any() else whole
     for rank, part in rows.group_by("rank", maintain_order=True):
@@ -120,9 +124,19 @@ def coverage(trace: thence.Trace, kinds: tuple[str, ...]) -> None:
             trace.collectives, left_on=pl.col("row").cast(pl.Int32), right_on="gpu", how="semi"
         )
         said = told["duration"].sum() / max(nccl["duration"].sum(), 1)
+        # Losses, optimizers and messages between stages are in no module.
+        inside = part.filter(
+            ~pl.col("name").cast(pl.String).str.contains("(?i)nccl"),
+            pl.col("kind").cast(pl.String) == "kernel",
+            pl.col("phase").is_in(["forward", "backward", "gradient"]),
+        )
+        known = inside.filter(pl.col("has_module"))["duration"].sum() / max(
+            inside["duration"].sum(), 1
+        )
         print(
             f"  rank {rank[0]}: {whole.filter(rank=rank[0]).height} activities, {part.height} in steps; "
-            f"of their GPU time {', '.join(shares)}; of {nccl.height} NCCL kernels' time described {said:.2%}"
+            f"of their GPU time {', '.join(shares)}; of {nccl.height} NCCL kernels' time described {said:.2%}; "
+            f"of what computes in forward and backward module {known:.2%}"
         )
 
 

@@ -42,11 +42,11 @@ class Fault:
 
 
 FAULTS = {
-    "late_sleep_backward": Fault(("python", "operator"), 30),
+    "late_sleep_backward": Fault(("python", "operator"), 50),
     "late_spin_backward": Fault(("compute",), 20, sharded=True),
     "late_loader": Fault(("loader",), 32),
     "late_batch": Fault(("more_work",), None),
-    "late_sleep_forward": Fault(("python", "operator"), 30, sharded=True),
+    "late_sleep_forward": Fault(("python", "operator"), 50, sharded=True),
 }
 
 
@@ -88,7 +88,7 @@ class Late(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.layer(x)
         if self.state.sleeps("late_sleep_forward"):
-            time.sleep(0.030)
+            time.sleep(0.050)
         return LateBackward.apply(x, self.state) * 1.0
 
 
@@ -104,7 +104,7 @@ class LateBackward(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         state = ctx.state
         if state.sleeps("late_sleep_backward"):
-            time.sleep(0.030)
+            time.sleep(0.050)
         if state.cycles:
             torch.cuda._sleep(int(state.cycles * (20 if state.late else SHORT_MS)))  # noqa: SLF001 - as above
         return gradients[0] * 1.0, None

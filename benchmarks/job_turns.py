@@ -35,7 +35,7 @@ class Turns:
 
     def environment(self) -> dict[str, str]:
         """What tells a program of its signs, which are taken away."""
-        for sign in ("ready", "turn", "done"):
+        for sign in ("ready", "turn", "done", "off"):
             self._file(sign).unlink(missing_ok=True)
         return {FOLDER: str(self._folder), NAME: self._name}
 
@@ -46,6 +46,8 @@ class Turns:
         if rank == 0:
             self._file("ready").touch()
         while not self._file("turn").exists():
+            if self._file("off").exists():
+                raise SystemExit("the time was up before this program's turn")
             time.sleep(0.01)
 
     def leave(self, rank: int) -> None:
@@ -55,6 +57,10 @@ class Turns:
 
     def give(self) -> None:
         self._file("turn").touch()
+
+    def refuse(self) -> None:
+        """There is no turn for it."""
+        self._file("off").touch()
 
     def ready(self) -> bool:
         return self._file("ready").exists()

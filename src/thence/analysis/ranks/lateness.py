@@ -192,14 +192,13 @@ def _last_together(running: pl.DataFrame, late: pl.DataFrame) -> pl.DataFrame:
     """The collective with which the stretch of each late arrival begins: instance, rank, device, before, and times."""
     ahead = pl.col("wait_ns") - pl.col("exposed_wait_ns")
     together = pl.col("gated") & (ahead <= _TOGETHER * pl.col("wait_ns")).fill_null(value=True)
-    most = together.mean().over("instance") > 0.5
     ended = (
-        running.filter(most)
-        .filter("gated")
-        .select(
-            *_PLACE, "group", "end", before="instance", begun="end", launch_begun="launch",
-            **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
+        running.select(
+            *_PLACE, "group", "end", "gated", before="instance", begun="end", launch_begun="launch",
+            together=together, **{f"{name}_begun": f"{name}_end_ns" for name in _CUMULATED},
         )
+        .filter("gated", pl.col("together").mean().over("before") > 0.5)
+        .drop("gated", "together")
         .sort("end")
     )  # fmt: skip
     arrivals = late.select("instance", *_PLACE, "group", "start").sort("start")
