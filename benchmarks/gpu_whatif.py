@@ -10,11 +10,11 @@ Recording and checking are apart, because the recording machine needs torch and 
     python benchmarks/gpu_whatif.py check FOLDER                        # anywhere, with thence
 
 How a step is measured: in rounds, each a profile of its own, which every variant of a program takes part in, the
-unchanged one first among equals and twice (as base and as null control); the order is rotated from round to round. A
-variant runs a block of 4 or 8 steps between two synchronizations, on two ranks after a barrier. Before the blocks of
-a round come matrix products until the clocks are up, and a block that does not count. The collector of garbage is
-off but between rounds. A variant's time is the median of its blocks; its spread is that of the medians of three
-thirds of the rounds. The trace of a program is the one of three whose step is the median.
+unchanged one twice (as base and as null control); the order is rotated from round to round. A variant runs a block of
+4 or 8 steps between two synchronizations, on two ranks after a barrier. Before the blocks of a round come matrix
+products until the clocks are up, and a block that does not count. The collector of garbage is off but between rounds.
+What a change gains is the median over the rounds of its share of the unchanged block of the same round; the spread is
+that of the medians of three thirds of the rounds. The trace of a program is the one of three whose step is the median.
 
 ``check`` prints every pair: predicted and measured change of the profiled step, the error as a share of the step, the
 error beyond the spread of the repeats, and whether the interval covers what was measured. Then, by what limits the
@@ -200,10 +200,10 @@ def _step_us(run: dict[str, Any], side: str) -> list[float]:
     return [max(us) for us in zip(*of_ranks, strict=True)]
 
 
-def _spread(us: list[float]) -> float:
+def _spread(shares: list[float]) -> float:
     """How far the medians of three thirds of the rounds are apart."""
-    third = max(len(us) // 3, 1)
-    medians = [statistics.median(us[at : at + third]) for at in range(0, 3 * third, third)]
+    third = max(len(shares) // 3, 1)
+    medians = [statistics.median(shares[at : at + third]) for at in range(0, 3 * third, third)]
     return max(medians) - min(medians)
 
 
@@ -225,11 +225,9 @@ def check(folder: Path) -> int:
             several = sorted(folder.glob(f"{name}_rank*.json.gz"))
             opened[name] = thence.open(several or folder / f"{name}.json.gz")
         us = {side: _step_us(run, side) for side in ("base", "after")}
-        base, after = (statistics.median(us[side]) for side in ("base", "after"))
-        row = {
-            **run, "measured": (base - after) / base,
-            "spread": max(_spread(us[side]) for side in ("base", "after")) / base,
-        }  # fmt: skip
+        base = statistics.median(us["base"])
+        shares = [1 - after / before for before, after in zip(*us.values(), strict=True)]
+        row = {**run, "measured": statistics.median(shares), "spread": _spread(shares)}
         rows.append(row)
         title = f"{name:8} {run['action'] + ' ' + run['text']:36}{base:9.0f}"
         try:
@@ -246,9 +244,9 @@ def check(folder: Path) -> int:
         row["beyond"] = max(0.0, abs(row["error"]) - row["spread"])
         row["covers"] = one["low_share"] <= row["measured"] <= one["high_share"]
         row["recorded"] = answer.step_ns / 1000 / base - 1
-        shares = (one["gain_share"], row["measured"], row["error"], row["beyond"], row["spread"])
-        shares = (*shares, one["low_share"], one["high_share"])
-        shown = "".join(f"{100 * share:+9.1f}%" for share in shares)
+        said = (one["gain_share"], row["measured"], row["error"], row["beyond"], row["spread"])
+        said = (*said, one["low_share"], one["high_share"])
+        shown = "".join(f"{100 * share:+9.1f}%" for share in said)
         print(f"{title}{shown} {'covers' if row['covers'] else 'MISSES'}")
     return _summary(rows)
 

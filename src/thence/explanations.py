@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from thence.analysis.summary import Summary
     from thence.analysis.whatif import WhatIf
     from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
     from thence.model.places import By
 
 __all__ = ["Explanations"]
@@ -69,6 +70,11 @@ class Explanations(ABC):
     @abstractmethod
     def _instances(self) -> Instances:
         """Which kernels of several ranks are one collective."""
+
+    @property
+    @abstractmethod
+    def _graph_labels(self) -> tuple[GraphLabels, ...]:
+        """Labels of captured CUDA graphs."""
 
     @abstractmethod
     def collective_times(self, warm_up: str = "heuristic") -> Collectives:
@@ -160,7 +166,7 @@ class Explanations(ABC):
         """
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
-        found = what_if(self.whole, changes, *self._of_ranks, self.tables.graph_labels)
+        found = what_if(self.whole, changes, *self._of_ranks, self._graph_labels)
         return consistent_what_if(found, self.whole.meta)
 
     def critical_path(self) -> pl.DataFrame:
@@ -171,7 +177,7 @@ class Explanations(ABC):
         """
         if self.whole.gpu.is_empty():
             raise MissingData(f"{', '.join(self.whole.meta.inputs)}: holds no device activity")
-        program = program_graph(self.whole, *self._of_ranks, self.tables.graph_labels)
+        program = program_graph(self.whole, *self._of_ranks, self._graph_labels)
         tiles = consistent_path(critical_path(self.whole, program), self.whole.meta)
         return tiles.with_columns(start=pl.col("start") + program.origin_ns)
 
@@ -201,7 +207,7 @@ class Explanations(ABC):
         """The critical path as a track, of one rank of a whole trace that it explains."""
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
-        program = program_graph(self.whole, labels=self.tables.graph_labels)
+        program = program_graph(self.whole, labels=self._graph_labels)
         if health(self.whole, program).unexplained > MOST_UNEXPLAINED:
             return []
         tiles = critical_path(self.whole, program)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
     from thence.model.places import By, FlameBy
     from thence.model.tables import Meta, Tables
     from thence.model.timeline import Timeline
@@ -298,6 +299,11 @@ class Trace(Querying, Comparing, Pictures, Explanations):
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
         return align_clocks(self.attributed, self._instances)
+
+    @property
+    def _graph_labels(self) -> tuple[GraphLabels, ...]:
+        """Labels of captured CUDA graphs, that the trace came with or was given."""
+        return self.tables.graph_labels
 
     @cached_property
     def _instances(self) -> Instances:

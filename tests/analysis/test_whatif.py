@@ -83,6 +83,28 @@ def test_where_the_device_is_the_limit_the_loader_gains_nothing(tmp_path: Path) 
     assert row["verdict"] == "noise"
 
 
+def test_the_thread_of_autograd_begins_after_what_gave_it_its_work(tmp_path: Path) -> None:
+    events, time = [], 1000
+    for step in range(STEPS):
+        begin = time
+        events.append(event("user_annotation", "load", time, LOAD))
+        events.append(event("cpu_op", "aten::loss", time + LOAD, 50))
+        backward = (
+            time + LOAD + 50 + 600
+        )  # until then autograd looks at the graph, which no row tells of
+        other = {"tid": 77}
+        events.append(
+            event("cpu_op", "autograd::engine::evaluate_function: A", backward, 40) | other
+        )
+        events.append(launch(step + 1, backward + 10) | other)
+        events.append(kernel(step + 1, backward + 20, 30))
+        events.append(event("cpu_op", "aten::item", backward + 45, 30))
+        events.append(call("cudaStreamSynchronize", backward + 46, 20))
+        time = backward + 80
+        events.append(event("user_annotation", f"ProfilerStep#{step}", begin, time - begin))
+    assert gain_us(opened(tmp_path, events), "free", "cause:loader") == pytest.approx(LOAD, abs=5)
+
+
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     rows = what_if(trained(tmp_path, LOAD).whole, [parse_change("free", "module:nothing")]).rows
     assert set(rows["verdict"]) == {"absent"}

@@ -157,7 +157,7 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
         tiles.start, tiles.end
     )
     begin, end, kind, row, thread, step = (
-        cut.start, cut.end, tiles.kind[cut.of], tiles.gpu[cut.of], tiles.thread[cut.of], cut.row,
+        cut.start, cut.end, tiles.kind[cut.of], tiles.gpu[cut.of], tiles.thread[cut.of], cut.row.astype(np.int64),
     )  # fmt: skip
     host_kind = KINDS.index("host")
     is_host = kind == host_kind
@@ -178,7 +178,7 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFra
         pieces = of_thread.within(begin[ours] - moved, end[ours] - moved)
         parts.append((
             pieces.start + moved, pieces.end + moved, np.full(len(pieces.of), host_kind),
-            np.full(len(pieces.of), NO_ROW), pieces.row, step[ours][pieces.of],
+            np.full(len(pieces.of), NO_ROW), pieces.row.astype(np.int64), step[ours][pieces.of],
         ))  # fmt: skip
     begin, end, kind, gpu, host, step = (
         np.concatenate(column) for column in zip(*parts, strict=True)

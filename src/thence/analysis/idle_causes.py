@@ -353,11 +353,11 @@ def _elsewhere(facts: _Facts, rank: int, pieces: Pieces) -> Pieces:
         return pieces
     asked = pieces.chosen(np.flatnonzero(little))
     asked = asked.chosen(np.argsort(asked.start, kind="stable"))
-    finer = _filled(facts, rank, asked, _WORKING)
+    working = _filled(facts, rank, asked, _WORKING)
     # In nothing at all, anything that another thread is in says more.
-    nothing = finer.row == NO_ROW
-    finer = [finer.chosen(~nothing), _filled(facts, rank, finer.chosen(nothing), _ANYTHING)]
-    return together([pieces.chosen(~little), *finer])
+    nothing = working.row == NO_ROW
+    rest = _filled(facts, rank, working.chosen(nothing), _ANYTHING)
+    return together([pieces.chosen(~little), working.chosen(~nothing), rest])
 
 
 def _filled(facts: _Facts, rank: int, asked: Pieces, wanted: Mask) -> Pieces:
