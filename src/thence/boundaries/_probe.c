@@ -231,7 +231,7 @@ static int fill(PyObject *module) {
               || PyModule_AddObjectRef(module, "CALLBACK", address) < 0; /* NULL with an error set fails too */
     Py_XDECREF(type);
     Py_XDECREF(address);
-    failed = failed || thence_add_frames(module) || thence_add_chains(module) || thence_add_stack(module) || thence_add_events(module);
+    failed = failed || thence_add_frames(module) || thence_add_chains(module) || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 
