@@ -38,8 +38,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "kernels": KERNELS,
     "kernels, modules": KERNELS | {"modules": True},
     "kernels, modules, lines": KERNELS | {"modules": True, "lines": True, "own": OWN},
+    "modules, lines by events": KERNELS | {"modules": True, "lines": True, "own": OWN},
     "launches": KERNELS | {"launches": True},
 }
+EVENTS = {"modules, lines by events": "events"}
+"""Ways in which every line is followed by an event, as where the stack cannot be read: THENCE_LINES."""
 PROFILERS: dict[str, dict[str, Any]] = {
     "torch.profiler": {},
     "torch.profiler, stacks": {"with_stack": True},
@@ -95,13 +98,17 @@ def timed(function: Callable[[], None], times: int) -> float:
 
 
 def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    def recorded(options: dict[str, Any], number: list[int]) -> AbstractContextManager[Any]:
+    def recorded(
+        way: str, options: dict[str, Any], number: list[int]
+    ) -> AbstractContextManager[Any]:
         number[0] += 1
+        os.environ["THENCE_LINES"] = EVENTS.get(way, "")
         return thence.record(scratch / str(number[0]), thence.RecordOptions(**options))
 
     number = [0]
     found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        name: (lambda options=options: recorded(options, number)) for name, options in WAYS.items()
+        name: (lambda name=name, options=options: recorded(name, options, number))
+        for name, options in WAYS.items()
     }
     found |= {
         name: (lambda options=options: profiler(**options)) for name, options in PROFILERS.items()

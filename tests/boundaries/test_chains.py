@@ -215,3 +215,19 @@ def test_numbers_of_kinds_are_those_of_the_header(setting: Setting) -> None:
     setting.chains.own(function.__code__)
     assert setting.chains.kind(function.__code__) == FIRST_OWN
     assert setting.chains.kind(compiled.__code__) == 0
+
+
+def test_where_calls_are_recorded_stacks_alone_are_read(setting: Setting) -> None:
+    function = compiled(TWICE)
+    setting.chains.own(function.__code__)
+    native = setting.chains.native
+    native.keep_calls(False)
+    try:
+        began = time.time_ns()
+        function(setting.library.fake_launch)
+    finally:
+        native.keep_calls(True)
+    assert [line for _, _, line in setting.rows(LINE)] == [2, 0, 3]
+    assert not len(setting.probe.take_calls()["begin"])
+    # The clock of who records them may be behind.
+    assert began - 5000 <= setting.taken["time"][0] < began + 10**9

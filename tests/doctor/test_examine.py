@@ -71,6 +71,7 @@ def test_on_a_good_machine_everything_works() -> None:
     assert all(not c.cure for c in found.values())
     assert "580.95.05 for CUDA 13.0; 2 x NVIDIA H200" in found["driver"].found
     assert "1.5 us" in found["recording"].found
+    assert "modules and lines" in found["recording"].found
     assert "CUDA 13.1; this one is for CUDA 13.0" in found["graphs"].found
     assert "CuPy 14.2" in found["inside"].found
 

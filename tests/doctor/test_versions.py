@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import thence
-from thence.doctor.versions import driver_release, installed_version, versions
+from thence.doctor.versions import driver_release, installed_version, versions, why_no_stacks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,14 @@ def test_versions_are_those_of_what_is_installed() -> None:
 def test_the_variable_decides_about_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_PROBE", "python")
     assert versions()["probe"] == "in Python, as THENCE_PROBE says"
+
+
+def test_why_stacks_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THENCE_LINES", "events")
+    assert why_no_stacks() == "the environment variable THENCE_LINES says so"
+    monkeypatch.delenv("THENCE_LINES")
+    monkeypatch.setenv("THENCE_PROBE", "python")
+    assert why_no_stacks() == "the compiled probe is not in use" or sys.version_info < (3, 12)
 
 
 def test_the_release_of_a_driver(tmp_path: Path) -> None:

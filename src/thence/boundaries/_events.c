@@ -17,10 +17,19 @@ static PyObject *pass_on(int which, PyObject *const *arguments, Py_ssize_t count
                                         NULL);
 }
 
+/* What Python answered; errors of ours do not reach the program, but what interrupts it does. */
+static int said(PyObject *answer) {
+    Py_XDECREF(answer);
+    if (answer) return 0;
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+
 /* The calling thread is in the place of a frame from here on. */
 static PyObject *tell(char *frame, uint32_t code, uint32_t position) {
-    if (!observer) Py_RETURN_NONE;
-    return PyObject_CallFunction(observer, "I", thence_chain(frame, code, position));
+    if (observer && said(PyObject_CallFunction(observer, "I", thence_chain(frame, code, position)))) return NULL;
+    Py_RETURN_NONE;
 }
 
 /* Nodes made so far were made in a frame; Python switches events on where it went without. */
@@ -28,9 +37,7 @@ static int made(char *frame, uint32_t code, uint32_t position) {
     thence_made(frame, code, position);
     if (!idle || !thence_nodes || !callbacks[NODES]) return 0;
     idle = 0;
-    PyObject *said = PyObject_CallFunctionObjArgs(callbacks[NODES], NULL);
-    Py_XDECREF(said);
-    return said ? 0 : -1;
+    return said(PyObject_CallFunctionObjArgs(callbacks[NODES], NULL));
 }
 
 static PyObject *module_begins(char *frame) {
@@ -43,9 +50,7 @@ static PyObject *module_begins(char *frame) {
         uint32_t in = 0;
         for (char *at = around; at && here->depth > 1 && !in; at = thence_previous(at))
             if (thence_kind(at) == MODULE) in = thence_module(thence_self(at));
-        PyObject *said = PyObject_CallFunction(callbacks[MODULE_BEGINS], "OiI", module, here->depth == 1, in);
-        if (!said) return NULL;
-        Py_DECREF(said);
+        if (said(PyObject_CallFunction(callbacks[MODULE_BEGINS], "OiI", module, here->depth == 1, in))) return NULL;
     }
     return tell(frame, 0, 0);
 }
@@ -54,9 +59,7 @@ static PyObject *module_ends(char *frame) {
     Here *here = thence_here();
     if (made(frame, 0, 0)) return NULL;
     if (here->depth > 0 && --here->depth == 0 && callbacks[MODULE_OVER]) {
-        PyObject *said = PyObject_CallFunctionObjArgs(callbacks[MODULE_OVER], NULL);
-        if (!said) return NULL;
-        Py_DECREF(said);
+        if (said(PyObject_CallFunctionObjArgs(callbacks[MODULE_OVER], NULL))) return NULL;
     }
     return tell(thence_previous(frame), 0, 0);
 }
@@ -90,9 +93,9 @@ static PyObject *on_resume(PyObject *module, PyObject *const *arguments, Py_ssiz
     char *frame = frame_of(arguments, count, &kind);
     (void)module;
     if (kind < FIRST_OWN) {
-        PyObject *said = pass_on(RESUMES, arguments, count);
-        if (!said || thence_kind_of(arguments[0]) < FIRST_OWN) return said;
-        Py_DECREF(said); /* it is the user's: it is not to be disabled */
+        PyObject *answer = pass_on(RESUMES, arguments, count);
+        if (!answer || thence_kind_of(arguments[0]) < FIRST_OWN) return answer;
+        Py_DECREF(answer); /* it is the user's: it is not to be disabled */
     } else if (frame) {
         return goes_on(frame, kind);
     }

@@ -53,6 +53,8 @@ static __thread int reading;
 static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
 static __thread int domain_of; /* that call's, */
 static __thread uint32_t number_of; /* and its number */
+static int keeping = 1; /* calls; otherwise they are recorded, and their stacks are read all the same */
+static const int64_t CLOCKS_DIFFER = 5000; /* by so many ns at most, where another clock times the calls */
 static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
 
 static int64_t now(void) {
@@ -76,10 +78,10 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
         domain_of = domain;
         number_of = data->correlation;
         began = now();
-        if (thence_reading) thence_note_stack(number_of - 1, began - 1); /* before the call */
+        if (thence_reading) thence_note_stack(number_of - 1, began - (keeping ? 1 : CLOCKS_DIFFER)); /* before it */
     } else if (began && domain == domain_of && data->correlation == number_of) {
         int64_t ended = now();
-        keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
+        if (keeping) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
         if (thence_reading) thence_call_ended(ended);
         began = 0;
     }
@@ -214,12 +216,21 @@ static PyObject *take_calls(PyObject *module, PyObject *unused) {
     return thence_take(&calls);
 }
 
+static PyObject *keep_calls(PyObject *module, PyObject *value) {
+    int truth = PyObject_IsTrue(value);
+    (void)module;
+    if (truth < 0) return NULL;
+    keeping = truth;
+    Py_RETURN_NONE;
+}
+
 static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyLong_FromSize_t(calls.lost);
 }
 
 static PyMethodDef functions[] = {
+    {"keep_calls", keep_calls, METH_O, "keep_calls(on)\n\nWhether other calls are noted, not their stacks alone."},
     {"lost_calls", count_lost_calls, METH_NOARGS, "lost_calls()\n\nOther calls for which there was no memory."},
     {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
     {NULL, NULL, 0, NULL}};

@@ -125,6 +125,7 @@ void thence_note_stack(uint32_t number, int64_t time) {
         uint32_t chain = chain_from(frame, 0, 0, &node);
         uint64_t upcoming = upcoming_node(here);
         if (upcoming != here->sequence) nodes_in(here, upcoming, chain, node);
+        if (time <= here->ended) time = here->ended + 1;
         if (chain != here->chain || node.maker != here->maker || node.number != here->node) {
             Change row = {time, here->ended, node.number, number, thence_thread(), chain, node.maker};
             thence_append(&changes, &row);

@@ -171,9 +171,13 @@ class Chains:
     def _inside(self, modules: Any, lines: Any, around: Any, below: Any) -> tuple[Any, Any]:
         """Places of module and line that lie in those of a node; 0 where that has none."""
         modules = np.where((modules == self._nowhere[MODULE]) & (around > 0), around, modules)
-        pairs, which = np.unique(np.stack([lines, below], 1), axis=0, return_inverse=True)
-        found = [self._above(line, one) for line, one in pairs.tolist()]
-        return modules, np.array(found, np.uint32)[which.reshape(-1)]
+        mine = np.flatnonzero(below > 0)
+        keys = lines[mine].astype(np.uint64) << 32 | below[mine]
+        pairs, which = np.unique(keys, return_inverse=True)
+        found = [self._above(*divmod(pair, 1 << 32)) for pair in pairs.tolist()]
+        lines = lines.copy()
+        lines[mine] = np.array(found, np.uint32)[which]
+        return modules, lines
 
     def _above(self, line: int, below: int) -> int:
         """A line that was reached from another one."""
@@ -222,9 +226,9 @@ class Chains:
         before = self._before(kind, rows["thread"][order], place, self._nowhere[kind])
         changed = place != before
         rows, place, before = rows[order][changed], place[changed], before[changed]
-        pairs, which = np.unique(np.stack([before, place], 1), axis=0, return_inverse=True)
-        common = [self._common(kind, one, other) for one, other in pairs.tolist()]
-        between = np.array(common, np.uint32)[which.reshape(-1)] if common else before
+        pairs, which = np.unique(before.astype(np.uint64) << 32 | place, return_inverse=True)
+        common = [self._common(kind, *divmod(pair, 1 << 32)) for pair in pairs.tolist()]
+        between = np.array(common, np.uint32)[which]
         gap = (between != before) & (rows["before"] > 0) & (rows["before"] < rows["time"])
         new = ~(gap & (between == place))
         # Of rows at one moment those of what lies behind come last.

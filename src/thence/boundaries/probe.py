@@ -92,7 +92,8 @@ def _compiled() -> ModuleType | None:
         from thence.boundaries import _probe  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         return None
-    return _probe  # type: ignore[no-any-return, unused-ignore]
+    # One that was built for an older thence, as in a checkout that has moved on, lacks functions.
+    return _probe if hasattr(_probe, "keep_calls") else None
 
 
 class NativeProbe:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from thence.doctor.versions import (
     driver_release,
     installed_version,
     probe_kind,
+    why_no_stacks,
 )
 
 __all__ = ["CHECKS", "Capability", "examine"]
@@ -154,7 +156,10 @@ def _recording(machine: _Machine) -> _Answer:
     if error:
         return _no(error, _recording_cure(machine))
     finding = machine.findings["recording"]
-    text = f"a kernel was launched and recorded ({finding['microseconds']:.1f} us); {_probe_text()}"
+    text = (
+        f"a kernel was launched and recorded ({finding['microseconds']:.1f} us); {_probe_text()}; "
+        f"{_lines_text()}"
+    )
     if _admins_only() and not _may_profile():
         text += "; counters, which thence does not use, are for administrators only"
     return _yes(text)
@@ -173,6 +178,16 @@ def _probe_text() -> str:
         if kind == AS_ASKED
         else "launches are counted by the compiled probe"
     )
+
+
+def _lines_text() -> str:
+    """In which way modules and lines of a PyTorch program are known here."""
+    if not hasattr(sys, "monitoring"):
+        return "modules and lines of programs that nobody annotated take Python 3.12"
+    why = why_no_stacks()
+    if why is None:
+        return "modules and lines are read of the program's stack at each launch"
+    return f"modules and lines are followed by events, which cost more: {why}"
 
 
 def _recording_cure(machine: _Machine) -> str:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import platform
 import re
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from thence.boundaries.stacks import why_unreadable
 from thence.version import __version__
 
 __all__ = [
     "AS_ASKED",
+    "COMPILED",
     "IN_PYTHON",
     "PROC",
     "driver_release",
     "installed_version",
     "probe_kind",
     "versions",
+    "why_no_stacks",
 ]
 
 _LIBRARIES = ("polars", "numpy", "plotly", "torch", "jax", "triton")
@@ -32,6 +35,7 @@ PROC = Path("/proc/driver/nvidia")
 """Where a loaded driver describes itself."""
 IN_PYTHON = "in Python"
 AS_ASKED = "in Python, as THENCE_PROBE says"
+COMPILED = "compiled"
 
 
 def versions() -> dict[str, str]:
@@ -63,7 +67,13 @@ def probe_kind() -> str:
     """Which probe counts launches here, as `thence.boundaries.probe.choose_probe` chooses."""
     if os.environ.get("THENCE_PROBE") == "python":
         return AS_ASKED
-    return IN_PYTHON if find_spec("thence.boundaries._probe") is None else "compiled"
+    return IN_PYTHON if find_spec("thence.boundaries._probe") is None else COMPILED
+
+
+def why_no_stacks() -> str | None:
+    """Why modules and lines are not read of the program's stack here; None if they are."""
+    compiled = import_module("thence.boundaries._probe") if probe_kind() == COMPILED else None
+    return why_unreadable(compiled)
 
 
 def driver_release(proc: Path = PROC) -> str | None:

@@ -65,6 +65,8 @@ class Counting:
 
         It has to tell two different numbers in a row: then they are unique, and in order.
         """
+        if self.compiled is not None:
+            self.compiled.keep_calls(1)
         for function in _functions():
             callback_id = cupti.callback_id(function.domain, function.name)
             if callback_id is None:
@@ -103,6 +105,11 @@ class Counting:
         for domain, callback_id in self._functions:
             with contextlib.suppress(CuptiError):  # one that this driver does not have
                 cupti.enable_callback(subscription, domain, callback_id, on=on)
+
+    def read_stacks_only(self) -> None:
+        """Note no calls any longer, as they are recorded: but go on to read the stack at each."""
+        if self.compiled is not None:
+            self.compiled.keep_calls(0)
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
         """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""

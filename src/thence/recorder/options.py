@@ -36,7 +36,8 @@ class RecordOptions:
         collectives: what each collective of torch.distributed moves, and in which process group; see
             `thence.torch.label_collectives`, which need not be called then.
         modules: modules of PyTorch, phases and steps of training, without any annotation (Python 3.12 and newer).
-        lines: lines of the user's own code that launch work, with their callers (Python 3.12 and newer).
+        lines: lines of the user's own code that launch work, with their callers (Python 3.12 and newer). They are
+            read of the stack at each launch where the compiled probe can do that, and else followed by events.
         own: packages, folders or files whose code counts as the user's own, too; after a ``!`` what does not.
         synchronization: the API calls that wait for the device.
         overhead: time that CUPTI itself took.

@@ -240,7 +240,10 @@ class Recorder:
     def record_launches(self) -> None:
         """Record every launch from now on, if the options leave that open."""
         if self._options.launches is None and self.alive:
-            self._listen(on=False)
+            if self.log.chains is None:
+                self._listen(on=False)
+            else:
+                self._counting.read_stacks_only()
             self._options = replace(self._options, launches=True)
             if not self._paused:
                 self._try(self._enable)

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from generated_code import fake_torch, generated_module
+from launching import CompiledCounter
+from thence.boundaries.chains import Chains
 from thence.boundaries.log import BoundaryLog
 from thence.boundaries.places import LINE, MODULE, PHASE, Place, Places
+from thence.boundaries.stacks import why_unreadable
 from thence.hooks.torch.compiled import CompiledPlaces
 from thence.marks.generated import LineFacts
 from thence.marks.generated_lines import GeneratedLines, Nowhere
@@ -91,6 +94,51 @@ class Setting:
         return [f"{place.detail}:{place.line}", *outer] if place.name else outer
 
 
+class StackSetting(Setting):
+    """The same, where the compiled probe reads the stack at each launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = CompiledCounter("")
+        native = self.counter.log.stack_reader
+        if native is None or (why := why_unreadable(native)) is not None:
+            pytest.skip(f"stacks cannot be read: {why}")
+        self.log = self.counter.log
+        self.chains = self.log.chains = Chains(native, self.places)
+        self.compiled = CompiledPlaces(
+            self.places, self.log, self.around, self.lines, chains=self.chains
+        )
+        self.numbers: list[int] = []
+
+    def launch(self) -> None:
+        self.numbers.append(self.counter.library.fake_launch())
+
+    def run(self, folder: Any, kind: str, *launches: tuple[Part, ...]) -> list[tuple[Any, ...]]:
+        code = generated_module(folder, kind, launches, "code")
+        self.lines.loaded(code, ())
+        self.chains.begin()
+        self.chains.native.go_below(0, 1, self.around.places[MODULE], self.around.places[LINE])
+        try:
+            assert self.compiled.begin()
+            self.launch()  # the thread's chain is that of eager code
+            self.numbers.clear()
+            code.call([self.launch])
+            self.compiled.end()
+            self.launch()
+        finally:
+            self.chains.end()
+            self.counter.end()
+        rows = self.log.take()
+        found = []
+        for number in self.numbers:
+            at: dict[int, Place] = {}
+            for counter, place in zip(rows["counter"], rows["place"], strict=True):
+                if counter < number:
+                    at[self.places[int(place)].kind] = self.places[int(place)]
+            found.append((at[MODULE].name, self.chain(at[LINE]), at[PHASE].name))
+        return found
+
+
 MAIN = ["/me/train.py:30"]
 MODEL = ["/me/model.py:4", *MAIN]
 
@@ -102,9 +150,11 @@ def setting(monkeypatch):
     return Setting()
 
 
+@pytest.mark.parametrize("kind", [Setting, StackSetting])
 def test_launches_have_the_places_of_their_main_part_and_what_follows_those_around(
-    setting, tmp_path
+    setting, tmp_path, kind
 ) -> None:
+    setting = kind()
     softmax = Part(None, FRAMES[:1], "aten.softmax", "forward", 0.75)
     found = setting.run(
         tmp_path, "forward", (UP,), (UP._replace(module="down", share=0.25), softmax)
@@ -112,6 +162,26 @@ def test_launches_have_the_places_of_their_main_part_and_what_follows_those_arou
     assert found == [
         ("block.up", MODEL, "forward"),
         ("block", MODEL, "forward"),
+        ("block", MAIN, None),
+    ]
+
+
+def test_python_of_the_users_inside_of_generated_code_has_its_own_lines(setting, tmp_path) -> None:
+    setting = StackSetting()
+    space: dict[str, Any] = {"launch": setting.launch}
+    exec(compile("def op():\n    x = 1\n    launch()\n", "/me/op.py", "exec"), space)
+    setting.chains.begin = lambda: None
+    setting.chains.native.begin_stacks(0)
+    setting.chains.own(space["op"].__code__)
+    launch = setting.launch
+    setting.launch = lambda: space["op"]() if len(setting.numbers) == 1 else launch()
+    found = setting.run(
+        tmp_path, "forward", (UP,), (UP._replace(op="mylib.op"),), (UP._replace(module="down"),)
+    )
+    assert found == [
+        ("block.up", MODEL, "forward"),
+        ("block.up", ["/me/op.py:3", *MODEL], "forward"),
+        ("block.down", MODEL, "forward"),
         ("block", MAIN, None),
     ]
 

@@ -14,6 +14,7 @@ from launching import CompiledCounter, Watched
 from launching_program import EVERYTHING
 from thence.boundaries.log import READ
 from thence.boundaries.places import LINE, MODULE
+from thence.hooks.torch.following import ByStack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,7 @@ def by_stack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched(body: str, tmp_path: Path, **options: Any) -> Watched:
     program = Watched(textwrap.dedent(body), tmp_path / "program.py", **options)
+    assert isinstance(program.hooks._way, ByStack)
     assert program.hooks.way() == {"by": "stack", "trouble": None}
     assert not program.said
     return program
@@ -255,3 +257,27 @@ def test_modules_alone(tmp_path: Path) -> None:
     assert {program.place(one, MODULE).name for one in program.launches if one.name == "block"} == {
         "blocks.0", "blocks.1", "blocks.2",
     }  # fmt: skip
+
+
+def test_a_recording_after_another_one_knows_the_same(tmp_path: Path) -> None:
+    """Functions that did not run between the two, and had no events in the first."""
+    pytest.importorskip("torch")
+    body = INFERENCE.partition("events(")[0] + (
+        "hooks.stop()\nhooks.__init__(*again)\nhooks.start()\n"
+        "with torch.no_grad():\n    for _ in range(4): net(x)\n"
+    )
+    program = Watched(body, tmp_path / "program.py", modules=True, between=True)
+    later = program.launches[16:]
+    assert len(later) == 16
+    assert {program.verdict(one) for one in later} == {"line"}
+
+
+def test_errors_of_an_observer_do_not_reach_the_program(tmp_path: Path) -> None:
+    def told(_place: int) -> None:
+        raise ValueError
+
+    program = Watched(
+        "log = again[0]\nlog.observer = told\ndef f():\n    launch()\nf()\nlog.observer = None\n",
+        tmp_path / "program.py", variables={"told": told}, between=True,
+    )  # fmt: skip
+    assert program.verdicts() == {"line": 1, "function": 0, "wrong": 0}

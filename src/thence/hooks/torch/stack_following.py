@@ -268,6 +268,8 @@ class StackMonitor(Monitor):
 
     def stop(self) -> None:
         """See `Monitor`."""
+        # Only where its own events change does a function begin to be told of again, in a later recording.
+        self._functions.arm()
         super().stop()
         self._chains.end()
         self._chains.native.observe_stacks(None)
