@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 SETTLING, TIMED = 6, 4
+OFF, ON = 0, 1
 VIEWS = """
 view t transpose permute reshape expand slice select unsqueeze squeeze as_strided detach empty empty_like empty_strided
 alias _unsafe_view split narrow chunk linear matmul to contiguous unbind item resize_ reshape_as view_as expand_as
@@ -162,9 +163,9 @@ def main() -> None:
     rows: dict[Any, int] = {}
     plain = []
     for _ in range(given.rounds):
-        bench.operators.launch(False)
+        bench.operators.launch(OFF)
         without = bench.timed()
-        bench.operators.launch(True)
+        bench.operators.launch(ON)
         bench.timed(1)
         calls = bench.timed()
         bench.taken()
@@ -173,14 +174,16 @@ def main() -> None:
             spent, wrote, rows[lines, back] = bench.during(lines=lines, back=back)
             added[lines, back].append(spent)
             writing[lines, back].append(wrote)
-        bench.operators.launch(False)
+        bench.operators.launch(OFF)
         bench.timed(1)
         without = (without + bench.timed()) / 2
         plain.append(without)
         for way in ways:
             added[way][-1] -= without
     median = statistics.median(plain)
-    print(f"{bench.launches()} launches a step, plain {median:.2f} ms of CPU time, n = {given.rounds}")
+    print(
+        f"{bench.launches()} launches a step, plain {median:.2f} ms of CPU time, n = {given.rounds}"
+    )
     for way, values in added.items():
         low, middle, high = statistics.quantiles(values, n=4)
         name = "calls alone" if way == "calls" else f"modules{', lines' * way[0]}, {way[1]}"

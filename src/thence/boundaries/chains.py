@@ -108,7 +108,8 @@ class Chains:
         with self._lock:
             self._note_made()
             around = self.nodes.find(np.array([maker]), np.array([node], np.uint64))
-            modules, lines = self._inside(*np.array([[module], [line]], np.uint32), *around)
+            found = np.array([module], np.uint32), np.array([line], np.uint32)
+            modules, lines = self._inside(*found, *around)
         return int(modules[0]), int(lines[0])
 
     def places(self, chain: int) -> tuple[int, int]:
