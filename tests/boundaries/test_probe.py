@@ -191,6 +191,7 @@ def test_the_c_files_are_clean(tmp_path: Path) -> None:
         "-O1",
         "-Wall",
         "-Wextra",
+        "-Wshadow",
         "-Werror",
         "-DPy_LIMITED_API=0x030B0000",
     ]
@@ -216,10 +217,12 @@ def test_the_c_files_are_clean(tmp_path: Path) -> None:
         "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', *sys.argv[2:]]))\n"
     )
     readable = sys.version_info[:2] in LAYOUTS
-    stacks = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("stacks", "chains")]
+    stacks = [
+        str(Path(__file__).with_name(f"test_{name}.py")) for name in ("stacks", "chains", "nodes")
+    ]
     stacks = stacks if readable else []
     done = subprocess.run(
-        [sys.executable, "-c", program, str(built), __file__, *stacks, "-k", "[c] or c- or stacks or chains"],
+        [sys.executable, "-c", program, str(built), __file__, *stacks, "-k", "[c] or c- or stacks or chains or nodes"],
         check=False, capture_output=True, text=True,
         env={**os.environ, "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "THENCE_PROBE": "c"},
     )  # fmt: skip

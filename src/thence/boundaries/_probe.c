@@ -147,7 +147,7 @@ static int fill(PyObject *module) {
     int failed = PyModule_AddObjectRef(module, "Log", type) < 0; /* NULL with an error set fails too */
     Py_XDECREF(type);
     failed = failed || thence_add_calls(module) || thence_add_frames(module) || thence_add_chains(module);
-    failed = failed || thence_add_stack(module) || thence_add_events(module);
+    failed = failed || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

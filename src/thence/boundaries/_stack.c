@@ -14,16 +14,17 @@ static const uint64_t NOT_KNOWN = UINT64_MAX;
 /* A thread's chain changed at a launch, or another call: time and number of it, and the end of its call before. */
 typedef struct {
     int64_t time, before;
-    uint32_t number, thread, chain, unused;
+    uint64_t node; /* of autograd's that ran there */
+    uint32_t number, thread, chain, maker;
 } Change;
-_Static_assert(sizeof(Change) == 32, "changes are read as NumPy records of 32 bytes");
+_Static_assert(sizeof(Change) == 40, "changes are read as NumPy records of 40 bytes");
 
 /* Autograd nodes of these numbers, the end excluded, were made in a chain. */
 typedef struct {
-    uint64_t begin, end;
-    uint32_t thread, chain;
+    uint64_t begin, end, inside; /* inside of which other node */
+    uint32_t thread, chain, maker, inside_maker;
 } Made;
-_Static_assert(sizeof(Made) == 24, "rows are read as NumPy records of 24 bytes");
+_Static_assert(sizeof(Made) == 40, "rows are read as NumPy records of 40 bytes");
 
 static uint64_t (*next_sequence)(void);
 static uint32_t generation = 1, lost_callers;
@@ -41,8 +42,9 @@ Here *thence_here(void) {
 
 uint32_t thence_kind(const char *frame) { return thence_kind_of(thence_code(frame)); }
 
-/* The chain from a frame on; where the first function of the user's is `code`, it is at `position`. */
-static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position) {
+/* The chain from a frame on; where the first function of the user's is `code`, it is at `position`. Below it is what
+ * `node` was made in: unless there is none, or generated code comes first, and then none is left there. */
+static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position, Node *node) {
     const Here *here = thence_here();
     uint32_t key[KEY], module = 0, line = 0;
     size_t length = HEAD;
@@ -59,12 +61,13 @@ static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position) 
         } else if (kind == GENERATED && here->generated.set) {
             if (!module) module = here->generated.module;
             line = here->generated.line;
+            *node = (Node){0};
             break;
-        } else if (kind == ENGINE && here->engine.set) {
+        } else if (kind == ENGINE && (here->engine.set || node->maker)) {
             break;
         }
     }
-    if (here->engine.set && (!frame || thence_kind(frame) == ENGINE)) {
+    if (!node->maker && here->engine.set && (!frame || thence_kind(frame) == ENGINE)) {
         if (!module) module = here->engine.module;
         line = here->engine.line;
     }
@@ -77,8 +80,9 @@ static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position) 
 }
 
 uint32_t thence_chain(char *frame, uint32_t code, uint32_t position) {
+    Node node = thence_node();
     pthread_mutex_lock(&thence_lock);
-    uint32_t chain = chain_from(frame, code, position);
+    uint32_t chain = chain_from(frame, code, position, &node);
     pthread_mutex_unlock(&thence_lock);
     return chain;
 }
@@ -92,8 +96,8 @@ static uint64_t upcoming_node(Here *here) {
 }
 
 /* With the lock held: autograd nodes that were made since were made in a chain. */
-static void nodes_in(Here *here, uint64_t upcoming, uint32_t chain) {
-    Made row = {here->sequence, upcoming, thence_thread(), chain};
+static void nodes_in(Here *here, uint64_t upcoming, uint32_t chain, Node node) {
+    Made row = {here->sequence, upcoming, node.number, thence_thread(), chain, thence_maker(), node.maker};
     thence_append(&made, &row);
     here->sequence = upcoming;
     thence_nodes = 1;
@@ -104,26 +108,30 @@ void thence_made(char *frame, uint32_t code, uint32_t position) {
     Here *here = thence_here();
     uint64_t upcoming = upcoming_node(here);
     if (upcoming == here->sequence) return;
+    Node node = thence_node();
     pthread_mutex_lock(&thence_lock);
-    nodes_in(here, upcoming, chain_from(frame, code, position));
+    uint32_t chain = chain_from(frame, code, position, &node);
+    nodes_in(here, upcoming, chain, node);
     pthread_mutex_unlock(&thence_lock);
 }
 
 /* The calling thread makes the call of this number. */
 void thence_note_stack(uint32_t number, int64_t time) {
     char *frame = thence_frame();
+    Node node = thence_node();
     pthread_mutex_lock(&thence_lock);
     if (thence_reading) {
         Here *here = thence_here();
-        uint32_t chain = chain_from(frame, 0, 0);
+        uint32_t chain = chain_from(frame, 0, 0, &node);
         uint64_t upcoming = upcoming_node(here);
-        if (upcoming != here->sequence) nodes_in(here, upcoming, chain);
+        if (upcoming != here->sequence) nodes_in(here, upcoming, chain, node);
         if (time <= here->ended) time = here->ended + 1;
-        if (chain != here->chain) {
-            Change row = {time, here->ended, number, thence_thread(), chain, 0};
+        if (chain != here->chain || node.maker != here->maker || node.number != here->node) {
+            Change row = {time, here->ended, node.number, number, thence_thread(), chain, node.maker};
             thence_append(&changes, &row);
-            here->chain = chain;
+            here->chain = chain, here->maker = node.maker, here->node = node.number;
         }
+        here->ran |= node.maker != 0;
     }
     pthread_mutex_unlock(&thence_lock);
 }
@@ -136,6 +144,7 @@ void thence_forget_stacks(void) {
     next_sequence = NULL;
     thence_forget_chains();
     lost_callers = 0;
+    thence_forget_hooked();
     changes.count = made.count = 0; /* their memory serves again */
 }
 
@@ -181,7 +190,11 @@ static PyObject *here(PyObject *module, PyObject *unused) {
     char *frame = thence_frame();
     (void)module, (void)unused;
     thence_made(frame, 0, 0);
-    return PyLong_FromUnsignedLong(thence_chain(frame, 0, 0));
+    Node node = thence_node();
+    pthread_mutex_lock(&thence_lock);
+    uint32_t chain = chain_from(frame, 0, 0, &node);
+    pthread_mutex_unlock(&thence_lock);
+    return Py_BuildValue("IKI", chain, (unsigned long long)node.number, node.maker);
 }
 
 static PyObject *go_below(PyObject *module, PyObject *arguments) {
@@ -191,22 +204,6 @@ static PyObject *go_below(PyObject *module, PyObject *arguments) {
     Here *here = thence_here();
     if (generated) here->generated.set = on, here->generated.module = of_module, here->generated.line = line;
     else here->engine.set = on, here->engine.module = of_module, here->engine.line = line;
-    Py_RETURN_NONE;
-}
-
-static PyObject *enter_engine(PyObject *module, PyObject *unused) {
-    Here *here = thence_here();
-    (void)module, (void)unused;
-    PyObject *state = Py_BuildValue("lIII", here->depth, here->engine.set, here->engine.module, here->engine.line);
-    if (state) here->depth = 0, here->engine.set = 0;
-    return state;
-}
-
-static PyObject *leave_engine(PyObject *module, PyObject *state) {
-    Here *here = thence_here();
-    (void)module;
-    if (!PyArg_ParseTuple(state, "lIII", &here->depth, &here->engine.set, &here->engine.module, &here->engine.line))
-        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -230,10 +227,8 @@ static PyMethodDef functions[] = {
     {"count_nodes", count_nodes, METH_O, "The address of autograd's counter, where it is known later."},
     {"end_stacks", end_stacks, METH_NOARGS, "Read them no longer; what was read can be taken."},
     {"code_kind", code_kind, METH_O, "What a code object is, by its address; 0 where it is not known."},
-    {"here", here, METH_NOARGS, "The chain that the calling thread is in."},
+    {"here", here, METH_NOARGS, "The chain that the calling thread is in, and the node that it runs."},
     {"go_below", go_below, METH_VARARGS, "Places below generated code (1) or the engine (0): on, module, line."},
-    {"enter_engine", enter_engine, METH_NOARGS, "Autograd's engine is called; the state to leave it with."},
-    {"leave_engine", leave_engine, METH_O, "It is over: the state that entering gave."},
     {"take_changes", take_changes, METH_NOARGS, "Changes of chains since this was last asked, as bytes."},
     {"take_made", take_made, METH_NOARGS, "In which chains autograd nodes were made since, as bytes."},
     {"lost_stacks", lost_stacks, METH_NOARGS, "Changes, nodes and callers for which there was no room."},

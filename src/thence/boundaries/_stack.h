@@ -30,10 +30,18 @@ typedef struct {
     uint32_t code, position;    /* that function and line */
     uint64_t sequence;          /* autograd nodes up to this number are noted */
     int64_t ended;              /* when its last call was over */
+    uint64_t node;              /* autograd's that it ran when its chain was noted last, */
+    uint32_t maker, ran;        /* by which thread that was made, 0 for none; whether one launched in this call */
     struct {
         uint32_t set, module, line;
     } engine, generated; /* places below autograd's engine, and below code that a compiler generated */
 } Here;
+
+/* A node of autograd's: its number, and the thread that made it; maker 0: none. Numbers are each thread's own. */
+typedef struct {
+    uint64_t number;
+    uint32_t maker;
+} Node;
 
 /* Offsets in bytes (stacks.py); through is -1 for none. */
 typedef struct {
@@ -85,6 +93,12 @@ SHARED void thence_note_stack(uint32_t number, int64_t time);
 SHARED void thence_call_ended(int64_t time);
 SHARED void thence_forget_stacks(void);
 SHARED int thence_add_stack(PyObject *module);
+
+/* Of _nodes.c */
+SHARED Node thence_node(void); /* that the calling thread runs */
+SHARED uint32_t thence_maker(void);
+SHARED void thence_forget_hooked(void);
+SHARED int thence_add_nodes(PyObject *module);
 
 /* Of _chains.c */
 SHARED uint32_t thence_kind_of(PyObject *code);

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.boundaries.log import COLUMNS, READ
-from thence.boundaries.places import LINE, MODULE, Place
+from thence.boundaries.node_places import LEAF, MOST_ROWS, NodePlaces
+from thence.boundaries.places import LINE, MODULE, PHASE, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,11 +32,14 @@ WATCHED, MODULE_CALL, ENGINE, GENERATED, FIRST_OWN = range(1, 6)
 """What a code object is to the probe: one that Python has events of, the call of a module, the call of autograd's
 engine, code that a compiler generated; from the last on functions of the user's (_stack.h)."""
 _CHANGE = np.dtype(
-    [(name, "<i8") for name in ("time", "before")]
-    + [(name, "<u4") for name in ("number", "thread", "chain", "unused")]
+    [("time", "<i8"), ("before", "<i8"), ("node", "<u8")]
+    + [(name, "<u4") for name in ("number", "thread", "chain", "maker")]
 )
 """``Change`` of _stack.c."""
-_MADE = np.dtype([("begin", "<u8"), ("end", "<u8"), ("thread", "<u4"), ("chain", "<u4")])
+_MADE = np.dtype(
+    [(name, "<u8") for name in ("begin", "end", "inside")]
+    + [(name, "<u4") for name in ("thread", "chain", "maker", "inside_maker")]
+)
 """``Made`` of _stack.c."""
 
 
@@ -49,7 +53,11 @@ class Chains:
 
     Attributes:
         observed: told when somebody begins to observe.
+        nodes: where autograd's nodes were made.
+        phases: places of the phases of what they launch, and of what those of leaves do.
     """
+
+    phases = (0, 0)
 
     def __init__(self, native: ModuleType, places: Places, *, lines: bool = True) -> None:
         self.native = native
@@ -62,6 +70,9 @@ class Chains:
         self._of_chain = np.array([[self._nowhere[MODULE], self._nowhere[LINE]]], np.uint32)
         self._last: dict[tuple[int, int], int] = {}
         self._later = np.empty(0, _CHANGE)
+        self.nodes = NodePlaces(self._nowhere[LINE])
+        self._untold: list[tuple[Any, Any, Any]] = []
+        self._moved: dict[tuple[int, int], int] = {}
         self.observed: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
@@ -90,7 +101,16 @@ class Chains:
 
     def here(self) -> tuple[int, int]:
         """Numbers of the places of module and line that the calling thread is in."""
-        return self.places(self.native.here())
+        chain, node, maker = self.native.here()
+        module, line = self.places(chain)
+        if not maker:
+            return module, line
+        with self._lock:
+            self._note_made()
+            around = self.nodes.find(np.array([maker]), np.array([node], np.uint64))
+            found = np.array([module], np.uint32), np.array([line], np.uint32)
+            modules, lines = self._inside(*found, *around)
+        return int(modules[0]), int(lines[0])
 
     def places(self, chain: int) -> tuple[int, int]:
         """Numbers of the places of module and line of a chain."""
@@ -118,15 +138,59 @@ class Chains:
         self.native.observe_stacks(crossed)
         self.observed()
 
-    def take_made(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Which autograd nodes were made where since this was last asked.
+    def take_made(self) -> list[tuple[Any, Any, Any]]:
+        """Which autograd nodes were made where since this was last asked, those inside of other nodes excluded.
 
         Returns:
-            rows of ``_MADE``, and the numbers of the places of module and line of each.
+            rows of ``_MADE``, and the numbers of the places of module and line of each, in portions.
         """
+        with self._lock:
+            self._note_made()
+            untold, self._untold = self._untold, []
+        return untold
+
+    def _note_made(self) -> None:
+        """Find the places of nodes that were made since."""
         rows = np.frombuffer(self.native.take_made(), _MADE)
         modules, lines = self._arrays(rows["chain"])
-        return rows, modules, lines
+        outer = rows["inside_maker"] == 0
+        if outer.any():
+            self._untold.append((rows[outer], modules[outer], lines[outer]))
+        while len(self._untold) > 1 and sum(len(one) for one, _, _ in self._untold) > MOST_ROWS:
+            del self._untold[0]
+        ready = outer
+        while len(rows):
+            if not ready.any():
+                ready = ~ready  # the nodes around these are not known
+            made = rows[ready]
+            around = self.nodes.find(made["inside_maker"], made["inside"])
+            places = self._inside(modules[ready], lines[ready], *around)
+            self.nodes.add(made["maker"], made["begin"], made["end"], *places)
+            rows, modules, lines = rows[~ready], modules[~ready], lines[~ready]
+            ready = self.nodes.find(rows["inside_maker"], rows["inside"])[0] > 0
+
+    def _inside(self, modules: Any, lines: Any, around: Any, below: Any) -> tuple[Any, Any]:
+        """Places of module and line that lie in those of a node; 0 where that has none."""
+        modules = np.where((modules == self._nowhere[MODULE]) & (around > 0), around, modules)
+        mine = np.flatnonzero(below > 0)
+        keys = lines[mine].astype(np.uint64) << 32 | below[mine]
+        pairs, which = np.unique(keys, return_inverse=True)
+        found = [self._above(*divmod(pair, 1 << 32)) for pair in pairs.tolist()]
+        lines = lines.copy()
+        lines[mine] = np.array(found, np.uint32)[which]
+        return modules, lines
+
+    def _above(self, line: int, below: int) -> int:
+        """A line that was reached from another one."""
+        if not below or below == self._nowhere[LINE]:
+            return line
+        known = self._moved.get((line, below))
+        if known is None:
+            known = below
+            for number in self._path(line):
+                known = self._places.number(self._places[number]._replace(parent=known))
+            self._moved[line, below] = known
+        return known
 
     def take(self, until: int) -> Columns:
         """Boundaries at which a thread's module or line changed since this was last asked, as `BoundaryLog.take`.
@@ -136,11 +200,16 @@ class Chains:
         """
         with self._lock:
             rows = np.concatenate([self._later, np.frombuffer(self.native.take_changes(), _CHANGE)])
+            self._note_made()  # after the changes: nodes are noted before they run
             due = rows["time"] <= until
             self._later, rows = rows[~due], rows[due]
-            places = dict(zip((MODULE, LINE), self._arrays(rows["chain"]), strict=True))
             order = np.argsort(rows["thread"], kind="stable")
+            found = self._arrays(rows["chain"])
+            if rows["maker"].any():
+                found = self._inside(*found, *self.nodes.around(rows, order))
+            places = dict(zip((MODULE, LINE), found, strict=True))
             parts = [self._changes(kind, rows, places[kind], order) for kind in self._kinds]
+            parts.append(self._phases_of(rows, order))
         whole = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
         in_time = np.argsort(whole["time"], kind="stable")
         return {name: whole[name][in_time].astype(dtype) for name, dtype in COLUMNS.items()}
@@ -154,18 +223,8 @@ class Chains:
 
         Between the end of the call before and this one it was where both are: in their function.
         """
-        thread, place = rows["thread"][order], place[order]
-        first = np.ones(len(rows), bool)
-        first[1:] = thread[1:] != thread[:-1]
-        before = np.roll(place, 1)
-        before[first] = [
-            self._last.get((kind, one), self._nowhere[kind]) for one in thread[first].tolist()
-        ]
-        last = np.append(first[1:], [True])[: len(rows)]
-        self._last.update(
-            ((kind, one), number)
-            for one, number in zip(thread[last].tolist(), place[last].tolist(), strict=True)
-        )
+        place = place[order]
+        before = self._before(kind, rows["thread"][order], place, self._nowhere[kind])
         changed = place != before
         rows, place, before = rows[order][changed], place[changed], before[changed]
         pairs, which = np.unique(before.astype(np.uint64) << 32 | place, return_inverse=True)
@@ -182,6 +241,33 @@ class Chains:
             "flags": (np.full(len(rows), READ),) * 2,
         }
         return {name: np.concatenate([a[new], b[gap]]) for name, (a, b) in whole.items()}
+
+    def _before(self, kind: int, thread: Any, place: Any, nowhere: int) -> Any:
+        """Where each row's thread was before: rows by thread, and by time."""
+        first = np.ones(len(thread), bool)
+        first[1:] = thread[1:] != thread[:-1]
+        before = np.roll(place, 1)
+        before[first] = [self._last.get((kind, one), nowhere) for one in thread[first].tolist()]
+        last = np.append(first[1:], [True])[: len(thread)]
+        self._last.update(
+            ((kind, one), number)
+            for one, number in zip(thread[last].tolist(), place[last].tolist(), strict=True)
+        )
+        return before
+
+    def _phases_of(self, rows: Any, order: Any) -> Columns:
+        """Boundaries where a thread comes to the phase of its nodes, or of those of leaves.
+
+        What is called by these notes phases of its own, and when it is over that of the node.
+        """
+        rows = rows[order]
+        place = np.where(rows["node"] == LEAF, self.phases[1], self.phases[0])
+        place = np.where(rows["maker"] > 0, place, 0)
+        new = (place != self._before(PHASE, rows["thread"], place, 0)) & (place > 0)
+        rows = rows[new]
+        found = {name: rows[name] for name in ("time", "thread")}
+        flags = np.full(len(rows), READ)
+        return {**found, "counter": rows["number"], "place": place[new], "flags": flags}
 
     def _common(self, kind: int, one: int, other: int) -> int:
         """The innermost place that two are in: where they are two lines of one function, this function."""

@@ -229,6 +229,7 @@ class Recording:
         hooks, self._hooks = self._hooks, None
         if hooks is not None and self._recorder is not None:
             follow_boundaries(None)
+            self._known = {"lines": hooks.way(), "backward": hooks.way_back()}
             hooks.stop()
             for sentence in hooks.said():
                 self._recorder.warn(sentence)

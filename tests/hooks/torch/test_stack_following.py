@@ -140,8 +140,11 @@ ENDS = {  # of what node each result is, by the function and the text of the lin
 }
 
 
-def test_nodes_that_launch_nothing_have_the_line_that_made_them(tmp_path: Path) -> None:
+def test_nodes_that_launch_nothing_have_the_line_that_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setenv("THENCE_BACKWARD", "hooks")  # which need the forward's nodes in Python
     nodes: list[Any] = []
     body = TORCH + (
         "for _ in range(3): results = net(x)\n"

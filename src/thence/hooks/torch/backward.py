@@ -10,29 +10,35 @@ Nodes that accumulate into leaves have no number and run as soon as they can. Th
 already: these get a prehook for the phase ``gradient``, and so does the node after.
 
 The thread that calls the engine waits for it, unless it runs the nodes itself.
+
+Where the compiled probe can tell which node runs (`thence.hooks.torch.running_nodes`) none of this is needed: no
+walk, no hook, nothing in Python. At each launch it notes the node's number and thread, and these are joined with
+the forward when rows are written (`thence.boundaries.node_places`). All that leaves' nodes launch is of the phase
+``gradient`` then. Hooks are set while this is tried out, and while somebody is told of each place: during captures.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thence.boundaries.log import BEGINS, ENDS
+from thence.boundaries.node_places import LEAF
 from thence.hooks.torch.threads import ForwardLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from thence.boundaries.log import BoundaryLog
     from thence.hooks.torch.phases import PhasePlaces
+    from thence.hooks.torch.running_nodes import RunningNodes
     from thence.hooks.torch.threads import Common, Thread, Threads
 
 __all__ = ["BackwardCalls", "nodes_of"]
-
-_LEAF = (1 << 64) - 1
-"""Sequence number of nodes that accumulate into leaves: none of their own."""
 
 
 class _Run:
@@ -43,6 +49,7 @@ class _Run:
         state: what the caller was in; None for calls that are not followed.
         line: the caller's innermost place.
         on_caller: whether the caller ran nodes itself.
+        by_number: whether nodes are known without hooks.
         hooks: prehooks, to be removed.
         done: whether it is over.
     """
@@ -52,6 +59,7 @@ class _Run:
         self.state: tuple[Any, ...] | None = None
         self.line = line
         self.on_caller = False
+        self.by_number = False
         self.hooks: list[Any] = []
         self.done = False
 
@@ -63,13 +71,25 @@ class BackwardCalls:
         torch: the package.
         common, threads: what is known of threads.
         phases: places of phases.
+        log: whose observer is told of each place.
+        nodes: that run, where the compiled probe can tell.
     """
 
-    def __init__(self, torch: Any, common: Common, threads: Threads, phases: PhasePlaces) -> None:
+    def __init__(
+        self,
+        torch: Any,
+        common: Common,
+        threads: Threads,
+        phases: PhasePlaces,
+        log: BoundaryLog | None = None,
+        nodes: RunningNodes | None = None,
+    ) -> None:
         self._torch = torch
         self._common = common
         self._threads = threads
         self._phases = phases
+        self._log_of_boundaries = log
+        self._nodes = nodes
         self._runs: list[_Run] = []
         self.unknown_threads = False
         self.compiled = False
@@ -81,6 +101,12 @@ class BackwardCalls:
         self._runs.append(run)
         if self._traces():
             return
+        if self._nodes is not None and self._nodes.trouble is None and not self._observed():
+            self._enter_by_number(run, self._nodes)
+            return
+        if self._nodes is not None:
+            self._nodes.called()
+            self._nodes.native.hooks_are_set(1)
         roots = sys._getframe(2).f_locals["t_outputs"]  # noqa: SLF001 - no other way to the caller's frame
         self._common.made(thread)
         self._hook(run, nodes_of(roots))
@@ -97,6 +123,11 @@ class BackwardCalls:
         run.done = True
         if run.state is None:
             return
+        if self._nodes is not None and run.by_number:
+            self._leave_by_number(run, self._nodes)
+            return
+        if self._nodes is not None:
+            self._nodes.native.hooks_are_set(-1)
         for hook in run.hooks:
             hook.remove()
         self._restore(thread, run.state, 0 if run.on_caller else BEGINS)
@@ -107,6 +138,22 @@ class BackwardCalls:
     def inside(self) -> bool:
         """Whether the calling thread runs a node."""
         return self._torch._C._current_autograd_node() is not None  # noqa: SLF001 - no public name
+
+    def _observed(self) -> bool:
+        return self._log_of_boundaries is not None and self._log_of_boundaries.observer is not None
+
+    def _enter_by_number(self, run: _Run, nodes: RunningNodes) -> None:
+        run.by_number = True
+        nodes.places.calls(time_ns(), run.line if len(self._runs) == 1 else 0)
+        self._common.cross(run.caller, 0, ENDS)
+        run.state = self._common.enter_engine(run.caller)
+        run.caller.phase = self._phases.backward
+
+    def _leave_by_number(self, run: _Run, nodes: RunningNodes) -> None:
+        assert run.state is not None
+        ran = self._common.leave_engine(run.caller, run.state)
+        self._common.cross(run.caller, run.caller.phase, 0 if ran else BEGINS)
+        nodes.places.calls(time_ns(), self._runs[0].line if len(self._runs) == 1 else 0)
 
     def _traces(self) -> bool:
         """Whether this call only traces, as AOTAutograd does, or runs compiled code in place of nodes."""
@@ -119,7 +166,7 @@ class BackwardCalls:
     def _hook(self, run: _Run, nodes: list[Any]) -> None:
         """Put prehooks where something changes."""
         numbers = np.array([node._sequence_nr() for node in nodes], np.uint64)  # noqa: SLF001 - no public name
-        leaf = numbers == _LEAF
+        leaf = numbers == LEAF
         order = np.argsort(numbers)[::-1]
         order = order[~leaf[order]]
         modules, lines = self._forward(run, numbers[order])
@@ -187,6 +234,8 @@ class BackwardCalls:
         self, run: _Run, module: int | None, line: int | None, phase: int, _gradients: Any
     ) -> None:
         """A node begins, on this thread."""
+        if self._nodes is not None:
+            self._nodes.look()
         thread = self._threads.now
         flags = 0
         if thread is run.caller:

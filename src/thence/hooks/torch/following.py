@@ -12,6 +12,7 @@ from thence.boundaries.chains import Chains
 from thence.hooks.torch.lines import Lines
 from thence.hooks.torch.modules import ModuleCalls, ModulePaths
 from thence.hooks.torch.monitoring import CALLS, Handler, Monitor
+from thence.hooks.torch.running_nodes import RunningNodes
 from thence.hooks.torch.stack_following import (
     OwnFunctions,
     StackCommon,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
     from thence.hooks.torch.own_files import OwnFiles
+    from thence.hooks.torch.phases import PhasePlaces
     from thence.hooks.torch.threads import Thread
 
 __all__ = ["ByEvents", "ByStack", "Told", "Way"]
@@ -83,6 +85,10 @@ class ByEvents:
     def torch_is_there(self, torch: Any) -> str | None:
         """PyTorch was imported; returns what it lacks, in words."""
         self.common.sequence = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - no public name
+        return None
+
+    def running_nodes(self, _torch: Any, _phases: PhasePlaces) -> RunningNodes | None:
+        """Autograd's nodes that run, without hooks: not known."""
         return None
 
     def watch_modules(self, code: CodeType) -> None:
@@ -157,6 +163,11 @@ class ByStack:
         if address:
             return None
         return "this PyTorch does not tell the numbers of autograd's nodes as thence knows it"
+
+    def running_nodes(self, torch: Any, phases: PhasePlaces) -> RunningNodes | None:
+        """Autograd's nodes that run, without hooks, if that can be known."""
+        self.chains.phases = phases.backward, phases.gradient
+        return RunningNodes(torch, self.chains.native, self.chains.nodes)
 
     def watch_modules(self, code: CodeType) -> None:
         """Follow calls of modules, by the code of ``nn.Module._wrapped_call_impl``."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from thence.boundaries.log import BoundaryLog
     from thence.boundaries.places import Places
     from thence.hooks.torch.following import Way
+    from thence.hooks.torch.running_nodes import RunningNodes
     from thence.hooks.torch.threads import Thread
 
 __all__ = ["Hooks", "HooksOptions"]
@@ -89,6 +90,8 @@ class Hooks:
         self._phases = PhasePlaces(places)
         here = Here(self._common, self._threads, self._way.paths, is_own)
         self._compiled = CompiledPlaces(places, log, here, chains=self._way.chains)
+        self._log = log
+        self._nodes: RunningNodes | None = None
         self._backward: BackwardCalls | None = None
         self._grad_enabled: Callable[[], bool] = lambda: False
         self._waiting: list[Callable[[], None]] = []
@@ -113,6 +116,14 @@ class Hooks:
         """For ``recording.json``: in which way modules and lines are known, and why in no better one."""
         by = None if self.missing is not None else "events" if self.no_stacks else "stack"
         return {"by": by, "trouble": self.no_stacks}
+
+    def way_back(self) -> dict[str, str | None]:
+        """The same of the backward pass: by the numbers of nodes, by hooks of them, or not at all."""
+        if self._backward is None:
+            return {"by": None, "trouble": "nothing followed PyTorch"}
+        if self._nodes is None:
+            return {"by": "hooks", "trouble": self.no_stacks}
+        return {"by": "hooks" if self._nodes.trouble else "numbers", "trouble": self._nodes.trouble}
 
     def stop(self) -> None:
         """Note nothing from now on. Stopping twice does nothing."""
@@ -185,7 +196,10 @@ class Hooks:
             if lacking is not None:
                 self._said.append(f"modules and lines of backward passes are not known: {lacking}")
             self._grad_enabled = torch.is_grad_enabled
-            self._backward = backward = BackwardCalls(torch, common, threads, phases)
+            self._nodes = self._way.running_nodes(torch, phases)
+            self._backward = backward = BackwardCalls(
+                torch, common, threads, phases, self._log, self._nodes
+            )
             self._known(
                 code_of(torch.nn.Module, "_wrapped_call_impl"),
                 self._way.watch_modules,
@@ -219,7 +233,7 @@ class Hooks:
 
     def outermost(self, thread: Thread, module: Any, frame: Any) -> None:
         """A module is called outside of all others on its thread."""
-        if thread.log is not thread.forward:  # inside a node of autograd's
+        if self._common.inside_node(thread):
             thread.phases.append(thread.phase)
             self._common.phase(thread, self._phases.recompute)
         elif self._grad_enabled():
@@ -234,7 +248,7 @@ class Hooks:
 
     def over(self, thread: Thread) -> None:
         """The call is over."""
-        if thread.log is not thread.forward:
+        if self._common.inside_node(thread):
             if thread.phases:
                 self._common.phase(thread, thread.phases.pop())
         elif thread.phase == self._phases.other and not thread.phases:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thence.boundaries.chains import ENGINE, MODULE_CALL, WATCHED
 from thence.hooks.torch.monitoring import ALL_LINES, CALLS, EVENTS, Monitor
+from thence.hooks.torch.running_nodes import library_function
 from thence.hooks.torch.threads import Common, ForwardLog
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class StackCommon(Common):
 
     def joined(self, thread: Thread) -> None:
         """A thread crosses its first boundary; nodes that it made before are known already."""
+        if self._chains.native.in_node():  # a thread of autograd's, that runs nothing else
+            thread.phase = self._chains.phases[0]
         with self._lock:
             self._drain()
             native = threading.get_native_id()
@@ -83,15 +85,20 @@ class StackCommon(Common):
             self.made(thread)
             thread.log = self._logs[threading.get_native_id()] = log
 
+    def inside_node(self, thread: Thread) -> bool:
+        """See `Common`."""
+        return super().inside_node(thread) or self._chains.native.in_node()
+
     def enter_engine(self, thread: Thread) -> tuple[Any, ...]:
         """See `Common`."""
         return super().enter_engine(thread), self._chains.native.enter_engine()
 
-    def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> None:
+    def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> bool:
         """See `Common`."""
-        self.make_in(thread, state[0][-1])
+        if thread.log is not state[0][-1]:  # it ran nodes that have hooks
+            self.make_in(thread, state[0][-1])
         super().leave_engine(thread, state[0])
-        self._chains.native.leave_engine(state[1])
+        return bool(self._chains.native.leave_engine(state[1]))
 
     def begin_node(self, _thread: Thread, module: int | None, line: int | None) -> None:
         """See `Common`."""
@@ -110,19 +117,21 @@ class StackCommon(Common):
 
     def _drain(self) -> None:
         with self._lock:
-            rows, modules, lines = self._chains.take_made()
-            for native in np.unique(rows["thread"]).tolist():
-                mine = rows["thread"] == native
-                begins, ends = rows["begin"][mine], rows["end"][mine]
-                log = self._logs.get(native)
-                if log is None or begins[0] < log.upcoming:  # another thread had its number
-                    log = self._logs[native] = ForwardLog(makers=self.makers)
-                    self._claimed.discard(native)
-                if begins[0] > log.upcoming:
-                    log.made(int(begins[0]), *self.nowhere[:2])
-                log.extend(
-                    begins.tolist(), modules[mine].tolist(), lines[mine].tolist(), int(ends[-1])
-                )
+            for rows, modules, lines in self._chains.take_made():
+                for native in np.unique(rows["thread"]).tolist():
+                    mine = rows["thread"] == native
+                    self._made(native, rows[mine], modules[mine].tolist(), lines[mine].tolist())
+
+    def _made(self, native: int, rows: Any, modules: list[int], lines: list[int]) -> None:
+        """A thread made nodes."""
+        begins, end = rows["begin"].tolist(), int(rows["end"][-1])
+        log = self._logs.get(native)
+        if log is None or begins[0] < log.upcoming:  # another thread had its number
+            log = self._logs[native] = ForwardLog(makers=self.makers)
+            self._claimed.discard(native)
+        if begins[0] > log.upcoming:
+            log.made(begins[0], *self.nowhere[:2])
+        log.extend(begins, modules, lines, end)
 
 
 class OwnFunctions:
@@ -283,12 +292,8 @@ class StackMonitor(Monitor):
 
 def counter_of_nodes(torch: Any) -> int:
     """Address of the function that tells the number of the next autograd node; 0 where there is none."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        function = getattr(ctypes.CDLL(str(path) if path.exists() else None), _SEQUENCE)
-    except (OSError, AttributeError):
+    address = library_function(torch, _SEQUENCE)
+    if not address:
         return 0
-    function.restype = ctypes.c_uint64
-    if function() != torch._C._autograd._get_sequence_nr():  # noqa: SLF001 - no public name
-        return 0
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+    expected = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name
+    return address if ctypes.CFUNCTYPE(ctypes.c_uint64)(address)() == expected else 0

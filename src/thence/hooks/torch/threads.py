@@ -208,15 +208,20 @@ class Common:
         """What the calling thread makes from here on goes to another log."""
         thread.log = log
 
+    def inside_node(self, thread: Thread) -> bool:
+        """Whether the calling thread runs a node of autograd's."""
+        return thread.log is not thread.forward
+
     def enter_engine(self, thread: Thread) -> tuple[Any, ...]:
         """The calling thread calls autograd's engine; returns the state to leave it with."""
         state = thread.state()
         thread.modules, thread.stack = [], []
         return state
 
-    def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> None:
-        """The engine is done: the thread is where it was."""
+    def leave_engine(self, thread: Thread, state: tuple[Any, ...]) -> bool:
+        """The engine is done: the thread is where it was. Whether it is known to have run nodes that launched."""
         thread.restore(state)
+        return False
 
     def begin_node(self, thread: Thread, module: int | None, line: int | None) -> None:
         """A node of autograd's begins on the calling thread, in the places of its forward; None: as before."""

@@ -1,0 +1,155 @@
+/* Which node of autograd's runs on the calling thread: its number, and the thread that made it.
+ *
+ * The engine holds the node as long as it runs. PyTorch tells of it by torch::autograd::get_current_node, which
+ * returns a pointer that owns a reference: std::shared_ptr, of two words, or c10::intrusive_ptr, of one. The reference
+ * is given back at once, and cannot be the last. Where the fields lie is tried out first, on nodes of which Python
+ * knows the same (hooks/torch/running_nodes.py). */
+
+#include "_stack.h"
+#include <string.h>
+
+enum { MOST_WORDS = 4, FIRST_FIELD = 2, LAST_FIELD = 8, MAKER = 3 /* words after the number */ };
+static const uint32_t FIELDS = (1u << (LAST_FIELD + 1)) - (1u << FIRST_FIELD);
+
+static void *(*current)(uint64_t *pointer); /* by a hidden pointer to what it returns */
+static uint64_t (*own_id)(void);
+static int words;                 /* of what it returns; 0: it is not known */
+static uint32_t candidates = ~0u; /* bits of the fields that held the number of every node that was tried */
+static int number_at;             /* the field that does; 0: not known yet */
+static int hooked;                /* backward passes whose nodes have hooks */
+
+/* The count of references. */
+static void *count_of(const uint64_t *pointer) { return (char *)(uintptr_t)pointer[words - 1] + 8; }
+
+static void give_back(const uint64_t *pointer) {
+    if (words == 1) __atomic_fetch_sub((uint64_t *)count_of(pointer), 1, __ATOMIC_ACQ_REL);
+    else __atomic_fetch_sub((uint32_t *)count_of(pointer), 1, __ATOMIC_ACQ_REL);
+}
+
+Node thence_node(void) {
+    uint64_t pointer[MOST_WORDS] = {0};
+    if (!number_at || hooked) return (Node){0};
+    current(pointer);
+    if (!pointer[0]) return (Node){0};
+    const uint64_t *field = (const uint64_t *)(uintptr_t)pointer[0] + number_at;
+    Node node = {field[0], (uint32_t)field[MAKER]};
+    give_back(pointer);
+    return node;
+}
+
+uint32_t thence_maker(void) { return own_id ? (uint32_t)own_id() : 0; }
+
+void thence_forget_hooked(void) { hooked = 0; }
+
+/* What Python calls. */
+
+/* Outside of all nodes. Of how many words the pointer is that the function returns; 0 for none that is known. */
+static PyObject *look_for_nodes(PyObject *module, PyObject *arguments) {
+    Py_ssize_t of_current, of_id;
+    uint64_t pointer[MOST_WORDS];
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "nn", &of_current, &of_id)) return NULL;
+#ifdef __x86_64__ /* elsewhere a hidden pointer is passed otherwise than the first argument */
+    memcpy(&current, &of_current, sizeof current), memcpy(&own_id, &of_id, sizeof own_id);
+    memset(pointer, 0xff, sizeof pointer);
+    current(pointer);
+    words = 0;
+    while (words < MOST_WORDS && !pointer[words]) words++;
+    if (words > 2) words = 0;
+#else
+    (void)pointer;
+#endif
+    if (!words) number_at = 0;
+    return PyLong_FromLong(words);
+}
+
+/* What the node that runs is to Python: address of its object, its number, and the thread that may have made it.
+ * Whether the same is found here; None if it was another thread. */
+static PyObject *try_node(PyObject *module, PyObject *arguments) {
+    Py_ssize_t address;
+    unsigned long long number;
+    unsigned int maker;
+    uint64_t pointer[MOST_WORDS] = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "nKI", &address, &number, &maker)) return NULL;
+    if (!words || !maker) Py_RETURN_FALSE;
+    const uint64_t *known = (const uint64_t *)address + 2; /* behind the head of the object */
+    const uint32_t *count = count_of(known);
+    uint32_t before = __atomic_load_n(count, __ATOMIC_ACQUIRE);
+    current(pointer);
+    int taken = __atomic_load_n(count, __ATOMIC_ACQUIRE) == before + 1;
+    if (memcmp(pointer, known, 8 * (size_t)words) || !taken || before < 2) Py_RETURN_FALSE;
+    give_back(pointer);
+    const uint64_t *field = (const uint64_t *)(uintptr_t)pointer[0];
+    uint32_t numbers = 0, both = 0;
+    for (int at = FIRST_FIELD; at <= LAST_FIELD; at++)
+        if (field[at] == number) numbers |= 1u << at, both |= (uint32_t)(field[at + MAKER] == maker) << at;
+    if (numbers && !both) Py_RETURN_NONE; /* another thread made it */
+    candidates &= both;
+    return PyBool_FromLong(candidates & FIELDS);
+}
+
+/* After enough of these. Whether nodes are known from now on. */
+static PyObject *use_nodes(PyObject *module, PyObject *unused) {
+    uint32_t left = candidates & FIELDS;
+    (void)module, (void)unused;
+    if (left && !(left & (left - 1))) number_at = __builtin_ctz(left); /* one alone */
+    return PyBool_FromLong(number_at);
+}
+
+static PyObject *nodes_known(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(number_at);
+}
+
+static PyObject *maker(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromUnsignedLong(thence_maker());
+}
+
+static PyObject *in_node(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyBool_FromLong(thence_node().maker);
+}
+
+static PyObject *hooks_are_set(PyObject *module, PyObject *more) {
+    long by = PyLong_AsLong(more);
+    (void)module;
+    if (PyErr_Occurred()) return NULL;
+    hooked += (int)by;
+    Py_RETURN_NONE;
+}
+
+static PyObject *enter_engine(PyObject *module, PyObject *unused) {
+    Here *here = thence_here();
+    (void)module, (void)unused;
+    PyObject *state = Py_BuildValue("lIIII", here->depth, here->engine.set, here->engine.module, here->engine.line,
+                                    here->ran);
+    if (state) here->depth = 0, here->engine.set = 0, here->ran = 0;
+    return state;
+}
+
+static PyObject *leave_engine(PyObject *module, PyObject *state) {
+    Here *here = thence_here();
+    uint32_t ran = here->ran;
+    (void)module;
+    if (!PyArg_ParseTuple(state, "lIIII", &here->depth, &here->engine.set, &here->engine.module, &here->engine.line,
+                          &here->ran))
+        return NULL;
+    here->ran |= ran;
+    return PyBool_FromLong(ran);
+}
+
+static PyMethodDef functions[] = {
+    {"look_for_nodes", look_for_nodes, METH_VARARGS, "Addresses of get_current_node and currentThreadId."},
+    {"try_node", try_node, METH_VARARGS, "The node that runs: its object's address, its number, its maker."},
+    {"use_nodes", use_nodes, METH_NOARGS, "Know nodes from now on, if all that were tried agreed."},
+    {"nodes_known", nodes_known, METH_NOARGS, "Whether they are."},
+    {"maker", maker, METH_NOARGS, "By which number PyTorch knows the calling thread; 0: not known."},
+    {"in_node", in_node, METH_NOARGS, "Whether the calling thread runs a node."},
+    {"hooks_are_set", hooks_are_set, METH_O, "By how many more backward passes' nodes have hooks now."},
+    {"enter_engine", enter_engine, METH_NOARGS, "Autograd's engine is called; the state to leave it with."},
+    {"leave_engine", leave_engine, METH_O, "It is over: the state that entering gave. Whether nodes launched here."},
+    {NULL, NULL, 0, NULL}};
+
+int thence_add_nodes(PyObject *module) { return PyModule_AddFunctions(module, functions); }

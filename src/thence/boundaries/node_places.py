@@ -1,0 +1,112 @@
+"""In which places autograd's nodes were made, for the backward pass: found by thread and number.
+
+A thread numbers the nodes that it makes, and a node knows its number and its thread. So what a node launches is
+joined with the launches of its forward by these two, when rows are written; nothing is done as it runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.uint32]
+
+__all__ = ["LEAF", "MOST_ROWS", "MOST_THREADS", "NodePlaces"]
+
+LEAF = (1 << 64) - 1
+"""Number of nodes that accumulate into leaves: none of their own."""
+MOST_ROWS = 1 << 17
+"""Rows that are kept of each thread, the latest: those of one forward pass many times over, in 3 MB."""
+MOST_THREADS = 64
+"""Threads of which rows are kept: those that made nodes last."""
+_MOST_CALLS = 1 << 14
+"""Calls of the engine whose lines are kept."""
+_ROW = np.dtype([("begin", "<u8"), ("end", "<u8"), ("module", "<u4"), ("line", "<u4")])
+
+
+class NodePlaces:
+    """Places of module and line by thread and number of nodes; 0 where nothing is known.
+
+    Args:
+        no_line: number of the place for no line.
+    """
+
+    def __init__(self, no_line: int) -> None:
+        self._no_line = no_line
+        self._of: dict[int, np.ndarray[Any, Any]] = {}
+        self._latest: dict[int, Any] = {}
+        self._called: deque[tuple[int, int]] = deque(maxlen=_MOST_CALLS)
+
+    def add(self, makers: Any, begins: Any, ends: Any, modules: Numbers, lines: Numbers) -> None:
+        """Nodes from some number to before another were made by a thread in a place; all shapes (n,)."""
+        for maker in np.unique(makers).tolist():
+            mine = makers == maker
+            rows = np.empty(int(mine.sum()), _ROW)
+            for name, values in zip(_ROW.names or (), (begins, ends, modules, lines), strict=True):
+                rows[name] = values[mine]
+            rows = np.concatenate([self._of.pop(maker, rows[:0]), rows])
+            self._of[maker] = rows[np.argsort(rows["begin"], kind="stable")][-MOST_ROWS:]
+        while len(self._of) > MOST_THREADS:
+            del self._of[next(iter(self._of))]
+
+    def find(self, makers: Any, numbers: Any) -> tuple[Numbers, Numbers]:
+        """Places of the modules and of the lines of nodes; shapes (n,)."""
+        modules, lines = np.zeros((2, len(makers)), np.uint32)
+        for maker in np.unique(makers).tolist():
+            rows = self._of.get(maker)
+            if rows is None or not len(rows):
+                continue
+            mine = np.flatnonzero(makers == maker)
+            wanted = numbers[mine]
+            at = np.maximum(np.searchsorted(rows["begin"], wanted, "right") - 1, 0)
+            known = (rows["begin"][at] <= wanted) & (wanted < rows["end"][at])
+            modules[mine[known]] = rows["module"][at[known]]
+            lines[mine[known]] = rows["line"][at[known]]
+        return modules, lines
+
+    def around(self, rows: Any, order: Any) -> tuple[Numbers, Numbers]:
+        """Places of module and line in which the node that runs at each row was made; 0 outside of nodes.
+
+        A leaf's node has the places of the node before it. A line that is not known is that which called the engine.
+
+        Args:
+            rows: columns time, thread, maker (0: outside of nodes) and node, shape (n,).
+            order: rows by thread and time.
+        """
+        rows = rows[order]
+        plain = (rows["maker"] > 0) & (rows["node"] != LEAF)
+        modules, lines = np.zeros((2, len(rows)), np.uint32)
+        modules[plain], lines[plain] = self.find(rows["maker"][plain], rows["node"][plain])
+        unknown = plain & ((lines == 0) | (lines == self._no_line))
+        lines[unknown] = self._calling(rows["time"][unknown])
+        found = np.stack([modules, lines], 1)
+        thread = rows["thread"]
+        before = np.maximum.accumulate(np.where(plain, np.arange(len(rows)), 0))
+        leaf = (rows["maker"] > 0) & ~plain
+        same = plain[before] & (thread[before] == thread)
+        for one in np.unique(thread[leaf]).tolist():
+            mine = leaf & (thread == one)
+            found[mine] = np.where(same[mine, None], found[before[mine]], self._latest.get(one, 0))
+        latest, at = np.unique(thread[plain][::-1], return_index=True)
+        self._latest.update(zip(latest.tolist(), found[plain][::-1][at], strict=True))
+        unsorted = np.empty_like(found)
+        unsorted[order] = found
+        return unsorted[:, 0], unsorted[:, 1]
+
+    def calls(self, time: int, line: int) -> None:
+        """From a time on, Unix ns, the engine runs for a line that called it; 0: it does not, or for several."""
+        self._called.append((time, line))
+
+    def _calling(self, times: Any) -> Numbers:
+        if not self._called:
+            return np.zeros(len(times), np.uint32)
+        called = list(self._called)
+        starts = np.array([time for time, _ in called])
+        at = np.searchsorted(starts, times, "right") - 1
+        lines = np.array([line for _, line in called], np.uint32)
+        return np.where(at >= 0, lines[at], 0)

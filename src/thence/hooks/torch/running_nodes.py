@@ -1,0 +1,108 @@
+"""Whether the compiled probe can tell which node of autograd's runs (``_nodes.c``), tried out.
+
+PyTorch's library exports a function that returns the node, and a node holds its number and its thread's, but
+where is nowhere promised. So nothing is known at first, and hooks are set (`BackwardCalls`): as some of these nodes
+run, what the probe finds is compared with what Python knows of them. Once it agreed nodes need no hooks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thence.boundaries.node_places import LEAF, NodePlaces
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["VARIABLE", "RunningNodes", "library_function"]
+
+VARIABLE = "THENCE_BACKWARD"
+"""Environment variable: ``hooks`` always sets hooks."""
+_CURRENT = "_ZN5torch8autograd16get_current_nodeEv"
+"""``torch::autograd::get_current_node``"""
+_THREAD = "_ZN2at14RecordFunction15currentThreadIdEv"
+"""``at::RecordFunction::currentThreadId``"""
+_ENOUGH = 3
+"""Nodes, of different numbers, that have to agree."""
+_HEAD = 16
+"""Bytes of a Python object before what is its own."""
+
+
+class RunningNodes:
+    """The nodes that run, by the compiled probe.
+
+    Args:
+        torch: the package.
+        native: the compiled probe.
+        places: where nodes were made.
+
+    Attributes:
+        trouble: why they are not known; None if they are.
+    """
+
+    def __init__(self, torch: Any, native: ModuleType, places: NodePlaces) -> None:
+        self.native = native
+        self.places = places
+        self.trouble: str | None = "no backward pass has shown yet how this PyTorch keeps its nodes"
+        self._torch = torch
+        self._agreed: set[int] = set()
+        self._maker = 0
+        self._trying = False
+        self._size = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        inside = getattr(self._torch._C, "_current_autograd_node", None)  # noqa: SLF001 - no public name
+        if os.environ.get(VARIABLE) == "hooks":
+            self.trouble = f"the environment variable {VARIABLE} says so"
+        elif self.native.nodes_known():
+            self.trouble = None
+        elif inside is None or inside() is not None:
+            self.trouble = "the recording began inside of a node of autograd's"
+        else:
+            addresses = [library_function(self._torch, name) for name in (_CURRENT, _THREAD)]
+            words = self.native.look_for_nodes(*addresses) if all(addresses) else 0
+            self._trying, self._size = words > 0, _HEAD + 8 * words
+            if not self._trying:
+                self.trouble = "this PyTorch does not tell of its nodes as thence knows it"
+
+    def called(self) -> None:
+        """The calling thread calls the engine, and is likely to have made the nodes."""
+        if self._trying:
+            self._maker = self.native.maker()
+
+    def look(self) -> None:
+        """The calling thread runs a node: see whether the probe finds the same one."""
+        if not self._trying:
+            return
+        core = self._torch._C  # noqa: SLF001 - no public name
+        node = core._current_autograd_node()  # noqa: SLF001
+        if node is None or isinstance(node, core._FunctionBase):  # noqa: SLF001 - kept otherwise
+            return
+        number = node._sequence_nr()  # noqa: SLF001 - no public name
+        if type(node).__basicsize__ != self._size or number in (LEAF, *self._agreed):
+            return  # its object is not only a pointer to it
+        agrees = self.native.try_node(id(node), number, self._maker)
+        if agrees is None:
+            return
+        if not agrees:
+            self._trying = False
+            self.trouble = "this PyTorch keeps its nodes otherwise than thence knows it"
+            return
+        self._agreed.add(number)
+        if len(self._agreed) >= _ENOUGH and self.native.use_nodes():
+            self._trying = False
+            self.trouble = None
+
+
+def library_function(torch: Any, name: str) -> int:
+    """Address of a function of PyTorch's library, by the name that its compiler gave it; 0 where it has none."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        function = getattr(ctypes.CDLL(str(path) if path.exists() else None), name)
+    except (OSError, AttributeError):
+        return 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
