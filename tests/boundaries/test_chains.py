@@ -40,6 +40,7 @@ class Setting:
         for domain, function in ((2, 1), (2, 2), (1, 2)):
             self.library.cuptiEnableCallback(1, self.handle, domain, function)
         self.library.fake_count_from(100)
+        probe.take_calls()
         address = ctypes.cast(self.library.cudaDriverGetVersion, ctypes.c_void_p).value
         self.probe = probe
         self.log: BoundaryLog = probe.log(address or 0)

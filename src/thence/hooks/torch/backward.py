@@ -261,6 +261,7 @@ class BackwardCalls:
             return  # several devices took part: the others' threads say nothing until they begin again
         self._common.cross(thread, 0, ENDS)
         thread.running = None
+        thread.phase = self._phases.backward  # where no hook says so, this is what it runs next
         self._common.end_nodes(thread)
 
     def _restore(self, thread: Thread, state: tuple[Any, ...], flags: int) -> None:

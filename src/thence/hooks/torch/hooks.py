@@ -158,8 +158,10 @@ class Hooks:
                 "their callers"
             )
         if self._backward is not None and self._backward.unknown_threads:
+            by_number = self._nodes is not None and self._nodes.trouble is None
+            passes = "of the first backward pass" if by_number else "of backward passes"
             said.append(
-                "several threads ran forward passes, so modules and lines of backward passes are not known"
+                f"several threads ran forward passes, so modules and lines {passes} are not known"
             )
         if self._backward is not None and self._backward.compiled:
             said.append(

@@ -76,8 +76,14 @@ class RunningNodes:
 
     def look(self) -> None:
         """The calling thread runs a node: see whether the probe finds the same one."""
-        if not self._trying:
-            return
+        if self._trying:
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 - the program comes first
+                self._trying = False
+                self.trouble = f"an error of thence's: {error!r}"
+
+    def _look(self) -> None:
         core = self._torch._C  # noqa: SLF001 - no public name
         node = core._current_autograd_node()  # noqa: SLF001
         if node is None or isinstance(node, core._FunctionBase):  # noqa: SLF001 - kept otherwise
