@@ -22,6 +22,7 @@ from fake_cupti import library_path
 from thence.boundaries.log import BEGINS, ENDS, BoundaryLog
 from thence.boundaries.places import LINE, Place, Places
 from thence.boundaries.probe import choose_probe
+from thence.boundaries.stacks import why_unreadable
 from thence.hooks.torch.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ class CompiledCounter(Counter):
     def __init__(self, file: str) -> None:
         super().__init__(0, file)
         probe = choose_probe()
-        if probe.compiled is None:
-            pytest.skip("the probe was not compiled")
+        if (why := why_unreadable(probe.compiled)) is not None:
+            pytest.skip(f"stacks cannot be read: {why}")
         self.library = library = ctypes.CDLL(library_path())
         self.handle = ctypes.c_void_p()
         callback = ctypes.c_void_p(probe.callback)

@@ -7,7 +7,7 @@
 #include "_stack.h"
 
 /* What Python is told by: set_callbacks. */
-enum { DISABLE, BEGINS, RESUMES, ENDS, THROWS, MODULE_BEGINS, MODULE_OVER, NODES, CALLBACKS };
+enum { BEGINS, RESUMES, ENDS, THROWS, MODULE_BEGINS, MODULE_OVER, NODES, CALLBACKS };
 static PyObject *callbacks[CALLBACKS], *observer;
 static int idle; /* whether Python is to be told when a node was made: functions of the user's have no events */
 
@@ -84,8 +84,15 @@ static PyObject *on_start(PyObject *module, PyObject *const *arguments, Py_ssize
     char *frame = frame_of(arguments, count, &kind);
     (void)module;
     if (frame && kind == MODULE) return module_begins(frame);
-    if (kind >= FIRST_OWN && callbacks[DISABLE]) return Py_NewRef(callbacks[DISABLE]);
-    return pass_on(BEGINS, arguments, count);
+    if (kind < FIRST_OWN) {
+        PyObject *answer = pass_on(BEGINS, arguments, count);
+        if (!answer || thence_kind_of(arguments[0]) < FIRST_OWN) return answer;
+        /* It is the user's now. Disabled once it would stay so, in later recordings too. */
+        Py_DECREF(answer);
+        frame = frame_of(arguments, count, &kind);
+    }
+    if (frame && !idle) return goes_on(frame, kind);
+    Py_RETURN_NONE;
 }
 
 static PyObject *on_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {

@@ -1,38 +1,17 @@
-/* Reads CUPTI's counter of launches and notes boundaries: the fast twin of probe.py and log.py, which say what
- * the rows mean. CUPTI calls `on_call` for one cheap CUDA function; calling that function therefore tells the
- * counter. It may call it for others, too: those are noted with their times, and the stack of the thread is
- * read (_stack.c). Everything but `on_call` runs with the GIL held, which protects the boundaries; a lock protects
- * the calls and what is read of stacks. */
+/* Notes boundaries with CUPTI's counter of launches (_calls.c): the fast twin of log.py, which says what the rows
+ * mean. Everything here runs with the GIL held, which protects the boundaries. */
 
 #include "_stack.h"
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { CHUNK_ROWS = 4096, ENTER = 0, RUNTIME_API = 2 };
-
-/* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
-typedef struct {
-    int site;
-    const char *function, *_parameters[3];
-    void *_context;
-    uint32_t _context_id;
-    uint64_t *_correlation_data;
-    uint32_t correlation;
-} CallbackData;
-_Static_assert(offsetof(CallbackData, correlation) == 64, "CUpti_CallbackData.correlationId");
+enum { CHUNK_ROWS = 4096 };
 
 typedef struct {
     int64_t time;
     uint32_t counter, thread, place, flags;
 } Row;
 _Static_assert(sizeof(Row) == 24, "rows are read as NumPy records of 24 bytes");
-
-typedef struct {
-    int64_t begin, end;
-    uint32_t domain, function, thread, number;
-} Call;
-_Static_assert(sizeof(Call) == 32, "calls are read as NumPy records of 32 bytes");
 
 typedef struct Chunk {
     struct Chunk *next;
@@ -48,58 +27,10 @@ typedef struct {
     PyObject *observer; /* told of each place; NULL for none */
 } Log;
 
-static __thread uint32_t number; /* of the call that this thread makes to read it */
-static __thread int reading;
-static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
-static __thread int domain_of; /* that call's, */
-static __thread uint32_t number_of; /* and its number */
-static int keeping = 1; /* calls; otherwise they are recorded, and their stacks are read all the same */
-static const int64_t CLOCKS_DIFFER = 5000; /* by so many ns at most, where another clock times the calls */
-static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
-
-static int64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
-static void keep(Call call) {
-    pthread_mutex_lock(&thence_lock);
-    thence_append(&calls, &call);
-    pthread_mutex_unlock(&thence_lock);
-}
-
-static void on_call(void *user, int domain, uint32_t function, const CallbackData *data) {
-    (void)user;
-    if (reading) {
-        if (data->site == ENTER) number = data->correlation;
-    } else if (data->site == ENTER) {
-        if (began && domain != RUNTIME_API) return; /* the runtime calls the driver: one call, with its number */
-        domain_of = domain;
-        number_of = data->correlation;
-        began = now();
-        if (thence_reading) thence_note_stack(number_of - 1, began - (keeping ? 1 : CLOCKS_DIFFER)); /* before it */
-    } else if (began && domain == domain_of && data->correlation == number_of) {
-        int64_t ended = now();
-        if (keeping) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
-        if (thence_reading) thence_call_ended(ended);
-        began = 0;
-    }
-}
-
 static void forked(void) { /* another thread of the parent may have held the lock */
     thence_forget_threads();
-    calls.count = 0;
+    thence_forget_calls();
     thence_forget_stacks();
-}
-
-static uint32_t read_counter(const Log *log) {
-    int version;
-    number = 0;
-    reading = 1;
-    log->call(&version);
-    reading = 0;
-    return number;
 }
 
 static Row *new_row(Log *log) {
@@ -124,8 +55,8 @@ static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t
     if (place == (unsigned long)-1 && PyErr_Occurred()) return NULL;
     unsigned long flags = count == 2 ? PyLong_AsUnsignedLong(arguments[1]) : 0;
     if (flags == (unsigned long)-1 && PyErr_Occurred()) return NULL;
-    uint32_t counter = read_counter(log);
-    int64_t time = now();
+    uint32_t counter = thence_read_counter(log->call);
+    int64_t time = thence_now();
     Row *row = new_row(log);
     if (row) *row = (Row){time, counter, thence_thread(), (uint32_t)place, (uint32_t)flags};
     else log->lost++;
@@ -211,38 +142,12 @@ static PyType_Spec log_type = {
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = log_slots};
 
-static PyObject *take_calls(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    return thence_take(&calls);
-}
-
-static PyObject *keep_calls(PyObject *module, PyObject *value) {
-    int truth = PyObject_IsTrue(value);
-    (void)module;
-    if (truth < 0) return NULL;
-    keeping = truth;
-    Py_RETURN_NONE;
-}
-
-static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    return PyLong_FromSize_t(calls.lost);
-}
-
-static PyMethodDef functions[] = {
-    {"keep_calls", keep_calls, METH_O, "keep_calls(on)\n\nWhether other calls are noted, not their stacks alone."},
-    {"lost_calls", count_lost_calls, METH_NOARGS, "lost_calls()\n\nOther calls for which there was no memory."},
-    {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
-    {NULL, NULL, 0, NULL}};
-
 static int fill(PyObject *module) {
     PyObject *type = PyType_FromSpec(&log_type);
-    PyObject *address = PyLong_FromVoidPtr((void *)(uintptr_t)on_call);
-    int failed = PyModule_AddObjectRef(module, "Log", type) < 0
-              || PyModule_AddObjectRef(module, "CALLBACK", address) < 0; /* NULL with an error set fails too */
+    int failed = PyModule_AddObjectRef(module, "Log", type) < 0; /* NULL with an error set fails too */
     Py_XDECREF(type);
-    Py_XDECREF(address);
-    failed = failed || thence_add_frames(module) || thence_add_chains(module) || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
+    failed = failed || thence_add_calls(module) || thence_add_frames(module) || thence_add_chains(module);
+    failed = failed || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 
@@ -252,7 +157,6 @@ static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "thence.boundaries._probe",
     .m_doc = "CUPTI's counter of launches, and boundaries noted with it.",
-    .m_methods = functions,
     .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__probe(void) { return PyModuleDef_Init(&module); }

@@ -57,6 +57,12 @@ SHARED void thence_append(Rows *rows, const void *row);
 SHARED PyObject *thence_take(Rows *rows);
 SHARED void thence_forget_threads(void);
 
+/* Of _calls.c */
+SHARED int64_t thence_now(void); /* Unix ns */
+SHARED uint32_t thence_read_counter(int (*call)(int *));
+SHARED void thence_forget_calls(void);
+SHARED int thence_add_calls(PyObject *module);
+
 /* Of _frames.c */
 SHARED extern Layout thence_layout;
 SHARED char *thence_frame(void); /* the innermost; NULL for none */

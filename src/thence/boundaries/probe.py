@@ -1,4 +1,4 @@
-"""Reading CUPTI's counter of launches: by the compiled probe (``_probe.c``), else in Python.
+"""Reading CUPTI's counter of launches: by the compiled probe (``_calls.c``), else in Python.
 
 CUPTI tells the number of a call when it calls back for it. Enabled for one function that does nearly nothing,
 calling this function tells the number. Other functions may be called back for: their calls are noted with number,
@@ -34,7 +34,7 @@ _CALL = np.dtype(
     [("begin", "<i8"), ("end", "<i8")]
     + [(name, "<u4") for name in ("domain", "function", "thread", "number")]
 )
-"""``Call`` of _probe.c."""
+"""``Call`` of _calls.c."""
 _MOST_CALLS = 1 << 20
 
 VARIABLE = "THENCE_PROBE"

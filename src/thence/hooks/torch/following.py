@@ -1,7 +1,7 @@
 """The two ways in which modules and lines are known: by the stack at each launch, or by events of every one.
 
-The stack is the better way by far: it costs a tenth, and no line is ever switched off. It takes the compiled probe,
-called at every launch, and a version of Python whose stack is known (`thence.boundaries.stacks`).
+The stack is the better way by far: it costs a tenth to a fifth, and no line is ever switched off. It takes the
+compiled probe, called at every launch, and a version of Python whose stack is known (`thence.boundaries.stacks`).
 """
 
 from __future__ import annotations

@@ -268,8 +268,6 @@ class StackMonitor(Monitor):
 
     def stop(self) -> None:
         """See `Monitor`."""
-        # Only where its own events change does a function begin to be told of again, in a later recording.
-        self._functions.arm()
         super().stop()
         self._chains.end()
         self._chains.native.observe_stacks(None)
@@ -279,7 +277,7 @@ class StackMonitor(Monitor):
         native, python = self._chains.native, super()._callbacks()
         given = [python[event] for event in (EVENTS.PY_START, EVENTS.PY_RESUME, EVENTS.PY_RETURN)]
         ours = (self.modules.begins, self.modules.ends, self._functions.arm)
-        native.set_callbacks((self.disable, *given, python[EVENTS.PY_THROW], *ours))
+        native.set_callbacks((*given, python[EVENTS.PY_THROW], *ours))
         leave = native.on_leave
         return {
             EVENTS.PY_START: native.on_start,

@@ -1,0 +1,108 @@
+/* What CUPTI calls back for: the fast twin of probe.py.
+ *
+ * CUPTI calls `on_call` for one cheap CUDA function; calling that function therefore tells the counter of launches. It
+ * calls it for others, too: those are noted with their times, and the stack of the thread is read (_stack.c). No
+ * GIL is held here; a lock protects the calls and what is read of stacks. */
+
+#include "_stack.h"
+#include <time.h>
+
+enum { ENTER = 0, RUNTIME_API = 2 };
+
+/* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
+typedef struct {
+    int site;
+    const char *function, *_parameters[3];
+    void *_context;
+    uint32_t _context_id;
+    uint64_t *_correlation_data;
+    uint32_t correlation;
+} CallbackData;
+_Static_assert(offsetof(CallbackData, correlation) == 64, "CUpti_CallbackData.correlationId");
+
+typedef struct {
+    int64_t begin, end;
+    uint32_t domain, function, thread, number;
+} Call;
+_Static_assert(sizeof(Call) == 32, "calls are read as NumPy records of 32 bytes");
+
+static __thread uint32_t number; /* of the call that this thread makes to read it */
+static __thread int reading;
+static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
+static __thread int domain_of; /* that call's, */
+static __thread uint32_t number_of; /* and its number */
+static int keeping = 1; /* calls; otherwise they are recorded, and their stacks are read all the same */
+static const int64_t CLOCKS_DIFFER = 5000; /* by so many ns at most, where another clock times the calls */
+static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
+
+int64_t thence_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static void keep(Call call) {
+    pthread_mutex_lock(&thence_lock);
+    thence_append(&calls, &call);
+    pthread_mutex_unlock(&thence_lock);
+}
+
+static void on_call(void *user, int domain, uint32_t function, const CallbackData *data) {
+    (void)user;
+    if (reading) {
+        if (data->site == ENTER) number = data->correlation;
+    } else if (data->site == ENTER) {
+        if (began && domain != RUNTIME_API) return; /* the runtime calls the driver: one call, with its number */
+        domain_of = domain;
+        number_of = data->correlation;
+        began = thence_now();
+        if (thence_reading) thence_note_stack(number_of - 1, began - (keeping ? 1 : CLOCKS_DIFFER)); /* before it */
+    } else if (began && domain == domain_of && data->correlation == number_of) {
+        int64_t ended = thence_now();
+        if (keeping) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
+        if (thence_reading) thence_call_ended(ended);
+        began = 0;
+    }
+}
+
+uint32_t thence_read_counter(int (*call)(int *)) {
+    int version;
+    number = 0;
+    reading = 1;
+    call(&version);
+    reading = 0;
+    return number;
+}
+
+void thence_forget_calls(void) { calls.count = 0; }
+
+static PyObject *take_calls(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return thence_take(&calls);
+}
+
+static PyObject *keep_calls(PyObject *module, PyObject *value) {
+    int truth = PyObject_IsTrue(value);
+    (void)module;
+    if (truth < 0) return NULL;
+    keeping = truth;
+    Py_RETURN_NONE;
+}
+
+static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromSize_t(calls.lost);
+}
+
+static PyMethodDef functions[] = {
+    {"keep_calls", keep_calls, METH_O, "keep_calls(on)\n\nWhether other calls are noted, not their stacks alone."},
+    {"lost_calls", count_lost_calls, METH_NOARGS, "lost_calls()\n\nOther calls for which there was no memory."},
+    {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
+    {NULL, NULL, 0, NULL}};
+
+int thence_add_calls(PyObject *module) {
+    PyObject *address = PyLong_FromVoidPtr((void *)(uintptr_t)on_call);
+    int failed = PyModule_AddObjectRef(module, "CALLBACK", address) < 0; /* NULL with an error set fails too */
+    Py_XDECREF(address);
+    return failed || PyModule_AddFunctions(module, functions);
+}
