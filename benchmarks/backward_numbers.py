@@ -3,23 +3,28 @@
     python benchmarks/backward_numbers.py [--rounds 15] [--layers 8]
 
 No GPU: a small Llama of Hugging Face on one thread of the CPU, where each operator of ATen that would launch a kernel
-calls the compiled probe back, as CUPTI would. In one process by turns: plain, with modules alone and with modules and
-lines, each with hooks (``THENCE_BACKWARD=hooks``) and by number. Each figure is the median of what a way adds to the
-CPU time of the steps without beside it, with quartiles: forward, backward and optimizer, and then writing the rows.
-Needs PyTorch, transformers and a C++ compiler.
+calls the compiled probe back, as CUPTI would. In one process by turns: plain, with calls alone, with modules, and with
+modules and lines, each with hooks (``THENCE_BACKWARD=hooks``) and by number. Figures are CPU ms of one step's forward,
+backward and optimizer, each the least of all steps, as other work on the machine only ever adds; then what the three
+add to the plain ones, and what writing the rows of a step takes another thread. Needs PyTorch, transformers and a C++
+compiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import statistics
 import time
 from types import SimpleNamespace
 from typing import Any
 
-SETTLING, TIMED = 6, 4
+SETTLING, TIMED = 4, 10
 OFF, ON = 0, 1
+ALONE = ("plain", "calls")
+WAYS = tuple(
+    f"{what}, by {back}" for what in ("modules", "modules, lines") for back in ("hooks", "numbers")
+)
 VIEWS = """
 view t transpose permute reshape expand slice select unsqueeze squeeze as_strided detach empty empty_like empty_strided
 alias _unsafe_view split narrow chunk linear matmul to contiguous unbind item resize_ reshape_as view_as expand_as
@@ -101,23 +106,18 @@ class Bench:
         self.operators.install(self.probe.callback)
         self.log = self.probe.log(self.operators.telling())
 
-    def step(self) -> None:
-        self.model(input_ids=self.ids, labels=self.ids).loss.backward()
+    def step(self) -> tuple[float, float, float]:
+        """CPU time of the forward, the backward pass and the optimizer, in ms."""
+        times = [time.thread_time_ns()]
+        loss = self.model(input_ids=self.ids, labels=self.ids).loss
+        times.append(time.thread_time_ns())
+        loss.backward()
+        times.append(time.thread_time_ns())
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    def timed(self, times: int = TIMED) -> float:
-        """CPU time of one step, in ms."""
-        begin = time.process_time()
-        for _ in range(times):
-            self.step()
-        return (time.process_time() - begin) / times * 1e3
-
-    def plain(self) -> float:
-        """CPU time of one step that nobody is told of, in ms."""
-        self.operators.launch(OFF)
-        self.timed(1)
-        return self.timed()
+        times.append(time.thread_time_ns())
+        first, second, third = ((b - a) / 1e6 for a, b in itertools.pairwise(times))
+        return first, second, third
 
     def launches(self) -> int:
         """Of one step."""
@@ -125,78 +125,71 @@ class Bench:
         self.step()
         return self.operators.count() - before
 
-    def during(self, *, lines: bool, back: str) -> tuple[float, float, int]:
-        """CPU time of one step, and of writing its rows, in ms; and how many rows."""
+    def steps(self, way: str) -> tuple[list[tuple[float, float, float]], float]:
+        """Parts of some steps, and the time that writing the rows of one took."""
         from thence.boundaries.places import Places
         from thence.hooks.torch.hooks import Hooks
 
+        self.operators.launch(OFF if way == "plain" else ON)
+        if way in ALONE:
+            self.step()
+            return [self.step() for _ in range(TIMED)], self.written() / TIMED
+        what, back = way.split(", by ")
         os.environ["THENCE_BACKWARD"] = back
         self.log.stack_reader = self.probe.compiled
+        lines = "lines" in what
         options = SimpleNamespace(modules=True, lines=lines, own=("transformers",))
         hooks = Hooks(self.log, Places(), options)
         hooks.start()
-        self.timed(SETTLING)
-        self.taken()
-        spent = self.timed()
-        writing, rows = self.taken()
-        found = hooks.way_back()
-        if found["by"] != back:
-            raise SystemExit(f"the backward pass was followed by {found}")
+        for _ in range(SETTLING):
+            self.step()
+        self.written()
+        found = [self.step() for _ in range(TIMED)]
+        writing = self.written() / TIMED
+        if hooks.way_back()["by"] != back:
+            raise SystemExit(f"the backward pass was followed by {hooks.way_back()}")
         hooks.stop()
-        self.taken()
+        self.written()
         if hooks.said():
             raise SystemExit(str(hooks.said()))
-        return spent, writing / TIMED, rows // TIMED
+        return found, writing
 
-    def taken(self) -> tuple[float, int]:
-        begin = time.process_time()
-        rows = len(self.log.take()["place"])
-        spent = (time.process_time() - begin) * 1e3
+    def written(self) -> float:
+        """Take what waits; CPU time in ms."""
+        begin = time.thread_time_ns()
+        self.log.take()
+        spent = (time.thread_time_ns() - begin) / 1e6
         self.probe.take_calls()
-        return spent, rows
+        return spent
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=8)
     given = parser.parse_args()
     bench = Bench(given.layers)
-    bench.timed(SETTLING)
-    ways = [(lines, back) for lines in (False, True) for back in ("hooks", "numbers")]
-    added: dict[Any, list[float]] = {way: [] for way in ["calls", *ways]}
-    writing: dict[Any, list[float]] = {way: [] for way in ways}
-    rows: dict[Any, int] = {}
-    plain = []
+    for _ in range(SETTLING):
+        bench.step()
+    steps: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (*ALONE, *WAYS)}
+    writing = dict.fromkeys(steps, float("inf"))
     for _ in range(given.rounds):
-        for way, values in added.items():
-            without = bench.plain()
-            if way == "calls":
-                bench.operators.launch(ON)
-                bench.timed(1)
-                spent = bench.timed()
-                bench.taken()
-            else:
-                bench.operators.launch(ON)
-                spent, wrote, rows[way] = bench.during(lines=way[0], back=way[1])
-                writing[way].append(wrote)
-            without = (without + bench.plain()) / 2
-            plain.append(without)
-            values.append(spent - without)
-    median = statistics.median(plain)
-    print(
-        f"{bench.launches()} launches a step, plain {median:.2f} ms of CPU time, n = {given.rounds}"
-    )
-    for way, values in added.items():
-        low, middle, high = statistics.quantiles(values, n=4)
-        name = "calls alone" if way == "calls" else f"modules{', lines' * way[0]}, {way[1]}"
-        more = "" if way == "calls" else (
-            f"; writing {statistics.median(writing[way]):.2f} ms, {rows[way]} rows"
-        )  # fmt: skip
-        print(f"  {name:24} +{middle:.2f} ms ({low:.2f} {high:.2f}), +{middle / median:.1%}{more}")
-    for lines in (False, True):
-        both = [statistics.median(added[lines, back]) for back in ("numbers", "hooks")]
-        print(f"  modules{', lines' * lines}: numbers / hooks {both[0] / both[1]:.2f}")
+        for way, before in steps.items():
+            found, spent = bench.steps(way)
+            before.extend(found)
+            writing[way] = min(writing[way], spent)
+    print(f"{bench.launches()} launches a step, n = {given.rounds * TIMED} steps each")
+    print(f"{'':28} forward backward optimizer    added  writing")
+    least = {way: [min(part) for part in zip(*parts, strict=True)] for way, parts in steps.items()}
+    added = {way: sum(parts) - sum(least["plain"]) for way, parts in least.items()}
+    for way, parts in least.items():
+        each = " ".join(f"{part:8.2f}" for part in parts)
+        print(f"  {way:25} {each} {added[way]:+9.2f} {writing[way]:8.2f}")
+    for what in ("modules", "modules, lines"):
+        hooks, numbers = (f"{what}, by {back}" for back in ("hooks", "numbers"))
+        share = (least[numbers][1] - least["calls"][1]) / (least[hooks][1] - least["calls"][1])
+        print(f"  {what}: numbers / hooks of what is added {added[numbers] / added[hooks]:.2f}, "
+              f"of what is added to calls in the backward pass {share:.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -175,3 +176,29 @@ def test_a_library_without_these_functions_keeps_hooks(tmp_path: Path) -> None:
     (tmp_path / "lib" / "libtorch_cpu.so").write_bytes(b"")
     other = SimpleNamespace(_C=core, __file__=str(tmp_path / "__init__.py"))
     assert "does not tell" in str(RunningNodes(other, native, NodePlaces(0)).trouble)
+
+
+def test_whoever_observes_is_told_of_the_places_of_the_backward_pass(tmp_path: Path) -> None:
+    """As during a capture, where nodes have hooks therefore."""
+    body = """
+def observe(on):
+    again[0].observer = told.append if on else None
+def backward():
+    out = nets["a"](torch.ones(3, requires_grad=True)).sum()
+    observe(True)
+    out.backward()
+    observe(False)
+Net('x')(torch.ones(3, requires_grad=True)).sum().backward()
+backward()
+"""
+    told: list[int] = []
+    program = Watched(
+        KERNEL + body, tmp_path / "program.py", modules=True, between=True,
+        variables={"told": told},
+    )  # fmt: skip
+    known = [program.known[number] for number in told if number]
+    paths = [place.name for place in known if place.kind == MODULE]
+    parts = [part for part, _ in itertools.groupby(str(path).rpartition(".")[2] for path in paths)]
+    assert [part for part in parts if part in ("first", "second")] == ["second", "first"]
+    found = modules(program)
+    assert {path for path, _ in found["a1'"]} == {path for path, _ in found["a1"]}
