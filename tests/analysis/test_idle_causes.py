@@ -273,6 +273,15 @@ def test_a_host_row_of_every_category_stands_for_a_cause(category: str) -> None:
     assert (CAUSES[number] == "unknown") == (category == "overhead")
 
 
+def test_the_phase_input_of_a_recording_is_loading() -> None:
+    host = simulated([("python", 3)])[0].host
+    row = host.filter(host["name"].cast(pl.String) == "train.py(12): step").with_columns(
+        category=pl.lit("phase", HOST.schema["category"]),
+        name=pl.lit("input", HOST.schema["name"]),
+    )
+    assert [CAUSES[number] for number in host_causes(row)] == ["loader"]
+
+
 def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_path: Path) -> None:
     events = [
         event("user_annotation", "enumerate(DataLoader)#it.__next__", 0, 100), event("cpu_op", "aten::stack", 10, 20),

@@ -4,7 +4,7 @@ A host row says why a thread has not launched yet, by its own name and by those 
 
     gc           garbage collection (gc.collect, or collections that the producer lists)
     compile      compilation: phases of XLA and of torch.compile
-    loader       in a DataLoader, or in a range or function named for loading data
+    loader       in a DataLoader, in a range or function named for loading data, or in the phase `input` of a recording
     sync         a call that waits (`thence.model.waiting`): the device is done, the call has yet to return
     allocation   memory is taken, given back, pinned or asked about
     first_use    code or kernels are loaded or looked up
@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW
+from thence.model.phases import Phase
 from thence.model.tables import API_CALLS
 from thence.model.waiting import names_of_calls
 
@@ -151,6 +152,8 @@ def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:
         if name in waits:
             return "sync", None
         return next((c for pattern, c in _CALLS if pattern.fullmatch(name)), "operator"), None
+    if category == "phase" and name == Phase.INPUT.value:
+        return "loader", "loader"
     for pattern, cause in _INHERITED:
         if (cause != "loader" or category in _LOADING) and pattern.fullmatch(name):
             return cause, cause
