@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,7 +63,9 @@ def test_csv_is_the_table_of_ranks(job: Path, capsys: pytest.CaptureFixture[str]
 def test_without_a_straggler_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     printed, _ = output(capsys, "ranks", *FSDP, "--clocks")
     assert printed.startswith("whether a rank is late cannot be told from chance")
-    assert "rank 3 GPU 3 causes most waiting" in printed
+    # Ranks 1 and 3 come last to every collective (tests/analysis/ranks/test_job.py counts by hand).
+    assert re.search(r"rank ([13]) GPU \1 causes most waiting", printed)
+    assert "of waits a step are nobody's fault" in printed
     assert "clock offset" in printed
 
 

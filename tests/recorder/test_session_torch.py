@@ -24,7 +24,7 @@ def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(tmp_pat
 
         # torch.cuda._lazy_init holds this lock while it calls what waited for CUDA.
         with torch.cuda._initialization_lock:
-            hooks._begin({"directory": str(OUT), "options": {}})
+            hooks._begin(str(OUT), {})
         x = torch.randn(4, 4, requires_grad=True)
         with thence.mark("attention"):
             y = (x @ x).relu().sum()
@@ -123,7 +123,7 @@ def test_labels_come_with_torch_whenever_the_recording_begins(tmp_path: Path, mo
         from thence.launcher import first_use as hooks
 
         def begin():
-            hooks._begin({{"directory": str(OUT), "options": {{}}}})
+            hooks._begin(str(OUT), {{}})
             listen(Launches())
 
         class Within:
