@@ -5,14 +5,16 @@ What was planted is told in tests/data/recording/ORIGIN.md.
 
 from __future__ import annotations
 
-import tarfile
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
-import thence
-from helpers import DATA
+from recording_data import recorded_job
+
+if TYPE_CHECKING:
+    import thence
 
 STEPS, RANKS, LAYERS, LATE, SINCE, SLEEP = 7, 2, 4, 1, 3, 50e6
 WRAPPED = "layers.2.layer"
@@ -30,10 +32,7 @@ LINEARS = {
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
-    folder = tmp_path_factory.mktemp("fsdp2")
-    with tarfile.open(DATA / "recording" / "fsdp2_late_forward.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return thence.open(folder / "fsdp2_late_forward")
+    return recorded_job("fsdp2_late_forward", tmp_path_factory.mktemp("fsdp2"))
 
 
 @pytest.fixture(scope="module")

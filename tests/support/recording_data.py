@@ -1,12 +1,15 @@
-"""Recordings made by hand, row by row."""
+"""Recordings made by hand, row by row, and real ones that are kept packed."""
 
 from __future__ import annotations
 
 import json
+import tarfile
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+import thence
+from helpers import DATA
 from thence.model.column_file import encode
 from thence.readers.recording.parts import SCHEMAS
 
@@ -57,3 +60,10 @@ def write_part(folder: Path, table: str, number: int, frame: pl.DataFrame) -> Pa
 def kernel(**fields: Any) -> dict[str, Any]:
     """One row of the table kernels."""
     return {**KERNEL, "start": BEGAN + 10, "end": BEGAN + 30, "graph": 0, "node": 0, **fields}
+
+
+def recorded_job(name: str, folder: Path) -> thence.Trace:
+    """A packed recording of tests/data/recording, unpacked in a folder and opened."""
+    with tarfile.open(DATA / "recording" / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return thence.open(folder / name)

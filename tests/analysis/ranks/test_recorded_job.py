@@ -5,18 +5,17 @@ What was planted is told in tests/data/recording/ORIGIN.md.
 
 from __future__ import annotations
 
-import tarfile
 from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
-import thence
-from helpers import DATA
+from recording_data import recorded_job
 from thence.analysis.ranks.lateness import step_keys
 from thence.analysis.ranks.summary import summarise_ranks
 
 if TYPE_CHECKING:
+    import thence
     from thence.analysis.ranks.job import Job
 
 STEPS, SINCE, SLEEP = 14, 5, 30e6
@@ -27,10 +26,7 @@ ALL_REDUCES = 5
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
-    folder = tmp_path_factory.mktemp("late")
-    with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    return thence.open(folder / "late_in_backward")
+    return recorded_job("late_in_backward", tmp_path_factory.mktemp("late"))
 
 
 @pytest.fixture(scope="module")
