@@ -124,7 +124,7 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
 @choice_option(
     "--idle",
     choices=("auto", "causes", "total"),
-    meaning="Idle time by cause, which takes about 0.6 s per million host ranges; auto: of traces of up to 2 million.",
+    meaning="Idle time by cause, which takes about 1 s per million host ranges; auto: of traces of up to 600,000.",
 )
 @result_options(
     _ENDINGS,

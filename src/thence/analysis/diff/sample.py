@@ -55,8 +55,8 @@ _ROWS = pl.Schema(
         "count": pl.Float64(),
     }
 )
-_MOST_HOST_RANGES = 2_000_000
-"""Host ranges up to which idle time is divided by cause unless asked otherwise: some 0.6 s of CPU time per million."""
+_MOST_HOST_RANGES = 600_000
+"""Host ranges up to which idle time is divided by cause unless asked otherwise: some 1 s of CPU time per million."""
 PLACED = (*("label", "module"), *("op_name", "op"))
 """Kinds that say where a kernel was launched, for matching; as columns of places."""
 
