@@ -38,6 +38,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
     if name != "numbers":
         monkeypatch.setenv("THENCE_BACKWARD", "hooks")
         return name
+    pytest.importorskip("torch")
     program = Watched(_BACKWARD, tmp_path / "backward.py", modules=True)
     if program.hooks.way()["by"] != "stack":
         pytest.skip("stacks cannot be read")
