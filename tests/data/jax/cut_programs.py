@@ -16,17 +16,15 @@ is ``decision``, by which XLA reads a predicate there.
 
 from __future__ import annotations
 
-import io
 import json
-import lzma
 import re
 import sys
-import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+from cut_recording import pack
 
 from thence.model.column_file import decode, encode
 from thence.readers.jax.protos.hlo_pb2 import HloModuleProto
@@ -239,14 +237,7 @@ def main(
     files = {f"recording/host-rank0-1/{name}": data for name, data in kept.items()}
     expected = {"executions": ran, "ops": counts_of(tables_of(without), ran)}
     files["expected.json"] = json.dumps(expected, indent=0).encode()
-    with (
-        lzma.open(out, "wb", preset=9) as stream,
-        tarfile.open(fileobj=stream, mode="w") as archive,
-    ):
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
+    pack(files, out)
 
 
 if __name__ == "__main__":

@@ -76,12 +76,17 @@ def _write(recording: Path, program: str, tables: dict[str, pl.DataFrame], out: 
         content = io.BytesIO()
         table.write_ipc(content)
         files[f"{kind}-000001.arrow"] = content.getvalue()
+    pack({f"{recording.name}/{name}": data for name, data in files.items()}, out)
+
+
+def pack(files: dict[str, bytes], out: Path) -> None:
+    """Writes files by name into a compressed archive, without times or owners."""
     with (
         lzma.open(out, "wb", preset=9) as stream,
         tarfile.open(fileobj=stream, mode="w") as archive,
     ):
         for name, data in files.items():
-            entry = tarfile.TarInfo(f"{recording.name}/{name}")
+            entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
 
