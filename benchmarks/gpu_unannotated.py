@@ -1,9 +1,11 @@
 """Programs that nobody annotated, on a GPU: what knowing modules and lines costs, and whether they are right.
 
-    python benchmarks/gpu_unannotated.py OUT [cost] [truth] [programs] [--repetitions N]
+    python benchmarks/gpu_unannotated.py OUT [cost] [truth] [programs] [--repetitions N] [--of training|decode]
 
 cost: a training step and a decode of 12 tokens of a Llama of Hugging Face, interleaved: plain, recorded in several
-ways, plain again ...; medians with quartiles, and what is added beside what torch.profiler adds.
+ways, plain again ...; medians with quartiles, and what is added beside what torch.profiler adds. Each way is timed
+after it has settled, for as long that a round of writing lies within: a program that is recorded runs for many
+steps. What its first steps take besides is printed apart, as is CPU time, that of thence's thread included.
 truth: the same steps recorded, and under torch.profiler with modules and stacks, into OUT: `check` compares them
 kernel by kernel where Polars is installed.
 programs: recordings of the programs of unannotated_programs.py, in OUT.
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back when a profile ends
 
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 HERE = Path(__file__).parent
-SETTLING, TIMED = 5, 3
+SETTLING, TIMED = 0.6, 1.0
+"""Seconds of a recording before it is timed, and that are timed."""
+SHORT = 0.2, 0.4
+"""The same of profilers, which keep all records until they end, and of plain calls."""
 KERNELS = {"launches": False, "nvtx": False, "collectives": False, "modules": False, "lines": False}
 OWN = ("transformers",)
 WAYS: dict[str, dict[str, Any]] = {
@@ -86,15 +91,30 @@ def profiler(**options: Any) -> AbstractContextManager[Any]:
     return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], **options)
 
 
-def timed(function: Callable[[], None], times: int) -> float:
-    """Ms of one call."""
+RARE, EVERY = (*EVENTS, "launches"), 3
+"""Ways that nobody is held to: they have their turn every third time."""
+
+
+class Took(NamedTuple):
+    """What calls took."""
+
+    wall: float
+    cpu: float
+    """Ms of one call: of time, and of CPU time of all threads of the process."""
+
+
+def timed(function: Callable[[], None], seconds: float) -> Took:
+    """Calls it for so long, once at least, and waits for the device."""
     import torch
 
-    begin = time.perf_counter()
-    for _ in range(times):
+    begin, cpu, calls = time.perf_counter(), time.process_time(), 0
+    while not calls or time.perf_counter() - begin < seconds:
         function()
+        calls += 1
     torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / times * 1e3
+    return Took(
+        (time.perf_counter() - begin) / calls * 1e3, (time.process_time() - cpu) / calls * 1e3
+    )
 
 
 def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
@@ -116,38 +136,72 @@ def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     return found
 
 
-def cost(out: Path, repetitions: int) -> None:
+def cost(out: Path, repetitions: int, workload: str | None) -> None:
     """Print what each way adds, in per cent of the plain run."""
     llama = Llama()
-    for name, function, times in (("training", llama.training, TIMED), ("decode", llama.decode, 1)):
-        added: dict[str, list[float]] = {}
-        plain = []
-        timed(function, SETTLING)
-        before = timed(function, times)
-        for _ in range(repetitions):
-            for way, make in ways(out / "scratch").items():
-                gc.collect()
-                with make():
-                    timed(function, SETTLING if name == "training" else 2)
-                    during = timed(function, times)
-                timed(function, 1)
-                after = timed(function, times)
-                added.setdefault(way, []).append(during / ((before + after) / 2) - 1)
-                plain.append(after)
-                before = after
-        report(name, plain, added)
+    for name, function in (("training", llama.training), ("decode", llama.decode)):
+        if workload in {None, name}:
+            Cost(name, function, out / "scratch").measure(repetitions)
     subprocess.run(["rm", "-rf", str(out / "scratch")], check=True)
 
 
-def report(name: str, plain: list[float], added: dict[str, list[float]]) -> None:
-    print(f"{name}: plain {statistics.median(plain):.2f} ms, n = {len(plain) // len(added)}")
-    medians = {way: statistics.median(values) for way, values in added.items()}
-    for way, values in added.items():
-        low, _, high = statistics.quantiles(values, n=4)
-        print(f"  {way:28} +{medians[way]:.1%} ({low:.1%} {high:.1%})", flush=True)
-    for way, (other, targets) in TARGETS.items():
-        ratio = medians[way] / medians[other]
-        print(f"  {way} / {other}: {ratio:.2f} (at most {targets[name]})")
+class Cost:
+    """What each way adds to a workload: relative to the plain calls right before and after.
+
+    Args:
+        name: of the workload.
+        function: one call of it.
+        scratch: recordings go here.
+    """
+
+    def __init__(self, name: str, function: Callable[[], None], scratch: Path) -> None:
+        self._name = name
+        self._function = function
+        self._scratch = scratch
+        self._added: dict[str, list[Took]] = {}
+        self._beginning: dict[str, list[float]] = {}
+        self._plain: list[Took] = []
+
+    def measure(self, repetitions: int) -> None:
+        """Interleaved, so often; prints."""
+        timed(self._function, SETTLING)
+        before = timed(self._function, SHORT[1])
+        for turn in range(repetitions):
+            for way, make in ways(self._scratch).items():
+                if way in RARE and turn % EVERY:
+                    continue
+                settling, window = SHORT if way in PROFILERS else (SETTLING, TIMED)
+                gc.collect()
+                with make():
+                    first = timed(self._function, settling)
+                    during = timed(self._function, window)
+                timed(self._function, 0)
+                after = timed(self._function, SHORT[1])
+                plain = Took(*(sum(both) / 2 for both in zip(before, after, strict=True)))
+                added = Took(*(a / b - 1 for a, b in zip(during, plain, strict=True)))
+                self._added.setdefault(way, []).append(added)
+                self._beginning.setdefault(way, []).append(first.wall / plain.wall - 1)
+                self._plain.append(after)
+                before = after
+        self._report()
+
+    def _report(self) -> None:
+        wall, cpu = (statistics.median(values) for values in zip(*self._plain, strict=True))
+        print(
+            f"{self._name}: plain {wall:.2f} ms, CPU {cpu:.2f} ms, n = {len(next(iter(self._added.values())))}"
+        )
+        medians = {}
+        for way, values in self._added.items():
+            walls, cpus = zip(*values, strict=True)
+            low, medians[way], high = statistics.quantiles(walls, n=4)
+            print(
+                f"  {way:28} +{medians[way]:.1%} ({low:.1%} {high:.1%}), CPU +{statistics.median(cpus):.1%}, "
+                f"at the beginning +{statistics.median(self._beginning[way]):.1%}",
+                flush=True,
+            )
+        for way, (other, targets) in TARGETS.items():
+            ratio = medians[way] / medians[other]
+            print(f"  {way} / {other}: {ratio:.2f} (at most {targets[self._name]})")
 
 
 def truth(out: Path) -> None:
@@ -278,11 +332,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("what", nargs="*", default=["cost", "truth", "programs"])
     parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument(
+        "--of", choices=("training", "decode"), help="the workload whose cost is measured, not both"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     for what in given.what:
         if what == "cost":
-            cost(given.out, given.repetitions)
+            cost(given.out, given.repetitions, given.of)
         else:
             {"truth": truth, "programs": programs, "check": check}[what](given.out)
 

@@ -75,6 +75,15 @@ class RecordOptions:
         return bool(few or (launches and _LAUNCHES.match(function)))
 
     @property
+    def notes_launches(self) -> bool:
+        """Whether callbacks note each launch: what reads stacks needs that, and kinds of API calls replace it.
+
+        Without it a kernel's launch has the time at which CUPTI queued it, which takes a tenth of the time of a
+        callback.
+        """
+        return (self.modules or self.lines) and not self.records_calls
+
+    @property
     def records_calls(self) -> bool:
         """Whether API calls are recorded by their kinds."""
         return bool(self.launches or self.synchronization)

@@ -226,7 +226,7 @@ class Recorder:
             self._counting.begin(self._cupti, self._subscription)
         if self._counting.log is not None:
             self.log, self.counts = self._counting.log, True
-            noted = self._counting.notes_launches and not self._options.records_calls
+            noted = self._counting.notes_launches and self._options.notes_launches
             if noted:
                 self.log.stack_reader = self._counting.compiled
             else:
