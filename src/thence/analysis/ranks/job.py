@@ -267,8 +267,8 @@ def _nobodys(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str
     if waited < LEAST_SHARE * step_ns:
         return []
     text = (
-        f"{format_ns(waited)} of waits a step are nobody's fault: the host of who waits had launched ahead, and the "
-        "late host took no longer between its launches: the step is bound by hosts that are equally fast"
+        f"{format_ns(waited)} of waits a step are nobody's fault: the host of who waits had launched ahead, and needs "
+        "that time as well: the step is bound by hosts"
     )
     return [text]
 
