@@ -8,7 +8,7 @@ record: every program of job_programs.py and job_jax.py under ``thence record --
 and, without thence, those without a fault once more: for the time of a step, and under torch.profiler. All start at
 once, as imports take most of the time, and then take turns on the GPUs (job_turns.py). Programs that N GPUs or the
 packages that are there do not suffice for are named with the reason. Turns are in the order given, and none begins
-when the time is up.
+when the time is up; what runs without thence comes directly after what it is compared with.
 check: coverage of module, line and collective; collectives beside torch.profiler's; clocks; waits, stragglers and
 bubbles beside what was planted; cost per rank; time and memory of verbs. Exit code 1 if anything is wrong.
 """
@@ -79,8 +79,10 @@ ENTRIES = {
     "tensor_parallel": Entry(compared=True),
     "pipeline_gpipe": Entry(compared=True),
     "mixture_of_experts": Entry(compared=True),
-    "hsdp": Entry(packages=HUGGING_FACE, fewest=4, even=True, compared=True),
+    "hsdp": Entry(packages=HUGGING_FACE, even=True, compared=True),
     REFERENCE: Entry(),
+    "late_200_ddp": Entry(),
+    "late_200_fsdp2": Entry(),
     "jax_many": Entry(JAX, ("jax",)),
     "jax_one": Entry(JAX, ("jax",)),
     "ddp": Entry(compared=True),
@@ -208,14 +210,12 @@ def record(out: Path, names: list[str], ranks: int, device: str, seconds: float)
         else:
             present.append(name)
     compared = [name for name in present if ENTRIES[name].compared]
-    if not compared:
-        present = [name for name in present if name != REFERENCE]
-    running = [Running(name, job, job.command(name, compared)) for name in present]
-    running += [
-        Running(f"{name}.{REFERENCE}", job, job.jax(name, f"{name}.{REFERENCE}"))
-        for name in present
-        if ENTRIES[name].script == JAX
-    ]
+    running = []
+    for name in with_reference(present):
+        running.append(Running(name, job, job.command(name, compared)))
+        if ENTRIES[name].script == JAX:
+            plain = f"{name}.{REFERENCE}"
+            running.append(Running(plain, job, job.jax(name, plain)))
     limit = min(READY[device], seconds / 2)
     while any(one.waits() for one in running) and seconds - job.left() < limit:
         time.sleep(0.05)
@@ -230,6 +230,16 @@ def record(out: Path, names: list[str], ranks: int, device: str, seconds: float)
     for one in running:
         one.end(took.get(one.name))
     print(f"all: {seconds - job.left():.1f} s", flush=True)
+
+
+def with_reference(names: list[str]) -> list[str]:
+    """The programs, and their run without thence: where it is named, else after the last that is compared with it."""
+    compared = [at for at, name in enumerate(names) if ENTRIES[name].compared]
+    if not compared:
+        return [name for name in names if name != REFERENCE]
+    if REFERENCE in names:
+        return names
+    return [*names[: compared[-1] + 1], REFERENCE, *names[compared[-1] + 1 :]]
 
 
 def launch(directory: Path, command: list[str]) -> int:

@@ -30,6 +30,8 @@ CAUSED = (0.5, 1.15)
 """What a planted fault may make others wait, as a share of it: some of it hides behind queued work."""
 SINCE = 1
 """Steps by which the begin of a lateness may be off."""
+SAME_WALL = 0.02
+"""By which share the wall times of ranks that wait for each other may differ."""
 
 
 @dataclass
@@ -37,7 +39,13 @@ class Verdicts:
     """What was held against the truth."""
 
     wrong: list[str] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
     right: int = 0
+
+    def lacks(self, what: str, why: str) -> None:
+        """Nothing could be held against the truth."""
+        print(f"  {what}: NOT CHECKED: {why}")
+        self.lacking.append(what)
 
     def say(self, what: str, detail: str, *, ok: bool) -> None:
         print(f"  {what}: {'right' if ok else 'WRONG'}: {detail}")
@@ -52,17 +60,21 @@ def check(out: Path, names: list[str]) -> int:
     verdicts = Verdicts()
     for name in names:
         directory = out / name
-        if not directory.is_dir() or not any(directory.iterdir()):
-            print(f"\n{name}: not recorded")
-            continue
         facts = documents(out, f"{name}.rank*.json")
+        # Those of JAX are called as a program of theirs.
         references = documents(out, f"{name}.reference*.json")
         print(f"\n{name}: {len(facts)} processes ended well")
+        if not facts:
+            verdicts.lacks(name, f"it did not run to its end: see {out / name}.log")
+            continue
         try:
             program(directory, facts, references, verdicts)
         except Exception as error:  # noqa: BLE001 - the other programs are checked all the same
             verdicts.say("analysis", f"{type(error).__name__}: {error}", ok=False)
-    print(f"\n{verdicts.right} right, {len(verdicts.wrong)} wrong {sorted(set(verdicts.wrong))}")
+    print(
+        f"\n{verdicts.right} right, {len(verdicts.wrong)} wrong {sorted(set(verdicts.wrong))}, "
+        f"{len(verdicts.lacking)} not checked {sorted(set(verdicts.lacking))}"
+    )
     return int(bool(verdicts.wrong))
 
 
@@ -92,11 +104,13 @@ def program(
     if is_jax:
         instructions(trace, truth, verdicts)
     else:
-        collectives(trace, references, verdicts)
+        if "fault" not in truth:
+            collectives(trace, references, verdicts)
         per_step(trace, truth, verdicts)
     job = trace.late_ranks()
     clocks(job, verdicts)
     if "fault" in truth:
+        wall_times(facts, verdicts)
         straggler(job, truth["fault"], verdicts)
     else:
         nobody(job, verdicts)
@@ -166,7 +180,12 @@ def collectives(
     trace: thence.Trace, references: dict[int, dict[str, Any]], verdicts: Verdicts
 ) -> None:
     """The collectives of every rank beside torch.profiler's of the same program."""
-    for rank, reference in sorted(references.items()):
+    for rank in sorted(trace.tables.ranks):
+        reference = references.get(rank, {})
+        if "collectives" not in reference:
+            had = "ran plain, but not under torch.profiler" if reference else "did not run"
+            verdicts.lacks(f"collectives of rank {rank}", f"the program without thence {had}")
+            continue
         if not reference["collectives"]:
             undescribed(trace, rank, reference, verdicts)
             continue
@@ -281,6 +300,17 @@ def clocks(job: Job, verdicts: Verdicts) -> None:
 def nobody(job: Job, verdicts: Verdicts) -> None:
     """No rank is late where none was planted."""
     verdicts.say("no straggler", job.statement, ok=job.stragglers.is_empty())
+    if not job.stragglers.is_empty():
+        for why in job.reasons:
+            print(f"  named: rank {why.rank}")
+            causes(why.rows)
+
+
+def wall_times(facts: dict[int, dict[str, Any]], verdicts: Verdicts) -> None:
+    """Ranks that wait for each other take equally long, so that wall times do not tell who is late."""
+    times = [found["step_ms"] for _, found in sorted(facts.items())]
+    detail = ", ".join(f"{ms:.1f} ms" for ms in times)
+    verdicts.say("equal wall times", detail, ok=max(times) <= min(times) * (1 + SAME_WALL))
 
 
 def straggler(job: Job, fault: dict[str, Any], verdicts: Verdicts) -> None:
@@ -306,9 +336,7 @@ def straggler(job: Job, fault: dict[str, Any], verdicts: Verdicts) -> None:
     rows = next(one for one in job.reasons if one.rank == fault["rank"]).rows
     cause = rows["cause"][0]
     verdicts.say("cause", f"{cause}; planted {fault['causes']}", ok=cause in fault["causes"])
-    for reason in rows.head(8).iter_rows(named=True):
-        told = (reason["cause"], reason["by"], reason["name"], f"{reason['share']:.0%}")
-        print("   ", *told, reason["detail"] or "")
+    causes(rows)
     if fault["places"]:
         lines = rows.filter(pl.col("by") == "line")["name"].to_list()
         found = [line for line in lines if line and inside(line, fault["places"])]
@@ -317,6 +345,13 @@ def straggler(job: Job, fault: dict[str, Any], verdicts: Verdicts) -> None:
         modules = rows.filter(pl.col("by") == "module")["name"].to_list()
         ok = any(fault["module"] in (module or "") for module in modules)
         verdicts.say("module", f"{modules}; planted {fault['module']}", ok=ok)
+
+
+def causes(rows: pl.DataFrame) -> None:
+    """What is said to be the cause."""
+    for reason in rows.head(8).iter_rows(named=True):
+        told = (reason["cause"], reason["by"], reason["name"], f"{reason['share']:.0%}")
+        print("   ", *told, reason["detail"] or "")
 
 
 def inside(line: str, places: list[list[Any]]) -> bool:

@@ -31,36 +31,51 @@ class Fault:
     """What is wrong with one rank.
 
     Attributes:
+        what: what it does: sleeps in a pass, spins on the GPU, loads slowly, or takes a larger batch.
         causes: what `thence ranks` may call it.
         ms: how much later the rank is in each step; of a larger batch nobody knows before.
         sharded: FSDP2, else DistributedDataParallel.
     """
 
+    what: str
     causes: tuple[str, ...]
     ms: float | None
     sharded: bool = False
 
 
+SLEEP_FORWARD, SLEEP_BACKWARD, SPIN_BACKWARD = "sleep forward", "sleep backward", "spin backward"
+LOADER, LARGER_BATCH = "loader", "larger batch"
+HOST = ("python", "operator")
 FAULTS = {
-    "late_sleep_backward": Fault(("python", "operator"), 50),
-    "late_spin_backward": Fault(("compute",), 20, sharded=True),
-    "late_loader": Fault(("loader",), 32),
-    "late_batch": Fault(("more_work",), None),
-    "late_sleep_forward": Fault(("python", "operator"), 50, sharded=True),
+    "late_sleep_backward": Fault(SLEEP_BACKWARD, HOST, 50),
+    "late_200_ddp": Fault(SLEEP_BACKWARD, HOST, 200),
+    "late_200_fsdp2": Fault(SLEEP_BACKWARD, HOST, 200, sharded=True),
+    "late_spin_backward": Fault(SPIN_BACKWARD, ("compute",), 20, sharded=True),
+    "late_loader": Fault(LOADER, ("loader",), 32),
+    "late_batch": Fault(LARGER_BATCH, ("more_work",), None),
+    "late_sleep_forward": Fault(SLEEP_FORWARD, HOST, 50, sharded=True),
 }
 
 
 class State:
     """What the program of this rank does wrong now."""
 
-    def __init__(self, kind: str, device: torch.device, *, planted: bool) -> None:
-        self.kind = kind
+    def __init__(self, fault: Fault, device: torch.device, *, planted: bool) -> None:
+        self.fault = fault
         self.planted = planted
         self.late = False
-        self.cycles = cycles_of_ms(device) if kind == "late_spin_backward" else 0.0
+        self.cycles = cycles_of_ms(device) if fault.what == SPIN_BACKWARD else 0.0
 
-    def sleeps(self, kind: str) -> bool:
-        return self.late and self.kind == kind
+    def sleep(self, what: str, parts: int = 1) -> None:
+        """Sleep where that is the fault and the rank is late, one of the parts that make up a step's lateness."""
+        if self.late and self.fault.what == what and self.fault.ms is not None:
+            time.sleep(self.fault.ms / parts / 1e3)
+
+    def spin(self) -> None:
+        """Spin on the GPU where that is the fault, for long where the rank is late."""
+        if self.cycles:
+            ms = self.fault.ms if self.late else None
+            torch.cuda._sleep(int(self.cycles * (ms or SHORT_MS)))  # noqa: SLF001 - there is no public one
 
 
 def cycles_of_ms(device: torch.device) -> float:
@@ -87,8 +102,7 @@ class Late(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.layer(x)
-        if self.state.sleeps("late_sleep_forward"):
-            time.sleep(0.050)
+        self.state.sleep(SLEEP_FORWARD)
         return LateBackward.apply(x, self.state) * 1.0
 
 
@@ -102,16 +116,13 @@ class LateBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        state = ctx.state
-        if state.sleeps("late_sleep_backward"):
-            time.sleep(0.050)
-        if state.cycles:
-            torch.cuda._sleep(int(state.cycles * (20 if state.late else SHORT_MS)))  # noqa: SLF001 - as above
+        ctx.state.sleep(SLEEP_BACKWARD)
+        ctx.state.spin()
         return gradients[0] * 1.0, None
 
 
 class Words(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples, each of which takes 1 ms where the loader is late."""
+    """Samples, each of which takes its part of a batch's lateness where the loader is late."""
 
     def __init__(self, state: State, rank: int, length: int) -> None:
         torch.manual_seed(rank)
@@ -122,8 +133,7 @@ class Words(torch.utils.data.Dataset[torch.Tensor]):
         return 1 << 20
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.state.sleeps("late_loader"):
-            time.sleep(0.001)
+        self.state.sleep(LOADER, BATCH)
         return self.words[index % 64]
 
 
@@ -138,7 +148,7 @@ def faulty(
     """A program in which one rank is late: its step, and what is true of it; samples have so many words."""
     fault = FAULTS[name]
     planted = ranks - 1
-    state = State(name, device, planted=rank == planted)
+    state = State(fault, device, planted=rank == planted)
     model = wrapped(model_of(), state, device, ranks, sharded=fault.sharded)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     data = Words(state, rank, length)
@@ -148,9 +158,9 @@ def faulty(
 
     def step(number: int) -> None:
         state.late = state.planted and number >= SINCE
-        if name == "late_loader":
+        if fault.what == LOADER:
             words = next(batches).to(device)
-        elif name == "late_batch" and (state.late or number == 0):
+        elif fault.what == LARGER_BATCH and (state.late or number == 0):
             words = larger  # at first on all ranks: the first use of a shape takes long
         else:
             words = resident
@@ -162,7 +172,7 @@ def faulty(
         loss.item()
 
     truth = {"causes": fault.causes, "rank": planted, "since": SINCE, "ms": fault.ms}
-    return step, {"fault": truth | {"places": places(name), "module": module(name)}}
+    return step, {"fault": truth | {"places": places(fault), "module": module(fault)}}
 
 
 def wrapped(model: Any, state: State, device: torch.device, ranks: int, *, sharded: bool) -> Any:
@@ -179,22 +189,24 @@ def wrapped(model: Any, state: State, device: torch.device, ranks: int, *, shard
     return fully_shard(model, mesh=mesh)
 
 
-def module(name: str) -> str | None:
+def module(fault: Fault) -> str | None:
     """The module that is late."""
-    return f"layers.{LAYER}" if "backward" in name or "forward" in name else None
+    in_layer = fault.what in (SLEEP_FORWARD, SLEEP_BACKWARD, SPIN_BACKWARD)
+    return f"layers.{LAYER}" if in_layer else None
 
 
-def places(name: str) -> list[list[Any]]:
+def places(fault: Fault) -> list[list[Any]]:
     """File, function, first and last line of the code in which the fault is; [] where it is in no line."""
+    # What runs in a backward pass is known by its own line, or by that of its forward pass.
+    backward = (LateBackward.backward, Late.forward)
     late: dict[str, tuple[Any, ...]] = {
-        "late_sleep_forward": (Late.forward,),
-        # What runs in a backward pass is known by its own line, or by that of its forward pass.
-        "late_sleep_backward": (LateBackward.backward, Late.forward),
-        "late_spin_backward": (LateBackward.backward, Late.forward),
-        "late_loader": (Words.__getitem__, faulty),
+        SLEEP_FORWARD: (Late.forward, State.sleep),
+        SLEEP_BACKWARD: (*backward, State.sleep),
+        SPIN_BACKWARD: (*backward, State.spin),
+        LOADER: (Words.__getitem__, State.sleep, faulty),
     }
     found = []
-    for function in late.get(name, ()):
+    for function in late.get(fault.what, ()):
         lines, first = inspect.getsourcelines(function)
         found.append(["job_faults.py", function.__qualname__, first, first + len(lines) - 1])
     return found

@@ -130,7 +130,7 @@ def fsdp2(at: Place) -> Program:
 
 
 def hsdp(at: Place) -> Program:
-    """Two replicas of shards on half of the ranks each."""
+    """Two replicas of shards on half of the ranks each; of two ranks, replicas alone."""
     return sharded(at, at.mesh(2, at.ranks // 2, names=("replicate", "shard")))
 
 

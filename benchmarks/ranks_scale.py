@@ -1,6 +1,6 @@
-"""What `thence ranks` takes for thousands of ranks: time and memory from summaries, and its page in a browser.
+"""What thousands of ranks take: `thence ranks` from summaries, its page in a browser, and the timeline of the job.
 
-    python benchmarks/ranks_scale.py [--ranks 512 4096 10000] [--groups all apart unnumbered]
+    python benchmarks/ranks_scale.py [--ranks 64 512 4096 10000] [--groups all apart unnumbered]
                                      [--steps 10] [--page 4096]
 
 Summaries are those of jobs made of a real step (tests/support/rank_jobs.py), written as Parquet and read lazily as
@@ -8,7 +8,8 @@ from a store; kernels, places and idle time are written for a hundred ranks, as 
 Groups: all ranks are one; groups of eight that share no rank, so that each is matched and has its clocks compared by
 itself (apart); the same without the numbers by which calls are matched (unnumbered). Printed are CPU seconds, wall
 time and the most memory of a process of its own. The page is opened in headless Chromium (on the path, or named in
-CHROMIUM), which says when the page stood.
+CHROMIUM), which says when the page stood. The timeline (.pftrace) has two ranks of a real recording in full, whichever
+they are, and a row for every other.
 """
 
 from __future__ import annotations
@@ -25,16 +26,27 @@ import time
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
+
+import thence
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
 from rank_jobs import Plant, RankJob
 from thence.analysis.ranks.job import Job, job_of
 from thence.analysis.ranks.summary_tables import SUMMARY
+from thence.folding import folded_timeline
 from thence.writers.page.ranks_page import ranks_html
+from thence.writers.timelines.write import write_timeline
 
+if TYPE_CHECKING:
+    from thence.model.selection import Selection
+
+RECORDED = sorted(
+    (Path(__file__).parents[1] / "tests" / "data" / "torch").glob("torch_fsdp_rank?.json.gz")
+)
 APART = 8
 """Ranks of a group of jobs whose groups share no rank."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -64,14 +76,34 @@ def read(folder: Path) -> Job:
     return job_of({name: pl.scan_parquet(folder / f"{name}.parquet") for name in SUMMARY})
 
 
-def measured(folder: Path) -> None:
-    """Runs in a process of its own: prints what the answer took."""
+class Summarised(thence.Trace):
+    """A job of which all but two ranks are summaries."""
+
+    folder: Path
+
+    def late_ranks(self) -> Job:
+        return read(self.folder)
+
+    def selected(self, selection: Selection) -> thence.Trace:
+        """Two recorded ranks, whichever are asked for."""
+        del selection
+        return thence.open(*RECORDED[:2])
+
+
+def measured(folder: Path, *, timeline: bool) -> None:
+    """Runs in a process of its own: prints what the answer or the timeline took."""
     begun, used = time.monotonic(), time.process_time()
-    found = read(folder)
+    if timeline:
+        job = Summarised(thence.open(RECORDED[0]).tables)
+        vars(job)["folder"] = folder
+        target = folder / "job.pftrace"
+        write_timeline(folded_timeline(job), target)
+        said = f"{target.stat().st_size / 1e6:.1f} MB"
+    else:
+        said = f"stragglers {read(folder).stragglers['rank'].to_list()}"
     wall, cpu = time.monotonic() - begun, time.process_time() - used
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    stragglers = found.stragglers["rank"].to_list()
-    print(f"{cpu:.1f} s of CPU, {wall:.1f} s, {most:.2f} GB, stragglers {stragglers}")
+    print(f"{cpu:.1f} s of CPU, {wall:.1f} s, {most:.2f} GB, {said}")
 
 
 def opened(folder: Path) -> str:
@@ -96,14 +128,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, nargs="*", default=[512, 4096, 10_000])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[64, 512, 4096, 10_000])
     parser.add_argument("--groups", nargs="*", default=["all", "apart", "unnumbered"])
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--page", type=int, default=4096)
     parser.add_argument("--measured", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--timeline", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measured:
-        measured(given.measured)
+        measured(given.measured, timeline=given.timeline)
         return
     sizes = dict.fromkeys([*given.ranks, *([given.page] if given.page else [])])
     for groups, ranks in product(given.groups, sizes):
@@ -120,6 +153,10 @@ def main() -> None:
             said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
             job = f"{groups}: {ranks:,} ranks, {given.steps} steps, {size:.0f} MB of summaries"
             print(f"{job}: {said}", flush=True)
+            if groups == "all":
+                run.append("--timeline")
+                told = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+                print(f"timeline of {ranks:,} ranks: {told.strip()}", flush=True)
             if ranks == given.page and groups == "all":
                 print(f"page of {ranks:,} ranks: {opened(folder)}; load {os.getloadavg()[0]:.0f}")
 

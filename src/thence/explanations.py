@@ -114,6 +114,11 @@ class Explanations(ABC):
         found = idle_time(self.attributed, by, self._waited)
         return consistent_idle(found, self.attributed.meta)
 
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the selected part, ascending."""
+        return list(self.attributed.ranks)
+
     def late_ranks(self) -> Job:
         """Who made the other ranks wait, how long, since which step, and why.
 

@@ -370,14 +370,16 @@ class Trace(Querying, Comparing, Pictures, Explanations):
         found = compilation(self.attributed, _choice(Autotuning, autotuning))
         return consistent_compilation(found, self.meta)
 
-    def timeline(self, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
+    def timeline(
+        self, lanes: Sequence[str] = (), clocks: str = "aligned", by: Alignment | None = None
+    ) -> Timeline:
         """The trace as viewers show it.
 
         Args:
             lanes: of `thence.model.places.LANES`: what to show again on rows of its own.
             clocks: aligned, which moves each rank as a whole by one offset, that of `alignment`, where it has
-                one, and states it in ``notes`` and ``corrections``; or recorded, which moves none.
-                Durations never change.
+                one, and states it in ``notes`` and ``corrections``; or recorded. Durations never change.
+            by: instead of `alignment`, where the ranks are part of a larger job.
 
         Raises:
             UsageError: a lane or clock that there is not.
@@ -386,8 +388,9 @@ class Trace(Querying, Comparing, Pictures, Explanations):
             raise UsageError(
                 f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
             )
-        several = clocks == "aligned" and len(self.attributed.ranks) > 1
-        return timeline(self.attributed, lanes, self.alignment if several else None, self._spans())
+        if by is None and len(self.attributed.ranks) > 1:
+            by = self.alignment
+        return timeline(self.attributed, lanes, by if clocks == "aligned" else None, self._spans())
 
     def write(
         self,

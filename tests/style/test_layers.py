@@ -21,7 +21,7 @@ LAYERS = (
     {"comparing", "explanations", "pictures", "querying"},
     {"profile", "trace"},
     {"store"},
-    {"opening"},
+    {"folding", "opening"},
     {"timing"},
     {"doctor", "recording"},
     {"launcher"},

@@ -316,7 +316,8 @@ class RankJob:
                 "rank": r, "device": 0, "step": s, "name": [f"ProfilerStep#{x + 3}" for x in s], "number": s + 3,
                 "start": np.rint(EPOCH + start.ravel()), "duration": np.rint(duration),
                 "busy_ns": np.rint(duration - idle), "idle_ns": np.rint(idle), "compute_ns": np.rint(compute),
-                "copy_ns": np.rint(copy), "exposed_ns": np.rint(duration - compute - copy - idle), "first": s == 0,
+                "copy_ns": np.rint(copy), "exposed_ns": np.rint(duration - compute - copy - idle), "host_ns": None,
+                "first": s == 0,
             }
         )  # fmt: skip
 

@@ -86,7 +86,7 @@ def _on_one_clock(
         the trace, the corrections in ns by rank, and notes on the ranks that were shifted and those that
         could not be.
     """
-    if alignment is None or len(trace.ranks) < 2:
+    if alignment is None:
         return trace, {}, ()
     aligned = alignment.corrections.drop_nulls("correction_ns")
     corrections = {rank: ns for rank, ns in aligned.select("rank", "correction_ns").rows() if ns}

@@ -19,10 +19,12 @@ from thence.cli.output import (
 )
 from thence.cli.progress import rows_written, working
 from thence.errors import UsageError
+from thence.folding import MOST_IN_FULL, folded_timeline
 from thence.model.places import LANES
 
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline
+    from thence.trace import Trace
 
 __all__ = ["command"]
 
@@ -32,6 +34,8 @@ _EXAMPLES = """\b
 Examples:
   thence convert trace.json.gz -o trace.pftrace          open it at ui.perfetto.dev
   thence convert traces/ -o all_ranks.pftrace            all ranks on one clock
+  thence convert job.store -o job.pftrace                who is late in full, thousands of others in a row each
+  thence convert job.store -o r.pftrace --rank 7 --rank 8    these two in full
   thence convert trace.json -o t.pftrace --lanes label --lanes collective
   thence convert trace.json -o t.pftrace --gpu-views     for Perfetto's compute tabs, too
   thence convert profile.xplane.pb -o trace.json.gz      for chrome://tracing
@@ -59,6 +63,13 @@ Examples:
     meaning="aligned: of several ranks, each is moved as a whole by one offset, to where their collectives end "
     "together; every offset is printed and written to the file. recorded: none is moved. Durations never change.",
 )
+@choice_option(
+    "--fold",
+    choices=("auto", "always", "never"),
+    meaning="auto: of more than 8 ranks, where --rank chooses none, Perfetto traces show the one that makes the others "
+    "wait most and the one that it is compared with in full, every other as a row with a span for each step. "
+    "always: of fewer, and of those that --rank chooses. never: all in full.",
+)
 @choice_option("--to", choices=tuple(_TO_STDOUT), meaning="Format on standard output.")
 @click.option(
     "--gpu-views",
@@ -80,9 +91,9 @@ def command(
         return
     from thence.writers.timelines.write import ending_of, write_timeline
 
-    ending_of(output)  # before anything is read
+    ending = ending_of(output)  # before anything is read
     check_output(output, force=force)
-    timeline = _timeline(inputs, **shown)
+    timeline = _timeline(inputs, ending, **shown)
     with rows_written() as progress:
         write_timeline(timeline, output, progress)
     for note in timeline.notes:
@@ -93,10 +104,27 @@ def command(
     wrote(output, f"{tables.gpu.height:,} device activities, {tables.host.height:,} host ranges")
 
 
-def _timeline(inputs: Inputs, *, lanes: tuple[str, ...], clocks: str, gpu_views: bool) -> Timeline:
+def _timeline(
+    inputs: Inputs, ending: str, *, lanes: tuple[str, ...], clocks: str, gpu_views: bool, fold: str
+) -> Timeline:
+    from thence.writers.timelines.write import PERFETTO
+
+    if fold == "always" and ending not in PERFETTO:
+        raise UsageError(
+            f"only {' and '.join(PERFETTO)} have rows for ranks that are folded, not {ending}"
+        )
     trace = inputs.open()
     with working("laying out the timeline"):
-        return replace(trace.timeline(lanes, clocks), gpu_views=gpu_views)
+        if fold == "always" or (fold == "auto" and ending in PERFETTO and _is_large(trace)):
+            made = folded_timeline(trace, lanes, clocks)
+        else:
+            made = trace.timeline(lanes, clocks)
+        return replace(made, gpu_views=gpu_views)
+
+
+def _is_large(trace: Trace) -> bool:
+    """Whether nobody chose ranks, and there are more than a viewer shows well."""
+    return not trace.selection.ranks and len(trace.ranks) > MOST_IN_FULL
 
 
 def _to_stdout(inputs: Inputs, ending: str, shown: dict[str, Any]) -> None:
@@ -104,7 +132,7 @@ def _to_stdout(inputs: Inputs, ending: str, shown: dict[str, Any]) -> None:
         raise UsageError("binary output is not written to a terminal; send it to a file or a pipe")
     from thence.writers.timelines.write import write_timeline_to
 
-    timeline = _timeline(inputs, **shown)
+    timeline = _timeline(inputs, ending, **shown)
     if sys.stdout.isatty():
         whole = io.BytesIO()
         write_timeline_to(timeline, whole, ending)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-__all__ = ["Phases", "Timeline"]
+__all__ = ["JobRows", "Phases", "Timeline"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,27 @@ class Phases:
 
 
 @dataclass(frozen=True)
+class JobRows:
+    """All ranks of a job in few rows, beside those that a timeline shows in full.
+
+    Attributes:
+        title: of the group of rows above everything else.
+        folded_title: of the group of the other ranks, below everything else.
+        rows: rank, device, track (its name), folded (whether it is one of the other ranks), step, name, start and
+            duration (ns), and step_ns, compute_ns, wait_ns (exposed), caused_ns: one row per device and step, sorted
+            by folded, rank, device and start.
+        counters: counter, time (ns), value (ms) of the whole job.
+        spans: track, name, start, duration (ns) and detail (text): who is late.
+    """
+
+    title: str
+    folded_title: str
+    rows: pl.DataFrame
+    counters: pl.DataFrame
+    spans: pl.DataFrame
+
+
+@dataclass(frozen=True)
 class Timeline:
     """What a viewer shows.
 
@@ -49,6 +70,7 @@ class Timeline:
             spans do not overlap.
         inside: what happened inside kernels, launch by launch.
         gpu_views: whether Perfetto's own GPU views get the activities of devices, too; they are in the file twice then.
+        job: all ranks of the job that the trace is a part of.
     """
 
     trace: Attributed
@@ -59,3 +81,4 @@ class Timeline:
     inside: Sequence[Phases] = ()
     spans: pl.DataFrame | None = None
     gpu_views: bool = False
+    job: JobRows | None = None

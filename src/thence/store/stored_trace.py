@@ -78,6 +78,11 @@ class StoredTrace(Trace):
         return self.whole
 
     @property
+    def ranks(self) -> list[int]:
+        """The selected ranks, of which nothing is read."""
+        return self.store.ranks
+
+    @property
     def meta(self) -> Meta:
         """Facts of all ranks."""
         return self.store.meta

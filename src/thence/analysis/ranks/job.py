@@ -50,7 +50,8 @@ class Job:
         links: as `thence.analysis.ranks.groups.slow_links` returns them.
         stages: rank, device, stage, and per step: step_ns, own_ns, bubble_ns, bubble_share; empty without sends
             and receives.
-        cells: rank, device, key, step_ns, wait_ns (exposed), compute_ns, caused_ns: every step of every device.
+        cells: rank, device, key, start (ns, on the clock of the summaries), step_ns, wait_ns (exposed), compute_ns,
+            caused_ns: every step of every device.
         keys: the steps in order.
         counted: those of them that count.
         step_ns: mean time of the steps that count.
@@ -266,8 +267,8 @@ def _nobodys(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str
     if waited < LEAST_SHARE * step_ns:
         return []
     text = (
-        f"{format_ns(waited)} of waits a step are nobody's fault: the host of who waits had launched ahead, and the "
-        "late host took no longer between its launches: the step is bound by hosts that are equally fast"
+        f"{format_ns(waited)} of waits a step are nobody's fault: the host of who waits had launched ahead, and needs "
+        "that time as well: the step is bound by hosts"
     )
     return [text]
 
@@ -354,11 +355,12 @@ def _per_stage(rows: pl.DataFrame) -> pl.DataFrame:
 def _cells(steps: pl.DataFrame, found: Lateness, caused: pl.DataFrame) -> pl.DataFrame:
     on = [*_PLACE, "key"]
     return (
-        steps.select(*on, "compute_ns", step_ns="duration")
+        steps.select(*on, "start", "compute_ns", step_ns="duration")
         .join(found.waited, on=on, how="left")
         .join(caused, on=on, how="left")
         .select(
             *on,
+            "start",
             "step_ns",
             pl.col("wait_ns").fill_null(0),
             "compute_ns",

@@ -4,6 +4,10 @@ The bubble of a stage is the time in which its device does nothing but wait in s
 schedule's: the first and the last stage fill and drain. So a stage is not late because others wait for it, but
 where its own time (compute, copies and idle time, all that is no exposed communication) is longer than that of
 the median stage; the others then wait for it by as much, at most.
+
+A stage whose GPU waits for its host shows as idle time of its own what the host of the median stage may take as well,
+where its GPU waits for others meanwhile. A step can be no shorter than that host works for it: idle time of a late
+stage counts as far as the step is longer than that. What is left is nobody's fault.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import polars as pl
 __all__ = ["stage_causes", "stages"]
 
 _PLACE = ("rank", "device")
+_OWN = ("compute", "copy", "idle")
 
 
 def stages(messages: pl.DataFrame, steps: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
@@ -44,42 +49,50 @@ def stages(messages: pl.DataFrame, steps: pl.DataFrame, waits: pl.DataFrame) -> 
 def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """What a stage makes the others wait beyond the schedule, in the columns of `Lateness.late`.
 
-    It is divided as the stage's own time is longer than that of the stage in the middle.
+    It is divided as the stage's own time is longer than that of the stage in the middle; nobody_ns is what both hosts
+    take.
 
     Args:
         rows: of `stages`.
         caused: rank, device, key, caused_ns: waits of others in sends and receives, by whom they waited for.
         steps: of `thence.analysis.ranks.lateness.step_keys`, those that count.
     """
-    own = ("compute", "copy", "idle")
     times = rows.join(
-        steps.select(*_PLACE, "key", *(f"{name}_ns" for name in own)), on=[*_PLACE, "key"]
+        steps.select(*_PLACE, "key", "host_ns", *(f"{name}_ns" for name in _OWN)),
+        on=[*_PLACE, "key"],
     ).sort("key", "own_ns", *_PLACE)
     at = pl.int_range(pl.len()).over("key")
     middle = times.filter(at == (pl.len().over("key") - 1) // 2).select(
-        "key", median_rank="rank", median_device="device", middle_ns="own_ns",
-        **{f"middle_{name}": f"{name}_ns" for name in own},
+        "key", median_rank="rank", median_device="device", middle_ns="own_ns", middle_host="host_ns",
+        **{f"middle_{name}": f"{name}_ns" for name in _OWN},
     )  # fmt: skip
-    late = (
-        times.join(caused, on=[*_PLACE, "key"])
-        .join(middle, on="key")
-        .with_columns(
-            own_ns=pl.min_horizontal("caused_ns", pl.col("own_ns") - pl.col("middle_ns")),
-            wait_ns="caused_ns",
-            **{
-                f"more_{name}": (pl.col(f"{name}_ns") - pl.col(f"middle_{name}")).clip(
-                    lower_bound=0
-                )
-                for name in own
-            },
-        )
-        .filter(pl.col("own_ns") > 0)
-    )
-    total = pl.sum_horizontal(f"more_{name}" for name in own)
-    scale = pl.when(total > 0).then(pl.col("own_ns") / total)
+    late = times.join(caused, on=[*_PLACE, "key"]).join(middle, on="key")
+    late = _divided(late.filter(pl.col("own_ns") > pl.col("middle_ns"), pl.col("caused_ns") > 0))
     return late.select(
-        *_PLACE, "key", "wait_ns", "own_ns", "median_rank", "median_device",
-        *((pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns") for name in own),
-        transfer_ns=pl.lit(0, pl.Int64),
+        *_PLACE, "key", "own_ns", "nobody_ns", "median_rank", "median_device",
+        *(f"{name}_ns" for name in _OWN),
+        wait_ns="caused_ns", transfer_ns=pl.lit(0, pl.Int64), unknown_ns="unknown_ns",
+    )  # fmt: skip
+
+
+def _divided(late: pl.DataFrame) -> pl.DataFrame:
+    """With own_ns as what others waited for the stage of its own making, nobody_ns, and own_ns in parts."""
+    more = {
+        f"more_{name}": (pl.col(f"{name}_ns") - pl.col(f"middle_{name}")).clip(lower_bound=0)
+        for name in _OWN
+    }
+    slower = (pl.col("step_ns") - pl.col("middle_host")).clip(lower_bound=0)
+    total = pl.sum_horizontal(f"more_{name}" for name in _OWN)
+    waited = pl.min_horizontal("caused_ns", pl.col("own_ns") - pl.col("middle_ns"))
+    # Nulls are ignored: where nothing is known of the host, all idle time counts.
+    parts = late.with_columns(**more).with_columns(
+        waited=waited, more_idle=pl.min_horizontal("more_idle", slower)
+    )
+    bounded = pl.when(pl.col("middle_host").is_not_null()).then(total)
+    parts = parts.with_columns(own_ns=pl.min_horizontal("waited", bounded))
+    scale = pl.when(total > 0).then(pl.col("own_ns") / total)
+    return parts.with_columns(
+        *((pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns") for name in _OWN),
+        nobody_ns=pl.col("waited") - pl.col("own_ns"),
         unknown_ns=pl.when(scale.is_null()).then("own_ns").otherwise(0),
     )  # fmt: skip

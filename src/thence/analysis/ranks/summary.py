@@ -14,6 +14,7 @@ import polars as pl
 from thence.analysis.idle_causes import idle_causes
 from thence.analysis.idle_table import named_pieces
 from thence.analysis.kernel_groups import communicates, computes
+from thence.analysis.ranks.host_work import host_work
 from thence.analysis.ranks.summary_collectives import Coverage, collective_tables
 from thence.analysis.ranks.summary_tables import (
     DEVICES,
@@ -74,7 +75,7 @@ def summarise_rank(trace: Attributed) -> dict[str, pl.DataFrame]:
     coverage = Coverage.of(work)
     found = {
         "devices": _devices(trace, work, kind),
-        "steps": _step_rows(frame, coverage),
+        "steps": _step_rows(trace, frame, coverage),
         **collective_tables(trace, coverage, work, step),
         "kernels": _kernels(trace, work, step),
         "places": _places(trace, work, step),
@@ -185,7 +186,7 @@ def _devices(trace: Attributed, work: pl.DataFrame, kind: str | None) -> pl.Data
     return pl.DataFrame(rows, schema=schema, orient="row").with_columns(epoch_known=pl.lit(known))
 
 
-def _step_rows(frame: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
+def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
     parts = []
     for (rank, device), ours in frame.group_by(*_DEVICE, maintain_order=True):
         start = ours["start"].to_numpy()
@@ -200,6 +201,7 @@ def _step_rows(frame: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
             )
         )
     every = pl.concat(parts).rename({"step": "name", "row": "step"})
+    every = every.with_columns(host_work(trace, every))
     return every.select(column.name for column in STEPS.columns)
 
 

@@ -57,6 +57,11 @@ STEPS = Table(
         Column(
             "exposed_ns", pl.Int64(), "communication, where nothing computed, copies aside or not"
         ),
+        Column(
+            "host_ns",
+            pl.Int64(),
+            "for which its host worked, see `thence.analysis.ranks.host_work`; null where not known",
+        ),
         Column("first", pl.Boolean(), "whether it is the first on its device"),
     ),
 )

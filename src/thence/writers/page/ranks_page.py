@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.ranks.folded import opened, step_columns
 from thence.writers.text.printable import printable
 from thence.writers.text.ranks import reason_rows, straggler_lines
 
@@ -56,13 +57,8 @@ def ranks_html(job: Job, inputs: Sequence[str], notes: Sequence[str]) -> str:
 
 
 def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
-    columns, labels = _columns(job)
+    columns, labels = step_columns(job, MOST_CELLS)
     maps = _maps(job, columns, len(labels))
-    slowest = job.ranks.row(0, named=True)
-    middle = job.ranks.sort("step_ns", "rank", "device").row(job.ranks.height // 2, named=True)
-    why = job.reasons[0] if job.reasons else None
-    if why is not None and why.median_rank is not None:
-        middle = {"rank": why.median_rank, "device": why.median_device}
     binned = len(labels) < len(job.keys)
     said = (
         [f"{len(job.keys):,} steps are shown in {len(labels):,} columns, the mean of each"]
@@ -80,7 +76,7 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
         "steps": [printable(label) for label in labels],
         "maps": {name: _packed(values) for name, values in maps.items()},
         "reasons": _reasons(job),
-        "open": [[place["rank"], place["device"]] for place in (slowest, middle)],
+        "open": [list(place) for place in opened(job)],
         "tables": [
             _table("groups", job.groups, ("kind", "size", "collectives", "exposed_wait_ns", "transfer_ns", "members")),
             _table("pipeline stages", job.stages, ("stage", "rank", "device", "step_ns", "own_ns", "bubble_ns")),
@@ -104,18 +100,6 @@ def _reasons(job: Job) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _columns(job: Job) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """The column of every step, and what the columns are called."""
-    steps = len(job.keys)
-    most = max(1, MOST_CELLS // max(job.ranks.height, 1))
-    width = -(-steps // most)
-    columns = np.arange(steps) // width
-    labels = list(job.keys) if width == 1 else [
-        f"{job.keys[first]} to {job.keys[min(first + width, steps) - 1]}" for first in range(0, steps, width)
-    ]  # fmt: skip
-    return columns, labels
 
 
 def _maps(

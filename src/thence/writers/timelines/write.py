@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from thence.model.timeline import Timeline
 
-__all__ = ["ending_of", "write_timeline", "write_timeline_to"]
+__all__ = ["PERFETTO", "ending_of", "write_timeline", "write_timeline_to"]
 
-_PERFETTO = (".pftrace", ".perfetto-trace")
-_ENDINGS = (*_PERFETTO, ".json", ".json.gz", ".parquet")
+PERFETTO = (".pftrace", ".perfetto-trace")
+"""Endings of Perfetto traces."""
+_ENDINGS = (*PERFETTO, ".json", ".json.gz", ".parquet")
 """What the name of an output can end with."""
 
 _GZIP_LEVEL = 2
@@ -103,7 +104,7 @@ def write_timeline_to(
             write_chrome(timeline, zipped, progress)
     elif ending == ".json":
         write_chrome(timeline, stream, progress)
-    elif ending in _PERFETTO:
+    elif ending in PERFETTO:
         write_perfetto(timeline, stream, progress)
     else:
         raise UsageError(f"{ending}: no format that goes to a stream")

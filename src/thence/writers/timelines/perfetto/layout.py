@@ -1,7 +1,8 @@
 """Layout: assigns the rows of a timeline to tracks, and creates the tracks.
 
 Each device is a group with its streams, counters and lanes, each process of each rank a group of threads; devices
-come first. Times are those of the timeline, less `Layout.origin_ns`.
+come first. Where a job has ranks that are not shown in full, rows of it come before them and after. Times are those of
+the timeline, less `Layout.origin_ns`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from thence.analysis.track_packing import nested_sequence, split_lanes
 from thence.writers.timelines.perfetto.arguments import gpu_arguments, host_arguments
 from thence.writers.timelines.perfetto.inside import add_inside, device_groups
 from thence.writers.timelines.perfetto.interning import Interned
-from thence.writers.timelines.perfetto.packets import Arrows, Slices
+from thence.writers.timelines.perfetto.job import JobLayout
+from thence.writers.timelines.perfetto.packets import Arrows, Counter, Slices
 from thence.writers.timelines.perfetto.threads import host_processes
 from thence.writers.timelines.perfetto.tracks import Process, Thread, Tracks
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["Counter", "Layout", "layout"]
+__all__ = ["Layout", "layout"]
 
 _GROUPS = {
     "label": "labels",
@@ -39,15 +41,6 @@ _GROUPS = {
     "process-group": "process groups",
     "lane": "lanes",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Counter:
-    """Values of counters: track, time (ns) and value of each."""
-
-    track: Int64
-    time: Int64
-    value: npt.NDArray[Any]
 
 
 @dataclass
@@ -76,9 +69,15 @@ def layout(timeline: Timeline) -> Layout:
     """Rows on tracks."""
     trace = timeline.trace
     of_tables = (trace.gpu["start"], trace.host["start"], trace.programs["start"])
-    times = (*of_tables, *(phases.ranges["start_ns"] for phases in timeline.inside))
+    of_job = () if timeline.job is None else (timeline.job.rows["start"],)
+    times = (*of_tables, *of_job, *(phases.ranges["start_ns"] for phases in timeline.inside))
     first = [start for column in times if isinstance(start := column.min(), int)]
     made = Layout(min([0, *first]))
+    job = timeline.job and JobLayout(timeline.job, made.tracks, made.interned, made.origin_ns)
+    if job:
+        slices, counter = job.above()
+        made.slices += slices
+        made.counters.append(counter)
     flows = _Flows.of(timeline)
     devices = made.devices
     host_track = np.zeros(trace.host.height, np.int64)
@@ -96,6 +95,8 @@ def layout(timeline: Timeline) -> Layout:
     _add_counters(made, timeline, devices)
     group_of = device_groups(made.tracks, devices)
     made.slices += add_inside(made.tracks, made.interned, timeline.inside, group_of, made.origin_ns)
+    if job:
+        made.slices.append(job.below())
     return made
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Numbers = npt.NDArray[Any]
 
-__all__ = ["Argument", "Arrows", "Slices", "counter_packets", "packet", "slice_packets"]
+__all__ = ["Argument", "Arrows", "Counter", "Slices", "counter_packets", "packet", "slice_packets"]
 
 _CHUNK_ROWS = 8192
 """Rows encoded at a time: what they need stays in the caches."""
@@ -158,6 +158,15 @@ class Slices:
     steps: Steps
     arguments: tuple[Argument, ...] = ()
     arrows: Arrows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Values of counters: track, time (ns) and value of each."""
+
+    track: Int64
+    time: Int64
+    value: Numbers
 
 
 def packet(content: bytes, *, clears_state: bool = False) -> bytes:
