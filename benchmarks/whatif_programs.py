@@ -15,7 +15,9 @@ __all__ = ["ONE", "TWO", "Model", "Pair", "Planned", "Program", "changed"]
 
 ITEM_WAITS, ITEM_COPIES = 2.0, 1.0
 """Values of the part item: the step ends with item(), or with the same copy that nobody waits for; 0: neither."""
-_LAYERS, _WIDTH, _TOKENS, _BATCH = 6, 768, 512, 4
+_WIDTH, _TOKENS = 768, 512
+_LAYERS, _BATCH = 6, 4
+_SHARDED_LAYERS, _SHARDED_BATCH = 4, 12  # what FSDP2 adds on the host is by layer
 
 
 @dataclass(frozen=True)
@@ -108,19 +110,19 @@ ONE: dict[str, Planned] = {
 """Programs on one GPU; model is a training step of GPT-2 of Hugging Face's transformers."""
 TWO: dict[str, Planned] = {
     "fsdp2": Planned(
-        "device", _times(load=4000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _NONE)
+        "device", _times(load=12000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _NONE)
     ),
     "late": Planned(
         "device",
-        _times(load=300, attention=250, mlp=200, side=250, late=2500, item=ITEM_WAITS),
+        _times(load=300, attention=400, mlp=300, side=400, late=2500, item=ITEM_WAITS),
         8,
         (Pair("late", 0, "on-time", "rank:1"), *_OF_TWO[1:]),
     ),
     "exposed": Planned(
-        "device", _times(load=300, attention=200, mlp=150, side=300, item=ITEM_WAITS), 8, _OF_TWO
+        "device", _times(load=300, attention=400, mlp=300, side=600, item=ITEM_WAITS), 8, _OF_TWO
     ),
 }
-"""Programs on two GPUs; fsdp2 is the model of `ONE`, sharded."""
+"""Programs on two GPUs; fsdp2 is a training step of GPT-2 with fewer layers and larger batches, sharded."""
 
 
 def changed(times: dict[str, float], pair: Pair) -> dict[str, float]:
@@ -240,7 +242,10 @@ class Model(Program):
         super().__init__()
         torch = self.torch
         self.with_attention = True
-        self.tokens = torch.randint(0, 1000, (_BATCH, _TOKENS), device="cuda")
+        self.layers, batch = (
+            (_LAYERS, _BATCH) if self.world == 1 else (_SHARDED_LAYERS, _SHARDED_BATCH)
+        )
+        self.tokens = torch.randint(0, 1000, (batch, _TOKENS), device="cuda")
         self.model, blocks, attentions, self.loss = self._made()
         self.model.cuda()
         for attention in attentions:
@@ -262,7 +267,7 @@ class Model(Program):
             print("transformers is not installed: the model is of torch.nn", flush=True)
             layers = [
                 torch.nn.TransformerEncoderLayer(_WIDTH, 12, 4 * _WIDTH, batch_first=True)
-                for _ in range(_LAYERS)
+                for _ in range(self.layers)
             ]
             model = torch.nn.Sequential(
                 torch.nn.Embedding(1000, _WIDTH), *layers, torch.nn.Linear(_WIDTH, 1000)
@@ -276,7 +281,7 @@ class Model(Program):
                 lambda: entropy(self.model(self.tokens).flatten(0, 1), self.tokens.flatten()),
             )
         config = GPT2Config(
-            vocab_size=1000, n_positions=_TOKENS, n_embd=_WIDTH, n_layer=_LAYERS, n_head=12,
+            vocab_size=1000, n_positions=_TOKENS, n_embd=_WIDTH, n_layer=self.layers, n_head=12,
             use_cache=False,
         )  # fmt: skip
         model = GPT2LMHeadModel(config)

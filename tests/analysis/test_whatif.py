@@ -83,6 +83,18 @@ def test_where_the_device_is_the_limit_the_loader_gains_nothing(tmp_path: Path) 
     assert row["verdict"] == "noise"
 
 
+@pytest.mark.parametrize("load", [100, 8000])
+def test_an_interval_is_wider_the_more_of_the_step_the_host_decides(
+    tmp_path: Path, load: int
+) -> None:
+    trace = trained(tmp_path, load)
+    row = what_if(trace.whole, [parse_change("scale", "kernel:mlp=1")]).rows.row(0, named=True)
+    half = (row["high_share"] - row["low_share"]) / 2
+    # The loader, the launch of attention and what follows the wait; then the device works, and the host waits.
+    of_host = (load + 40 + 10) / (load + 45 + ATTENTION + MLP + 10)
+    assert half == pytest.approx((0.04**2 + (0.08 * of_host) ** 2) ** 0.5, rel=0.03)
+
+
 def test_the_thread_of_autograd_begins_after_what_gave_it_its_work(tmp_path: Path) -> None:
     events, time = [], 1000
     for step in range(STEPS):

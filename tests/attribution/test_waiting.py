@@ -69,6 +69,47 @@ def test_what_times_contradict_is_unknown(tmp_path: Path) -> None:
     assert event_edges(trace.attributed, row_numbers(trace.places["launch"])).is_empty()
 
 
+def through_a_stream_of_none(begins: float, *, waits: bool = True) -> list[dict[str, Any]]:
+    """Stream 26 waits for stream 22 by way of stream 14, on which nothing runs: so NCCL orders its kernels.
+
+    The trace names the streams of records and of the wait of 26; of the wait of 14 it holds the call alone.
+    """
+    made = {"device": 0, "cuda_event_id": 4}
+    calls = [
+        launch(1, 1), call("cudaEventRecord", 3), call("cudaStreamWaitEvent", 5),
+        call("cudaEventRecord", 7), call("cudaStreamWaitEvent", 9), launch(2, 11),
+    ]  # fmt: skip
+    earlier = [call("cudaEventRecord", 0)]  # on stream 14: the last record of its thread there
+    told = [
+        event("cuda_event", "Event Record", at, 0, args={**made, "correlation": at + 1000, "stream": stream})
+        for at, stream in ((0, 14), (3, 22), (7, 14))
+    ]  # fmt: skip
+    waited = {"correlation": 1009, "stream": 26, "device": 0, "wait_on_stream": 14,
+              "wait_on_cuda_event_record_corr_id": 1007, "wait_on_cuda_event_id": 4}  # fmt: skip
+    told.append(event("cuda_sync", "Stream Wait Event", 9, 0, args=waited))
+    if not waits:
+        calls = [each for each in calls if each["ts"] != 5]
+    return [*earlier, *calls, *told, on(22, 1, 12, 40), on(26, 2, begins, 10)]
+
+
+def test_a_wait_of_a_stream_on_which_nothing_runs_is_passed_on(tmp_path: Path) -> None:
+    trace = opened(tmp_path, through_a_stream_of_none(53))
+    of_14 = trace.events.filter(pl.col("kind") == "wait").sort("host").row(0, named=True)
+    assert (of_14["stream"], of_14["known"]) == (14, "inferred")
+    edges = event_edges(trace.attributed, row_numbers(trace.places["launch"]))
+    assert edges.select("waiting", "awaited").rows() == [(1, 0)]
+
+
+def test_without_that_wait_nothing_is_passed_on(tmp_path: Path) -> None:
+    trace = opened(tmp_path, through_a_stream_of_none(53, waits=False))
+    assert event_edges(trace.attributed, row_numbers(trace.places["launch"])).is_empty()
+
+
+def test_what_times_contradict_is_not_passed_on(tmp_path: Path) -> None:
+    trace = opened(tmp_path, through_a_stream_of_none(30))
+    assert event_edges(trace.attributed, row_numbers(trace.places["launch"])).is_empty()
+
+
 def test_a_wait_of_the_host_is_for_the_stream_launched_on_last(tmp_path: Path) -> None:
     events = [
         launch(1, 1),

@@ -2,15 +2,21 @@
 
 A prediction is of the profiled program: profiling makes the host slower, and so what waits for it. It is refused
 where what the graph does not explain is more than `MOST_UNEXPLAINED` of the time, and for work inside CUDA graphs
-whose edges are not known. Its interval is `LEAST_NOISE` of the step to either side, or the standard
-deviation of the steps where that is more: runs of the changed programs differed from predictions by a median of
-2 % of the step and 3.7 % at most where the device was the limit (benchmarks/gpu_whatif.py).
+whose edges are not known.
+
+An interval joins two errors that do not depend on each other, as the root of the sum of their squares. One is
+`LEAST_NOISE` of the step, or the standard deviation of the steps where that is more. The other is what the step takes
+longer where the host works slower by `HOST_NOISE`, of the program as recorded or as changed, whichever is more: a run
+of the same program repeats the work of its device, but its host is faster or slower by some percent, and nothing in
+one trace tells by how much. Both constants are of runs of changed programs (two machines, 36 pairs) that are none of
+those that benchmarks/gpu_whatif.py makes.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +26,7 @@ from thence.analysis.collective_kinds import kind_of
 from thence.analysis.idle_rules import CAUSES, host_causes
 from thence.analysis.steps import steps
 from thence.analysis.whatif_changes import Change, activities_of, changed
-from thence.analysis.whatif_graph import program_graph
+from thence.analysis.whatif_graph import longer_host_work, program_graph
 from thence.analysis.whatif_replay import replayed
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from thence.analysis.clock_sync import Alignment
     from thence.analysis.collective_instances import Instances
     from thence.analysis.whatif_graph import Program
+    from thence.analysis.whatif_replay import Graph
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
 
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 __all__ = [
+    "HOST_NOISE",
     "LEAST_NOISE",
     "MOST_UNEXPLAINED",
     "Health",
@@ -55,6 +63,8 @@ MOST_UNEXPLAINED = 0.05
 """Share of the time by which activities began later than the graph explains, above which nothing is predicted."""
 LEAST_NOISE = 0.04
 """Half of the width of an interval at least, as a share of the step."""
+HOST_NOISE = 0.08
+"""By how much the work of the host differs from run to run, as a share of it."""
 _LATE_NS = 20_000
 _MOST_GRAPHED = 0.05
 _PLACES = 6
@@ -73,7 +83,7 @@ class Health:
     Attributes:
         unexplained: share of the time by which activities began over 20 us later than it explains.
         inferred: share of the waits for events whose record is inferred or unknown.
-        noise: half of the width of intervals, as a share of the step.
+        noise: half of the width of intervals at least, as a share of the step.
     """
 
     unexplained: float
@@ -136,20 +146,43 @@ def health(trace: Attributed, program: Program) -> Health:
         trace.gpu.select("rank", "device").n_unique(), 1
     )
     late = int(delay[delay > _LATE_NS].sum())
-    noise = LEAST_NOISE
+    counted = _counted(trace, program)
+    duration = program.gpu[1] - program.gpu[0]
+    took = _took(program, program.graph.time, duration, counted)
+    of_host = _of_slower_host(program, program.graph, duration, counted, took) / max(took, 1)
+    return Health(
+        late / max(span, 1), program.inferred, math.hypot(_spread_of_steps(trace), of_host)
+    )
+
+
+def _spread_of_steps(trace: Attributed) -> float:
+    """The standard deviation of the steps as a share of their mean, `LEAST_NOISE` at least."""
     try:
         frame = steps(trace).frame
-        steady = frame.filter(~pl.col("first"))["duration"]
-        if len(steady) > 1:
-            noise = max(
-                noise,
-                float(
-                    np.std(steady.to_numpy(), ddof=1) / max(float(np.mean(steady.to_numpy())), 1)
-                ),
-            )
     except MissingData:
-        pass
-    return Health(late / max(span, 1), program.inferred, noise)
+        return LEAST_NOISE
+    steady = frame.filter(~pl.col("first"))["duration"].to_numpy()
+    if len(steady) < 2:
+        return LEAST_NOISE
+    return max(LEAST_NOISE, float(np.std(steady, ddof=1) / max(float(np.mean(steady)), 1)))
+
+
+def _of_slower_host(
+    program: Program, graph: Graph, duration: Int64, counted: Mask, took: int
+) -> int:
+    """What all steps take longer, in ns, where the host works slower by `HOST_NOISE`.
+
+    Args:
+        program: as recorded.
+        graph: of it, or of it with a change.
+        duration: ns of each row of gpu.
+        counted: as `_counted`.
+        took: ns that all steps take otherwise.
+    """
+    slower = replace(
+        graph, weight=longer_host_work(program, graph.weight, HOST_NOISE), shared=graph.order
+    )
+    return _took(program, replayed(slower), duration, counted) - took
 
 
 def what_if(
@@ -187,7 +220,7 @@ def what_if(
     counted = _counted(trace, program)
     before = _took(program, program.graph.time, program.gpu[1] - program.gpu[0], counted)
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
-    base = _Base(trace, program, counted, before, count, found.noise)
+    base = _Base(trace, program, counted, before, count, found.noise, _spread_of_steps(trace))
     rows = [_predicted(base, change) for change in asked]
     frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
     if not changes:
@@ -208,7 +241,8 @@ class _Base:
         counted: nodes whose ends count as of the steps.
         before: ns of all steps.
         count: steps.
-        noise: half of the width of intervals, as a share of the step.
+        noise: half of the width of intervals at least, as a share of the step.
+        spread: the part of that which is not the host's.
     """
 
     trace: Attributed
@@ -217,6 +251,7 @@ class _Base:
     before: int
     count: int
     noise: float
+    spread: float
 
 
 def _counted(trace: Attributed, program: Program) -> Mask:
@@ -279,13 +314,16 @@ def _predicted(base: _Base, change: Change) -> tuple[Any, ...]:
     if change.action == "on-time":  # what this rank does is then done in time, whatever it is
         counted = counted & (_ranks(trace, program) != int(change.pattern))
         before = _took(program, program.graph.time, duration, counted)
-    after = _took(program, replayed(graph), np.rint(duration * left).astype(np.int64), counted)
+    duration = np.rint(duration * left).astype(np.int64)
+    after = _took(program, replayed(graph), duration, counted)
     gain = before - after
     share = gain / max(before, 1)
-    verdict = "noise" if abs(share) <= base.noise else "gain" if share > 0 else "loss"
+    of_host = _of_slower_host(program, graph, duration, counted, after) / max(before, 1)
+    noise = max(base.noise, math.hypot(base.spread, of_host))
+    verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
     return (
         change.title, change.part, before // count, after // count, before // count - after // count, share,
-        share - base.noise, share + base.noise, verdict,
+        share - noise, share + noise, verdict,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Program", "program_graph", "stream_weights"]
+__all__ = ["Program", "longer_host_work", "program_graph", "stream_weights"]
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,11 @@ def stream_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
     overlapped = program.overlapping[row] & ~is_end
     weight[on_device[overlapped]] = 0
     return weight
+
+
+def longer_host_work(program: Program, weight: Int64, share: float) -> Int64:
+    """Those weights with the work of all threads longer by that share of it."""
+    return weight + np.where(program.thread == NO_ROW, 0, np.rint(weight * share).astype(np.int64))
 
 
 def _previous(chain: Int64) -> Int64:

@@ -5,6 +5,11 @@ next, a wait of the host the one that it launched on last. A wait is for the las
 it, else the last of its rank; that record is on the stream that its thread launched on last, other than
 the one that waits. On one stream among several that guess is often wrong, so what times contradict is dropped
 again: where the work before the record ended after the work behind the wait began, or after the host returned.
+
+torch.profiler writes which stream waits only of streams on which something ran (Kineto defers those rows, and drops
+those of other streams). So where it names the streams of a rank's other waits, a wait without one is of a stream on
+which nothing ran: the one on which its thread made a record last. NCCL has such a stream for each communicator, and
+through it the kernels of a communicator wait for each other, whatever streams they are on.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.intervals import NO_ROW
+from thence.model.intervals import NEVER, NO_ROW
 from thence.model.tables import EVENTS, WAITS
 from thence.model.waiting import waiting_tables
 
@@ -62,16 +67,26 @@ def event_edges(tables: Tables, launch: Int64) -> pl.DataFrame:
         launch: host row that launched each activity.
 
     Returns:
-        One row per wait whose record is known and which has work on both sides: wait (row in events), waiting
-        (row in gpu: the first activity that was launched behind the wait on its stream) and awaited (row in
-        gpu: the last that was launched before the record on its stream).
+        For each wait whose record is known and which has work on both sides: wait (row in events), waiting (row in
+        gpu: the first activity that was launched behind the wait on its stream) and awaited (row in gpu: the last
+        that was launched before the record on its stream). What that stream itself waited for since then is waited
+        for, too, in rows of its own.
     """
     schema = {"wait": pl.UInt32(), "waiting": pl.UInt32(), "awaited": pl.UInt32()}
     events = tables.events
     if events["record"].null_count() == events.height:
         return pl.DataFrame(schema=schema)
-    timed = _timed(events, tables.host)
-    return _edges(timed, _by_stream(_launches(tables, launch))).select(list(schema))
+    timed, on_stream = _timed(events, tables.host), _by_stream(_launches(tables, launch))
+    direct = _pairs(timed)
+    through = _through(timed, direct, on_stream)
+    passed = _edges(timed, through, on_stream).filter(
+        pl.col("ended") <= pl.col("starts") + _CLOCKS_NS
+    )
+    return (
+        pl.concat([_edges(timed, direct, on_stream), passed])
+        .select(list(schema))
+        .unique(maintain_order=True)
+    )
 
 
 def launches_by_stream(tables: Tables, launch: Int64) -> pl.DataFrame:
@@ -138,13 +153,65 @@ def _asof(calls: pl.DataFrame, others: pl.DataFrame, by: list[str], strategy: st
     )
 
 
-def _edges(events: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
-    """Of waits with a record, the activities on both sides: wait, waiting, awaited, starts and ended.
+def _pairs(events: pl.DataFrame) -> pl.DataFrame:
+    """Waits with the record that each is for: wait, record."""
+    return events.filter(pl.col("record").is_not_null()).select(
+        wait="row", record=pl.col("record").cast(pl.UInt32)
+    )
+
+
+def _through(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
+    """Records that waits are for through others: wait, record.
+
+    A record says that its stream is done with what was launched on it, and with what it waited for since. The last
+    record of a stream says what those before it say, so there are no more rows than waits times streams.
+    """
+    number = pl.struct(_STREAM).rank("dense").alias("number")
+    placed = events.drop_nulls(_STREAM).select("row", "kind", "time", *_STREAM, number)
+    records = placed.filter(pl.col("kind") == "record").rename({"row": "record"})
+    launched = on_stream.select(*_STREAM, "time", since="time")
+    records = _asof(records, launched, _STREAM, "backward").select(
+        "record", "number", "time", "since"
+    )
+    waits = placed.filter(pl.col("kind") == "wait").rename({"row": "wait"})
+    waits = (
+        waits.join(pairs, on="wait", maintain_order="left")
+        .join(records.select("record", source="number"), on="record", maintain_order="left")
+        .filter(pl.col("number") != pl.col("source"))
+        .select("number", "source", "time", waited="time", before="record")
+    )
+    each = records.join(waits.select("number", "source").unique(), on="number").sort("time")
+    hops = (
+        _asof(each, waits, ["number", "source"], "backward")
+        .filter(pl.col("waited") > pl.col("since").fill_null(NEVER))
+        .select("record", "before")
+    )
+    made = records.select("record", source="number", at="time")
+    direct = pairs.join(made, on="record")
+    found, latest = direct, direct
+    while latest.height:
+        reached = found.group_by("wait", "source").agg(reached=pl.col("at").max())
+        latest = (
+            latest.join(hops, on="record")
+            .select("wait", record="before")
+            .join(made, on="record")
+            .sort("at")
+            .unique(["wait", "source"], keep="last")
+            .join(reached, on=["wait", "source"], how="left")
+            .filter(pl.col("at") > pl.col("reached").fill_null(NEVER))
+            .drop("reached")
+        )
+        found = pl.concat([found, latest])
+    return found.slice(direct.height).select("wait", "record")
+
+
+def _edges(events: pl.DataFrame, pairs: pl.DataFrame, on_stream: pl.DataFrame) -> pl.DataFrame:
+    """Of waits and records, the activities on both sides: wait, waiting, awaited, starts and ended.
 
     A stream that waits for a record of its own waits for nothing.
     """
-    waits = events.filter(pl.col("record").is_not_null()).select(
-        "rank", "device", "stream", "time", wait="row", record=pl.col("record").cast(pl.UInt32)
+    waits = events.select(*_STREAM, "time", wait="row").join(
+        pairs, on="wait", maintain_order="left"
     )
     behind = _asof(waits, on_stream.select(*_STREAM, "time", "first", "start"), _STREAM, "forward")
     records = events.filter(pl.col("kind") == "record").select(*_STREAM, "time", record="row")
@@ -176,16 +243,25 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     forward = _asof(events, threads.select(*_THREAD, "time", next="on"), _THREAD, "forward")
     timed = _asof(forward, threads, _THREAD, "backward")
     is_wait, unknown = pl.col("kind") == "wait", pl.col("stream").is_null()
-    guessed = pl.when(is_wait).then(pl.coalesce("next", "on"))
-    timed = timed.with_columns(
-        guess=guessed, silent=is_wait & pl.col("known").is_null(), guessed=~is_wait & unknown
-    ).with_columns(
-        device=pl.when(is_wait & unknown)
-        .then(pl.col("guess").struct.field("device"))
-        .otherwise("device"),
-        stream=pl.when(is_wait & unknown)
-        .then(pl.col("guess").struct.field("stream"))
-        .otherwise("stream"),
+    guessed = (
+        pl.when(is_wait & pl.col("rank").is_in(_named_ranks(events).implode()))
+        .then("bare")
+        .when(is_wait)
+        .then(pl.coalesce("next", "on"))
+    )
+    timed = (
+        _asof(timed, _bare(events, launches), _THREAD, "backward")
+        .with_columns(
+            guess=guessed, silent=is_wait & pl.col("known").is_null(), guessed=~is_wait & unknown
+        )
+        .with_columns(
+            device=pl.when(is_wait & unknown)
+            .then(pl.col("guess").struct.field("device"))
+            .otherwise("device"),
+            stream=pl.when(is_wait & unknown)
+            .then(pl.col("guess").struct.field("stream"))
+            .otherwise("stream"),
+        )
     )
     records = timed.filter(~is_wait)
     made = records.select(*_THREAD, "time", guess_record="row")
@@ -200,7 +276,7 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
         record=pl.coalesce("record", pl.col("guess_record").cast(pl.Int32))
     )
     timed = _with_streams_of_records(timed, named)
-    contradicted = _edges(timed, _by_stream(launches)).filter(
+    contradicted = _edges(timed, _pairs(timed), _by_stream(launches)).filter(
         pl.col("ended") > pl.col("starts") + _CLOCKS_NS
     )
     wrong = pl.col("silent") & pl.col("row").is_in(contradicted["wait"].implode())
@@ -208,6 +284,20 @@ def _inferred_events(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFra
     unclear = pl.when(is_wait).then(pl.col("record").is_null() | unknown).otherwise(unknown)
     inferred = pl.when(unclear).then(pl.lit("unknown")).otherwise(pl.lit("inferred"))
     return timed.with_columns(known=pl.coalesce("known", inferred)).sort("row")
+
+
+def _named_ranks(events: pl.DataFrame) -> pl.Series:
+    """Ranks of which the producer names the stream of waits."""
+    named = (pl.col("kind") == "wait") & pl.col("stream").is_not_null()
+    return events.filter(named)["rank"].unique()
+
+
+def _bare(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    """Records on streams on which nothing ran, by thread: time, and the stream as bare."""
+    records = events.filter(pl.col("kind") == "record", pl.col("stream").is_not_null())
+    return records.join(
+        launches.select(_STREAM).unique(), on=_STREAM, how="anti", maintain_order="left"
+    ).select(*_THREAD, "time", bare=pl.struct("device", "stream"))
 
 
 def _with_streams_of_records(timed: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
