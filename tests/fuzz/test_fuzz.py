@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
+from fuzz.batches import Plan, run_apart
 from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
-from fuzz.run import INSIDE, run_apart
+from fuzz.run import INSIDE
 
 CASES, SEED, THROUGH_VERBS = 200, 1, 100
 LAYOUTS = ("mosaic", "flashinfer", "proton")
@@ -23,9 +24,10 @@ LAYOUTS = ("mosaic", "flashinfer", "proton")
 @pytest.mark.parametrize("of", FORMATS, ids=[of.name for of in FORMATS])
 def test_no_input_does_harm(of: Format) -> None:
     cases = CASES // 4 if of.name in LAYOUTS else CASES
-    code, text = run_apart(of, cases, SEED, THROUGH_VERBS, keep=None)
-    assert code == 0, text
-    assert f"{cases} cases" in text
+    batch = run_apart(of.name, Plan(cases, THROUGH_VERBS, SEED))
+    assert batch.code == 0, batch.text
+    assert (batch.cases, batch.failed) == (cases, 0)
+    assert f"{cases} cases" in batch.text
 
 
 @pytest.mark.parametrize("of", FORMATS, ids=[of.name for of in FORMATS])

@@ -1,0 +1,200 @@
+"""Batches of cases, each in a process of its own, several at a time: what a batch did, and a table of all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUN = Path(__file__).with_name("run.py")
+GRACE_SECONDS = 60
+"""How long a batch may go on with its last case after the time is over."""
+GUESS_SECONDS = 60.0
+"""CPU time of a batch of which none has ended yet."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a process did with some cases of a format.
+
+    Attributes:
+        code: exit code; negative where a signal ended it.
+        cases: those that were begun.
+        failed: those that failed; one more where the process ended in anything but an exit.
+        cpu_seconds: of the process and of the processes that it started.
+        text: what it printed; its last words too, where it did not end as it should.
+    """
+
+    format: str
+    seed: int
+    code: int
+    cases: int
+    failed: int
+    cpu_seconds: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How batches are run.
+
+    Attributes:
+        cases: of each batch.
+        every: one of so many cases goes through verbs.
+        seed: of the first batch of each format; the next ones count on.
+        keep: folder for inputs that fail.
+    """
+
+    cases: int
+    every: int
+    seed: int
+    keep: Path | None = None
+
+
+@dataclass
+class _Running:
+    name: str
+    seed: int
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def ended(self) -> Batch | None:
+        """What it did, once it has ended."""
+        number, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+        if number == 0:
+            return None
+        code = self.process.returncode = os.waitstatus_to_exitcode(status)
+        said = (self.folder / "stdout").read_text(errors="replace")
+        told = (self.folder / "stderr").read_text(errors="replace")
+        failed = len(
+            re.findall(rf"^{self.name} seed {self.seed} case \d+ failed:", said, re.MULTILINE)
+        )
+        if code not in (0, 1):
+            failed += 1
+            said += f"{self.name} seed {self.seed}: ended with {code}: {told[-1500:]}\n"
+        cases = len(re.findall(r"^at \d+$", told, re.MULTILINE))
+        cpu_seconds = usage.ru_utime + usage.ru_stime
+        return Batch(self.name, self.seed, code, cases, failed, cpu_seconds, said)
+
+
+def run_apart(name: str, plan: Plan) -> Batch:
+    """Runs one batch of a format."""
+    return next(iter(run_all([name], plan, processes=1, seconds=None)))
+
+
+def run_all(
+    names: list[str], plan: Plan, *, processes: int, seconds: float | None
+) -> Iterator[Batch]:
+    """Runs batches of formats, and tells each as it ends.
+
+    Args:
+        processes: so many at a time.
+        seconds: after which no case is begun; until then each format gets the same CPU time. None: one batch each.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    begun: Counter[str] = Counter()
+    spent: defaultdict[str, list[float]] = defaultdict(list)
+    running: list[_Running] = []
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
+        while True:
+            while len(running) < processes:
+                name = _next(names, begun, spent, end)
+                if name is None:
+                    break
+                running.append(_started(name, plan, begun[name], Path(place), end))
+                begun[name] += 1
+            if not running:
+                return
+            for one in list(running):
+                batch = one.ended()
+                if batch is None:
+                    if end is not None and time.monotonic() > end + GRACE_SECONDS:
+                        one.process.kill()
+                    continue
+                running.remove(one)
+                spent[batch.format].append(batch.cpu_seconds)
+                _kept(one, batch, plan.keep)
+                yield batch
+            time.sleep(0.05)
+
+
+def _next(
+    names: list[str],
+    begun: Counter[str],
+    spent: dict[str, list[float]],
+    end: float | None,
+) -> str | None:
+    """The format that had the least CPU time, those that run counted as its other batches; none: all is begun."""
+    if end is None:
+        return next((name for name in names if not begun[name]), None)
+    if time.monotonic() > end:
+        return None
+
+    def time_of(name: str) -> float:
+        ended = spent[name]
+        mean = sum(ended) / len(ended) if ended else GUESS_SECONDS
+        return sum(ended) + mean * (begun[name] - len(ended))
+
+    return min(names, key=time_of)
+
+
+def _started(name: str, plan: Plan, number: int, place: Path, end: float | None) -> _Running:
+    seed = plan.seed + number
+    folder = place / f"{name}-{seed}"
+    folder.mkdir()
+    command = [sys.executable, str(RUN), name, "--cases", str(plan.cases), "--seed", str(seed)]
+    command += ["--every", str(plan.every)]
+    if plan.keep is not None:
+        command += ["--keep", str(plan.keep)]
+    if end is not None:
+        command += ["--stop-after", str(max(1.0, end - time.monotonic()))]
+    environment = os.environ | {"POLARS_MAX_THREADS": "2", "TMPDIR": str(folder)}
+    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+    return _Running(name, seed, process, folder)
+
+
+def _kept(one: _Running, batch: Batch, keep: Path | None) -> None:
+    """Keeps the input with which a process ended that did not end itself, and clears the rest."""
+    if keep is not None and batch.code not in (0, 1):
+        for left in one.folder.glob("fuzz-*"):
+            target = keep / f"{one.name}-{one.seed}-ended"
+            shutil.copytree(left, target, dirs_exist_ok=True)
+            (target / "failure.txt").write_text(batch.text, errors="replace")
+    shutil.rmtree(one.folder, ignore_errors=True)
+
+
+@dataclass
+class Totals:
+    """Cases, CPU seconds and failures of each format."""
+
+    cases: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    cpu_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, batch: Batch) -> None:
+        self.cases[batch.format] += batch.cases
+        self.failed[batch.format] += batch.failed
+        self.cpu_seconds[batch.format] += batch.cpu_seconds
+
+    def table(self) -> str:
+        """A line for each format, and one for all."""
+        lines = [f"{'format':12} {'cases':>9} {'CPU s':>9} {'failures':>9}"]
+        lines += [
+            f"{name:12} {self.cases[name]:9,} {self.cpu_seconds[name]:9,.0f} {self.failed[name]:9,}"
+            for name in self.cases
+        ]
+        cases, failed = sum(self.cases.values()), sum(self.failed.values())
+        lines.append(f"{'all':12} {cases:9,} {sum(self.cpu_seconds.values()):9,.0f} {failed:9,}")
+        return "\n".join(lines) + "\n"
