@@ -1,6 +1,7 @@
 """Programs that nobody annotated, on a GPU: what knowing modules and lines costs, and whether they are right.
 
-    python benchmarks/gpu_unannotated.py OUT [cost] [truth] [programs] [--repetitions N] [--of training|decode]
+    python benchmarks/gpu_unannotated.py OUT [cost] [truth] [programs] [--repetitions N] [--seconds S]
+        [--of training|decode]
 
 cost: a training step and a decode of 12 tokens of a Llama of Hugging Face, interleaved: plain, recorded in several
 ways, plain again ...; what each adds beside what torch.profiler adds. A way is timed after it has settled, for as
@@ -142,12 +143,12 @@ def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     return found
 
 
-def cost(out: Path, repetitions: int, workload: str | None) -> None:
+def cost(out: Path, repetitions: int, seconds: float, workload: str | None) -> None:
     """Print what each way adds, in per cent of the plain run."""
     llama = Llama()
     for name, function in (("training", llama.training), ("decode", llama.decode)):
         if workload in {None, name}:
-            Cost(name, function, out / "scratch").measure(repetitions)
+            Cost(name, function, out / "scratch").measure(repetitions, seconds)
     subprocess.run(["rm", "-rf", str(out / "scratch")], check=True)
 
 
@@ -167,12 +168,13 @@ class Cost:
         self._took: dict[str, list[Took]] = {PLAIN: []}
         self._beginning: dict[str, list[float]] = {}
 
-    def measure(self, repetitions: int) -> None:
-        """Interleaved, so often; prints."""
+    def measure(self, repetitions: int, seconds: float) -> None:
+        """Interleaved, so often, once at least; no way has its turn after so many seconds. Prints."""
+        end = time.monotonic() + seconds
         timed(self._function, SETTLING)
         for turn in range(repetitions):
             for way, make in ways(self._scratch).items():
-                if way in RARE and turn % EVERY:
+                if turn and (time.monotonic() > end or (way in RARE and turn % EVERY)):
                     continue
                 settling, window = SHORT if way in PROFILERS else (SETTLING, TIMED)
                 gc.collect()
@@ -345,13 +347,16 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["cost", "truth", "programs"])
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument(
+        "--seconds", type=float, default=300.0, help="that the cost of a workload is measured"
+    )
+    parser.add_argument(
         "--of", choices=("training", "decode"), help="the workload whose cost is measured, not both"
     )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     for what in given.what:
         if what == "cost":
-            cost(given.out, given.repetitions, given.of)
+            cost(given.out, given.repetitions, given.seconds, given.of)
         else:
             {"truth": truth, "programs": programs, "check": check}[what](given.out)
 
