@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="thence-boundaries-"))
-LAUNCHES, EACH = 20_000, 10
+LAUNCHES, EACH = 5_000, 10
 BARE = {"modules": False, "lines": False}
 """Launches of one measurement, and how many of them lie between two boundaries."""
 ROUNDS, LARGE_EVERY, SECONDS = 45, 3, 110

@@ -1,11 +1,14 @@
 """Programs that nobody annotated, on a GPU: what knowing modules and lines costs, and whether they are right.
 
-    python benchmarks/gpu_unannotated.py OUT [cost] [truth] [programs] [--repetitions N] [--of training|decode]
+    python benchmarks/gpu_unannotated.py OUT [cost] [truth] [programs] [--repetitions N] [--seconds S]
+        [--of training|decode]
 
 cost: a training step and a decode of 12 tokens of a Llama of Hugging Face, interleaved: plain, recorded in several
-ways, plain again ...; medians with quartiles, and what is added beside what torch.profiler adds. Each way is timed
-after it has settled, for as long that a round of writing lies within: a program that is recorded runs for many
-steps. What its first steps take besides is printed apart, as is CPU time, that of thence's thread included.
+ways, plain again ...; what each adds beside what torch.profiler adds. A way is timed after it has settled, for as
+long that a round of writing lies within: a program that is recorded runs for many steps. All its calls are put
+together, and their lower quartile and median are compared with those of all plain calls: on a shared machine single
+rounds differ by more than what is looked for, and other work there only ever adds. What the first calls take is
+printed apart, as is CPU time, that of thence's thread included.
 truth: the same steps recorded, and under torch.profiler with modules and stacks, into OUT: `check` compares them
 kernel by kernel where Polars is installed.
 programs: recordings of the programs of unannotated_programs.py, in OUT.
@@ -91,6 +94,7 @@ def profiler(**options: Any) -> AbstractContextManager[Any]:
     return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], **options)
 
 
+PLAIN = "plain"
 RARE, EVERY = (*EVENTS, "launches"), 3
 """Ways that nobody is held to: they have their turn every third time."""
 
@@ -98,23 +102,26 @@ RARE, EVERY = (*EVENTS, "launches"), 3
 class Took(NamedTuple):
     """What calls took."""
 
-    wall: float
+    wall: list[float]
+    """Ms of each call, the device's work included."""
     cpu: float
-    """Ms of one call: of time, and of CPU time of all threads of the process."""
+    """Ms of CPU time of one call, of all threads of the process."""
 
 
 def timed(function: Callable[[], None], seconds: float) -> Took:
-    """Calls it for so long, once at least, and waits for the device."""
+    """Calls it for so long, once at least, and waits for the device each time."""
     import torch
 
-    begin, cpu, calls = time.perf_counter(), time.process_time(), 0
-    while not calls or time.perf_counter() - begin < seconds:
-        function()
-        calls += 1
     torch.cuda.synchronize()
-    return Took(
-        (time.perf_counter() - begin) / calls * 1e3, (time.process_time() - cpu) / calls * 1e3
-    )
+    begin, cpu, walls = time.perf_counter(), time.process_time(), []
+    last = begin
+    while not walls or last - begin < seconds:
+        function()
+        torch.cuda.synchronize()
+        now = time.perf_counter()
+        walls.append((now - last) * 1e3)
+        last = now
+    return Took(walls, (time.process_time() - cpu) / len(walls) * 1e3)
 
 
 def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
@@ -136,17 +143,17 @@ def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
     return found
 
 
-def cost(out: Path, repetitions: int, workload: str | None) -> None:
+def cost(out: Path, repetitions: int, seconds: float, workload: str | None) -> None:
     """Print what each way adds, in per cent of the plain run."""
     llama = Llama()
     for name, function in (("training", llama.training), ("decode", llama.decode)):
         if workload in {None, name}:
-            Cost(name, function, out / "scratch").measure(repetitions)
+            Cost(name, function, out / "scratch").measure(repetitions, seconds)
     subprocess.run(["rm", "-rf", str(out / "scratch")], check=True)
 
 
 class Cost:
-    """What each way adds to a workload: relative to the plain calls right before and after.
+    """What each way adds to a workload.
 
     Args:
         name: of the workload.
@@ -158,50 +165,57 @@ class Cost:
         self._name = name
         self._function = function
         self._scratch = scratch
-        self._added: dict[str, list[Took]] = {}
+        self._took: dict[str, list[Took]] = {PLAIN: []}
         self._beginning: dict[str, list[float]] = {}
-        self._plain: list[Took] = []
 
-    def measure(self, repetitions: int) -> None:
-        """Interleaved, so often; prints."""
+    def measure(self, repetitions: int, seconds: float) -> None:
+        """Interleaved, so often, once at least; no way has its turn after so many seconds. Prints."""
+        end = time.monotonic() + seconds
         timed(self._function, SETTLING)
-        before = timed(self._function, SHORT[1])
         for turn in range(repetitions):
             for way, make in ways(self._scratch).items():
-                if way in RARE and turn % EVERY:
+                if turn and (time.monotonic() > end or (way in RARE and turn % EVERY)):
                     continue
                 settling, window = SHORT if way in PROFILERS else (SETTLING, TIMED)
                 gc.collect()
                 with make():
-                    first = timed(self._function, settling)
-                    during = timed(self._function, window)
+                    first = timed(self._function, settling).wall
+                    self._took.setdefault(way, []).append(timed(self._function, window))
+                self._beginning.setdefault(way, []).extend(first)
                 timed(self._function, 0)
-                after = timed(self._function, SHORT[1])
-                plain = Took(*(sum(both) / 2 for both in zip(before, after, strict=True)))
-                added = Took(*(a / b - 1 for a, b in zip(during, plain, strict=True)))
-                self._added.setdefault(way, []).append(added)
-                self._beginning.setdefault(way, []).append(first.wall / plain.wall - 1)
-                self._plain.append(after)
-                before = after
+                self._took[PLAIN].append(timed(self._function, SHORT[1]))
         self._report()
 
     def _report(self) -> None:
-        wall, cpu = (statistics.median(values) for values in zip(*self._plain, strict=True))
+        plain = self._quartiles(PLAIN)
+        plain_cpu = statistics.median(took.cpu for took in self._took[PLAIN])
         print(
-            f"{self._name}: plain {wall:.2f} ms, CPU {cpu:.2f} ms, n = {len(next(iter(self._added.values())))}"
+            f"{self._name}: plain {plain[0]:.2f} {plain[1]:.2f} ms (lower quartile, median), CPU {plain_cpu:.2f} ms"
         )
-        medians = {}
-        for way, values in self._added.items():
-            walls, cpus = zip(*values, strict=True)
-            low, medians[way], high = statistics.quantiles(walls, n=4)
+        added = {}
+        for way in self._beginning:
+            low, middle = (a / b - 1 for a, b in zip(self._quartiles(way), plain, strict=True))
+            added[way] = low, middle
+            cpu = statistics.median(took.cpu for took in self._took[way]) / plain_cpu - 1
+            beginning = statistics.median(self._beginning[way]) / plain[1] - 1
             print(
-                f"  {way:28} +{medians[way]:.1%} ({low:.1%} {high:.1%}), CPU +{statistics.median(cpus):.1%}, "
-                f"at the beginning +{statistics.median(self._beginning[way]):.1%}",
+                f"  {way:28} {low:+.1%} {middle:+.1%}, CPU {cpu:+.1%}, at the beginning {beginning:+.1%}, "
+                f"n = {len(self._took[way])} rounds, {self._calls(way)} calls",
                 flush=True,
             )
         for way, (other, targets) in TARGETS.items():
-            ratio = medians[way] / medians[other]
-            print(f"  {way} / {other}: {ratio:.2f} (at most {targets[self._name]})")
+            low, middle = (a / b for a, b in zip(added[way], added[other], strict=True))
+            print(f"  {way} / {other}: {low:.2f} {middle:.2f} (at most {targets[self._name]})")
+
+    def _calls(self, way: str) -> int:
+        return sum(len(took.wall) for took in self._took[way])
+
+    def _quartiles(self, way: str) -> tuple[float, float]:
+        """The lower quartile and the median of all calls, in ms."""
+        low, middle, _ = statistics.quantiles(
+            (ms for took in self._took[way] for ms in took.wall), n=4
+        )
+        return low, middle
 
 
 def truth(out: Path) -> None:
@@ -333,13 +347,16 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["cost", "truth", "programs"])
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument(
+        "--seconds", type=float, default=300.0, help="that the cost of a workload is measured"
+    )
+    parser.add_argument(
         "--of", choices=("training", "decode"), help="the workload whose cost is measured, not both"
     )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     for what in given.what:
         if what == "cost":
-            cost(given.out, given.repetitions, given.of)
+            cost(given.out, given.repetitions, given.seconds, given.of)
         else:
             {"truth": truth, "programs": programs, "check": check}[what](given.out)
 

@@ -414,6 +414,15 @@ def test_negative_durations_count_as_nothing() -> None:
     assert any("1 device activities have a negative duration" in w for w in tables.meta.warnings)
 
 
+def test_long_reports_of_the_profiler_are_cut_and_stay_on_a_line() -> None:
+    parts = [(2, "one\ntwo " + "x" * 5000), *[(3, f"dropped {n}") for n in range(50)]]
+    warnings = of_bytes(space(plane("/host:CPU"), more=parts)).meta.warnings
+    assert len(warnings) == 1 + 20 + 1 + 1
+    assert "one two xxx" in warnings[0]
+    assert max(map(len, warnings)) < 600
+    assert any("30 more of its messages are not shown" in one for one in warnings)
+
+
 def test_what_the_profiler_reports_is_passed_on() -> None:
     parts = ((2, "could not start"), (3, "dropped 5 events"))
     tables = of_bytes(space(plane("/host:CPU"), more=parts))

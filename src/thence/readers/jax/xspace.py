@@ -55,6 +55,8 @@ __all__ = [
     "parsed_details",
 ]
 
+_MOST_SAID, _MOST_SENTENCES = 500, 20
+"""Bytes of a message of the profiler's, and messages, that are passed on."""
 DETAILS: dict[str, pl.DataType] = {
     "registers": pl.Int32(),  # per thread
     "static_shared": pl.Int64(),  # bytes per block
@@ -193,9 +195,16 @@ def decode_xspace(data: bytes, path: str) -> XSpace:
         start_ns=_integer(task.get("profile_start_time")),
         versions={k: str(v) for k, v in about.items() if k.endswith("_version")},
         hostnames=tuple(text(name) for name in space.hostnames),
-        errors=tuple(text(error) for error in space.errors),
-        warnings=tuple(text(warning) for warning in space.warnings),
+        errors=_sentences(space.errors),
+        warnings=_sentences(space.warnings),
     )
+
+
+def _sentences(said: Sequence[bytes]) -> tuple[str, ...]:
+    """What the profiler says, each on one line: some are whole reports, and damage makes them of anything."""
+    lines = [" ".join(text(one[:_MOST_SAID]).split()) for one in said[:_MOST_SENTENCES]]
+    more = len(said) - len(lines)
+    return (*lines, f"{more:,} more of its messages are not shown") if more else tuple(lines)
 
 
 def _ordinal(name: str) -> int | None:
