@@ -34,8 +34,8 @@ _EXAMPLES = """\b
 Examples:
   thence convert trace.json.gz -o trace.pftrace          open it at ui.perfetto.dev
   thence convert traces/ -o all_ranks.pftrace            all ranks on one clock
-  thence convert job.store -o job.pftrace                who is late in full, thousands of others in a row each
-  thence convert job.store -o r.pftrace --rank 7 --rank 8    these two in full
+  thence convert traces/ -o job.pftrace --fold always    who is late in full, every other rank in a row
+  thence convert traces/ -o two.pftrace --rank 0 --rank 2    these two in full
   thence convert trace.json -o t.pftrace --lanes label --lanes collective
   thence convert trace.json -o t.pftrace --gpu-views     for Perfetto's compute tabs, too
   thence convert profile.xplane.pb -o trace.json.gz      for chrome://tracing

@@ -115,6 +115,8 @@ def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None
 
         result.text(ranks_html(job, trace.meta.inputs, [*(text for _, text in replayed), *notes]))
     elif result.form == "table":
+        if not (what_if or job.stragglers.is_empty()):
+            notes = ("--what-if replays the steps without the delay", *notes)
         _show(job, result, [*(text for _, text in replayed), *notes], clocks=clocks)
     else:
         document = job.to_json() | {"without_delay": [row for row, _ in replayed]}
