@@ -61,7 +61,7 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
     )
     count = job.ranks["rank"].n_unique()
     said = (
-        f"{count - len(in_full):,} of {count:,} ranks are folded: a row each, a span each step; in full: rank "
+        f"{count - len(in_full):,} of {count:,} ranks are folded, a row each with a span for each step; in full: rank "
         f"{slowest[0]}, which makes the others wait most, and rank {middle[0]}, with which it is compared; "
         "--rank chooses others, --fold never shows all"
     )

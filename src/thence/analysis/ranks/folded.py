@@ -95,7 +95,7 @@ def job_rows(
     folded = rows.filter("folded").select(_PLACE).n_unique()
     return JobRows(
         title=f"job: {job.ranks['rank'].n_unique():,} ranks, {len(job.keys):,} steps",
-        folded_title=f"other ranks: {folded:,} rows, a step each span",
+        folded_title=f"other ranks: {folded:,} rows, a span for each step",
         rows=rows.sort("folded", *_PLACE, "start"),
         counters=_counters(cells),
         spans=_late_spans(rows, job, late, most),
