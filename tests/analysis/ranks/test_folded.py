@@ -117,7 +117,10 @@ def test_ranks_are_folded_where_there_are_many_and_nobody_chose(
 
     shown, said = processes()
     assert shown == 2
-    assert f"10 of 12 ranks are folded, a row each with a span for each step; in full: rank {LATE}" in said
+    assert (
+        f"10 of 12 ranks are folded, a row each with a span for each step; in full: rank {LATE}"
+        in said
+    )
     assert processes("--fold", "never")[0] == RANKS
     assert processes("--rank", "0", "--rank", "7")[0] == 2
     assert processes("--rank", "0", "--rank", "7", "--rank", "8", "--fold", "always")[0] == 2
