@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from thence.model.timeline import Timeline
     from thence.trace import Trace
 
-__all__ = ["MOST_IN_FULL", "folded_timeline"]
+__all__ = ["folded_timeline", "has_many_ranks"]
 
-MOST_IN_FULL = 8
+_MOST_IN_FULL = 8
 """Ranks that are shown in full where nobody says which."""
+
+
+def has_many_ranks(trace: Trace) -> bool:
+    """Whether nobody chose ranks, and there are more than a viewer shows well."""
+    return not trace.selection.ranks and len(trace.ranks) > _MOST_IN_FULL
 
 
 def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
@@ -56,7 +61,7 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
     )
     count = job.ranks["rank"].n_unique()
     said = (
-        f"{count - len(in_full):,} of {count:,} ranks are folded: a row each, a span each step; in full: rank "
+        f"{count - len(in_full):,} of {count:,} ranks are folded, a row each with a span for each step; in full: rank "
         f"{slowest[0]}, which makes the others wait most, and rank {middle[0]}, with which it is compared; "
         "--rank chooses others, --fold never shows all"
     )

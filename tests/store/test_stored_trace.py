@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
@@ -15,6 +17,7 @@ from thence.errors import DamagedInput, InputError, MissingData, UsageError
 from thence.model.places import BY
 from thence.store import store as reading
 from thence.store.layout import MANIFEST, SUMMARIES
+from thence.store.summaries import LATENESS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -215,3 +218,12 @@ def test_damage_is_told(tmp_path: Path) -> None:
         file.unlink()
     with pytest.raises(DamagedInput, match="the same thence ingest again writes it"):
         _ = thence.open(store).meta
+
+
+def test_summaries_without_a_column_of_today_are_read(job: Path, tmp_path: Path) -> None:
+    store = tmp_path / "old.store"
+    shutil.copytree(job, store)
+    for path in (store / SUMMARIES / LATENESS["steps"]).glob("*.parquet"):
+        pl.read_parquet(path).drop("host_ns").write_parquet(path)
+    found, now = (thence.open(where).late_ranks() for where in (store, job))
+    assert_frame_equal(found.ranks, now.ranks)

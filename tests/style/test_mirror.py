@@ -136,7 +136,6 @@ ELSEWHERE = {
     "writers/page/plots.py": FIGURES,
     "writers/page/report_sections.py": "writers/page/test_report_page.py::test_every_section_of_four_ranks",
     "writers/page/report_tables.py": "writers/page/test_report_page.py::test_a_long_table_is_cut_and_says_by_how_much",
-    "writers/page/ranks_page.py": "browser/test_ranks_page.py",
     "writers/text/summary.py": "end_to_end/test_cli.py::test_top_limits_the_rows_and_says_what_is_hidden",
     "writers/timelines/perfetto/layout.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",
     "writers/timelines/perfetto/packets.py": f"{PERFETTO}::test_kernels_are_on_their_stream_with_their_times",

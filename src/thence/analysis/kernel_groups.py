@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -178,15 +178,19 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
     texts = [_HloTexts(module) for module in trace.hlo]
     kernel, opcode = _compiled(KERNEL_PATTERNS), _compiled(OPCODE_PATTERNS)
     user_patterns = _compiled(patterns.pairs)
+    # Of thousands of kernels and instructions most share their texts.
+    of_name, of_opcodes = (
+        cache(lambda text, of=of: _first(of, (text,))) for of in (kernel, opcode)
+    )
     groups = []
     for kind, name, hlo, module, described in _readable(trace, distinct):
         of_hlo = texts[module].text(hlo) if hlo is not None and module is not None else ""
-        group = _first(user_patterns, (name, hlo or "", of_hlo))
+        group = _first(user_patterns, (name, hlo or "", of_hlo)) if user_patterns else None
         if group is None and described:
             group = COMMUNICATION
         if group is None and kind in ("memcpy", "memset"):
             group = COPY
-        groups.append(group or _first(kernel, (name,)) or _first(opcode, (of_hlo,)) or _OTHER)
+        groups.append(group or of_name(name) or of_opcodes(of_hlo) or _OTHER)
     named = distinct.with_columns(group=pl.Series(groups, dtype=pl.Enum(patterns.names)))
     return keys.join(named, on=parts, how="left", maintain_order="left")["group"]
 

@@ -19,12 +19,10 @@ from thence.cli.output import (
 )
 from thence.cli.progress import rows_written, working
 from thence.errors import UsageError
-from thence.folding import MOST_IN_FULL, folded_timeline
 from thence.model.places import LANES
 
 if TYPE_CHECKING:
     from thence.model.timeline import Timeline
-    from thence.trace import Trace
 
 __all__ = ["command"]
 
@@ -34,8 +32,8 @@ _EXAMPLES = """\b
 Examples:
   thence convert trace.json.gz -o trace.pftrace          open it at ui.perfetto.dev
   thence convert traces/ -o all_ranks.pftrace            all ranks on one clock
-  thence convert job.store -o job.pftrace                who is late in full, thousands of others in a row each
-  thence convert job.store -o r.pftrace --rank 7 --rank 8    these two in full
+  thence convert traces/ -o job.pftrace --fold always    who is late in full, every other rank in a row
+  thence convert traces/ -o two.pftrace --rank 0 --rank 2    these two in full
   thence convert trace.json -o t.pftrace --lanes label --lanes collective
   thence convert trace.json -o t.pftrace --gpu-views     for Perfetto's compute tabs, too
   thence convert profile.xplane.pb -o trace.json.gz      for chrome://tracing
@@ -107,6 +105,7 @@ def command(
 def _timeline(
     inputs: Inputs, ending: str, *, lanes: tuple[str, ...], clocks: str, gpu_views: bool, fold: str
 ) -> Timeline:
+    from thence.folding import folded_timeline, has_many_ranks
     from thence.writers.timelines.write import PERFETTO
 
     if fold == "always" and ending not in PERFETTO:
@@ -115,16 +114,11 @@ def _timeline(
         )
     trace = inputs.open()
     with working("laying out the timeline"):
-        if fold == "always" or (fold == "auto" and ending in PERFETTO and _is_large(trace)):
+        if fold == "always" or (fold == "auto" and ending in PERFETTO and has_many_ranks(trace)):
             made = folded_timeline(trace, lanes, clocks)
         else:
             made = trace.timeline(lanes, clocks)
         return replace(made, gpu_views=gpu_views)
-
-
-def _is_large(trace: Trace) -> bool:
-    """Whether nobody chose ranks, and there are more than a viewer shows well."""
-    return not trace.selection.ranks and len(trace.ranks) > MOST_IN_FULL
 
 
 def _to_stdout(inputs: Inputs, ending: str, shown: dict[str, Any]) -> None:

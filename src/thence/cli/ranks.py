@@ -14,7 +14,10 @@ from thence.units import format_ns, format_share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console
+
     from thence.analysis.ranks.job import Job
+    from thence.analysis.ranks.reasons import Reasons
     from thence.trace import Trace
 
 __all__ = ["command"]
@@ -54,7 +57,6 @@ _RANKS = {
     "busy_ns": "busy",
     "steps_per_second": "steps/s",
 }
-_REASONS = {"cause": "cause", "per_step_ns": "a step", "share": "share", "where": "where"}
 _GROUPS = {
     "kind": "group",
     "size": "ranks",
@@ -89,6 +91,7 @@ _CLOCKS = {
 }
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 _SHOWN = 10
+_INDENT = " " * 4
 
 
 @click.command("ranks", epilog=_EXAMPLES)
@@ -112,6 +115,8 @@ def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None
 
         result.text(ranks_html(job, trace.meta.inputs, [*(text for _, text in replayed), *notes]))
     elif result.form == "table":
+        if not (what_if or job.stragglers.is_empty()):
+            notes = ("--what-if replays the steps without the delay", *notes)
         _show(job, result, [*(text for _, text in replayed), *notes], clocks=clocks)
     else:
         document = job.to_json() | {"without_delay": [row for row, _ in replayed]}
@@ -142,21 +147,34 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
     return found
 
 
+def _show_causes(output: Console, why: Reasons) -> None:
+    """A line for each cause, and below it where it is."""
+    from rich.text import Text
+
+    from thence.writers.text.ranks import reason_rows
+
+    rows = reason_rows(why)
+    width = max((len(cause) for cause in rows["cause"]), default=0)
+    for cause, per_step, share, where in rows.iter_rows():
+        figures = f"{format_ns(per_step)} a step   {format_share(share, 1)}"
+        print_table(output, Text(f"{cause:{width}}   {figures}", "bold"))
+        for line in Text(where).wrap(output, max(output.width - len(_INDENT), 1)):
+            print_table(output, Text(_INDENT + line.plain.rstrip()))
+
+
 def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> None:
     """Prints stragglers with their reasons, then the ranks, groups, stages and notes."""
     from rich.text import Text
 
     from thence.writers.text.printable import printable
-    from thence.writers.text.ranks import reason_rows, straggler_lines
+    from thence.writers.text.ranks import straggler_lines
 
     output = console()
     print_table(output, Text(printable(job.statement), "bold"))
     for (_, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
         print_table(output, "")
         print_table(output, Text(printable(sentence)))
-        lines = reason_rows(why)
-        if not lines.is_empty():
-            Result(result.form).table(lines, _REASONS)
+        _show_causes(output, why)
     shown = Result(result.form, None, result.top or _SHOWN)
     tables = [
         (job.links, _LINKS),

@@ -182,9 +182,12 @@ class Store:
         return frames
 
     def lateness(self) -> dict[str, pl.LazyFrame]:
-        """Tables of `thence.analysis.ranks.summary` of its ranks, as plans."""
-        found = {name: self._summary_plan(stored) for name, stored in LATENESS.items()}
-        return {name: SUMMARY[name].empty().lazy() if f is None else f for name, f in found.items()}
+        """Tables of `thence.analysis.ranks.summary` of its ranks, as plans; columns that were not written are null."""
+        found = {}
+        for name, stored in LATENESS.items():
+            empty, plan = SUMMARY[name].empty().lazy(), self._summary_plan(stored)
+            found[name] = empty if plan is None else pl.concat([empty, plan], how="diagonal")
+        return found
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table of all ranks, in their order, as a plan that has not read anything.

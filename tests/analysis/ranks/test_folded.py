@@ -58,7 +58,7 @@ def test_two_ranks_are_in_full_and_every_other_is_a_row(shown: Decoded) -> None:
     in_full = {int(title.split()[1].strip(":")) for title in between}
     assert len(in_full) == 2
     assert LATE in in_full
-    assert last == f"other ranks: {RANKS - 2} rows, a step each span"
+    assert last == f"other ranks: {RANKS - 2} rows, a span for each step"
     assert titles[last] == [f"rank {rank}" for rank in range(RANKS) if rank not in in_full]
     assert {f"rank {rank}" for rank in in_full} <= set(titles[first])
     # Two kernels and an all-reduce a step and rank, of those in full alone.
@@ -117,7 +117,10 @@ def test_ranks_are_folded_where_there_are_many_and_nobody_chose(
 
     shown, said = processes()
     assert shown == 2
-    assert f"10 of 12 ranks are folded: a row each, a span each step; in full: rank {LATE}" in said
+    assert (
+        f"10 of 12 ranks are folded, a row each with a span for each step; in full: rank {LATE}"
+        in said
+    )
     assert processes("--fold", "never")[0] == RANKS
     assert processes("--rank", "0", "--rank", "7")[0] == 2
     assert processes("--rank", "0", "--rank", "7", "--rank", "8", "--fold", "always")[0] == 2

@@ -107,6 +107,19 @@ def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_lo
     assert found.clocks.rows["offset_ns"].to_list() == [-3_000_000, 0, 3_000_000]
 
 
+def test_the_step_since_which_a_rank_sleeps_is_named_with_module_and_line(tmp_path: Path) -> None:
+    job = SleepyJob(ranks=4, steps=10, late=2, since=4)
+    job.write(tmp_path)
+    found = thence.open(tmp_path).late_ranks()
+    walls = found.cells.group_by("key").agg(pl.col("step_ns").max() - pl.col("step_ns").min())
+    assert walls["step_ns"].max() < 1_000_000  # type: ignore[operator]
+    late = found.stragglers.row(0, named=True)
+    assert (late["rank"], late["since_step"]) == (2, "ProfilerStep#4")
+    assert late["mean_ns"] == pytest.approx(1000 * job.sleep, rel=0.001)
+    named = dict(found.reasons[0].rows.filter(cause="python").select("by", "name").iter_rows())
+    assert (named["line"], named["module"]) == ("/home/me/train.py:40 hook", "Mlp_3")
+
+
 def test_a_sleep_in_backward_of_a_recorded_step_is_named_by_operator_module_and_line(
     tmp_path: Path,
 ) -> None:

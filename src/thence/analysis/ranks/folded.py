@@ -85,17 +85,17 @@ def job_rows(
     cells = job.cells.with_columns(start=pl.col("start") - origin_ns - shift)
     cells = _in_columns(cells, job, most)
     several = job.ranks["device"].n_unique() > 1
-    rank = pl.format("rank {}", "rank")
+    title = pl.format("rank {}", "rank")
     top = pl.col("rank").is_in([*in_full, *(rank for rank, _ in late)])
     rows = cells.with_columns(
-        track=pl.format("{} GPU {}", rank, "device") if several else rank,
+        track=pl.format("{} GPU {}", title, "device") if several else title,
         folded=~top,
         name=_state(),
     )
     folded = rows.filter("folded").select(_PLACE).n_unique()
     return JobRows(
         title=f"job: {job.ranks['rank'].n_unique():,} ranks, {len(job.keys):,} steps",
-        folded_title=f"other ranks: {folded:,} rows, a step each span",
+        folded_title=f"other ranks: {folded:,} rows, a span for each step",
         rows=rows.sort("folded", *_PLACE, "start"),
         counters=_counters(cells),
         spans=_late_spans(rows, job, late, most),

@@ -73,8 +73,9 @@ def layout(timeline: Timeline) -> Layout:
     times = (*of_tables, *of_job, *(phases.ranges["start_ns"] for phases in timeline.inside))
     first = [start for column in times if isinstance(start := column.min(), int)]
     made = Layout(min([0, *first]))
-    job = timeline.job and JobLayout(timeline.job, made.tracks, made.interned, made.origin_ns)
-    if job:
+    job = None
+    if timeline.job is not None:
+        job = JobLayout(timeline.job, made.tracks, made.interned, made.origin_ns)
         slices, counter = job.above()
         made.slices += slices
         made.counters.append(counter)
@@ -95,7 +96,7 @@ def layout(timeline: Timeline) -> Layout:
     _add_counters(made, timeline, devices)
     group_of = device_groups(made.tracks, devices)
     made.slices += add_inside(made.tracks, made.interned, timeline.inside, group_of, made.origin_ns)
-    if job:
+    if job is not None:
         made.slices.append(job.below())
     return made
 
