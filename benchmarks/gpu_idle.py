@@ -15,13 +15,19 @@ synchronize) it is the idle time that stands behind that call in the table of wa
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
+import logging
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Step = Callable[[int], int]
 
 STEPS = 10
 PLANTED_US = 2000
@@ -48,17 +54,27 @@ def busy(us: float) -> None:
         pass
 
 
-def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one function each
-    """Functions that do one step; each returns the planted ns."""
-    import ctypes
-    import gc
-    import logging
-    import threading
+def timed(work: Callable[[], object]) -> int:
+    """Does it; returns the ns that it took."""
+    begin = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - begin
 
+
+def scenarios() -> dict[str, Step]:
+    """Functions that do one step; each returns the planted ns."""
     import torch
 
     x = torch.randn(512, 512, device="cuda")
-    side = torch.cuda.Stream()
+    return {
+        "loader": loader(), **waits(x), "empty_cache": empty_cache(), "first_use": first_use(x),
+        "gc": garbage_collection(), "lock": lock(), "logging": slow_logging(), "event_wait": event_wait(x),
+    }  # fmt: skip
+
+
+def loader() -> Step:
+    """A data set that takes long for each item."""
+    import torch
 
     class Slow(torch.utils.data.Dataset[Any]):
         planted = 0
@@ -75,15 +91,17 @@ def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one
     data = Slow()
     batches = iter(torch.utils.data.DataLoader(data, batch_size=1))
 
-    def loader(_step: int) -> int:
+    def planted_loader(_step: int) -> int:
         before = data.planted
         next(batches)
         return data.planted - before
 
-    def timed(work: Callable[[], object]) -> int:
-        begin = time.perf_counter_ns()
-        work()
-        return time.perf_counter_ns() - begin
+    return planted_loader
+
+
+def waits(x: Any) -> dict[str, Step]:
+    """Calls that wait, and work of the host behind them."""
+    import torch
 
     def planted_item(_step: int) -> int:
         (x @ x)[0, 0].item()
@@ -94,11 +112,25 @@ def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one
         torch.cuda.synchronize()
         return timed(lambda: busy(PLANTED_US))
 
+    return {"item": planted_item, "synchronize": planted_synchronize}
+
+
+def empty_cache() -> Step:
+    """Memory that is given back to the driver."""
+    import torch
+
     def planted_empty_cache(_step: int) -> int:
         blocks = [torch.empty(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(24)]
         torch.cuda.synchronize()
         del blocks
         return timed(torch.cuda.empty_cache)
+
+    return planted_empty_cache
+
+
+def first_use(x: Any) -> Step:
+    """An operator whose kernels were never used before, every step another one."""
+    import torch
 
     fresh = iter([
         torch.erfinv, torch.lgamma, torch.digamma, torch.special.i0e, torch.special.i1, torch.special.ndtri,
@@ -109,6 +141,11 @@ def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one
         function: Any = next(fresh)
         return timed(lambda: function(x))
 
+    return planted_first_use
+
+
+def garbage_collection() -> Step:
+    """A collection of garbage."""
     garbage: list[Any] = []
     for _ in range(40_000):
         pair: list[Any] = [[], []]
@@ -116,12 +153,18 @@ def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one
         garbage.append(pair)
 
     def planted_gc(_step: int) -> int:
+        assert garbage  # it has to be looked at
         return timed(gc.collect)
 
-    lock = threading.Lock()
+    return planted_gc
+
+
+def lock() -> Step:
+    """A lock that another thread holds."""
+    held_by_one = threading.Lock()
 
     def hold(held: threading.Event) -> None:
-        with lock:
+        with held_by_one:
             held.set()
             time.sleep(PLANTED_US / 1e6)
 
@@ -132,12 +175,18 @@ def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one
         held.wait()
 
         def acquire() -> None:
-            with lock:
+            with held_by_one:
                 pass
 
         took = timed(acquire)
         other.join()
         return took
+
+    return planted_lock
+
+
+def slow_logging() -> Step:
+    """A handler of messages that takes long."""
 
     class Handler(logging.Handler):
         def emit(self, _record: logging.LogRecord) -> None:
@@ -150,6 +199,14 @@ def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one
     def planted_logging(_step: int) -> int:
         return timed(lambda: log.warning("slow"))
 
+    return planted_logging
+
+
+def event_wait(x: Any) -> Step:
+    """A stream that sleeps, and another that waits for it through an event."""
+    import torch
+
+    side = torch.cuda.Stream()
     runtime = ctypes.CDLL(next(iter(_mapped("libcudart"))))
     sleeper = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
 
@@ -166,11 +223,7 @@ def scenarios() -> dict[str, Callable[[int], int]]:  # noqa: C901, PLR0915 - one
         torch.cuda.synchronize()
         return PLANTED_US * 1000
 
-    return {
-        "loader": loader, "item": planted_item, "synchronize": planted_synchronize,
-        "empty_cache": planted_empty_cache, "first_use": planted_first_use, "gc": planted_gc, "lock": planted_lock,
-        "logging": planted_logging, "event_wait": planted_event_wait,
-    }  # fmt: skip
+    return planted_event_wait
 
 
 def _mapped(name: str) -> list[str]:

@@ -178,16 +178,9 @@ class _Facts:
         return cls(
             trace, start, end, category, cause, thread, leaves_of_threads(host, is_call, thread),
             host["rank"].to_numpy()[first], launch, begins, ends, trace.gpu["name"].to_physical().to_numpy(),
-            _first_of_name(trace), behind,
+            trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
             _begun(trace, launch, is_call), python_runs(trace, first, end), says_what_runs(trace, first),
         )  # fmt: skip
-
-
-def _first_of_name(trace: Attributed) -> Mask:
-    """Which activities are the first of their name on their rank."""
-    rank, name = trace.gpu["rank"].to_numpy(), trace.gpu["name"].to_physical().to_numpy()
-    both = (rank.astype(np.int64) << _OF_NAMES) + name
-    return pl.Series(both).is_first_distinct().to_numpy()
 
 
 def _begun(trace: Attributed, launch: Int64, is_call: Mask) -> Int64:
@@ -358,14 +351,13 @@ def _elsewhere(facts: _Facts, rank: int, pieces: Pieces) -> Pieces:
     little = nothing | _LITTLE[facts.category[pieces.row]]
     if not little.any():
         return pieces
-    chosen = np.flatnonzero(little)
-    asked = pieces.chosen(chosen[np.argsort(pieces.start[chosen], kind="stable")])
+    asked = pieces.chosen(np.flatnonzero(little))
+    asked = asked.chosen(np.argsort(asked.start, kind="stable"))
     working = _filled(facts, rank, asked, _WORKING)
     # In nothing at all, anything that another thread is in says more.
     nothing = working.row == NO_ROW
-    rest = _filled(facts, rank, working.chosen(np.flatnonzero(nothing)), _ANYTHING)
-    kept = pieces.chosen(np.flatnonzero(~little))
-    return together([kept, working.chosen(np.flatnonzero(~nothing)), rest])
+    rest = _filled(facts, rank, working.chosen(nothing), _ANYTHING)
+    return together([pieces.chosen(~little), working.chosen(~nothing), rest])
 
 
 def _filled(facts: _Facts, rank: int, asked: Pieces, wanted: Mask) -> Pieces:

@@ -83,9 +83,8 @@ class IdlePieces:
             first[1:] |= column[1:] != column[:-1]
         if first.all():
             return gap, start, end, cause, reason, row
-        begins = np.flatnonzero(first)
-        lasts = np.append(begins[1:] - 1, len(first) - 1)
-        return gap[begins], start[begins], end[lasts], cause[begins], reason[begins], row[begins]
+        last = np.append(first[1:], True)
+        return gap[first], start[first], end[last], cause[first], reason[first], row[first]
 
     def frame(self, device: tuple[int, int], gpu: Int64, wait: Int64) -> pl.DataFrame:
         """The pieces in order of time, in the columns of `IDLE`.
@@ -102,12 +101,8 @@ class IdlePieces:
         rows = pl.DataFrame({
             "host": row, "gpu": gpu.astype(np.int32)[gap], "wait": wait.astype(np.int32)[gap],
         })  # fmt: skip
-        if (reason == NO_REASON).all():
-            reasons = _REASONS[NO_REASON:].new_from_index(0, len(reason))
-        else:
-            reasons = _REASONS.gather(reason)
         return pl.DataFrame({
-            "start": start, "duration": end - start, "cause": _CAUSES.gather(cause), "reason": reasons,
+            "start": start, "duration": end - start, "cause": _CAUSES.gather(cause), "reason": _REASONS.gather(reason),
         }).select(
             rank.alias("rank"), number.alias("device"), "start", "duration", "cause", "reason",
         ).hstack(rows.select(pl.when(pl.all() != NO_ROW).then(pl.all())))  # fmt: skip

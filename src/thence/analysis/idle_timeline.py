@@ -52,7 +52,7 @@ class Pieces:
     end: Int64
     row: Rows
 
-    def chosen(self, which: Int64) -> Pieces:
+    def chosen(self, which: Int64 | Mask) -> Pieces:
         """Some of them."""
         return Pieces(self.of[which], self.start[which], self.end[which], self.row[which])
 

@@ -45,12 +45,14 @@ The critical path says what every moment waited for last; being on it for long i
 """
 
 _ROWS = {
-    "change": "change", "part": "part", "after_ns": "after", "gain": "gain", "interval": "interval",
+    "change": "change", "part": "part", "after_ns": "after", "gain_share": "gain", "within_share": "+-",
     "verdict": "verdict",
 }  # fmt: skip
 _PATH = {"kind": "on the critical path", "name": "name", "total_ns": "time", "share": "share"}
 _PATH_SHOWN = 8
-_WIDTH = 30
+_WIDTH, _LEAST_WIDTH = 60, 26
+_OTHER_COLUMNS = 54
+"""What the columns of the table take beside the change."""
 
 
 def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
@@ -84,8 +86,8 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     health = found.health
     said = [
         (
-            f"of the profiled program: {found.steps:,} steps of {format_ns(found.step_ns)}; intervals are "
-            f"+-{100 * health.noise:.1f} % of it"
+            f"of the profiled program: {found.steps:,} step{'s' * (found.steps != 1)} of "
+            f"{format_ns(found.step_ns)}; intervals are at least +-{100 * health.noise:.1f} % of it"
         ),
         (
             f"began later than explained: {100 * health.unexplained:.1f} % of the time; records of events "
@@ -104,30 +106,28 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     from thence.writers.text.printable import printable
 
     output = console()
-    result.table(_shown(found.rows), _ROWS)
-    print_table(output, "")
+    width = min(max(output.width - _OTHER_COLUMNS, _LEAST_WIDTH), _WIDTH)
+    if not found.rows.is_empty():
+        result.table(_shown(found.rows, width), _ROWS)
+        print_table(output, "")
     Result(result.form, None, result.top or _PATH_SHOWN).table(
-        path.with_columns(_short(path["name"])), _PATH
+        path.with_columns(_short(path["name"], width)), _PATH
     )
     for note in notes:
         print_table(output, Text(printable(note), "dim"))
 
 
-def _shown(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows with gains and intervals as text, kernels with short names."""
+def _shown(rows: pl.DataFrame, width: int) -> pl.DataFrame:
+    """Rows with half of the width of their intervals, and with changes that are no longer than that width."""
     import polars as pl
 
-    def percent(name: str) -> pl.Expr:
-        return (100 * pl.col(name)).round(1).cast(pl.String)
-
     return rows.with_columns(
-        change=_short(rows["change"], "free kernel:"),
-        gain=percent("gain_share") + " %",
-        interval=percent("low_share") + " to " + percent("high_share"),
+        change=_short(rows["change"], width, "free kernel:"),
+        within_share=(pl.col("high_share") - pl.col("low_share")) / 2,
     )
 
 
-def _short(names: pl.Series, prefix: str = "") -> pl.Series:
+def _short(names: pl.Series, width: int, prefix: str = "") -> pl.Series:
     """Names of kernels as tables show them; others stay, but are cut."""
     import polars as pl
 
@@ -140,4 +140,4 @@ def _short(names: pl.Series, prefix: str = "") -> pl.Series:
         prefix + short.get(name.removeprefix(prefix), name) if name.startswith(prefix) else name
         for name in given
     ]
-    return pl.Series(names.name, [clip(name, _WIDTH) for name in shown], dtype=pl.String)
+    return pl.Series(names.name, [clip(name, width) for name in shown], dtype=pl.String)
