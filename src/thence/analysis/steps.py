@@ -124,10 +124,8 @@ def steps(attributed: Attributed) -> Steps:
     host = attributed.host.filter(pl.col("category") == "step")
     kind: Literal["step", "program"] = "program" if host.is_empty() else "step"
     device, devices = numbered(attributed.gpu, "rank", "device")
-    if kind == "step":
-        ranges = _of_host(attributed, host)
-    else:
-        ranges = _of_programs(attributed, device, devices)
+    of_host = kind == "step"
+    ranges = _of_host(attributed, host) if of_host else _of_programs(attributed, device, devices)
     if not (ranges.of != NO_ROW).any():
         raise MissingData(
             f"{', '.join(attributed.meta.inputs)}: holds no steps; torch.profiler's step(), thence.step() and "
