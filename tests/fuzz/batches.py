@@ -32,6 +32,7 @@ class Batch:
         code: exit code; negative where a signal ended it.
         cases: those that were begun.
         failed: those that failed; one more where the process ended in anything but an exit.
+        stopped: whether its last case was stopped, the time being over.
         cpu_seconds: of the process and of the processes that it started.
         text: what it printed; its last words too, where it did not end as it should.
     """
@@ -41,6 +42,7 @@ class Batch:
     code: int
     cases: int
     failed: int
+    stopped: bool
     cpu_seconds: float
     text: str
 
@@ -68,6 +70,12 @@ class _Running:
     seed: int
     process: subprocess.Popen[bytes]
     folder: Path
+    stopped: bool = False
+
+    def stop(self) -> None:
+        """Ends it with its last case undone."""
+        self.stopped = True
+        self.process.kill()
 
     def ended(self) -> Batch | None:
         """What it did, once it has ended."""
@@ -80,12 +88,14 @@ class _Running:
         failed = len(
             re.findall(rf"^{self.name} seed {self.seed} case \d+ failed:", said, re.MULTILINE)
         )
-        if code not in (0, 1):
+        if self.stopped:
+            said += f"{self.name} seed {self.seed}: stopped at its end: {told[-20:]}\n"
+        elif code not in (0, 1):
             failed += 1
             said += f"{self.name} seed {self.seed}: ended with {code}: {told[-1500:]}\n"
         cases = len(re.findall(r"^at \d+$", told, re.MULTILINE))
         cpu_seconds = usage.ru_utime + usage.ru_stime
-        return Batch(self.name, self.seed, code, cases, failed, cpu_seconds, said)
+        return Batch(self.name, self.seed, code, cases, failed, self.stopped, cpu_seconds, said)
 
 
 def run_apart(name: str, plan: Plan) -> Batch:
@@ -120,7 +130,7 @@ def run_all(
                 batch = one.ended()
                 if batch is None:
                     if end is not None and time.monotonic() > end + GRACE_SECONDS:
-                        one.process.kill()
+                        one.stop()
                     continue
                 running.remove(one)
                 spent[batch.format].append(batch.cpu_seconds)
@@ -181,20 +191,26 @@ class Totals:
 
     cases: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
+    stopped: Counter[str] = field(default_factory=Counter)
     cpu_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, batch: Batch) -> None:
         self.cases[batch.format] += batch.cases
         self.failed[batch.format] += batch.failed
+        self.stopped[batch.format] += batch.stopped
         self.cpu_seconds[batch.format] += batch.cpu_seconds
 
     def table(self) -> str:
         """A line for each format, and one for all."""
-        lines = [f"{'format':12} {'cases':>9} {'CPU s':>9} {'failures':>9}"]
+        lines = [f"{'format':12} {'cases':>9} {'CPU s':>9} {'failures':>9} {'stopped':>9}"]
         lines += [
-            f"{name:12} {self.cases[name]:9,} {self.cpu_seconds[name]:9,.0f} {self.failed[name]:9,}"
+            f"{name:12} {self.cases[name]:9,} {self.cpu_seconds[name]:9,.0f} "
+            f"{self.failed[name]:9,} {self.stopped[name]:9,}"
             for name in self.cases
         ]
-        cases, failed = sum(self.cases.values()), sum(self.failed.values())
-        lines.append(f"{'all':12} {cases:9,} {sum(self.cpu_seconds.values()):9,.0f} {failed:9,}")
+        cases, failed, stopped = (
+            sum(counts.values()) for counts in (self.cases, self.failed, self.stopped)
+        )
+        seconds = sum(self.cpu_seconds.values())
+        lines.append(f"{'all':12} {cases:9,} {seconds:9,.0f} {failed:9,} {stopped:9,}")
         return "\n".join(lines) + "\n"

@@ -27,6 +27,7 @@ from fuzz.inside_formats import (
     proton_tree,
     thence_buffer,
 )
+from fuzz.store_format import store_tree, store_writer
 from thence.model.column_file import encode
 from thence.readers.jax.protos.hlo_pb2 import HloProto
 from thence.readers.jax.protos.xplane_pb2 import XSpace
@@ -443,6 +444,13 @@ def _recorded(tree: Tree, folder: Path) -> Path:
     return place
 
 
+# ---- A store
+
+
+def _stored_trace() -> bytes:
+    return _json(_kineto())
+
+
 FORMATS = (
     Format("kineto", _kineto, _as_json("trace.json")),
     Format("labels", _labels, _as_json("labels.json")),
@@ -456,6 +464,9 @@ FORMATS = (
     Format("arrow", _nsight, _folder_of("arrow"), probed=True),
     Format("nsys-jax", _nsys_jax, _zipped, probed=True),
     Format("recording", _recording, _recorded),
+    Format(
+        "store", lambda: store_tree(_stored_trace()), store_writer(_stored_trace, _columns, _frame)
+    ),
     Format("inside", thence_buffer, buffer_writer(".npz")),
     Format("mosaic", mosaic_buffer, buffer_writer(".npy")),
     Format("flashinfer", flashinfer_tree, buffer_writer(".npy")),

@@ -35,10 +35,13 @@ import thence
 from fuzz.batches import Plan, Totals, run_all
 from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
+from fuzz.verbs import VERBS, drawn
+from stores import InProcess
 from thence.cli import main as command_line
 from thence.readers import parquet_probe
 from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.registry import read
+from thence.store import workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,20 +52,6 @@ WAIT = 15
 INSIDE = ("inside", "mosaic", "flashinfer", "proton")
 """Formats that `thence inside` alone reads."""
 MOST_BYTES = 1 << 30
-VERBS = (
-    ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"),
-    ("report", "--by", "step"), ("streams",), ("programs",), ("collectives",), ("compile",), ("check",),
-    ("flame", "-o", "OUT/a.folded"),
-    ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
-    ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
-    ("report", "--only", "kernel"), ("report", "--by", "collective"), ("report", "--details"),
-    ("report", "-o", "OUT/a.html"), ("idle",), ("idle", "--by", "step"), ("steps",), ("whatif",),
-    ("whatif", "--free", "kernel:.", "--no-wait", "all"), ("diff", "GOOD"), ("diff", "--anyway", "INPUT"),
-    ("diff", "--anyway", "INPUT", "-o", "OUT/a.pftrace"),
-    ("sql", "INPUT", "select * from activities order by start limit 5"),
-    ("label", "--eager", "INPUT", "-o", "OUT/labelled.pftrace"), ("label", "--eager", "GOOD"),
-    ("collectives", "--warm-up", "keep"), ("compile", "--autotuning", "detail"), ("streams", "--expect", "GEMM>=2"),
-)  # fmt: skip
 
 
 class Failure(Exception):
@@ -132,15 +121,20 @@ def try_one(of: Format, path: Path, dice: random.Random, *, through_verbs: bool)
             inputs = [str(path.parent / "trace.json.gz")]
     else:
         inputs = [str(path)]
+    if not through_verbs and of.name == "store":  # readers know nothing of stores
+        _api(inputs, [])
+        return
     if not through_verbs:
         _read(inputs, [str(path)] if beside else [])
         return
-    verb = dice.choice(VERBS if of.name != "hlo" else VERBS[:2])
+    verb = drawn(dice) if of.name != "hlo" else list(dice.choice(VERBS[:2]))
     places = {"OUT": str(path.parent), "GOOD": str(TRACES["labels"]), "INPUT": inputs[0]}
     arguments = [_filled(word, places) for word in verb]
     written = "-o" in verb or verb[0] == "label"
     form = [] if written else dice.choice((["--format", "json"], ["--format", "csv"], []))
     _verb([*arguments, *(inputs if verb[0] != "sql" else []), *beside, *form])
+    if (store := path.parent / "a.store/manifest.json").exists() and verb[0] == "ingest":
+        _verb([*dice.choice((("ranks",), ("report",), ("steps",))), str(store.parent)])
     _api(inputs, [str(path)] if beside else [])
 
 
@@ -255,6 +249,7 @@ def _limit_memory() -> None:
 
 
 _probe_started = parquet_probe._started
+workers.LocalWorkers = lambda _processes: InProcess()  # type: ignore[assignment,misc,return-value]
 
 
 def _passes(of: Format, tree: Any, number: int, options: argparse.Namespace) -> bool:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+import thence
 from fuzz.batches import Plan, run_apart
 from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
@@ -37,7 +38,9 @@ def test_seeds_are_small_and_sound(of: Format, tmp_path_factory: pytest.TempPath
     path = of.write(of.seed(), folder)
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     assert sum(p.stat().st_size for p in files) < 200_000
-    if of.name not in ("hlo", *INSIDE):
+    if of.name == "store":
+        assert thence.open(path).summary().sum_ns > 0
+    elif of.name not in ("hlo", *INSIDE):
         from thence.readers.registry import read
 
         tables = read([str(folder if of.name == "recording" else path)])

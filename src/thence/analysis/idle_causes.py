@@ -25,6 +25,7 @@ A kernel that waits for a late rank is busy. `thence.analysis.waits` tells that 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ from thence.analysis.idle_timeline import (
 )
 from thence.attribution.waiting import event_edges
 from thence.model.intervals import NEVER, NO_ROW, gaps, last_begun
+from thence.model.one_timeline import numbered
 from thence.model.tables import API_CALLS, HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ _LATENCY_NS = 100_000  # of a launch whose call has returned, to an empty queue
 _LONG_CALL_NS = 200_000  # of a launch that loads its kernel; others take 2 to 30 us
 _LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
 _EMPTIED_NS = 2_000  # how long before a gap a wait may return that emptied the queue: clocks differ
+_MOST_DEVICES = 1_000  # of one rank, which has 16 at most; each takes 10 ms
+_MOST_PIECES = 1_000_000  # and
+_MOST_OF_A_ROW = 16  # so many for each row: a host row may lie in a gap of every device
 _LATEST = int(np.iinfo(np.int64).max)
 _OF_NAMES = 32  # bits that the number of a kernel's name takes
 _UNKNOWN = NUMBER["unknown"]
@@ -101,14 +106,18 @@ class Gaps:
 
 def device_gaps(trace: Attributed) -> list[Gaps]:
     """The gaps between the first start and the last end of every device, as `Summary.idle_ns` counts them."""
+    number, devices = numbered(trace.gpu, "rank", "device")
+    start = trace.gpu["start"].to_numpy()
+    order = np.lexsort((start, number))
+    edges = np.searchsorted(number[order], np.arange(devices.height + 1))
+    start, row = start[order], order.astype(np.int64)
+    end = start + trace.gpu["duration"].to_numpy()[order]
     result = []
-    rows = trace.gpu.select("rank", "device", "start", "duration").with_row_index("gpu")
-    for (rank, device), ours in sorted(rows.group_by("rank", "device"), key=lambda part: part[0]):
-        start = ours["start"].to_numpy()
-        begin, end = gaps(start, start + ours["duration"].to_numpy())
-        order = np.argsort(start, kind="stable")
-        ending = ours["gpu"].to_numpy()[order][np.searchsorted(start[order], end)]
-        result.append(Gaps(int(str(rank)), int(str(device)), begin, end, ending.astype(np.int64)))
+    for (rank, device), low, high in zip(devices.rows(), edges[:-1], edges[1:], strict=True):
+        starts = start[low:high]
+        begin, finish = gaps(starts, end[low:high])
+        ending = row[low:high][np.searchsorted(starts, finish)]
+        result.append(Gaps(rank, device, begin, finish, ending))
     return result
 
 
@@ -123,16 +132,51 @@ def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.Da
         Columns of `IDLE`: rank, device, start and duration (ns) of the piece; cause; reason, where that is
         unknown; host, the row that the cause is told from (null where none is); gpu, the activity that ended
         the gap; wait, row in host of the last call that waited, where it emptied the queue. The pieces of
-        a gap tile it.
+        a gap tile it. Of more devices in a rank, or more pieces for each row of the trace, than programs have,
+        each gap is one piece, and unknown.
     """
-    facts = _Facts.of(trace)
     parts = device_gaps(trace) if found is None else found
     parts = sorted(parts, key=lambda of: (of.rank, of.device))
-    frames = [
-        _of_device(facts, of).frame((of.rank, of.device), of.gpu, wait)
-        for of, wait in zip(parts, _emptied(facts, parts), strict=True)
-    ]
+    devices = Counter(of.rank for of in parts)
+    if max(devices.values(), default=0) > _MOST_DEVICES:
+        return _undivided(parts)
+    facts = _Facts.of(trace)
+    most = _MOST_PIECES + _MOST_OF_A_ROW * (trace.host.height + trace.gpu.height)
+    frames: list[pl.DataFrame] = []
+    for of, wait in zip(parts, _emptied(facts, parts), strict=True):
+        frame = _of_device(facts, of).frame((of.rank, of.device), of.gpu, wait)
+        most -= frame.height
+        if most < 0:
+            return _undivided(parts)
+        frames.append(frame)
     return pl.concat(frames) if frames else pl.DataFrame(schema=IDLE)
+
+
+def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
+    """Every gap as one piece, unknown because there are too many."""
+    sizes = [len(of.start) for of in parts]
+    start, end, gpu = (
+        np.concatenate([getattr(of, name) for of in parts]) for name in ("start", "end", "gpu")
+    )
+    rank, device = (
+        np.repeat([getattr(of, name) for of in parts], sizes) for name in ("rank", "device")
+    )
+    lasting = pl.Series(end > start)
+    return (
+        pl.DataFrame(
+            {"rank": rank, "device": device, "start": start, "duration": end - start, "gpu": gpu}
+        )
+        .with_columns(
+            gpu=pl.when(pl.col("gpu") != NO_ROW).then(pl.col("gpu")),
+            cause=pl.lit("unknown"),
+            reason=pl.lit("too_many"),
+            host=pl.lit(None, pl.Int32()),
+            wait=pl.lit(None, pl.Int32()),
+        )
+        .filter(lasting)
+        .select(list(IDLE))
+        .cast(IDLE)  # type: ignore[arg-type]
+    )
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,10 @@ REASONS = {
         "torch.profiler (with_stack=True) or thence record has them"
     ),
     "profiler": "the profiler itself took the time",
+    "too_many": (
+        "it is not divided: there are more devices in one process, or more pieces of idle time for each recorded "
+        "row, than programs have; --device chooses some of the devices"
+    ),
 }
 """Why a cause is unknown."""
 CAUSES = tuple(MEANINGS)

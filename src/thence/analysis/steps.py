@@ -31,7 +31,14 @@ import polars as pl
 
 from thence.analysis.kernel_groups import communicates, computes
 from thence.errors import MissingData
-from thence.model.intervals import NEVER, NO_ROW, covered_lengths, last_begun
+from thence.model.intervals import (
+    NEVER,
+    NO_ROW,
+    covered_lengths,
+    last_begun,
+    reached_before,
+)
+from thence.model.one_timeline import OneTimeline, numbered
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -89,10 +96,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class _Ranges:
-    """Steps of one device as the host saw them, in order: names, begins and ends (ns).
+    """Steps as the host saw them: of ranks, or of devices where they are executions of programs.
 
-    ``of`` is the step of each activity of the device, `NO_ROW` for none; ``outside`` are those that
-    are known to have been launched outside of every step.
+    Attributes:
+        name, begin, end: of each step (ns); those of one rank or device side by side, in order of time.
+        of: step in which each activity was launched, shape (activities,); `NO_ROW` for none.
+        outside: which activities are known to have been launched outside of every step.
     """
 
     name: pl.Series
@@ -114,112 +123,131 @@ def steps(attributed: Attributed) -> Steps:
     """
     host = attributed.host.filter(pl.col("category") == "step")
     kind: Literal["step", "program"] = "program" if host.is_empty() else "step"
-    talks = communicates(attributed)
-    rows = attributed.gpu.select("rank", "device", "start", "duration", "program").with_columns(
-        launch=attributed.places["launch"].cast(pl.Int64).fill_null(NO_ROW),
-        communicates=talks,
-        computes=computes(attributed, talks),
-    )
-    parts = []
-    for (rank, device), ours in sorted(rows.group_by("rank", "device"), key=lambda part: part[0]):
-        if kind == "step":
-            ranges = _of_host(attributed, host.filter(pl.col("rank") == rank), ours)
-        else:
-            ranges = _of_programs(attributed, (rank, device), ours)
-        if ranges is not None and (ranges.of != NO_ROW).any():
-            place = {"rank": pl.lit(rank), "device": pl.lit(device)}
-            parts.append(_windows(ranges, ours).with_columns(**place).select(list(STEP)))
-    if not parts:
+    device, devices = numbered(attributed.gpu, "rank", "device")
+    of_host = kind == "step"
+    ranges = _of_host(attributed, host) if of_host else _of_programs(attributed, device, devices)
+    if not (ranges.of != NO_ROW).any():
         raise MissingData(
             f"{', '.join(attributed.meta.inputs)}: holds no steps; torch.profiler's step(), thence.step() and "
             "jax.profiler.StepTraceAnnotation record them"
         )
-    return Steps(pl.concat([part.cast(STEP) for part in parts]), kind)  # type: ignore[arg-type]
+    of_device, windows = _windows(attributed, ranges, device)
+    frame = pl.concat([devices[of_device], windows], how="horizontal")
+    return Steps(frame.select(list(STEP)).cast(STEP), kind)  # type: ignore[arg-type]
 
 
-def _of_host(trace: Attributed, ranges: pl.DataFrame, ours: pl.DataFrame) -> _Ranges | None:
-    """The step that was open on the host when each activity was launched."""
-    if ranges.is_empty():
-        return None
-    ranges = ranges.sort("start", maintain_order=True)
-    begin = ranges["start"].to_numpy()
-    end = begin + ranges["duration"].to_numpy()
-    launch = ours["launch"].to_numpy()
+def _of_host(trace: Attributed, host: pl.DataFrame) -> _Ranges:
+    """The step that was open on the host when each activity was launched.
+
+    Args:
+        trace: attributed.
+        host: its rows that are steps.
+    """
+    host = host.sort("rank", "start", maintain_order=True)
+    begin = host["start"].to_numpy()
+    end = begin + host["duration"].to_numpy()
+    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     launched = trace.host["start"].to_numpy()[np.maximum(launch, 0)]
-    last = last_begun(begin, launched)
-    known = launch != NO_ROW
+    of_rank, rank = host["rank"].to_numpy(), trace.gpu["rank"].to_numpy()
+    last = np.full(len(launch), NO_ROW)
+    for number in np.unique(of_rank):
+        ours = np.flatnonzero(rank == number)
+        low, high = np.searchsorted(of_rank, [number, number + 1])
+        found = last_begun(begin[low:high], launched[ours])
+        last[ours] = np.where(found == NO_ROW, NO_ROW, found + low)
+    known = (launch != NO_ROW) & np.isin(rank, of_rank)
     inside = known & (last != NO_ROW) & (launched < end[last])
     of = np.where(inside, last, NO_ROW)
-    return _Ranges(ranges["name"].cast(pl.String), begin, end, of, known & ~inside)
+    return _Ranges(host["name"].cast(pl.String), begin, end, of, known & ~inside)
 
 
-def _of_programs(
-    trace: Attributed, device: tuple[object, ...], ours: pl.DataFrame
-) -> _Ranges | None:
-    """Executions of the program that took most of the device's time, each from its launch to the next.
+def _of_programs(trace: Attributed, device: Int64, devices: pl.DataFrame) -> _Ranges:
+    """Executions of the program that took most of each device's time, each from its launch to the next.
 
     A program that ran once is chosen only where none ran again.
+
+    Args:
+        trace: attributed.
+        device: number of each activity's device.
+        devices: rank and device of each number.
     """
+    program = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    places = devices.with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
     executions = (
         trace.programs.with_row_index("row")
-        .filter(pl.col("rank") == device[0], pl.col("device") == device[1])
         .filter(pl.col("program").is_not_null())
+        .join(places, on=["rank", "device"], maintain_order="left")
     )
-    if executions.is_empty():
-        return None
-    spent = ours.group_by("program").agg(ns=pl.col("duration").sum())
-    times = (
-        executions.select("row", pl.col("program").alias("identity"))
-        .join(spent, left_on="row", right_on="program")
-        .group_by("identity")
+    place = np.full(trace.programs.height + 1, NO_ROW)  # one more, for activities of no program
+    place[executions["row"].to_numpy()] = executions["place"].to_numpy()
+    its_own = place[program] == device
+    ran = pl.DataFrame({"row": program, "ns": trace.gpu["duration"]}).filter(
+        its_own & (program != NO_ROW)
+    )
+    spent = ran.group_by("row").agg(pl.col("ns").sum())
+    chosen = (
+        executions.join(spent.cast({"row": executions.schema["row"]}), on="row")
+        .group_by("place", "program")
         .agg(repeated=pl.len() > 1, ns=pl.col("ns").sum())
-        .sort("repeated", "ns", "identity")
+        .sort("repeated", "ns", "program")
+        .group_by("place")
+        .agg(pl.col("program").last())
     )
-    if times.is_empty():
-        return None
-    chosen = executions.filter(pl.col("program") == times["identity"][-1]).sort("start")
-    finish = chosen["start"] + chosen["duration"]
-    begin = chosen["launch"].fill_null(chosen["start"]).to_numpy()
-    end = np.append(begin[1:], int(finish[-1]))
-    number = np.full(trace.programs.height, NO_ROW, np.int64)
-    number[chosen["row"].to_numpy()] = np.arange(chosen.height)
-    program = ours["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-    of = np.where(program == NO_ROW, NO_ROW, number[program])
-    names = pl.select(pl.format("{}#{}", chosen["name"].cast(pl.String), chosen["execution"]))
-    return _Ranges(names.to_series(), begin, np.maximum(end, begin), of, of == NO_ROW)
+    steps = executions.join(chosen, on=["place", "program"], how="semi").sort("place", "start")
+    begin = steps["launch"].fill_null(steps["start"]).to_numpy()
+    of_place = steps["place"].to_numpy()
+    end = np.append(begin[1:], 0)
+    last = np.flatnonzero(np.append(of_place[1:] != of_place[:-1], np.True_)) if len(begin) else []
+    end[last] = (steps["start"] + steps["duration"]).to_numpy()[last]
+    number = np.full(trace.programs.height + 1, NO_ROW)
+    number[steps["row"].to_numpy()] = np.arange(steps.height)
+    of = np.where(its_own & (program != NO_ROW), number[program], NO_ROW)
+    names = steps.select(pl.format("{}#{}", pl.col("name").cast(pl.String), "execution"))
+    with_steps = np.isin(device, of_place)
+    return _Ranges(
+        names.to_series(),
+        begin,
+        np.maximum(end[: len(begin)], begin),
+        of,
+        with_steps & (of == NO_ROW),
+    )
 
 
-def _windows(ranges: _Ranges, ours: pl.DataFrame) -> pl.DataFrame:
-    """The window of each step that launched something on the device, and what ran there."""
-    start = ours["start"].to_numpy()
-    finish = start + ours["duration"].to_numpy()
-    count = np.bincount(ranges.of[ranges.of != NO_ROW], minlength=len(ranges.begin))
-    used = np.flatnonzero(count)
-    place = np.full(len(ranges.begin), NO_ROW, np.int64)
-    place[used] = np.arange(len(used))
-    of = np.where(ranges.of == NO_ROW, NO_ROW, place[ranges.of])
-    first = np.full(len(used), np.iinfo(np.int64).max)
-    last = np.full(len(used), NEVER)
-    np.minimum.at(first, of[of != NO_ROW], start[of != NO_ROW])
-    np.maximum.at(last, of[of != NO_ROW], finish[of != NO_ROW])
-    outside = _ended_before(start[ranges.outside], finish[ranges.outside], first)
-    worked = np.maximum.accumulate(np.maximum(last, outside))
-    earlier = np.maximum(np.concatenate([[NEVER], worked[:-1]]), outside)
-    begin = np.maximum(earlier, np.minimum(ranges.begin[used], first))
-    following = np.append(begin[1:], np.iinfo(np.int64).max)
-    end = np.maximum(np.maximum(worked, begin), np.minimum(ranges.end[used], following))
-    busy, computing, talking = (
-        covered_lengths(begin, end, start[mask], finish[mask])
-        for mask in (
-            np.ones(len(start), np.bool_),
-            ours["computes"].to_numpy(),
-            ours["communicates"].to_numpy(),
-        )
+def _windows(trace: Attributed, ranges: _Ranges, device: Int64) -> tuple[Int64, pl.DataFrame]:
+    """The window of each step on each device where it launched something, and what ran there.
+
+    Args:
+        trace: attributed.
+        ranges: its steps on the host.
+        device: number of each activity's device.
+
+    Returns:
+        number of each window's device, ascending; columns of `STEP` from step on, in order of time on each device.
+    """
+    start = trace.gpu["start"].to_numpy()
+    finish = start + trace.gpu["duration"].to_numpy()
+    inside = np.flatnonzero(ranges.of != NO_ROW)
+    keys, window, count = np.unique(
+        np.stack([device[inside], ranges.of[inside]]), axis=1, return_inverse=True, return_counts=True
+    )  # fmt: skip
+    place, step = keys
+    first = np.full(len(step), np.iinfo(np.int64).max)
+    last = np.full(len(step), NEVER)
+    np.minimum.at(first, window, start[inside])
+    np.maximum.at(last, window, finish[inside])
+    outside = _ended_before(
+        (device[ranges.outside], start[ranges.outside], finish[ranges.outside]), place, first
     )
-    both = ours["computes"].to_numpy() | ours["communicates"].to_numpy()
-    exposed = covered_lengths(begin, end, start[both], finish[both]) - computing
-    name = ranges.name.gather(used)
-    return pl.DataFrame(
+    worked = np.maximum(last, outside)
+    earlier = reached_before(worked, place)
+    begin = np.maximum(np.maximum(earlier, outside), np.minimum(ranges.begin[step], first))
+    worked = np.maximum(worked, earlier)
+    following = np.append(begin[1:], 0)
+    following[np.append(place[1:] != place[:-1], np.True_)] = np.iinfo(np.int64).max
+    end = np.maximum(np.maximum(worked, begin), np.minimum(ranges.end[step], following))
+    busy, talking, exposed = _ran(trace, (place, begin, end), (device, start, finish))
+    name = ranges.name.gather(step)
+    windows = pl.DataFrame(
         {
             "step": name,
             "number": name.str.extract(_NUMBER).cast(pl.Int64),
@@ -229,17 +257,66 @@ def _windows(ranges: _Ranges, ours: pl.DataFrame) -> pl.DataFrame:
             "idle_ns": end - begin - busy,
             "communication_ns": talking,
             "exposed_ns": exposed,
-            "host_start": ranges.begin[used],
-            "host_ns": (ranges.end - ranges.begin)[used],
-            "activities": count[used],
-            "first": np.arange(len(used)) == 0,
+            "host_start": ranges.begin[step],
+            "host_ns": (ranges.end - ranges.begin)[step],
+            "activities": count,
+            "first": np.diff(place, prepend=-1) != 0,
         }
     )
+    return place, windows
 
 
-def _ended_before(start: Int64, finish: Int64, first: Int64) -> Int64:
-    """The latest end of the activities that start before each step's own work, `NEVER` for none."""
-    order = np.argsort(start, kind="stable")
-    latest = np.concatenate([[NEVER], np.maximum.accumulate(finish[order])])
-    result: Int64 = latest[np.searchsorted(start[order], first)]
-    return np.minimum(result, first)
+def _ran(
+    trace: Attributed, windows: tuple[Int64, Int64, Int64], rows: tuple[Int64, Int64, Int64]
+) -> tuple[Int64, Int64, Int64]:
+    """Busy time, communication and its exposed part in windows.
+
+    Args:
+        trace: attributed.
+        windows: device, begin and end of each.
+        rows: device, start and end of each activity.
+    """
+    group, start, end = (np.concatenate(pair) for pair in zip(windows, rows, strict=True))
+    timeline = OneTimeline.of(group, start, end, int(group.max()) + 1)
+    count = len(windows[0])
+    begins, ends = timeline.start[:count], timeline.end[:count]
+    starts, finishes = timeline.start[count:], timeline.end[count:]
+    talks = communicates(trace)
+    works = computes(trace, talks)
+    talking, computing = talks.to_numpy(), works.to_numpy()
+
+    def covered(mask: Mask) -> Int64:
+        return covered_lengths(begins, ends, starts[mask], finishes[mask])
+
+    exposed = covered(computing | talking) - covered(computing)
+    return covered(np.ones(len(starts), np.bool_)), covered(talking), exposed
+
+
+def _ended_before(rows: tuple[Int64, Int64, Int64], place: Int64, first: Int64) -> Int64:
+    """The latest end of the activities of a device that start before each step's own work, `NEVER` for none.
+
+    Args:
+        rows: device, start and end of activities outside of steps.
+        place: device of each step.
+        first: when its own work starts.
+    """
+    device, start, finish = rows
+    if not len(start):
+        return np.full(len(first), NEVER)
+    order = np.lexsort((start, device))
+    device, finish = device[order], finish[order]
+    latest = np.append(np.maximum(reached_before(finish, device), finish), NEVER)
+    # Steps among the activities: of equal times the step comes first.
+    together = np.lexsort(
+        (
+            np.repeat([0, 1], [len(first), len(start)]),
+            np.concatenate([first, start[order]]),
+            np.concatenate([place, device]),
+        )
+    )
+    before = np.empty(len(together), np.int64)
+    before[together] = np.cumsum(together >= len(first))
+    before = before[: len(first)] - 1
+    before[(before < 0) | (device[before] != place)] = len(finish)
+    result: Int64 = np.minimum(latest[before], first)
+    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,19 @@ from thence.analysis.idle_timeline import Leaves
 from thence.analysis.steps import STEP, steps
 from thence.errors import MissingData
 from thence.model.intervals import NEVER, NO_ROW
+from thence.model.one_timeline import numbered
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
+
     from thence.analysis.steps import Steps
     from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
 
 __all__ = ["StepTable", "step_table"]
 
@@ -112,55 +118,88 @@ def step_table(
 
 def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     """Adds a column of idle time for each cause that occurs."""
-    whole = _with_ends(trace, frame)
-    pieces = idle_causes(trace, whole)
-    parts = []
-    for (rank, device), ours in frame.with_row_index("row").group_by("rank", "device"):
-        start = ours["start"].to_numpy()
-        end = start + ours["duration"].to_numpy()
-        time = np.concatenate([[NEVER], np.stack([start, end], 1).ravel()])
-        number = ours["row"].to_numpy().astype(np.int64)
-        row = np.append(NO_ROW, np.stack([number, np.full(len(start), NO_ROW)], 1).ravel())
-        # Where a step ends as the next begins, the next counts.
-        last = np.append(time[1:] != time[:-1], np.True_)
-        mine = pieces.filter((pl.col("rank") == rank) & (pl.col("device") == device))
-        begins = mine["start"].to_numpy()
-        cut = Leaves(time[last], row[last]).within(begins, begins + mine["duration"].to_numpy())
-        causes = mine["cause"].cast(pl.String).gather(cut.of)
-        parts.append(pl.DataFrame({"row": cut.row, "cause": causes, "ns": cut.end - cut.start}))
+    number, devices = numbered(frame, "rank", "device")
+    edges = np.searchsorted(number, np.arange(devices.height + 1))
+    start = frame["start"].to_numpy()
+    end = start + frame["duration"].to_numpy()
+    of_device = dict(zip(devices.rows(), itertools.pairwise(edges.tolist()), strict=True))
+    spans = {
+        key: (int(start[low]), int(end[low:high].max())) for key, (low, high) in of_device.items()
+    }
+    pieces = idle_causes(trace, _with_ends(trace, spans))
+    key, pieces_of = numbered(pieces, "rank", "device")
+    piece_edges = np.searchsorted(key, np.arange(pieces_of.height + 1))
+    begins = pieces["start"].to_numpy()
+    ends = begins + pieces["duration"].to_numpy()
+    row, piece, ns = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for device, first, last in zip(
+        pieces_of.rows(), piece_edges[:-1], piece_edges[1:], strict=True
+    ):
+        low, high = of_device[device]
+        cut = _as_leaves(start[low:high], end[low:high], low).within(
+            begins[first:last], ends[first:last]
+        )
+        row.append(cut.row)
+        piece.append(first + cut.of)
+        ns.append(cut.end - cut.start)
+    causes = pieces["cause"].cast(pl.String).gather(np.concatenate(piece))
+    return frame.hstack(_by_cause(np.concatenate(row), causes, np.concatenate(ns), frame.height))
+
+
+def _as_leaves(start: Int64, end: Int64, first: int) -> Leaves:
+    """The steps of one device by time: their rows, from ``first`` on, and `NO_ROW` in between."""
+    time = np.concatenate([[NEVER], np.stack([start, end], 1).ravel()])
+    number = np.arange(first, first + len(start))
+    row = np.append(NO_ROW, np.stack([number, np.full(len(start), NO_ROW)], 1).ravel())
+    # Where a step ends as the next begins, the next counts.
+    last = np.append(time[1:] != time[:-1], np.True_)
+    return Leaves(time[last], row[last])
+
+
+def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFrame:
+    """Columns ``idle_<cause>_ns`` of each of the rows."""
     sums = (
-        pl.concat(parts)
+        pl.DataFrame({"row": row, "cause": cause, "ns": ns})
         .filter(pl.col("row") != NO_ROW)
         .group_by("row", "cause")
         .agg(pl.col("ns").sum())
     )
-    used = [cause for cause in CAUSES if cause in set(sums["cause"])]
-    wide = pl.DataFrame({"row": np.arange(frame.height)})
-    for cause in used:
-        of = sums.filter(pl.col("cause") == cause).select(
-            "row", pl.col("ns").alias(f"idle_{cause}_ns")
+    found = set(sums["cause"])
+    wide = pl.DataFrame({"row": np.arange(rows)})
+    for name in (name for name in CAUSES if name in found):
+        of = sums.filter(pl.col("cause") == name).select(
+            "row", pl.col("ns").alias(f"idle_{name}_ns")
         )
         wide = wide.join(of, on="row", how="left", maintain_order="left")
-    return frame.hstack(wide.drop("row").fill_null(0))
+    return wide.drop("row").fill_null(0)
 
 
-def _with_ends(trace: Attributed, frame: pl.DataFrame) -> list[Gaps]:
-    """The gaps of every device, also from the first window's begin and to the last one's end."""
+def _with_ends(trace: Attributed, spans: dict[tuple[int, int], tuple[int, int]]) -> list[Gaps]:
+    """The gaps of devices, also from the first window's begin and to the last one's end.
+
+    Args:
+        trace: attributed.
+        spans: of each rank and device, from the first window's begin to the last one's end.
+    """
+    rows = trace.gpu.with_row_index("gpu").select(
+        "rank", "device", "start", "gpu", end=pl.col("start") + pl.col("duration")
+    )
+    activities = {
+        (rank, device): (first, last, row)
+        for rank, device, first, last, row in rows.group_by("rank", "device")
+        .agg(
+            pl.col("start").min(),
+            pl.col("end").max(),
+            row=pl.col("gpu").sort_by("start", maintain_order=True).first(),
+        )
+        .rows()
+    }
     result = []
-    windows = dict(frame.group_by("rank", "device"))
-    rows = trace.gpu.select("rank", "device", "start", "duration").with_row_index("gpu")
-    activities = dict(rows.group_by("rank", "device"))
     for of in device_gaps(trace):
         key = (of.rank, of.device)
-        if key not in windows:
+        if key not in spans:
             continue
-        ours = activities[key].sort("start", maintain_order=True)
-        begin = int(windows[key]["start"].to_numpy().min())
-        finish = int((windows[key]["start"] + windows[key]["duration"]).to_numpy().max())
-        first, last = (
-            int(ours["start"].to_numpy()[0]),
-            int((ours["start"] + ours["duration"]).to_numpy().max()),
-        )
+        (begin, finish), (first, last, row) = spans[key], activities[key]
         before, after = [0] * (begin < first), [0] * (finish > last)
         result.append(
             Gaps(
@@ -169,8 +208,8 @@ def _with_ends(trace: Attributed, frame: pl.DataFrame) -> list[Gaps]:
                 np.concatenate([np.full(len(before), begin), of.start, np.full(len(after), last)]),
                 np.concatenate([np.full(len(before), first), of.end, np.full(len(after), finish)]),
                 np.concatenate(
-                    [np.full(len(before), int(ours["gpu"][0])), of.gpu, np.full(len(after), NO_ROW)]
-                ),
+                    [np.full(len(before), row), of.gpu, np.full(len(after), NO_ROW)]
+                ).astype(np.int64),
             )
         )
     return result

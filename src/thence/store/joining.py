@@ -9,6 +9,7 @@ import polars as pl
 
 from thence.atomic_files import temporary_path
 from thence.errors import DamagedInput
+from thence.store.files import reading, tables_within
 from thence.store.layout import RANKS, SUMMARIES, summary_file
 from thence.store.parts import with_numbers
 
@@ -53,11 +54,13 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
             files.setdefault(summary, []).append((path, entry))
     for summary, found in files.items():
         (target / summary).mkdir(exist_ok=True)
-        if any(entry.renumbered for _, entry in found):
-            plans = (with_numbers(pl.scan_parquet(path), e.renumbered) for path, e in found)
-            joined = pl.concat(plans).collect()
-        else:  # much faster
-            joined = pl.read_parquet([path for path, _ in found])
+        whole = tables_within([path for path, _ in found], root / RANKS)
+        with reading(root / RANKS):
+            if any(entry.renumbered for _, entry in found):
+                plans = (with_numbers(pl.scan_parquet(path), e.renumbered) for path, e in found)
+                joined = pl.concat(plans).collect()
+            else:  # much faster
+                joined = whole.collect()
         joined.write_parquet(target / summary / name, compression="lz4")
 
 
@@ -65,7 +68,7 @@ def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | No
     """A summary of all ranks as a plan; None where no rank has it.
 
     Raises:
-        DamagedInput: the manifest names it, and it is not there.
+        DamagedInput: the manifest names it, and it is not there, or no table.
     """
     if name not in manifest.summaries:
         return None
@@ -73,4 +76,4 @@ def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | No
     if not files:
         path = root / SUMMARIES / name
         raise DamagedInput(str(path), "is missing; the same thence ingest again writes it")
-    return pl.scan_parquet(files)
+    return tables_within(files, root)

@@ -26,6 +26,7 @@ import msgspec
 
 from thence.atomic_files import atomic_write
 from thence.errors import DamagedInput, InputError
+from thence.store.files import content_of, is_there
 
 if TYPE_CHECKING:
     import os
@@ -204,9 +205,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 def is_store(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a store, or begins as one."""
     try:
-        with (Path(path) / MANIFEST).open("rb") as file:
+        manifest = Path(path) / MANIFEST
+        if not is_there(manifest):
+            return False
+        with manifest.open("rb") as file:
             return f'"{FORMAT}"'.encode() in file.read(200)
-    except (OSError, ValueError):
+    except (DamagedInput, OSError, ValueError):
         return False
 
 
@@ -255,12 +259,9 @@ def read_part(folder: Path) -> Part:
 
 
 def _read(path: Path, kind: type[_Struct]) -> _Struct:
+    content = content_of(path, _MOST_BYTES)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DamagedInput(str(path), "is larger than any that thence writes")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise DamagedInput(str(path), f"cannot be read ({error.strerror or error})") from error
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedInput(str(path), f"is not as thence writes it ({error})") from error
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.errors import DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.phases import POSITIONS
@@ -28,6 +27,7 @@ from thence.model.tables import (
     renumbered,
 )
 from thence.store.facts import decode_facts
+from thence.store.files import content_of, is_there, reading, tables_within
 from thence.store.layout import FACTS
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ _PLACE_TYPES: dict[str, Any] = {
     "position": pl.Enum(POSITIONS),
     "apart": RULE,
 }
+_MOST_FACTS = 1 << 30
+"""Bytes of a part's facts: some kilobytes, and its notes."""
 _OTHER_PLACES = pl.Categorical()  # lane, metadata, detail: texts
 PLACE_COLUMNS: tuple[str, ...] = ("lane", "metadata", "detail", *_PLACE_TYPES)
 """Columns of ``places`` that have a fixed type."""
@@ -146,10 +148,7 @@ def read_facts(folder: Path) -> Facts:
         DamagedInput: they cannot be read.
     """
     path = folder / FACTS
-    try:
-        return decode_facts(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DamagedInput(str(path), f"cannot be read ({error.strerror or error})") from error
+    return decode_facts(content_of(path, _MOST_FACTS), str(path))
 
 
 def read_table(folder: Path, name: str) -> pl.DataFrame | None:
@@ -159,12 +158,10 @@ def read_table(folder: Path, name: str) -> pl.DataFrame | None:
         DamagedInput: it cannot be read.
     """
     path = folder / f"{name}.parquet"
-    if not path.exists():
+    if not is_there(path):
         return None
-    try:
-        return pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise DamagedInput(str(path), f"cannot be read ({error})") from error
+    with reading(path):
+        return tables_within([path], path).collect()
 
 
 def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
@@ -179,7 +176,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
     """
     facts = read_facts(folder)
     activities = read_table(folder, ACTIVITIES)
-    try:
+    with reading(folder):
         gpu = GPU.empty()
         places = pl.DataFrame(schema=_PLACE_TYPES)
         if activities is not None:
@@ -200,8 +197,6 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             own=facts.own,
             installed=facts.installed,
         )
-    except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-        raise DamagedInput(str(folder), f"its tables are not as written ({error})") from error
     return renumbered(trace, new) if new else trace
 
 

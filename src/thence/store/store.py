@@ -17,10 +17,11 @@ from thence.errors import InputError, UsageError
 from thence.model.losses import Loss
 from thence.model.tables import GPU, Meta, Tables
 from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundness
+from thence.store.files import is_there, reading, rows_within
 from thence.store.joining import read_summary
 from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
-from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, WINDOWS
+from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TYPES, WINDOWS
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -146,8 +147,7 @@ class Store:
     def _windows(self) -> pl.DataFrame:
         table = self.summary(WINDOWS)
         if table is None:
-            schema = {"rank": pl.Int32, "device": pl.Int32, "start": pl.Int64, "end": pl.Int64}
-            return pl.DataFrame(schema=schema | {"epoch_ns": pl.Int64})
+            return pl.DataFrame(schema=TYPES[WINDOWS])
         return table
 
     def summary(self, name: str) -> pl.DataFrame | None:
@@ -157,12 +157,16 @@ class Store:
             DamagedInput: it cannot be read.
         """
         plan = self._summary_plan(name)
-        return None if plan is None else plan.collect()
+        if plan is None:
+            return None
+        with reading(self.root):
+            return plan.collect()
 
     def _summary_plan(self, name: str) -> pl.LazyFrame | None:
         table = read_summary(self.root, self.manifest, name)
         if table is None:
             return None
+        table = table.select(pl.col(column).cast(dtype) for column, dtype in TYPES[name].items())
         # Of a file with several ranks, the facts stand with the lowest of them.
         ranks = pl.Series(self.ranks, dtype=pl.Int32).implode()
         return table.filter(pl.col("rank").is_in(ranks))
@@ -198,14 +202,15 @@ class Store:
             table: activities, gpu, places, or any other attribute of `Attributed` that is a table.
         """
         stored = table if table not in ("gpu", "places") else ACTIVITIES
-        frames = []
+        frames, paths = [], []
         for entry in self.entries:
             path = self.root / RANKS / entry.folder / f"{stored}.parquet"
-            if path.exists():
+            if is_there(path):
+                paths.append(path)
                 frames.append(with_numbers(pl.scan_parquet(path), entry.renumbered))
         if not frames:
             return getattr(Tables(), table if table != ACTIVITIES else "gpu").lazy()  # type: ignore[no-any-return]
-        whole = pl.concat(frames, how="vertical")
+        whole = rows_within(pl.concat(frames, how="vertical"), paths, self.root)
         if table == "gpu":
             return whole.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
         if table == "places":

@@ -17,6 +17,7 @@ from thence.analysis.summary_merge import MERGED_BY, folded, merged_summary, sum
 from thence.errors import MissingData
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
+from thence.store.files import reading
 from thence.store.summaries import SUMMARISED_BY
 from thence.trace import Trace
 
@@ -149,7 +150,10 @@ class StoredTrace(Trace):
 
     def late_ranks(self) -> Job:
         """As `Trace.late_ranks`, from the summaries alone."""
-        return job_of(self.store.lateness()) if self._ranks_only else super().late_ranks()
+        if not self._ranks_only:
+            return super().late_ranks()
+        with reading(self.store.root):
+            return job_of(self.store.lateness())
 
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`; a plan over the files of all ranks, of which only what the query needs is read.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -23,6 +23,7 @@ __all__ = [
     "LATENESS",
     "REPORT",
     "SUMMARISED_BY",
+    "TYPES",
     "WINDOWS",
     "Frames",
     "summaries_of",
@@ -40,6 +41,19 @@ REPORT = {table.name: f"report_{table.name}" for table in TABLES}
 """Names of the tables of `thence.analysis.summary_merge`, which here have a column ``rank`` too."""
 LATENESS = {name: f"ranks_{name}" for name in SUMMARY}
 """Names of the tables of `thence.analysis.ranks.summary`, by which late ranks are found."""
+TYPES: dict[str, dict[str, Any]] = {
+    WINDOWS: {
+        "rank": pl.Int32(),
+        "device": pl.Int32(),
+        "start": pl.Int64(),
+        "end": pl.Int64(),
+        "epoch_ns": pl.Int64(),
+    },
+    FACTS_TABLE: {"rank": pl.Int32(), "facts": pl.String()},
+    **{REPORT[table.name]: {"rank": pl.Int32(), **table.schema} for table in TABLES},
+    **{LATENESS[name]: dict(table.schema) for name, table in SUMMARY.items()},
+}
+"""Columns of every summary."""
 
 
 def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
@@ -54,7 +68,7 @@ def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
     frames = {
         WINDOWS: _windows(trace),
         FACTS_TABLE: pl.DataFrame(
-            {"rank": [lowest], "facts": [facts.decode()]}, {"rank": pl.Int32, "facts": pl.String}
+            {"rank": [lowest], "facts": [facts.decode()]}, TYPES[FACTS_TABLE]
         ),
     }
     frames |= {LATENESS[name]: frame for name, frame in summarise_ranks(trace).items()}

@@ -18,6 +18,7 @@ from thence.analysis.steps import steps
 from thence.analysis.steps_table import step_table
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, last_begun, union_lengths
+from thence.model.one_timeline import numbered
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -94,16 +95,25 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
 def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
     """The step in whose window on its device each activity begins."""
     of_activity = np.full(trace.gpu.height, NO_ROW, np.int64)
-    start = trace.gpu["start"].to_numpy()
-    rank, device = (trace.gpu[column].to_numpy() for column in ("rank", "device"))
-    for (of_rank, of_device), rows in windows.group_by("rank", "device"):
-        ours = np.flatnonzero((rank == of_rank) & (device == of_device))
-        begin = rows["start"].to_numpy()
-        end = begin + rows["duration"].to_numpy()
-        window = last_begun(begin, start[ours])
-        inside = (window != NO_ROW) & (start[ours] < end[window])
-        row = rows["row"].to_numpy().astype(np.int64)
-        of_activity[ours] = np.where(inside, row[window], NO_ROW)
+    number, devices = numbered(
+        pl.concat([table.select("rank", "device") for table in (windows, trace.gpu)]),
+        "rank",
+        "device",
+    )
+    of_window, device = number[: windows.height], number[windows.height :]
+    ours = np.argsort(device, kind="stable")
+    edges = np.searchsorted(device[ours], np.arange(devices.height + 1))
+    theirs = np.argsort(of_window, kind="stable")
+    window_edges = np.searchsorted(of_window[theirs], np.arange(devices.height + 1))
+    start, row = trace.gpu["start"].to_numpy(), windows["row"].to_numpy().astype(np.int64)
+    begin = windows["start"].to_numpy()
+    end = begin + windows["duration"].to_numpy()
+    for place in np.unique(of_window):
+        rows = ours[edges[place] : edges[place + 1]]
+        ones = theirs[window_edges[place] : window_edges[place + 1]]
+        window = last_begun(begin[ones], start[rows])
+        inside = (window != NO_ROW) & (start[rows] < end[ones][window])
+        of_activity[rows] = np.where(inside, row[ones][window], NO_ROW)
     return of_activity
 
 

@@ -1,0 +1,92 @@
+"""Stores that are fuzzed: the descriptions as trees of JSON, and the tables as lists of cells."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from stores import stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fuzz.mutations import Tree
+
+_JSON = (".json",)
+
+
+def store_tree(trace: bytes) -> Tree:
+    """The store of one trace: {path: JSON, or {column: cells}}."""
+    tree: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for path in _files(Path(name), trace):
+            inside = str(path.relative_to(Path(name) / "a.store"))
+            if path.suffix in _JSON:
+                tree[inside] = json.loads(path.read_bytes())
+            elif path.suffix == ".parquet":
+                columns = pl.read_parquet(path).with_columns(pl.col(pl.Categorical).cast(pl.String))
+                tree[inside] = columns.to_dict(as_series=False)
+    return tree
+
+
+@functools.cache
+def _types(trace: bytes) -> dict[str, dict[str, pl.DataType]]:
+    """The types of the columns of each table."""
+    with tempfile.TemporaryDirectory() as name:
+        return {
+            path.name: dict(pl.read_parquet_schema(path))
+            for path in _files(Path(name), trace)
+            if path.suffix == ".parquet"
+        }
+
+
+def _files(folder: Path, trace: bytes) -> list[Path]:
+    (folder / "trace.json").write_bytes(trace)
+    stored(folder / "a.store", [folder / "trace.json"], host=True)
+    return sorted(path for path in (folder / "a.store").rglob("*") if path.is_file())
+
+
+def store_writer(
+    trace: Callable[[], bytes],
+    columns: Callable[[Tree], dict[str, list[Any]]],
+    frame: Callable[[dict[str, list[Any]]], pl.DataFrame],
+) -> Callable[[Tree, Path], Path]:
+    """Writes a tree as a store; columns whose cells still fit have the types that they had."""
+
+    def write(tree: Tree, folder: Path) -> Path:
+        types = _types(trace())
+        store = folder / "a.store"
+        store.mkdir()
+        for name, value in tree.items() if isinstance(tree, dict) else []:
+            inside = Path(*(part[:80] for part in Path(str(name).replace("\0", "0")).parts))
+            path = store / inside
+            if inside.is_absolute() or ".." in inside.parts or path.is_dir() or path.exists():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".parquet":
+                table = _typed(columns(value), types.get(path.name, {}), frame)
+                table.write_parquet(path)
+            else:
+                path.write_text(json.dumps(value, default=repr, skipkeys=True), errors="replace")
+        return store
+
+    return write
+
+
+def _typed(
+    columns: dict[str, list[Any]],
+    types: dict[str, pl.DataType],
+    frame: Callable[[dict[str, list[Any]]], pl.DataFrame],
+) -> pl.DataFrame:
+    series = []
+    for name, cells in columns.items():
+        try:
+            series.append(pl.Series(name, cells, types.get(name)))
+        except (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
+            series.append(frame({name: cells})[name])
+    return pl.DataFrame(series)

@@ -1,0 +1,102 @@
+"""The verbs that mutated inputs go through, and the options that some cases get beside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from thence.cli import COMMANDS
+
+if TYPE_CHECKING:
+    import random
+
+VERBS = (
+    ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"),
+    ("report", "--by", "step"), ("streams",), ("programs",), ("collectives",), ("compile",), ("check",),
+    ("flame", "-o", "OUT/a.folded"),
+    ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
+    ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
+    ("report", "--only", "kernel"), ("report", "--by", "collective"), ("report", "--details"),
+    ("report", "-o", "OUT/a.html"), ("idle",), ("idle", "--by", "step"), ("steps",), ("whatif",),
+    ("whatif", "--free", "kernel:.", "--no-wait", "all"), ("diff", "GOOD"), ("diff", "--anyway", "INPUT"),
+    ("diff", "--anyway", "INPUT", "-o", "OUT/a.pftrace"),
+    ("sql", "INPUT", "select * from activities order by start limit 5"),
+    ("label", "--eager", "INPUT", "-o", "OUT/labelled.pftrace"), ("label", "--eager", "GOOD"),
+    ("collectives", "--warm-up", "keep"), ("compile", "--autotuning", "detail"), ("streams", "--expect", "GEMM>=2"),
+    ("ranks",), ("ranks", "--what-if", "--clocks"), ("ranks", "-o", "OUT/ranks.html"),
+    ("ingest", "-o", "OUT/a.store"), ("ingest", "--host", "-o", "OUT/a.store"),
+)  # fmt: skip
+"""OUT is a folder, GOOD a sound trace, INPUT the mutated one once more."""
+OTHERS = {
+    "inside": "reads buffers, which are formats of their own here",
+    "record": "starts programs",
+    "doctor": "reads no trace",
+    "demo": "reads the trace of the package",
+}
+"""Verbs that mutated traces do not go through, and why."""
+VALUES = {
+    "--rank": ("0", "1", "-1", "99999999999"),
+    "--device": ("0", "1", "-5"),
+    "--steps": ("0:1", "1:", ":3", "5:2"),
+    "--window": ("0:1ms", ":50us", "1s:", "2us:1us"),
+    "--only": ("Kernel|kernel", "forward", "^$", "("),
+    "--own": ("torch", "!*", "a/**"),
+    "--run": ("host", "nothing"),
+    "--max-expansion": ("1", "1000000"),
+    "--top": ("1", "3", "1099511627776"),
+    "--group": ("A=a", "B=(", "C=.*"),
+    "--expect": ("A>=1", "GEMM<3"),
+    "--free": ("kernel:.", "label:x", "idle:python"),
+    "--scale": ("kernel:.=0.5", "kernel:.=-1", "stream:7=2"),
+    "--no-wait": ("all", "nccl"),
+    "--on-time": ("rank:0", "rank:7"),
+    "--fail-on": ("total>5%", "kernel:.>1us"),
+    "--time-limit": ("5",),
+    "--memory-limit": ("0.5",),
+}
+"""Values of options that take a number or a text; those of choices and flags follow from the command line."""
+OTHER_OPTIONS = {
+    "--output": "verbs above have it",
+    "--format": "each case has one",
+    "--force": "nothing is there before",
+    "--hlo": "a format of its own here",
+    "--labels": "a format of its own here",
+    "--eager": "verbs above have it",
+    "--before": "two inputs say the same",
+    "--after": "two inputs say the same",
+    "--baseline": "two inputs say the same",
+    "--workers": "ingest reads in this process here",
+    "--ray": "ingest reads in this process here",
+}
+"""Options that no case gets at random, and why."""
+_WITH_OPTION = 0.25
+
+
+def drawn(dice: random.Random) -> list[str]:
+    """A verb with its arguments, and sometimes one more option."""
+    verb = list(dice.choice(VERBS))
+    if dice.random() < _WITH_OPTION:
+        verb += _option(dice, verb)
+    return verb
+
+
+def options_of(command: click.Command) -> dict[str, click.Option]:
+    """The options of a verb that cases get at random, by their long names."""
+    named = {
+        max(option.opts, key=len): option
+        for option in command.params
+        if isinstance(option, click.Option)
+    }
+    return {name: option for name, option in named.items() if name not in OTHER_OPTIONS}
+
+
+def _option(dice: random.Random, verb: list[str]) -> list[str]:
+    command = next(command for command in COMMANDS if command.name == verb[0])
+    name, option = dice.choice(list(options_of(command).items()))
+    if name in verb:
+        return []
+    if option.is_flag:
+        return [name]
+    values = option.type.choices if isinstance(option.type, click.Choice) else VALUES[name]
+    return [name, str(dice.choice(list(values)))]

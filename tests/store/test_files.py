@@ -1,0 +1,98 @@
+"""Nothing in a store is taken on trust: special files, bombs and tables of other types are told in one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import FSDP, output
+from stores import stored
+from thence.errors import DamagedInput, InputError
+from thence.store.layout import FACTS, MANIFEST, PART, SUMMARIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = 3_000_000
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("files") / "job.store"
+    stored(store, FSDP[:2])
+    return store
+
+
+@pytest.fixture
+def store(sound: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sound, tmp_path / "job.store")
+
+
+def table(store: Path, name: str) -> Path:
+    return min(store.glob(f"ranks/*/{name}.parquet"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
+@pytest.mark.parametrize("name", [FACTS, "activities.parquet"])
+def test_a_fifo_in_a_part_is_told_and_not_waited_for(store: Path, name: str) -> None:
+    file = min(store.glob(f"ranks/*/{name}"))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(DamagedInput, match=f"{name}: is a special file"):
+        _ = thence.open(store).gpu
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
+def test_a_fifo_as_manifest_or_description_is_not_waited_for(store: Path) -> None:
+    part = min(store.glob(f"ranks/*/{PART}"))
+    part.unlink()
+    os.mkfifo(part)
+    stored(store, FSDP[:2])  # the part is read again
+    (store / MANIFEST).unlink()
+    os.mkfifo(store / MANIFEST)
+    with pytest.raises(InputError):
+        thence.open(store)
+
+
+def claimed(path: Path) -> None:
+    """A few bytes that claim as many rows as fill gigabytes."""
+    columns = pl.read_parquet(path).columns
+    one = pl.repeat(1, ROWS, dtype=pl.Int64, eager=True)
+    pl.DataFrame(dict.fromkeys(columns, one)).write_parquet(path, row_group_size=ROWS)
+    assert path.stat().st_size * 200 < ROWS * 8 * len(columns)
+
+
+def as_text(path: Path) -> None:
+    pl.read_parquet(path).with_columns(pl.all().is_null().cast(pl.String)).write_parquet(path)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def without_columns(path: Path) -> None:
+    pl.read_parquet(path).select(value=pl.first()).write_parquet(path)
+
+
+@pytest.mark.parametrize("spoil", [claimed, as_text, cut, without_columns])
+def test_a_spoilt_table_is_told_in_one_sentence(
+    store: Path, spoil: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(table(store, "activities"))
+    told = [output(capsys, "streams", store, code=2)[1]]
+    for summary in sorted((store / SUMMARIES).iterdir()):
+        file = next(summary.iterdir())
+        if summary.name in ("report_totals", "ranks_devices"):
+            spoil(file)
+    told += [output(capsys, verb, store, code=2)[1] for verb in ("report", "ranks")]
+    for text in told:
+        assert len(text.splitlines()) == 1, text
+        assert "job.store" in text
+        assert "should not happen" not in text
