@@ -20,8 +20,8 @@ import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
-from thence.readers.kineto.annotations import annotations_of_piece
 from thence.readers.kineto.event_columns import coded, launch_facts, triples
+from thence.readers.kineto.piece_annotations import annotations_of_piece
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
