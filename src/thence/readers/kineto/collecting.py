@@ -42,27 +42,11 @@ def collected(pieces: Iterable[Arrays], tick: Callable[[], None], expected: floa
         categories.update(piece["categories"])
         for key in counts:
             counts[key] += piece[key]
-        renamed = _numbered(piece["names"], names)
-        moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
-        annotated = _numbered(piece["annotations"], said)
-        for key, values in piece.items():
-            if "." not in key:
-                continue
+        for key, values in _renumbered(piece, names, lanes, said).items():
             if isinstance(values, list):
                 texts.setdefault(key, []).extend(values)
                 continue
-            if key.endswith(".lane"):
-                joined = moved[values]
-            elif key in ("gpu.name", "host.name"):
-                joined = renamed[values]
-            elif key in ("host.kernel", "host.metadata"):
-                joined = _gathered(renamed, values)
-            elif key == "gpu.annotation":
-                joined = _gathered(annotated, values)
-            elif key in rows:
-                joined = np.where(values < 0, NO_ROW, values + rows[key])
-            else:
-                joined = values
+            joined = np.where(values < 0, NO_ROW, values + rows[key]) if key in rows else values
             arrays.setdefault(key, _GrowingArray()).extend(joined, expected / number)
         rows["collective.gpu"] += len(piece["gpu.start"])
         rows["joined.gpu"] += len(piece["gpu.start"])
@@ -71,6 +55,24 @@ def collected(pieces: Iterable[Arrays], tick: Callable[[], None], expected: floa
     columns = texts | {key: array.rows for key, array in arrays.items()}
     seen = {"names": list(names), "lanes": list(lanes), "said": list(said)}
     return columns | counts | seen | {"categories": categories}
+
+
+def _renumbered(
+    piece: Arrays, names: dict[str, int], lanes: dict[Any, int], said: dict[str, int]
+) -> Arrays:
+    """The columns of a piece, its own numbers of names, lanes and annotations replaced by those of the file."""
+    name = _numbered(piece["names"], names)
+    lane = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
+    annotation = _numbered(piece["annotations"], said)
+    columns = {key: values for key, values in piece.items() if "." in key}
+    for key, values in columns.items():
+        if key.endswith(".lane") and isinstance(values, np.ndarray):
+            columns[key] = lane[values]
+        elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata"):
+            columns[key] = _gathered(name, values)
+        elif key == "gpu.annotation":
+            columns[key] = _gathered(annotation, values)
+    return columns
 
 
 def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
