@@ -39,13 +39,13 @@ from thence.readers import registry
 from thence.readers.kineto import read as kineto
 mark()
 whole = kineto.collected
-def collected(pieces, tick):
+def collected(pieces, *options):
     def watched():
         for number, piece in enumerate(pieces):
             if number == 0:
                 mark()
             yield piece
-    columns = whole(watched(), tick)
+    columns = whole(watched(), *options)
     mark()
     return columns
 kineto.collected = collected

@@ -86,10 +86,11 @@ class HostRows:
         launch_row = np.where(self.launch == NO_ROW, 0, self.launch)
         step_row = np.full(len(launch_row), NO_ROW, np.int64)
         of_step = self.of("step")
-        inside_other = self.climb(self.parent, of_step) != NO_ROW if of_step.any() else ~of_step
-        steps = table.with_row_index("row").filter(pl.Series(of_step & ~inside_other))
+        steps_at = np.flatnonzero(of_step)
+        outermost = steps_at[self.climb(self.parent[steps_at], of_step) == NO_ROW]
+        steps = table[outermost].with_columns(row=pl.Series(outermost))
         for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
-            rows = rank_steps["row"].to_numpy().astype(np.int64)
+            rows = rank_steps["row"].to_numpy()
             ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
             last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
             inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (self.launch != NO_ROW)
