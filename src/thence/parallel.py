@@ -10,21 +10,23 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["in_threads", "threads"]
+__all__ = ["in_threads"]
+
+_MOST = 4
+"""Threads at once: each needs memory of its own, and more gain little."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def threads() -> int:
-    """How many threads this process may compute with: as many as Polars, so ``POLARS_MAX_THREADS`` counts."""
-    return pl.thread_pool_size()
-
-
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """What the function returns for each item, in their order; raises what the first of them raises."""
+    """What the function returns for each item, in their order; raises what the first of them raises.
+
+    No more at once than Polars has threads, so ``POLARS_MAX_THREADS`` counts here, too.
+    """
     every = list(items)
-    if threads() < 2 or len(every) < 2:
+    threads = min(pl.thread_pool_size(), len(every), _MOST)
+    if threads < 2:
         return [function(item) for item in every]
-    with ThreadPoolExecutor(min(threads(), len(every))) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, every))

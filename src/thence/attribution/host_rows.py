@@ -137,12 +137,17 @@ class HostRows:
 
     @cached_property
     def _used(self) -> pl.DataFrame:
-        return self.tables.host.select("category", "name").unique()
+        """Every pair of category and name that occurs, once."""
+        pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
+        row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
+        row[pair] = np.arange(len(pair))
+        return self.tables.host.select("category", "name")[row[row != NO_ROW]]
 
     @cached_property
-    def _codes(self) -> npt.NDArray[np.int64]:
+    def _codes(self) -> npt.NDArray[np.uint32]:
         """Number of the name of each host row, 0 for none."""
-        return self.names.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+        # The number of none becomes 0 by overflow.
+        return self.names.to_physical().fill_null(np.iinfo(np.uint32).max).to_numpy() + np.uint32(1)
 
 
 def host_rows(tables: Tables, launch: Rows, own: OwnCode) -> HostRows:
