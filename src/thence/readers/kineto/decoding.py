@@ -8,6 +8,7 @@ of a piece travels, and the process reads it itself.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import queue
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -37,6 +39,8 @@ _BYTES_BEFORE_PROCESSES = 48 << 20
 """JSON that is decoded here before other processes are started: below, starting costs more than it gains."""
 _MOST_PROCESSES = 16
 """One process joins what all others decode: more would wait for it."""
+_PIPE_BYTES = 1 << 20
+"""Asked of the system for each pipe of columns: with its 64 KiB, threads take turns for every 64 KiB that arrive."""
 # glibc gives freed memory back to the system at once and fetches it again for the next piece, which
 # doubles the system time; these make it keep what one piece needs. Other systems ignore them. NumPy
 # would start a thread for each core, for algebra that is not done here.
@@ -135,6 +139,9 @@ class _Worker:
             process_group=0,
             env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        if sys.platform == "linux":
+            with suppress(OSError):  # one user's pipes may not be of any size together
+                fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def decode(self, piece: Piece) -> Columns:
         """The columns of a piece.
