@@ -361,23 +361,25 @@ def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
     """For each interval the last earlier one on its track that does not end before it does."""
     above = np.arange(-1, len(end) - 1, dtype=np.int64)
     above[1:][track[1:] != track[:-1]] = NO_ROW
-    # Most are found among the intervals shortly before: in parts, side by side. The rest goes on from there.
-    in_threads(
-        lambda low: _jump(above, end, low, min(low + _AT_ONCE, len(end))),
-        range(0, len(end), _AT_ONCE),
-    )
-    _jump(above, end, 0, len(end))
+
+    def within(low: int) -> Int64:
+        """Finds those that lie in the same part; the rows of the part that need an earlier one."""
+        part = above[low : low + _AT_ONCE]
+        _jump(above, end, low + np.flatnonzero(part >= low), low)
+        return low + np.flatnonzero((part >= 0) & (part < low))
+
+    left = in_threads(within, range(0, len(end), _AT_ONCE))
+    _jump(above, end, np.concatenate(left), 0)
     return above
 
 
-def _jump(above: Int64, end: Int64, low: int, high: int) -> None:
-    """Finds in place, for the rows of a part, the last earlier one that does not end before, or a candidate before it.
+def _jump(above: Int64, end: Int64, active: Int64, low: int) -> None:
+    """Finds the last earlier interval that does not end before each of some rows, in place, from row ``low`` on.
 
     "Previous greater element" by pointer jumping: all rows between a row and its candidate are known to end too
     early. If the candidate ends too early as well, its own candidate is the next to try, and the distance roughly
-    doubles each round. Candidates before the part are left as they are.
+    doubles each round. A candidate before ``low`` is left as it is.
     """
-    active = low + np.flatnonzero(above[low:high] >= low)
     while len(active):
         tried = above[active]
         active = active[end[tried] < end[active]]

@@ -8,7 +8,6 @@ of a piece travels, and the process reads it itself.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import queue
@@ -27,6 +26,9 @@ import numpy as np
 from thence.errors import ThenceError
 from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.events import decode
+
+if sys.platform == "linux":
+    import fcntl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
