@@ -6,16 +6,22 @@
     frames     to the tables
     attribute  to attributed tables
     summary    to the report
+    serial     all of these but pieces
 
-Wall and CPU seconds of the process itself, CPU seconds of all decoding processes, and all of it per GB. Serial is
-what stands outside of pieces. Other checkouts can be measured in the same run: their rounds take turns with ours.
+Wall and CPU seconds per GB of the process itself; ``all`` has the CPU seconds of the decoding processes, too. The
+peaks are those of the process and of the largest decoding process. Each number is the least of all rounds.
 
-    python benchmarks/kineto_serial.py [--megabytes 1000] [--repeat 3] [--cores 2 16] [--against OTHER/src]
+Another checkout is measured in the same run, its rounds in turn with ours (``git worktree add /tmp/before REVISION``
+makes one). With several counts of cores, the last line says how much faster the whole is on the last than on the
+first.
+
+    python benchmarks/kineto_serial.py [--megabytes 1000] [--repeat 3] [--cores 2 16] [--against /tmp/before/src]
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import subprocess
@@ -39,13 +45,13 @@ from thence.readers import registry
 from thence.readers.kineto import read as kineto
 mark()
 whole = kineto.collected
-def collected(pieces, tick):
+def collected(pieces, *options):
     def watched():
         for number, piece in enumerate(pieces):
             if number == 0:
                 mark()
             yield piece
-    columns = whole(watched(), tick)
+    columns = whole(watched(), *options)
     mark()
     return columns
 kineto.collected = collected
@@ -57,16 +63,20 @@ summary = summarize(trace, "kernel")
 mark()
 children = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(json.dumps({"marks": marks, "children": children.ru_utime + children.ru_stime,
-                  "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "sum": summary.sum_ns}))
+                  "peaks": [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, children.ru_maxrss],
+                  "sum": summary.sum_ns}))
 """
 
 
+PEAK = "peak MiB"
+
+
 def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[float]]:
-    """Wall and CPU seconds of every stage; all CPU seconds and the peak under names of their own."""
+    """Wall and CPU seconds of every stage; of ``PEAK`` the MiB of the process and of its largest child."""
     done = subprocess.run(
         [sys.executable, "-c", ROUND, str(file)],
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(source), "POLARS_MAX_THREADS": str(len(cores))},
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
@@ -79,8 +89,40 @@ def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[floa
     alone = [name for name in STAGES if name != "pieces"]
     stages["serial"] = [sum(stages[name][kind] for name in alone) for kind in (0, 1)]
     stages["all"] = [marks[-1][0] - marks[0][0], marks[-1][1] + found["children"]]
-    stages["peak MiB"] = [found["peak"] / 1024] * 2
+    stages[PEAK] = [kib / 1024 for kib in found["peaks"]]
     return stages
+
+
+def measured(
+    sources: dict[str, Path], file: Path, cores: list[int], repeat: int
+) -> dict[str, dict[str, list[float]]]:
+    """The least of every number, of each checkout; their rounds take turns."""
+    rounds: dict[str, list[dict[str, list[float]]]] = {which: [] for which in sources}
+    for _ in range(repeat):
+        for which, source in sources.items():
+            rounds[which].append(one_round(source, file, cores))
+    return {
+        which: {
+            stage: [min(one[stage][kind] for one in found) for kind in (0, 1)] for stage in found[0]
+        }
+        for which, found in rounds.items()
+    }
+
+
+def show(best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float) -> None:
+    """Prints a line for each stage, the checkouts side by side."""
+    print(
+        f"{cores} cores, {gigabytes:.2f} GB, s per GB" + " " * 4 + "".join(f"{w:>24}" for w in best)
+    )
+    for stage in next(iter(best.values())):
+        line = f"  {stage:28}"
+        for found in best.values():
+            first, second = found[stage]
+            if stage == PEAK:
+                line += f"{first:12,.0f} self{second:5,.0f} MiB"
+            else:
+                line += f"{first / gigabytes:10.2f} wall{second / gigabytes:6.2f} CPU"
+        print(line, flush=True)
 
 
 def main() -> None:
@@ -93,31 +135,25 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="src folder of another checkout")
     parser.add_argument("--folder", type=Path, help="for the trace")
     options = parser.parse_args()
-    sources = {"this": Path(__file__).parents[1] / "src"}
+    sources = {"now": Path(__file__).resolve().parents[1] / "src"}
     if options.against:
-        sources["other"] = options.against.resolve()
+        sources = {"before": options.against.resolve()} | sources
+    for source in sources.values():  # as an installation does
+        compileall.compile_dir(source, quiet=2)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         file = Path(name) / "trace.json"
         write_repeated(RECORDING, file, options.megabytes * 1_000_000)
         gigabytes = file.stat().st_size / 1e9
+        wall: dict[str, list[float]] = {which: [] for which in sources}
         for count in options.cores:
             cores = physical_cores(count)
-            rounds: dict[str, list[dict[str, list[float]]]] = {which: [] for which in sources}
-            for _ in range(options.repeat):
-                for which, source in sources.items():
-                    rounds[which].append(one_round(source, file, cores))
-            for which, found in rounds.items():
-                print(
-                    f"{which}, {len(cores)} cores, {gigabytes:.2f} GB; the best of {options.repeat}, per GB:"
-                )
-                for stage in found[0]:
-                    wall, cpu = (min(one[stage][kind] for one in found) for kind in (0, 1))
-                    if stage == "peak MiB":
-                        print(f"  {stage:10} {wall:8,.0f}")
-                    else:
-                        print(
-                            f"  {stage:10} {wall / gigabytes:8.2f} s wall {cpu / gigabytes:8.2f} s CPU"
-                        )
+            best = measured(sources, file, cores, options.repeat)
+            show(best, len(cores), gigabytes)
+            for which, found in best.items():
+                wall[which].append(found["all"][0])
+    for which, seconds in wall.items():
+        if len(seconds) > 1:
+            print(f"{which}: {seconds[0] / seconds[-1]:.2f} x as fast on the most cores")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ are read, through a file system of fsspec (pip install 'thence[remote]'), and li
     questions      ``thence report STORE --by rank``, ``thence report STORE``, ``thence ranks STORE``, each a process
     summaries      the same for a store that has the summaries of so many ranks, and no tables
 
-    python benchmarks/ranks_store.py [--megabytes 80] [--ranks 8 16 32] [--workers 2] [--summaries 10000]
+    python benchmarks/ranks_store.py [--megabytes 80] [--ranks 8 64 512] [--processes 16] [--summaries 10000]
 
 Times of a machine that does other work are too long; CPU seconds suffer less.
 """
@@ -59,6 +59,10 @@ MEMBERS = b"[0, 1, 2, 3]"
 HEAD = b'"traceEvents": ['
 STEP = re.compile(rb'"name": "ProfilerStep#(\d+)"')
 QUESTIONS = (("report", "--by", "rank"), ("report",), ("report", "--by", "label"), ("ranks",))
+HEADINGS = (
+    "| ranks | s wall | CPU s a rank | of the reader alone | memory of a worker | CPU s to hand out "
+    "| on disk, a rank |"
+)
 CLOCK_NS = 1_790_857_026_000_000_000
 
 
@@ -192,13 +196,13 @@ def asked(*arguments: str) -> str:
     return f"{words}: {wall:.1f} s wall, {cpu:.1f} s CPU, {int(told[-1]) / 1024:,.0f} MiB, exit {process.returncode}"
 
 
-def grown(folder: Path, count: int, workers: int, alone: float) -> Path:
+def grown(folder: Path, count: int, processes: int, alone: float) -> Path:
     """Ingests so many ranks and prints what it took; the store."""
     store = folder / f"{count}.store"
     sources = Sources(tuple(f"rank://{rank}.json" for rank in range(count)))
     settings = Settings(max_expansion=200, thence=thence.__version__)
     began, before = time.perf_counter(), time.process_time()
-    done = ingest(sources, store, settings, workers=LocalWorkers(workers))
+    done = ingest(sources, store, settings, workers=LocalWorkers(processes))
     wall, here = time.perf_counter() - began, time.process_time() - before
     entries = done.manifest.entries
     cpu = sum(entry.cpu_seconds for entry in entries)
@@ -211,9 +215,8 @@ def grown(folder: Path, count: int, workers: int, alone: float) -> Path:
     )
     size = sum(file.stat().st_size for file in store.rglob("*.parquet"))
     print(
-        f"{count:6,} ranks: {wall:7.1f} s wall, {wall / count * workers:.2f} s a rank and worker; workers "
-        f"{cpu / count:.2f} s CPU a rank, {cpu / count / alone:.2f} x the reader alone, {peak / 2**20:,.0f} MiB at "
-        f"most; handing out {here:.1f} s CPU; {size / count / 2**20:.2f} MiB a rank; planted kernels all found",
+        f"| {count:,} | {wall:.1f} | {cpu / count:.2f} | {cpu / count / alone:.2f} x | {peak / 1e9:.2f} GB | "
+        f"{here:.1f} | {size / count / 2**20:.2f} MiB |",
         flush=True,
     )
     return store
@@ -264,7 +267,7 @@ def main() -> None:
     )
     parser.add_argument("--megabytes", type=float, default=80, help="of JSON a rank")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32])
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--summaries", type=int, default=10_000, help="ranks; 0 for none")
     parser.add_argument("--folder", type=Path, help="for temporary files")
     options = parser.parse_args()
@@ -275,12 +278,14 @@ def main() -> None:
         size = (folder / "1.json").stat().st_size
         alone = reader_cpu()
         print(f"a rank has {size / 1e6:.1f} MB; read and attributed alone: {alone:.2f} s CPU")
+        print(f"{options.processes} processes; planted kernels of all ranks found")
+        print(HEADINGS)
         store = None
         for count in options.ranks:
             if store is not None:
                 shutil.rmtree(store)
-            store = grown(folder, count, options.workers, alone)
-            for arguments in QUESTIONS:
+            store = grown(folder, count, options.processes, alone)
+            for arguments in QUESTIONS if count == options.ranks[-1] else ():
                 print("       ", asked(arguments[0], str(store), *arguments[1:]), flush=True)
         if options.summaries and store is not None:
             began = time.perf_counter()

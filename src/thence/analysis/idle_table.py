@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["IdleTime", "idle_time", "idle_tracks", "named_pieces", "waited_in_collectives"]
+__all__ = ["IdleTime", "idle_time", "idle_tracks", "names_of_pieces", "waited_in_collectives"]
 
 _KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
 _OF_WAITS = ("source", "label", "op")
@@ -176,16 +176,22 @@ def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
     )
 
 
-def named_pieces(trace: Attributed, pieces: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Pieces of idle time with by (what the name is, of `IDLE_BY`) and name (null where there is none).
+def names_of_pieces(
+    trace: Attributed, pieces: pl.DataFrame, kinds: Sequence[str]
+) -> dict[str, pl.Series]:
+    """What each piece of idle time is named by each of several kinds, null where it has no name.
 
     Args:
         trace: attributed.
         pieces: of `idle_causes`.
-        by: of `IDLE_BY`.
+        kinds: of `IDLE_BY`, without place.
+
+    Returns:
+        for each kind the names, Categorical.
     """
-    places = _Places.of(trace, [pieces["host"]], _kinds_of(by))
-    return _named(trace, pieces, by, places).with_columns(pl.col("by", "name").cast(pl.String))
+    needed = [kind for by in kinds for kind in _kinds_of(by)]
+    places = _Places.of(trace, [pieces["host"]], needed)
+    return {by: _names(trace, pieces, by, places).cast(pl.Categorical()) for by in kinds}
 
 
 @dataclass(frozen=True)

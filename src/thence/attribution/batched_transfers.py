@@ -49,8 +49,10 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
         Sorted by gpu and host.
     """
     on_host = tables.collectives.filter(pl.col("gpu").is_null(), pl.col("host").is_not_null())
+    if on_host.is_empty():
+        return COLLECTIVES.empty()
     batches = _batches(tables, described_rows, launch)
-    if on_host.is_empty() or batches.is_empty():
+    if batches.is_empty():
         return COLLECTIVES.empty()
     part = pl.col("collective").cast(pl.String).str.to_lowercase().is_in(_PARTS)
     launched = _launched_themselves(tables, on_host["host"], launch)

@@ -86,10 +86,11 @@ class HostRows:
         launch_row = np.where(self.launch == NO_ROW, 0, self.launch)
         step_row = np.full(len(launch_row), NO_ROW, np.int64)
         of_step = self.of("step")
-        inside_other = self.climb(self.parent, of_step) != NO_ROW if of_step.any() else ~of_step
-        steps = table.with_row_index("row").filter(pl.Series(of_step & ~inside_other))
+        steps_at = np.flatnonzero(of_step)
+        outermost = steps_at[self.climb(self.parent[steps_at], of_step) == NO_ROW]
+        steps = table[outermost].with_columns(row=pl.Series(outermost))
         for (of_rank, of_process), rank_steps in steps.group_by("rank", "process"):
-            rows = rank_steps["row"].to_numpy().astype(np.int64)
+            rows = rank_steps["row"].to_numpy()
             ends = (rank_steps["start"] + rank_steps["duration"]).to_numpy()
             last = last_begun(rank_steps["start"].to_numpy(), start[launch_row])
             inside = (last != NO_ROW) & (start[launch_row] < ends[last]) & (self.launch != NO_ROW)
@@ -136,12 +137,17 @@ class HostRows:
 
     @cached_property
     def _used(self) -> pl.DataFrame:
-        return self.tables.host.select("category", "name").unique()
+        """Every pair of category and name that occurs, once."""
+        pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
+        row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
+        row[pair] = np.arange(len(pair))
+        return self.tables.host.select("category", "name")[row[row != NO_ROW]]
 
     @cached_property
-    def _codes(self) -> npt.NDArray[np.int64]:
+    def _codes(self) -> npt.NDArray[np.uint32]:
         """Number of the name of each host row, 0 for none."""
-        return self.names.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+        # The number of none becomes 0 by overflow.
+        return self.names.to_physical().fill_null(np.iinfo(np.uint32).max).to_numpy() + np.uint32(1)
 
 
 def host_rows(tables: Tables, launch: Rows, own: OwnCode) -> HostRows:

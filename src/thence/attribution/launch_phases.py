@@ -80,7 +80,7 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
     in_step = host.step.is_not_null().to_numpy()
     loaded = (unknown if host.of("phase").any() else left) & in_step & copy
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")
-    undecided = left & ~loaded & _undecided(host)
+    undecided = _undecided(host, left & ~loaded)
     rule[undecided] = _code("no_backward")
     other = left & ~loaded & ~undecided
     phase[other], rule[other] = _NUMBER[Phase.OTHER], _code("outside_autograd")
@@ -121,7 +121,10 @@ def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], Codes]:
         (backward, Phase.BACKWARD, "autograd_sequence"),
         (_recomputing(host, engine, backward), Phase.RECOMPUTE, "checkpoint"),
     ]
-    found += [(host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase]
+    if host.of("phase").any():
+        found += [
+            (host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase
+        ]
     phase = np.zeros(len(host.parent), np.uint8)
     rule = np.zeros(len(host.parent), np.int64)
     for rows, name, code in found:  # where a row tells two, the later one
@@ -147,29 +150,34 @@ def _optimizer_frames(host: HostRows) -> Mask:
 
 def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     """Host rows inside which a checkpoint runs its forward pass again."""
-    ops = host.of("op")
+    ops = np.flatnonzero(host.of("op"))
     roots = host.named(_REENTRANT, "op") | host.named(_RECOMPUTING, "python")
     if not engine.any():
         return roots
     # A function of the engine, and the range of the engine around it, share their sequence number.
-    around = np.full(len(ops), NO_ROW, np.int64)
-    around[ops] = host.climb(host.parent[ops], ops)
+    around = host.climb(host.parent[ops], host.of("op"))
     sequence = host.tables.host["sequence"].fill_null(NO_ROW).to_numpy()
-    numbered = sequence != NO_ROW
-    own_number = sequence == values_at(sequence, around, NO_ROW)
-    function = ops & (engine | backward | (values_at(engine, around, missing=False) & own_number))
-    direct = ops & ~function & values_at(function, around, missing=False)
-    without_gradients = np.zeros(len(ops), np.bool_)
+    numbered = sequence[ops] != NO_ROW
+    function = engine | backward
+    of_engine = values_at(engine, around, missing=False)
+    of_engine &= sequence[ops] == values_at(sequence, around, NO_ROW)
+    function[ops[of_engine]] = True
+    direct = ~function[ops] & values_at(function, around, missing=False)
+    without_gradients = np.zeros(len(roots), np.bool_)
     without_gradients[around[direct & ~numbered]] = True
-    again: Mask = direct & numbered & values_at(without_gradients, around, missing=False)
-    return roots | again
+    again = direct & numbered & values_at(without_gradients, around, missing=False)
+    roots[ops[again]] = True
+    return roots
 
 
-def _undecided(host: HostRows) -> Mask:
-    """Activities of an operator with a sequence number after which the trace holds no backward pass."""
+def _undecided(host: HostRows, asked: Mask) -> Mask:
+    """Those of the activities whose operator has a sequence number, and no backward pass after it in the trace."""
+    ended = np.zeros(len(asked), np.bool_)
+    if not asked.any():
+        return ended
     table = host.tables.host
     numbered = host.of("op") & table["sequence"].is_not_null().to_numpy()
-    op = host.climb(host.launch, numbered)
+    op = host.climb(np.where(asked, host.launch, NO_ROW), numbered)
     rows = np.flatnonzero(op != NO_ROW)
     times = table.select("rank", "process", "start")
     passes = np.flatnonzero((host.forward != NO_ROW) | host.named(_ENGINE, "op"))
@@ -177,7 +185,6 @@ def _undecided(host: HostRows) -> Mask:
     after = times[op[rows]].join(
         last, on=["rank", "process"], how="left", maintain_order="left"
     )  # fmt: skip
-    ended = np.zeros(len(op), np.bool_)
     ended[rows] = after.select(
         pl.col("last").is_null() | (pl.col("start") > pl.col("last"))
     ).to_series()

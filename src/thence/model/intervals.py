@@ -12,6 +12,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from thence.parallel import in_threads
+
 __all__ = [
     "NEVER",
     "NO_ROW",
@@ -337,13 +339,12 @@ def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64
     above = _above(track[rows], ends)
     result[rows] = np.where(above >= 0, rows[above], NO_ROW)
     steps = _steps(above)
+
     # The container of a row is the last earlier candidate that does not end before the row does. It is
     # the very last candidate or one of its ancestors.
-    before = 0
-    for low in range(0, len(start), _AT_ONCE):
+    def nest(low: int) -> None:
         part = slice(low, low + _AT_ONCE)
-        last = before - 1 + np.cumsum(opens[part])
-        before = int(last[-1]) + 1
+        last = int(np.searchsorted(rows, low)) - 1 + np.cumsum(opens[part])
         inside = np.flatnonzero(~opens[part] & (last >= 0))
         last = last[inside]
         inside += low
@@ -351,24 +352,39 @@ def enclosing(track: npt.NDArray[np.generic], start: Int64, end: Int64) -> Int64
         inside, last = inside[same], last[same]
         container = _climbed(steps, ends, last, end[inside])
         result[inside] = np.where(container >= 0, rows[container], NO_ROW)
+
+    in_threads(nest, range(0, len(start), _AT_ONCE))
     return result
 
 
 def _above(track: npt.NDArray[np.generic], end: Int64) -> Int64:
     """For each interval the last earlier one on its track that does not end before it does."""
-    number = np.arange(len(end), dtype=np.int64)
-    above = number - 1
+    above = np.arange(-1, len(end) - 1, dtype=np.int64)
     above[1:][track[1:] != track[:-1]] = NO_ROW
-    # "Previous greater element" by pointer jumping: all rows between a row and its candidate are known
-    # to end too early. If the candidate ends too early as well, its own candidate is the next to try,
-    # and the distance roughly doubles each round.
-    active = np.flatnonzero(above >= 0)
+
+    def within(low: int) -> Int64:
+        """Finds those that lie in the same part; the rows of the part that need an earlier one."""
+        part = above[low : low + _AT_ONCE]
+        _jump(above, end, low + np.flatnonzero(part >= low), low)
+        return low + np.flatnonzero((part >= 0) & (part < low))
+
+    left = in_threads(within, range(0, len(end), _AT_ONCE))
+    _jump(above, end, np.concatenate(left), 0)
+    return above
+
+
+def _jump(above: Int64, end: Int64, active: Int64, low: int) -> None:
+    """Finds the last earlier interval that does not end before each of some rows, in place, from row ``low`` on.
+
+    "Previous greater element" by pointer jumping: all rows between a row and its candidate are known to end too
+    early. If the candidate ends too early as well, its own candidate is the next to try, and the distance roughly
+    doubles each round. A candidate before ``low`` is left as it is.
+    """
     while len(active):
         tried = above[active]
         active = active[end[tried] < end[active]]
         above[active] = above[above[active]]
-        active = active[above[active] >= 0]
-    return above
+        active = active[above[active] >= low]
 
 
 def _steps(above: Int64) -> list[Int64]:

@@ -1,7 +1,7 @@
 """Kineto traces: the Chrome JSON that ``torch.profiler`` writes.
 
 envelope.py          a file -> metadata and pieces of whole events
-events.py            one piece of JSON -> columns (runs in the decoding processes)
+events.py            one piece of JSON -> columns (runs in the decoding processes, as all that it imports)
 times.py             decimal microseconds -> integer nanoseconds
 repair.py            lenient decoding of pieces that strict decoding rejects
 decoding.py          pieces -> columns, in this process or in several

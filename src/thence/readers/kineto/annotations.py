@@ -11,7 +11,7 @@ arguments:
 - torch.profiler's CUPTI exporter (Cuspy): values keep their type; a field ``stream`` replaces the argument
   of that name, but the event stays in the row of its stream.
 
-An annotation belongs to a node of a graph, so it is decoded once for each node and piece of the file.
+`thence.readers.kineto.piece_annotations` finds them in the events.
 """
 
 from __future__ import annotations
@@ -36,101 +36,25 @@ if TYPE_CHECKING:
 
     from thence.model.graph_labels import Label
 
-__all__ = ["Written", "annotated_places", "annotations_of_piece"]
+__all__ = ["Written", "annotated_places"]
 
 Array = np.ndarray[Any, Any]
 
-_LANE, _MOVED = "annotated_stream", "original_stream"
+_LANE = "annotated_stream"
 _DEFAULT_LANES = (7, 8)
 _PHASE = "autograd_phase"
 _LOST = (
     "PyTorch's tool for annotated CUDA graphs moved what ran in them to lanes, and some by up to 1 us: the "
     "streams that it ran on are not in the file"
 )
-# What Kineto, its Python exporter and CUPTI's own exporter write themselves.
-_OF_KINETO = frozenset(
-    (
-        "External id", "queued", "device", "context", "stream", "correlation", "registers per thread",
-        "shared memory", "blocks per SM", "warps per SM", "grid", "block", "cluster",
-        "est. achieved occupancy %", "occupancy", "graph id", "graph node id", "priority", "channel",
-        "channel_type", "bytes", "memory bandwidth (GB/s)", "fromDevice", "inDevice", "toDevice",
-        "fromContext", "inContext", "toContext", "copy kind", "src kind", "dst kind", "memory kind",
-        "flags", "cuda event", "host fn", "host fn addr", "value", "Comms Id", "Rank",
-        "Input Tensors start", "Output Tensors start", "Global rank start", "Global rank stride",
-        "Is asynchronized op", _MOVED,
-    )
-)  # fmt: skip
-_NUMBERS = frozenset(("grid", "block", "bytes", "device", "context", "queued", "cluster"))
-"""Of these, what is never text: an annotation of the same name took the place of Kineto's own."""
 _TELLING = frozenset(
     (*MODULE_KEYS, "name", "str", "annotation", _LANE, _PHASE, KINETO_KEYS["collective"])
 )
-_BY_THENCE = "label_rule"
 _INTEGER, _REAL = (
     re.compile(r"-?(?:0|[1-9][0-9]{0,17})"),
     re.compile(r"-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?"),
 )
 _WORDS = {"True": True, "False": False, "None": None}
-_raw_events = msgspec.json.Decoder(list[msgspec.Raw])
-
-
-class _Annotated(msgspec.Struct, gc=False):
-    args: dict[str, Any] = {}
-
-
-_annotated = msgspec.json.Decoder(_Annotated)
-
-
-def annotations_of_piece(
-    piece: bytes | bytearray | list[bytes], row: Array, lane: Array, graph: Array, node: Array
-) -> tuple[Array, list[str]]:
-    """What was annotated to the device activities of a piece.
-
-    Args:
-        piece: the events, as an array or one by one.
-        row: place in the piece of the event of each activity.
-        lane: number of the row of the viewer of each activity.
-        graph: id of its graph.
-        node: id of its node, 0 outside of graphs.
-
-    Returns:
-        Of each activity the number of its annotation, -1 for none, and the different annotations: JSON
-        objects of all arguments that are not Kineto's own.
-    """
-    number = np.full(len(node), -1, np.int32)
-    graphed = np.flatnonzero(node)
-    if not len(graphed):
-        return number, []
-    key = pl.DataFrame({"lane": lane[graphed], "graph": graph[graphed], "node": node[graphed]})
-    of_key = key.select(pl.struct(pl.all()).rank("dense")).to_series().to_numpy() - 1
-    _, first = np.unique(of_key, return_index=True)
-    try:
-        events = piece if isinstance(piece, list) else _raw_events.decode(bytes(piece))
-    except (msgspec.MsgspecError, RecursionError):
-        return number, []
-    texts: dict[str, int] = {}
-    numbers = []
-    for event in row[graphed[first]].tolist():
-        said = _said(bytes(events[event]))
-        numbers.append(texts.setdefault(said, len(texts)) if said else -1)
-    number[graphed] = np.array(numbers, np.int32)[of_key]
-    return number, list(texts)
-
-
-def _said(event: bytes) -> str | None:
-    """The annotation in an event as JSON, None where there is none."""
-    try:
-        args = _annotated.decode(event).args
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    if _BY_THENCE in args:
-        return None
-    fields = {
-        key: value
-        for key, value in args.items()
-        if key not in _OF_KINETO or (key in _NUMBERS and isinstance(value, str))
-    }
-    return msgspec.json.encode(fields).decode() if fields else None
 
 
 @dataclass(frozen=True)
@@ -139,7 +63,7 @@ class Written:
 
     Attributes:
         number: of the annotation of each activity, -1 for none.
-        texts: the different annotations, as `annotations_of_piece` gives them.
+        texts: the different annotations, as `thence.readers.kineto.piece_annotations` gives them.
         node: id of the graph node; 0 outside of graphs.
         stream: argument of that name; `missing` where there is none.
         original_stream: where it ran, if it was moved; `missing` otherwise.

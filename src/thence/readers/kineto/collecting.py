@@ -14,12 +14,21 @@ if TYPE_CHECKING:
 __all__ = ["collected"]
 
 _FIRST_ROWS = 1 << 14
+_LEAST_GROWTH, _MOST_GROWTH = 2, 300
+_SPARE = 1.1
+"""Room for rows that later pieces may hold beyond what those so far let expect."""
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
 
-def collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
-    """The pieces' columns as one set of columns, with names and lanes numbered alike."""
+def collected(pieces: Iterable[Arrays], tick: Callable[[], None], expected: float = 0) -> Arrays:
+    """The pieces' columns as one set of columns, with names and lanes numbered alike.
+
+    Args:
+        pieces: of `thence.readers.kineto.decoding.decoded`.
+        tick: called after each piece.
+        expected: about how many pieces there will be, 0 where unknown.
+    """
     names: dict[str, int] = {}
     lanes: dict[Any, int] = {}
     categories: set[str] = set()
@@ -27,43 +36,54 @@ def collected(pieces: Iterable[Arrays], tick: Callable[[], None]) -> Arrays:
     counts = dict.fromkeys(("events", "damaged", "timeless", "unpaired"), 0)
     # Rows of the table before this piece.
     rows = {"collective.gpu": 0, "collective.host": 0, "joined.gpu": 0}
-    columns: dict[str, _GrowingArray | list[Any]] = {}
-    for piece in pieces:
-        renamed = _numbered(piece["names"], names)
-        moved = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
+    texts: dict[str, list[Any]] = {}
+    arrays: dict[str, _GrowingArray] = {}
+    for number, piece in enumerate(pieces, 1):
         categories.update(piece["categories"])
-        annotated = np.append(_numbered(piece["annotations"], said), np.int32(-1))
         for key in counts:
             counts[key] += piece[key]
-        for key, values in piece.items():
-            if key.endswith(".lane"):
-                columns.setdefault(key, _GrowingArray()).extend(moved[values])
-            elif key in ("gpu.name", "host.name"):
-                columns.setdefault(key, _GrowingArray()).extend(renamed[values])
-            elif key in ("host.kernel", "host.metadata"):  # -1 is the last
-                texts = np.append(renamed, np.int32(-1))
-                columns.setdefault(key, _GrowingArray()).extend(texts[values])
-            elif key == "gpu.annotation":  # -1 is the last
-                columns.setdefault(key, _GrowingArray()).extend(annotated[values])
-            elif key in rows:
-                columns.setdefault(key, _GrowingArray()).extend(
-                    np.where(values < 0, NO_ROW, values + rows[key])
-                )
-            elif "." in key:
-                columns.setdefault(
-                    key, _GrowingArray() if isinstance(values, np.ndarray) else []
-                ).extend(values)
+        for key, values in _renumbered(piece, names, lanes, said).items():
+            if isinstance(values, list):
+                texts.setdefault(key, []).extend(values)
+                continue
+            joined = np.where(values < 0, NO_ROW, values + rows[key]) if key in rows else values
+            arrays.setdefault(key, _GrowingArray()).extend(joined, expected / number)
         rows["collective.gpu"] += len(piece["gpu.start"])
         rows["joined.gpu"] += len(piece["gpu.start"])
         rows["collective.host"] += len(piece["host.start"])
         tick()
-    joined = {key: c.array if isinstance(c, _GrowingArray) else c for key, c in columns.items()}
+    columns = texts | {key: array.rows for key, array in arrays.items()}
     seen = {"names": list(names), "lanes": list(lanes), "said": list(said)}
-    return joined | counts | seen | {"categories": categories}
+    return columns | counts | seen | {"categories": categories}
+
+
+def _renumbered(
+    piece: Arrays, names: dict[str, int], lanes: dict[Any, int], said: dict[str, int]
+) -> Arrays:
+    """The columns of a piece, its own numbers of names, lanes and annotations replaced by those of the file."""
+    name = _numbered(piece["names"], names)
+    lane = _numbered([tuple(pair) for pair in piece["lanes"]], lanes)
+    annotation = _numbered(piece["annotations"], said)
+    columns = {key: values for key, values in piece.items() if "." in key}
+    for key, values in columns.items():
+        if key.endswith(".lane") and isinstance(values, np.ndarray):
+            columns[key] = lane[values]
+        elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata"):
+            columns[key] = _gathered(name, values)
+        elif key == "gpu.annotation":
+            columns[key] = _gathered(annotation, values)
+    return columns
 
 
 def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int32)
+
+
+def _gathered(numbers: Array, values: Array) -> Array:
+    """The number that stands for each value, -1 for -1."""
+    if not len(numbers):
+        return values
+    return np.where(values < 0, np.int32(-1), numbers[values])
 
 
 class _GrowingArray:
@@ -74,22 +94,28 @@ class _GrowingArray:
     """
 
     def __init__(self) -> None:
-        self._room: np.ndarray[Any, Any] | None = None
+        self._room: Array | None = None
         self._used = 0
 
-    def extend(self, values: np.ndarray[Any, Any]) -> None:
-        """Adds rows of the same dtype and row shape as before."""
-        if self._room is None:
-            self._room = np.empty((_FIRST_ROWS, *values.shape[1:]), values.dtype)
+    def extend(self, values: Array, share: float) -> None:
+        """Adds rows of the same dtype and row shape as before.
+
+        Args:
+            values: the rows.
+            share: how many times the rows so far, these included, there may be in the end.
+        """
         needed = self._used + len(values)
-        if needed > len(self._room):
-            larger = np.empty((2 * needed, *values.shape[1:]), values.dtype)
-            larger[: self._used] = self._room[: self._used]
+        if self._room is None or needed > len(self._room):
+            growth = min(max(_SPARE * share, _LEAST_GROWTH), _MOST_GROWTH)
+            size = max(int(needed * growth), _FIRST_ROWS)
+            larger = np.empty((size, *values.shape[1:]), values.dtype)
+            if self._room is not None:
+                larger[: self._used] = self.rows
             self._room = larger
         self._room[self._used : needed] = values
         self._used = needed
 
     @property
-    def array(self) -> np.ndarray[Any, Any]:
+    def rows(self) -> Array:
         """The rows so far, shape (rows, ...)."""
         return np.empty(0) if self._room is None else self._room[: self._used]

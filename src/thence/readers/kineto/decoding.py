@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -27,6 +27,9 @@ from thence.errors import ThenceError
 from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.events import decode
 
+if sys.platform == "linux":
+    import fcntl
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -36,10 +39,18 @@ __all__ = ["decoded"]
 
 _BYTES_BEFORE_PROCESSES = 48 << 20
 """JSON that is decoded here before other processes are started: below, starting costs more than it gains."""
-_MOST_PROCESSES = 8
+_MOST_PROCESSES = 16
+"""One process joins what all others decode: more would wait for it."""
+_PIPE_BYTES = 1 << 20
+"""Asked of the system for each pipe of columns: with its 64 KiB, threads take turns for every 64 KiB that arrive."""
 # glibc gives freed memory back to the system at once and fetches it again for the next piece, which
-# doubles the system time; these make it keep what one piece needs. Other systems ignore them.
-_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(256 << 20), "MALLOC_MMAP_THRESHOLD_": str(64 << 20)}
+# doubles the system time; these make it keep what one piece needs. Other systems ignore them. NumPy
+# would start a thread for each core, for algebra that is not done here.
+_ENVIRONMENT = {
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 
 def decoded(
@@ -54,19 +65,18 @@ def decoded(
             processes are started.
         cores: how many processes may decode; None: as many as there are usable cores.
     """
-    done = 0 if expected_bytes < _BYTES_BEFORE_PROCESSES else _BYTES_BEFORE_PROCESSES
+    processes = min(cores or _usable_cores(), _MOST_PROCESSES)
     pieces = iter(pieces)
-    while done < _BYTES_BEFORE_PROCESSES and (piece := next(pieces, None)) is not None:
+    if processes < 2:
+        yield from (_decoded_here(piece, path) for piece in pieces)
+        return
+    done = 0 if expected_bytes < _BYTES_BEFORE_PROCESSES else _BYTES_BEFORE_PROCESSES
+    while done < _BYTES_BEFORE_PROCESSES:
+        if (piece := next(pieces, None)) is None:
+            return
         yield _decoded_here(piece, path)
         done += piece.size
-    processes = min(cores or _usable_cores(), _MOST_PROCESSES)
-    if processes < 2:
-        for piece in pieces:
-            yield _decoded_here(piece, path)
-    else:
-        first = next(pieces, None)
-        if first is not None:
-            yield from _in_processes(first, pieces, path, processes)
+    yield from _in_processes(pieces, path, processes)
 
 
 def _decoded_here(piece: Piece, path: str) -> Columns:
@@ -86,26 +96,25 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _in_processes(
-    first: Piece, pieces: Iterator[Piece], path: str, processes: int
-) -> Iterator[Columns]:
+def _in_processes(pieces: Iterator[Piece], path: str, processes: int) -> Iterator[Columns]:
     """The columns of each piece, in order, decoded by several worker processes."""
-    workers = [_Worker(path) for _ in range(processes)]
-    free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    pool = ThreadPoolExecutor(processes)
+    # Processes start side by side, and while this one looks for the first piece.
+    workers = [pool.submit(_Worker, path) for _ in range(processes)]
+    free: queue.SimpleQueue[Future[_Worker]] = queue.SimpleQueue()
     for worker in workers:
         free.put(worker)
 
     def task(piece: Piece) -> Columns:
         worker = free.get()
         try:
-            return worker.decode(piece)
+            return worker.result().decode(piece)
         finally:
             free.put(worker)
 
-    pool = ThreadPoolExecutor(processes)
     running: deque[Future[Columns]] = deque()
     try:
-        for piece in chain([first], pieces):
+        for piece in pieces:
             running.append(pool.submit(task, piece))
             # Twice as many pieces as processes: the next is at hand when a process is done.
             if len(running) == 2 * processes:
@@ -114,7 +123,8 @@ def _in_processes(
             yield running.popleft().result()
     finally:
         for worker in workers:
-            worker.stop()
+            if worker.exception() is None:
+                worker.result().stop()
         pool.shutdown(cancel_futures=True)
 
 
@@ -129,8 +139,11 @@ class _Worker:
             stdout=subprocess.PIPE,
             # Out of reach of Ctrl-C, which a terminal sends to all of its group, from the first moment on.
             process_group=0,
-            env=os.environ | _KEEP_MEMORY | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        if sys.platform == "linux":
+            with suppress(OSError):  # one user's pipes may not be of any size together
+                fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def decode(self, piece: Piece) -> Columns:
         """The columns of a piece.

@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["coded", "launch_facts", "triples"]
+__all__ = ["coded", "given", "launch_facts", "triples"]
 
 _SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
 
@@ -28,12 +28,27 @@ def launch_facts(args: Sequence[Any], codes: Mapping[Any, int]) -> dict[str, Any
         args: of each host event, as `thence.readers.kineto.events.Args`.
         codes: gives each text its number.
     """
-    texts = {"kernel": map(attrgetter("kernel"), args), "metadata": map(_source_facts, args)}
+    columns = {name: np.full(len(args), -1, np.int32) for name in ("kernel", "metadata")}
+    for row in given(args, "kernel"):
+        if isinstance(args[row].kernel, str) and args[row].kernel:
+            columns["kernel"][row] = codes[args[row].kernel]
+    for row in given(args, "kernel_file"):
+        if (facts := _source_facts(args[row])) is not None:
+            columns["metadata"][row] = codes[facts]
+    return columns
 
-    def code(value: Any) -> int:
-        return codes[value] if isinstance(value, str) and value else -1
 
-    return {name: coded(values, code, len(args)) for name, values in texts.items()}
+def given(rows: Sequence[Any], field: str) -> list[int]:
+    """Numbers of the rows whose field is not None, which most fields are in every row: that is found out fast.
+
+    Args:
+        rows: events or their arguments.
+        field: name of an attribute, with dots where it is one of an attribute.
+    """
+    values = list(map(attrgetter(field), rows))
+    if values.count(None) == len(values):
+        return []
+    return [row for row, value in enumerate(values) if value is not None]
 
 
 def coded(values: Iterable[Any], code: Callable[[Any], int], count: int) -> np.ndarray[Any, Any]:
@@ -49,8 +64,6 @@ def triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.nda
 
 def _source_facts(args: Any) -> str | None:
     """What the launch of a Triton kernel says of its source."""
-    if args.kernel_file is None:
-        return None
     facts = {name: getattr(args, name) for name in _SOURCE_FACTS}
     told = {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
     return msgspec.json.encode(told).decode() if told else None

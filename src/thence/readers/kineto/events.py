@@ -20,8 +20,8 @@ import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
-from thence.readers.kineto.annotations import annotations_of_piece
-from thence.readers.kineto.event_columns import coded, launch_facts, triples
+from thence.readers.kineto.event_columns import coded, given, launch_facts, triples
+from thence.readers.kineto.piece_annotations import annotations_of_piece
 from thence.readers.kineto.repair import decode_leniently
 from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
 
@@ -373,13 +373,14 @@ def _gpu(rows: _Complete) -> Columns:
 def _host(rows: _Complete, names: _Codes) -> Columns:
     args = list(map(attrgetter("args"), rows.events))
     numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
-    kernels = (arg.kernel_backend is not None for arg in args)  # Inductor's launch of a kernel
+    is_kernel = np.zeros(len(args), np.bool_)
+    is_kernel[given(args, "kernel_backend")] = True  # Inductor's launch of a kernel
     return (
         numbers
         | launch_facts(args, names)
         | {
             "category": rows.number - np.uint8(_FIRST_HOST),
-            "is_kernel": np.fromiter(kernels, np.bool_, len(args)),
+            "is_kernel": is_kernel,
         }
     )
 
@@ -428,7 +429,7 @@ def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
     columns: dict[str, list[Any]] = defaultdict(list)
     described: list[Args] = []
     for table, events in tables.items():
-        rows = [row for row, event in enumerate(events) if event.args.collective is not None]
+        rows = given(events, "args.collective")
         described += [events[row].args for row in rows]
         for other in tables:
             columns[other] += rows if other == table else [-1] * len(rows)
@@ -453,7 +454,8 @@ _JOINED = {
 
 def _graph_label_columns(events: Sequence[Event]) -> Columns:
     """Labels that thence joined to graphed activities, from a file that it wrote itself."""
-    rows = [row for row, event in enumerate(events) if type(event.args.label_rule) is str]
+    labelled = given(events, "args.label_rule")
+    rows = [row for row in labelled if type(events[row].args.label_rule) is str]
     args = [events[row].args for row in rows]
     result: Columns = {
         name: [_text(getattr(arg, key)) for arg in args] for name, key in _JOINED.items()

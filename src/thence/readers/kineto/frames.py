@@ -19,6 +19,7 @@ from thence.model.tables import (
     THREADS,
 )
 from thence.model.waiting import said_of_calls
+from thence.parallel import in_threads
 from thence.readers.categories import positions_of_functions, shown_name
 from thence.readers.kineto.annotations import Written, annotated_places
 from thence.readers.kineto.events import MISSING
@@ -44,7 +45,7 @@ Arrays = dict[str, Any]
 
 def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     """Rows of `GPU` in the given order."""
-    sorted_gpu = {key: values[order] for key, values in gpu.items()}
+    sorted_gpu = dict(zip(gpu, in_threads(lambda key: gpu[key][order], gpu), strict=True))
     # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
     # of the node's id, and then the first node of a graph is 0 too.
     graph = pl.Series(sorted_gpu["graph"])
@@ -94,8 +95,11 @@ def host_frame(
     host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
 ) -> pl.DataFrame:
     """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
-    for key in list(host):
+
+    def sort(key: str) -> None:
         host[key] = host[key][order]
+
+    in_threads(sort, list(host))
     lane = host["lane"]
     rank = np.where(lanes.rank < 0, max(0, int(lanes.rank.min(initial=0))), lanes.rank).astype(
         np.int32

@@ -28,7 +28,7 @@ from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.annotations import Written
 from thence.readers.kineto.collecting import collected
 from thence.readers.kineto.decoding import decoded
-from thence.readers.kineto.envelope import INLINE_ANNOTATED, Envelope
+from thence.readers.kineto.envelope import INLINE_ANNOTATED, PIECE_BYTES, Envelope
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
 from thence.readers.kineto.frames import (
     collective_frame,
@@ -90,7 +90,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         gpu, columns["lanes"], columns["said"], inline=INLINE_ANNOTATED in metadata
     )
     host["category"] = _categories(host, columns["names"])
-    launches = _launches(host, gpu)
+    launches = _launches(host, gpu, columns["lanes"])
     stated = describe.rank_of(metadata, source.name)
     rank = stated or 0
     lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
@@ -137,6 +137,7 @@ def _decoded_columns(source: Source, envelope: Envelope, progress: Callable[[int
     columns = collected(
         decoded(envelope.pieces(), source.name, source.expected_bytes, source.cores),
         lambda: progress(source.consumed),
+        source.expected_bytes / PIECE_BYTES,
     )
     if columns["events"] == columns["damaged"]:
         raise DamagedInput(
@@ -224,12 +225,14 @@ def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
     return np.array([text in found for text in names], np.bool_)
 
 
-def _launches(host: Arrays, gpu: Arrays) -> Arrays:
-    """Lane and correlation of the API calls that something on a device came from."""
+def _launches(host: Arrays, gpu: Arrays, lanes: list[tuple[Any, Any]]) -> Arrays:
+    """Lane and correlation of the API calls that something on a device came from; none where one process made all."""
     calls: Array = IS_API_CALL[host["category"]]
-    correlation = host["correlation"][calls]
+    correlation, lane = host["correlation"][calls], host["lane"][calls]
+    if len({lanes[number][0] for number in _distinct(lane, len(lanes)).tolist()}) < 2:
+        return {"lane": lane[:0], "correlation": correlation[:0]}
     launched = np.isin(correlation, gpu["correlation"]) & (correlation != MISSING)
-    return {"lane": host["lane"][calls][launched], "correlation": correlation[launched]}
+    return {"lane": lane[launched], "correlation": correlation[launched]}
 
 
 def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[str]:

@@ -1,0 +1,32 @@
+"""Several computations at once, in threads: NumPy and Polars release the interpreter's lock while they compute."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import polars as pl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["in_threads"]
+
+_MOST = 4
+"""Threads at once: each needs memory of its own, and more gain little."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """What the function returns for each item, in their order; raises what the first of them raises.
+
+    No more at once than Polars has threads, so ``POLARS_MAX_THREADS`` counts here, too.
+    """
+    every = list(items)
+    threads = min(pl.thread_pool_size(), len(every), _MOST)
+    if threads < 2:
+        return [function(item) for item in every]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, every))
