@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -10,6 +13,7 @@ import sys
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from polars.testing import assert_frame_equal
@@ -38,6 +42,12 @@ def examples(thorough: int) -> int:
 def recording(name: str) -> Path:
     """A recording by its name without the ending."""
     return TORCH / f"{name}.json.gz"
+
+
+@functools.cache
+def shared(*paths: str | Path) -> thence.Trace:
+    """The trace of files of the tests' data, read and attributed once for all tests of a process."""
+    return thence.open(*paths)
 
 
 def unzipped(path: Path) -> bytes:
@@ -99,21 +109,39 @@ def assert_same_tables(left: Tables, right: Tables) -> None:
         assert_frame_equal(getattr(left, table), getattr(right, table), categorical_as_str=True)
 
 
-def run_thence(
+def run_thence(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """The command line, run in this process, with its output kept; `run_process` is for what needs one of its own."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with (
+        mock.patch.dict(os.environ, _environment(environment), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stopped,
+    ):
+        main([str(argument) for argument in arguments])
+    code = int(str(stopped.value.code))
+    printed = (stream.detach().getvalue() for stream in (out, err))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess([*map(str, arguments)], code, *printed)
+
+
+def run_process(
     *arguments: str | Path, stdin: bytes | None = None, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
     """``python -m thence`` in a process of its own, its output a pipe."""
-    settings = {
-        k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
-    }
     return subprocess.run(
         [sys.executable, "-m", "thence", *map(str, arguments)],
         input=stdin,
         capture_output=True,
         timeout=60,
         check=False,
-        env=settings | environment,
+        env=_environment(environment),
     )
+
+
+def _environment(changed: dict[str, str]) -> dict[str, str]:
+    """This process's environment without what changes the form of output, and with the changes."""
+    form = ("COLUMNS", "NO_COLOR", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if name not in form} | changed
 
 
 def output(

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, run_thence
+from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, run_thence, shared
 from thence.model.selection import Selection, parse_steps, parse_window
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def test_conditions_hold_together_and_a_part_checks_itself(tmp_path: Path) -> No
 
 
 def test_a_rank_of_several_is_the_same_as_that_rank_alone() -> None:
-    together = thence.open(*FSDP).select(ranks=[2])
-    alone = thence.open(FSDP[2])
+    together = shared(*FSDP).select(ranks=[2])
+    alone = shared(FSDP[2])
     together.self_check()
     for by in ("kernel", "label", "op", "collective", "stream"):
         left, right = (t.summary(by) for t in (together, alone))
@@ -80,7 +80,7 @@ def test_a_rank_of_several_is_the_same_as_that_rank_alone() -> None:
 
 
 def test_a_device_of_one_process() -> None:
-    whole = thence.open(JAX / "jax_fsdp2.xplane.pb.gz")
+    whole = shared(JAX / "jax_fsdp2.xplane.pb.gz")
     parts = [whole.select(devices=[device]) for device in (0, 1)]
     assert sum(part.summary().sum_ns for part in parts) == whole.summary().sum_ns
     assert sum(part.summary().span_ns for part in parts) == whole.summary().span_ns
@@ -91,7 +91,7 @@ def test_a_device_of_one_process() -> None:
 
 
 def test_warm_up_leaves_out_the_autotuner_and_first_executions() -> None:
-    whole = thence.open(JAX / "recording")
+    whole = shared(JAX / "recording")
     steady = whole.select(warm_up="heuristic")
     of_program = whole.attributed.gpu["program"].is_not_null()
     assert steady.summary().sum_ns < whole.gpu["duration"].filter(of_program).sum()
@@ -114,14 +114,14 @@ def test_warm_up_leaves_out_the_autotuner_and_first_executions() -> None:
 )
 def test_what_cannot_be_selected_is_said(conditions: dict[str, object], message: str) -> None:
     with pytest.raises(thence.UsageError, match=message):
-        thence.open(STACK).select(**conditions)  # type: ignore[arg-type]
+        shared(STACK).select(**conditions)  # type: ignore[arg-type]
 
 
 def test_nothing_left_is_no_empty_report() -> None:
     with pytest.raises(thence.MissingData, match=r"no device activity is left.*only zzz"):
-        thence.open(STACK).select(only="zzz")
+        shared(STACK).select(only="zzz")
     with pytest.raises(thence.MissingData, match="holds no steps"):
-        thence.open(JAX / "streams_default.xplane.pb").select(steps="1")
+        shared(JAX / "streams_default.xplane.pb").select(steps="1")
 
 
 def test_times_and_steps_are_exact() -> None:
@@ -137,7 +137,7 @@ def test_every_verb_selects_alike() -> None:
     report = run_thence("report", *FSDP, "--rank", "1", "--only", "nccl", "--format", "json")
     summary = json.loads(report.stdout)
     assert summary["selection"] == "rank 1; only nccl"
-    rows = thence.open(FSDP[1]).gpu.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
+    rows = shared(FSDP[1]).gpu.filter(pl.col("name").cast(pl.String).str.contains("nccl"))
     assert summary["sum_ns"] == rows["duration"].sum()
     query = "select count(*) as n, sum(duration) as ns from gpu"
     sql = run_thence("sql", *FSDP, query, "--rank", "1", "--only", "nccl", "--format", "json")

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, FSDP, TORCH, kernel, launch, opened, run_thence, written
+from helpers import DATA, FSDP, TORCH, kernel, launch, opened, run_thence, shared, written
 from thence.analysis.expectations import judge, parse_expectation
 from thence.analysis.kernel_groups import GROUPS
 from thence.analysis.streams import Streams, streams
@@ -221,7 +221,7 @@ def test_what_is_no_expectation_is_refused(text: str, message: str) -> None:
 
 
 def test_a_moved_layer_runs_its_gemms_on_streams_of_their_own() -> None:
-    found = thence.open(MOVED).streams()
+    found = shared(MOVED).streams()
     # Twenty steps; XLA took turns between two streams for the moved layer.
     counted = found.rows.filter(pl.col("group") == "GEMM").select("stream", "count", "total_ns")
     assert counted.rows() == [(14, 20, 513_791), (67, 10, 245_663), (68, 10, 243_517)]
@@ -229,7 +229,7 @@ def test_a_moved_layer_runs_its_gemms_on_streams_of_their_own() -> None:
 
 
 def test_fsdp_keeps_communication_off_the_compute_stream() -> None:
-    found = thence.open(*FSDP).streams()
+    found = shared(*FSDP).streams()
     assert len(found.concurrency) == 4
     first, second = found.check("communication!=GEMM", "GEMM==1")
     assert first.ok is True
@@ -240,7 +240,7 @@ def test_fsdp_keeps_communication_off_the_compute_stream() -> None:
 
 def test_hidden_time_agrees_with_that_of_collectives() -> None:
     # One collective at a time on this rank and stream: unions and sums are the same.
-    trace = thence.open(FSDP[0])
+    trace = shared(FSDP[0])
     (device,) = trace.streams().concurrency
     by_kernel = trace.collective_times().by_size
     together = device.overlap_ns["communication"].get("communication", 0)
@@ -347,5 +347,5 @@ def test_no_line_is_wider_than_the_terminal_and_none_gives_orders(tmp_path: Path
 
 
 def test_graphs_are_mentioned() -> None:
-    found = thence.open(TORCH / "torch-2.12_graph_replay_rank0.json.gz").streams()
+    found = shared(TORCH / "torch-2.12_graph_replay_rank0.json.gz").streams()
     assert "inside CUDA graphs" in found.notes[0]

@@ -7,8 +7,7 @@ import json
 import polars as pl
 import pytest
 
-import thence
-from helpers import DATA, recording, run_thence
+from helpers import DATA, recording, run_thence, shared
 from programs_data import trace
 from thence.analysis.flame import IDLE, Idle, Split, flame
 from thence.model.places import BY
@@ -54,7 +53,7 @@ def test_keep_divides_all_alike_and_heuristic_leaves_out_and_says_what() -> None
 
 @pytest.mark.parametrize("by", sorted({*BY} - {"collective"}))
 def test_totals_and_attribution_are_those_of_the_whole_trace(by: str) -> None:
-    whole = thence.open(RECORDING)
+    whole = shared(RECORDING)
     default, mixed = whole.summary(by), whole.select(warm_up="keep").summary(by)
     assert default.rows["total_ns"].sum() == default.sum_ns == mixed.sum_ns
     assert (default.span_ns, default.busy_ns) == (mixed.span_ns, mixed.busy_ns)
@@ -66,7 +65,7 @@ def test_totals_and_attribution_are_those_of_the_whole_trace(by: str) -> None:
 
 def test_what_is_apart_in_a_real_recording_is_what_its_programs_say() -> None:
     """The autotuner's programs have no number, and nothing else is apart but first executions."""
-    opened = thence.open(RECORDING)
+    opened = shared(RECORDING)
     apart = opened.places["apart"].cast(pl.String)
     number = opened.programs["program"].gather(opened.gpu["program"].cast(pl.UInt32))
     candidates = number.is_null() & opened.gpu["program"].is_not_null()
@@ -91,7 +90,7 @@ def test_a_part_of_a_trace_is_apart_by_what_the_whole_trace_shows() -> None:
 
 @pytest.mark.parametrize("split", Split)
 def test_flame_frames_hold_what_is_apart(split: Split) -> None:
-    opened = thence.open(RECORDING)
+    opened = shared(RECORDING)
     graph = flame(opened.attributed, "op_name", split, Idle.EXCLUDE)
     top = graph.nodes.filter(pl.col("depth") == 1)
     found = dict(top.select("name", "total_ns").iter_rows())
@@ -153,7 +152,7 @@ def test_idle_inside_the_executions_that_count_is_stated_beside_the_sum() -> Non
 @pytest.mark.parametrize("rule", ["heuristic", "first-compiled", "keep"])
 def test_idle_inside_programs_is_that_of_the_programs_table(rule: str) -> None:
     for name in ("recording", "jax_single_nocb.xplane.pb.gz", "jax_fsdp2.xplane.pb.gz"):
-        opened = thence.open(DATA / "jax" / name)
+        opened = shared(DATA / "jax" / name)
         expected = int(opened.program_times(rule).programs["idle_inside_ns"].sum())
         part = opened.select(warm_up=rule)
         assert part.summary("opcode").idle_inside_ns == expected > 0
@@ -177,6 +176,6 @@ def test_the_command_line_says_it_in_a_line_and_in_json() -> None:
 
 
 def test_traces_without_xla_programs_keep_nothing_apart() -> None:
-    opened = thence.open(recording("torch_eager_rank0"))
+    opened = shared(recording("torch_eager_rank0"))
     assert opened.summary().apart.is_empty()
     assert opened.places["apart"].null_count() == opened.gpu.height

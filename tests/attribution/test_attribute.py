@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, RECORDINGS
+from helpers import DATA, RECORDINGS, shared
 from thence import analysis
 from thence.attribution.attribute import attribute
 from thence.model.places import PLACES
@@ -32,7 +32,7 @@ def kernels_by_group(trace: thence.Trace) -> dict[str, int]:
 
 def test_command_buffers_change_no_answer_about_hlo() -> None:
     """The same program with and without them, compiled twice: 30 of its conversions were fused once."""
-    buffered, single = thence.open(BUFFERED), thence.open(SINGLE)
+    buffered, single = shared(BUFFERED), shared(SINGLE)
     for trace in (buffered, single):
         (check,) = trace.streams({"ln": "reduce_sum"}).check("ln==1")
         assert check.ok, check.reason
@@ -49,7 +49,7 @@ def test_command_buffers_change_no_answer_about_hlo() -> None:
 
 
 def test_the_resolved_instruction_is_in_the_table_of_activities() -> None:
-    trace = thence.open(BUFFERED)
+    trace = shared(BUFFERED)
     assert trace.tables.gpu["hlo"].null_count() > 900
     assert trace.gpu["hlo"].null_count() == trace.places["hlo"].null_count() == 0
     assert trace.gpu["hlo"].cast(pl.String).equals(trace.places["hlo"].cast(pl.String))
@@ -57,7 +57,7 @@ def test_the_resolved_instruction_is_in_the_table_of_activities() -> None:
 
 @pytest.mark.parametrize("path", [*RECORDINGS, BUFFERED, SINGLE], ids=lambda path: path.name)
 def test_every_rule_is_a_code_that_fits_the_place(path: Path) -> None:
-    places = thence.open(path).places
+    places = shared(path).places
     for kind in PLACES:
         rule = places[f"{kind}_rule"].cast(pl.String)
         known = places[kind].is_not_null()
@@ -67,7 +67,7 @@ def test_every_rule_is_a_code_that_fits_the_place(path: Path) -> None:
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
 def test_every_collective_has_its_kernel(path: Path) -> None:
-    trace = thence.open(path)
+    trace = shared(path)
     assert trace.collectives["gpu"].null_count() == 0
     assert trace.attributed.host_collectives["host"].null_count() == 0
 

@@ -11,7 +11,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 import thence
 from collective_jobs import skewed
-from helpers import PAIR, assert_same_tables, opened, run_thence, written
+from helpers import PAIR, assert_same_tables, opened, run_process, run_thence, written
 from thence.cli import convert
 from thence.model.places import LANES
 from thence.writers.timelines import write as files
@@ -81,7 +81,7 @@ def test_a_folder_that_is_not_there(trace_path: Path, tmp_path: Path) -> None:
 
 
 def test_a_pipe(trace_path: Path) -> None:
-    run = run_thence("convert", "-", "-o", "-", "--to", "json", stdin=trace_path.read_bytes())
+    run = run_process("convert", "-", "-o", "-", "--to", "json", stdin=trace_path.read_bytes())
     assert run.returncode == 0
     assert json.loads(run.stdout)["traceEvents"]
     run = run_thence("convert", trace_path, "-o", "-")

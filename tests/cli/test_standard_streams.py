@@ -120,8 +120,6 @@ def test_output_that_a_disk_takes_in_part_is_an_error(
     tmp_path: Path, unbuffered: str, form: str
 ) -> None:
     """The system writes what fits and says so; only the next write fails."""
-    whole = thence("report", STACK, "--by", "kernel", "--format", form, cwd=tmp_path)
-    assert len(whole.stdout.encode()) > 512
     with (tmp_path / "out").open("wb") as file:
         done = thence(
             "report", STACK, "--by", "kernel", "--format", form, cwd=tmp_path,

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import DATA, FSDP, kernel, launch, output, recording, run_thence, unzipped, written
+from helpers import (
+    DATA,
+    FSDP,
+    kernel,
+    launch,
+    output,
+    recording,
+    run_process,
+    run_thence,
+    unzipped,
+    written,
+)
 from slow_kineto import SlowTrace
 from thence.cli import COMMANDS, main, report
 from thence.cli.inputs import Inputs
@@ -119,7 +130,7 @@ def test_no_line_is_wider_than_80_columns(
 
 
 def test_a_pipe_gets_no_escape_codes_and_every_column() -> None:
-    done = run_thence("report", EAGER)
+    done = run_process("report", EAGER)
     assert done.returncode == 0
     assert ESCAPE not in done.stdout.decode()
     assert done.stderr == b""
@@ -148,15 +159,15 @@ def test_columns_that_a_terminal_has_no_room_for_are_named(columns: int) -> None
 
 def test_no_color_is_minded_even_on_a_terminal() -> None:
     # FORCE_COLOR makes Rich take the pipe for a terminal.
-    assert b"\x1b[36m" in run_thence("report", EAGER, FORCE_COLOR="1", COLUMNS="120").stdout
-    plain = run_thence("report", EAGER, FORCE_COLOR="1", COLUMNS="120", NO_COLOR="1").stdout
+    assert b"\x1b[36m" in run_process("report", EAGER, FORCE_COLOR="1", COLUMNS="120").stdout
+    plain = run_process("report", EAGER, FORCE_COLOR="1", COLUMNS="120", NO_COLOR="1").stdout
     assert not re.search(rb"\x1b\[[0-9;]*3[0-7]m", plain)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
 def test_a_dash_reads_standard_input(packed: bool) -> None:
     content = EAGER.read_bytes() if packed else unzipped(EAGER)
-    done = run_thence("report", "-", "--format", "json", stdin=content)
+    done = run_process("report", "-", "--format", "json", stdin=content)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["sum_ns"] == SlowTrace(EAGER).sum_ns
 
@@ -223,11 +234,11 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_shell_completion_script_and_choices() -> None:
-    script = run_thence(_THENCE_COMPLETE="bash_source")
+    script = run_process(_THENCE_COMPLETE="bash_source")
     assert script.returncode == 0
     assert b"complete" in script.stdout
     words = {"COMP_WORDS": "thence report --by st", "COMP_CWORD": "3"}
-    done = run_thence(_THENCE_COMPLETE="bash_complete", **words)
+    done = run_process(_THENCE_COMPLETE="bash_complete", **words)
     assert {line.split(",")[1] for line in done.stdout.decode().split()} == {
         "stack",
         "step",

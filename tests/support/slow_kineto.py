@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ ENGINE = "autograd::engine::evaluate_function"
 STEP = "ProfilerStep#"
 
 
+@cache
 def nanoseconds(microseconds: Any) -> int:
     """Decimal microseconds as whole nanoseconds."""
     value = Decimal(microseconds) * 1000
@@ -67,9 +68,13 @@ class SlowTrace:
         with gzip.open(path) as file:
             self.document = json.load(file, parse_float=Decimal)
         self.events: list[Event] = self.document["traceEvents"]
+        self._complete: dict[tuple[str, ...], list[Event]] = {}
 
     def complete(self, *categories: str) -> list[Event]:
-        return [e for e in self.events if e["ph"] == "X" and e.get("cat") in categories]
+        if categories not in self._complete:
+            found = [e for e in self.events if e["ph"] == "X" and e.get("cat") in categories]
+            self._complete[categories] = found
+        return self._complete[categories]
 
     @cached_property
     def activities(self) -> list[Event]:

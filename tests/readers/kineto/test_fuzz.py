@@ -16,7 +16,7 @@ from thence.readers.kineto.events import decode
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRIES = 120
+TRIES = 60
 TOKENS = (
     b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\n", b"\x00", b"\xff", b"null", b"NaN", b"-inf", b"1e999",
     b"-1", b"99999999999999999999999", b"{}", b"[[", b'"traceEvents":[', b'{"ph":"X"}', b"\xef\xbb\xbf", b"},\n{",
@@ -95,7 +95,7 @@ def test_a_damaged_file_gives_a_trace_or_an_error_of_thence(
         path.write_bytes(content)
         try:
             trace = thence.open(path)
-            if trace.gpu.height and number % 4 == 0:
+            if trace.gpu.height and number % 5 == 0:
                 trace.self_check()
         except thence.ThenceError as error:
             assert str(path) in str(error)  # noqa: PT017 - most tries raise nothing

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -176,31 +177,32 @@ class _SlotFacts:
         sized = np.where(plain, schedule.result_bytes, -1)[slots.command]
         return cls(schedule, slots, free, sized)
 
-    def is_(self, *roles: Role) -> NDArray[np.bool_]:
-        return np.isin(self.slots.role, roles)
+    @cached_property
+    def own(self) -> NDArray[np.bool_]:
+        """Slots in which the kernel of their command itself can run."""
+        return self.slots.is_(Role.LEAF, Role.CALL, Role.SEVERAL)
 
     def of_copy(self, size: int) -> NDArray[np.int64]:
         moves = self.schedule.copies[self.slots.command] | self.free
-        possible = self.is_(Role.LEAF) & moves | self.is_(
+        possible = self.slots.is_(Role.LEAF) & moves | self.slots.is_(
             Role.CALL, Role.SEVERAL, Role.BEFORE, Role.LAUNCHED
         )
-        sized = self.is_(Role.LEAF) & (self.sized >= 0) & (size >= 0)
+        sized = self.slots.is_(Role.LEAF) & (self.sized >= 0) & (size >= 0)
         verdict = np.where(possible, Verdict.POSSIBLE, Verdict.CONTRADICTS)
         verdict[sized] = np.where(self.sized == size, Verdict.SIZED, Verdict.CONTRADICTS)[sized]
         return verdict
 
     def of_kernel(self, name: str) -> NDArray[np.int64]:
         if _CHOICE.match(name):
-            return np.where(self.is_(Role.CHOICE), Verdict.NAMED, Verdict.CONTRADICTS)
-        own = self.is_(Role.LEAF, Role.CALL, Role.SEVERAL)
+            return np.where(self.slots.is_(Role.CHOICE), Verdict.NAMED, Verdict.CONTRADICTS)
         if name in self.schedule.classes:
-            named = own & self.schedule.run_by(name)[self.slots.command]
+            named = self.own & self.schedule.run_by(name)[self.slots.command]
             return np.where(named, Verdict.NAMED, Verdict.CONTRADICTS)
-        verdict = np.full(len(own), Verdict.CONTRADICTS, np.int64)
-        verdict[self.is_(Role.LEAF) & ~self.free] = Verdict.FOREIGN
-        verdict[own & self.free | self.is_(Role.SEVERAL, Role.LAUNCHED)] = Verdict.POSSIBLE
+        verdict = np.full(len(self.own), Verdict.CONTRADICTS, np.int64)
+        verdict[self.slots.is_(Role.LEAF) & ~self.free] = Verdict.FOREIGN
+        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = Verdict.POSSIBLE
         afterwards = AFTERWARDS.search(name) is not None
-        main = self.is_(Role.MAIN)
+        main = self.slots.is_(Role.MAIN)
         if not afterwards:
             targets = self.schedule.targets
             of_library = [
@@ -209,5 +211,5 @@ class _SlotFacts:
             verdict[main] = Verdict.FOREIGN
             verdict[of_library] = Verdict.POSSIBLE
         elif is_library(name):
-            verdict[self.is_(Role.AFTER)] = Verdict.POSSIBLE
+            verdict[self.slots.is_(Role.AFTER)] = Verdict.POSSIBLE
         return verdict

@@ -88,7 +88,7 @@ def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
 
 def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
     """The slots without the insides of calls whose own node has an activity: such a node holds no others."""
-    many = np.isin(slots.role, MANY)
+    many = slots.is_(*MANY)
     fixed = int(many.argmax()) if many.any() else len(many)
     at = np.intersect1d(np.flatnonzero(slots.role[:fixed] == Role.CALL), nodes.number)
     plain = set(zip(slots.command[at].tolist(), slots.level[at].tolist(), strict=True))
@@ -99,7 +99,7 @@ def _without_insides(slots: Slots, nodes: Nodes) -> Slots:
 
 def _unseen(schedule: Schedule, slots: Slots) -> NDArray[np.bool_]:
     """Slots that need not have an activity."""
-    held = np.isin(slots.role, (Role.HOLDER, Role.CALL, Role.LAUNCHED, *MANY))
+    held = slots.is_(Role.HOLDER, Role.CALL, Role.LAUNCHED, *MANY)
     copies = schedule.copies[slots.command] & (slots.role == Role.LEAF)
     result: NDArray[np.bool_] = held | copies | (slots.level > 0)
     return result
@@ -120,7 +120,7 @@ def _slot_by_slot(
         slots.command[:count],
         slots.level[:count],
         verdict,
-        ~np.isin(slots.role[:count], MANY),
+        ~slots.is_(*MANY)[:count],
         int(np.sum(verdict >= Verdict.SIZED)),
         int(np.sum(verdict == Verdict.CONTRADICTS)),
     )
@@ -148,7 +148,7 @@ def _alignment(
     cells[nodes.number] = Verdict.NAMED
     np.minimum.at(cells, nodes.number, says)
     fits = cells != Verdict.CONTRADICTS
-    many = np.isin(slots.role, MANY)
+    many = slots.is_(*MANY)
     _tolerate(slots, nodes, cells, fits)
     before = _reached(fits, many, unseen)
     after = _reached(fits[::-1, ::-1], many[::-1], unseen[::-1], backwards=True)[::-1, ::-1]
@@ -163,7 +163,7 @@ def _alignment(
 
 def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: NDArray[np.bool_]) -> None:
     """Lets activities that contradict their slot stand, up to the first slot of unknown length, if they are few."""
-    many = np.isin(slots.role, MANY)
+    many = slots.is_(*MANY)
     fixed = np.arange(min(int(many.argmax()), len(fits)))
     seen = np.isin(fixed, nodes.number)
     verdict = cells[fixed, fixed].astype(np.int64)
@@ -181,7 +181,7 @@ def _certain(
 ) -> Match:
     """What all ways agree on, from the slots that are possible for each number."""
     command, level = (_agreed(possible, values) for values in (slots.command, slots.level))
-    many = np.isin(slots.role, (*MANY, Role.MAIN))
+    many = slots.is_(*MANY, Role.MAIN)
     verdict = np.where(possible, cells, np.int8(Verdict.NAMED)).min(axis=1).astype(np.int64)
     seen = np.zeros(len(command), np.bool_)
     seen[nodes.number] = True

@@ -153,9 +153,9 @@ class _Part:
     @classmethod
     def of(cls, schedule: Schedule, slots: Slots) -> _Part:
         own = slots.level == 0
-        needed = own & np.isin(slots.role, (Role.LEAF, Role.CHOICE, Role.MAIN))
+        needed = own & slots.is_(Role.LEAF, Role.CHOICE, Role.MAIN)
         needed &= ~schedule.copies[slots.command] | (slots.role == Role.CHOICE)
-        in_place = own & ~np.isin(slots.role, (Role.BEFORE, Role.MAIN, Role.AFTER, Role.SEVERAL))
+        in_place = own & ~slots.is_(Role.BEFORE, Role.MAIN, Role.AFTER, Role.SEVERAL)
         in_place[1:] &= slots.role[:1] != Role.CALL  # what its node holds is numbered later
         several = bool((slots.role[:1] == Role.SEVERAL).any())
         return cls(
