@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -14,11 +15,11 @@ import thence
 from helpers import FSDP, output
 from stores import stored
 from thence.errors import DamagedInput, InputError
+from thence.store.files import write_table
 from thence.store.layout import FACTS, MANIFEST, PART, SUMMARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ROWS = 3_000_000
 
@@ -96,3 +97,12 @@ def test_a_spoilt_table_is_told_in_one_sentence(
         assert len(text.splitlines()) == 1, text
         assert "job.store" in text
         assert "should not happen" not in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").symlink_to("/dev/full")
+    rows = pl.DataFrame({"a": range(100_000)})
+    with pytest.raises(OSError, match="No space left on device") as told:
+        write_table(rows, tmp_path / "a.parquet")
+    assert told.value.filename == str(tmp_path / "a.parquet")

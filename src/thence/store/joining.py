@@ -9,7 +9,7 @@ import polars as pl
 
 from thence.atomic_files import temporary_path
 from thence.errors import DamagedInput
-from thence.store.files import reading, tables_within
+from thence.store.files import reading, tables_within, write_table
 from thence.store.layout import RANKS, SUMMARIES, summary_file
 from thence.store.parts import with_numbers
 
@@ -61,7 +61,7 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
                 joined = pl.concat(plans).collect()
             else:  # much faster
                 joined = whole.collect()
-        joined.write_parquet(target / summary / name, compression="lz4")
+        write_table(joined, target / summary / name)
 
 
 def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | None:
