@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import FSDP, output
+from helpers import DATA, FSDP, output
 from stores import stored
 from thence.errors import DamagedInput, InputError
 from thence.store.files import write_table
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROWS = 3_000_000
+RECORDING = DATA / "recording" / "two_ranks"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,16 @@ def test_a_fifo_as_manifest_or_description_is_not_waited_for(store: Path) -> Non
     os.mkfifo(store / MANIFEST)
     with pytest.raises(InputError):
         thence.open(store)
+
+
+def test_no_pattern_in_a_name_is_followed(sound: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run[1]*"
+    store = shutil.copytree(sound, place / "job.store")
+    assert thence.open(store).gpu.height == thence.open(sound).gpu.height
+    assert thence.open(store).summary().sum_ns == thence.open(sound).summary().sum_ns
+    recording = shutil.copytree(RECORDING, place / RECORDING.name)
+    assert thence.open(recording).gpu.height == thence.open(RECORDING).gpu.height > 0
+    stored(place / "of.store", [recording])
 
 
 def claimed(path: Path) -> None:

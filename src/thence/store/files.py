@@ -88,7 +88,7 @@ def tables_within(paths: Sequence[Path], where: Path) -> pl.LazyFrame:
         DamagedInput: they are no Parquet files, or claim many times more than they store.
     """
     with reading(where):
-        plan = pl.scan_parquet([path for path in paths if is_there(path)])
+        plan = pl.scan_parquet([path for path in paths if is_there(path)], glob=False)
         return rows_within(plan, paths, where)
 
 
