@@ -195,6 +195,46 @@ def many_devices(folder: Path) -> Made:
     return Made(("streams", *made.arguments[1:]), made.stored, made.decompressed)
 
 
+def stepping_devices(path: Path, devices: int) -> Made:
+    """Four steps of one process, and on each of its devices four kernels with their launches in them."""
+    span = 40 * devices
+
+    def events() -> Iterator[str]:
+        for i in range(4):
+            yield json.dumps({
+                "ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "pid": 1, "tid": 1,
+                "ts": i * span, "dur": span - 1,
+            })  # fmt: skip
+        for i in range(4 * devices):
+            yield json.dumps({
+                "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 40 * i,
+                "dur": 1, "args": {"correlation": i + 1},
+            })  # fmt: skip
+            yield json.dumps({
+                "ph": "X", "cat": "kernel", "name": f"k{i // devices}", "pid": 0, "tid": 7, "ts": 40 * i + 2, "dur": 3,
+                "args": {"device": i % devices, "stream": 7, "correlation": i + 1},
+            })  # fmt: skip
+
+    return kineto_events(path, events())
+
+
+def steps_of_many_devices(folder: Path) -> Made:
+    made = stepping_devices(folder / "trace.json", 100_000)
+    return Made(("steps", "--format", "json", *made.arguments[1:]), made.stored, made.decompressed)
+
+
+def ranks_of_many_devices(folder: Path) -> Made:
+    made = stepping_devices(folder / "trace.json", 2_000)
+    return Made(("ranks", *made.arguments[1:]), made.stored, made.decompressed)
+
+
+def diff_of_many_devices(folder: Path) -> Made:
+    made = stepping_devices(folder / "trace.json", 20_000)
+    path = made.arguments[1]
+    arguments = ("diff", "--anyway", "--format", "json", path, path)
+    return Made(arguments, made.stored, made.decompressed)
+
+
 def many_names(folder: Path) -> Made:
     return kineto_events(
         folder / "trace.json", kernels(1_000_000, lambda i: f"kernel_{i}", lambda _: 7)
@@ -256,8 +296,9 @@ def sqlite_of_zeros(folder: Path) -> Made:
 
 CASES: tuple[Callable[[Path], Made], ...] = (
     csv_of_one_line, csv_of_empty_rows, nsys_jax_rows, nsys_jax_zeros, hlo_of_zeros, labels_beside, labels_of_objects,
-    annotations_of_objects, collisions, large_collisions, many_streams, many_streams_together, many_devices, many_names,
-    many_templates, one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, xplane_of_zeros,
+    annotations_of_objects, collisions, large_collisions, many_streams, many_streams_together, many_devices,
+    steps_of_many_devices, ranks_of_many_devices, diff_of_many_devices, many_names, many_templates,
+    one_long_name, kineto_of_spaces, kineto_of_empty_events, kineto_of_brackets, xplane_of_zeros,
     xplane_of_empty_planes, sqlite_of_zeros,
 )  # fmt: skip
 

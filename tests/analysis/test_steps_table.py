@@ -10,6 +10,7 @@ import pytest
 
 import thence
 from helpers import DATA, TORCH, event, kernel, launch, opened
+from thence.analysis.idle_causes import idle_causes
 from thence.errors import MissingData
 
 if TYPE_CHECKING:
@@ -74,3 +75,46 @@ def test_causes_of_every_step_add_up_to_its_idle_time(path: Path) -> None:
     assert causes
     assert frame.select((pl.sum_horizontal(causes) == pl.col("idle_ns")).all()).item()
     assert (frame["busy_ns"] + frame["idle_ns"] == frame["duration"]).all()
+
+
+def across(folder: Path, devices: int) -> thence.Trace:
+    """Two steps in which each of many devices runs one kernel of 3 us, 40 us after that of the device before."""
+    length = 40 * devices
+    events = [event("user_annotation", f"ProfilerStep#{i}", i * length, length) for i in range(2)]
+    for i in range(2 * devices):
+        events += [
+            launch(i + 1, 40 * i),
+            kernel(i + 1, 40 * i + 10, 3, args={"device": i % devices}),
+        ]
+    return opened(folder, events)
+
+
+def test_idle_time_of_more_devices_than_programs_have_is_not_divided(tmp_path: Path) -> None:
+    devices = 1_001
+    trace = across(tmp_path, devices)
+    frame = trace.steps().frame
+    assert frame.height == 2 * devices
+    assert (frame["idle_unknown_ns"] == frame["idle_ns"]).all()
+    assert set(frame["busy_ns"]) == {3_000}
+    idle = trace.idle()
+    between = 1000 * (40 * devices - 3)  # from the kernel of the first step to that of the second
+    assert idle.idle_ns == devices * between
+    assert idle.reasons.rows() == [("too_many", devices * between)]
+    one = trace.select(devices=[7]).idle()
+    assert one.idle_ns == between
+    assert "too_many" not in one.reasons["reason"].to_list()
+
+
+def test_more_pieces_than_a_trace_has_rows_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = across(tmp_path, 40)  # 40 gaps, each of which holds 40 launches
+    divided = idle_causes(trace.attributed)
+    assert divided.height > 1_600
+    monkeypatch.setattr("thence.analysis.idle_causes._MOST_PIECES", 0)
+    monkeypatch.setattr("thence.analysis.idle_causes._MOST_OF_A_ROW", 4)
+    whole = idle_causes(trace.attributed)
+    assert whole.height == 40
+    assert set(whole["reason"]) == {"too_many"}
+    assert whole["duration"].sum() == divided["duration"].sum()
+    assert whole.schema == divided.schema

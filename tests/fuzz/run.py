@@ -168,7 +168,8 @@ def _verb(arguments: list[str]) -> None:
     told = err.getvalue()
     if code not in (0, 1, 2) or "should not happen" in told or "not enough memory" in told:
         raise Failure(f"{arguments}: exit code {code}\n{told}\n{_kept(told)}")
-    sentences = [x for x in told.strip().splitlines() if not x.startswith("not comparable (")]
+    told_beside = ("not comparable (", "/")  # refusals of diff, and notes that begin with the input
+    sentences = [x for x in told.strip().splitlines() if not x.startswith(told_beside)]
     if code == 2 and len(sentences) > 3 and "Usage" not in told:
         raise Failure(f"{arguments}: several lines\n{told}")
     if "\x1b" in told:

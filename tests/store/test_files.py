@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
 
 import thence
-from helpers import FSDP, output
+from helpers import DATA, FSDP, output
 from stores import stored
 from thence.errors import DamagedInput, InputError
+from thence.store.files import write_table
 from thence.store.layout import FACTS, MANIFEST, PART, SUMMARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ROWS = 3_000_000
+RECORDING = DATA / "recording" / "two_ranks"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,16 @@ def test_a_fifo_as_manifest_or_description_is_not_waited_for(store: Path) -> Non
         thence.open(store)
 
 
+def test_no_pattern_in_a_name_is_followed(sound: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run[1]*"
+    store = shutil.copytree(sound, place / "job.store")
+    assert thence.open(store).gpu.height == thence.open(sound).gpu.height
+    assert thence.open(store).summary().sum_ns == thence.open(sound).summary().sum_ns
+    recording = shutil.copytree(RECORDING, place / RECORDING.name)
+    assert thence.open(recording).gpu.height == thence.open(RECORDING).gpu.height > 0
+    stored(place / "of.store", [recording])
+
+
 def claimed(path: Path) -> None:
     """A few bytes that claim as many rows as fill gigabytes."""
     columns = pl.read_parquet(path).columns
@@ -96,3 +108,12 @@ def test_a_spoilt_table_is_told_in_one_sentence(
         assert len(text.splitlines()) == 1, text
         assert "job.store" in text
         assert "should not happen" not in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").symlink_to("/dev/full")
+    rows = pl.DataFrame({"a": range(100_000)})
+    with pytest.raises(OSError, match="No space left on device") as told:
+        write_table(rows, tmp_path / "a.parquet")
+    assert told.value.filename == str(tmp_path / "a.parquet")

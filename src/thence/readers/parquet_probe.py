@@ -66,7 +66,7 @@ while kind := sys.stdin.buffer.read(1):
         if kind == b"A":
             path = os.fsdecode(data)
             is_file = open(path, "rb").read(6) == b"ARROW1"
-            read = polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
+            read = polars.read_ipc(open(path, "rb")) if is_file else polars.read_ipc_stream(path)
             if read.height * width(read.schema) > most:
                 sys.exit({_LARGE})
         else:

@@ -6,6 +6,9 @@ anything is read.
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["content_of", "is_there", "reading", "rows_within", "tables_within"]
+__all__ = ["content_of", "is_there", "reading", "rows_within", "tables_within", "write_table"]
 
 
 @contextmanager
@@ -85,7 +88,7 @@ def tables_within(paths: Sequence[Path], where: Path) -> pl.LazyFrame:
         DamagedInput: they are no Parquet files, or claim many times more than they store.
     """
     with reading(where):
-        plan = pl.scan_parquet([path for path in paths if is_there(path)])
+        plan = pl.scan_parquet([path for path in paths if is_there(path)], glob=False)
         return rows_within(plan, paths, where)
 
 
@@ -101,3 +104,20 @@ def rows_within(plan: pl.LazyFrame, paths: Sequence[Path], where: Path) -> pl.La
     if claimed > DEFAULT.most(stored):
         raise DamagedInput(str(where), "claims many times more rows than it stores")
     return plan
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def write_table(frame: pl.DataFrame, path: Path) -> None:
+    """Writes a table as Parquet.
+
+    Raises:
+        OSError: it cannot be written there; Polars tells it as an error of its own.
+    """
+    try:
+        frame.write_parquet(path, compression="lz4")
+    except pl.exceptions.ComputeError as error:
+        told = _OS_ERROR.search(str(error))
+        number = int(told[1]) if told else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error

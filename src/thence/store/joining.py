@@ -9,7 +9,7 @@ import polars as pl
 
 from thence.atomic_files import temporary_path
 from thence.errors import DamagedInput
-from thence.store.files import reading, tables_within
+from thence.store.files import reading, tables_within, write_table
 from thence.store.layout import RANKS, SUMMARIES, summary_file
 from thence.store.parts import with_numbers
 
@@ -57,11 +57,14 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
         whole = tables_within([path for path, _ in found], root / RANKS)
         with reading(root / RANKS):
             if any(entry.renumbered for _, entry in found):
-                plans = (with_numbers(pl.scan_parquet(path), e.renumbered) for path, e in found)
+                plans = (
+                    with_numbers(pl.scan_parquet(path, glob=False), e.renumbered)
+                    for path, e in found
+                )
                 joined = pl.concat(plans).collect()
             else:  # much faster
                 joined = whole.collect()
-        joined.write_parquet(target / summary / name, compression="lz4")
+        write_table(joined, target / summary / name)
 
 
 def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | None:

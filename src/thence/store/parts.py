@@ -27,7 +27,7 @@ from thence.model.tables import (
     renumbered,
 )
 from thence.store.facts import decode_facts
-from thence.store.files import content_of, is_there, reading, tables_within
+from thence.store.files import content_of, is_there, reading, tables_within, write_table
 from thence.store.layout import FACTS
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
     for name, frame in (tables | _modules(trace)).items():
         if frame.height:
             stored = frame.with_columns(pl.col(pl.Enum).cast(pl.Categorical()))
-            stored.write_parquet(folder / f"{name}.parquet", compression="lz4")
+            write_table(stored, folder / f"{name}.parquet")
 
 
 def _without_host(trace: Attributed) -> Attributed:

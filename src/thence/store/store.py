@@ -207,7 +207,7 @@ class Store:
             path = self.root / RANKS / entry.folder / f"{stored}.parquet"
             if is_there(path):
                 paths.append(path)
-                frames.append(with_numbers(pl.scan_parquet(path), entry.renumbered))
+                frames.append(with_numbers(pl.scan_parquet(path, glob=False), entry.renumbered))
         if not frames:
             return getattr(Tables(), table if table != ACTIVITIES else "gpu").lazy()  # type: ignore[no-any-return]
         whole = rows_within(pl.concat(frames, how="vertical"), paths, self.root)

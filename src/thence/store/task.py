@@ -24,6 +24,7 @@ from thence.errors import ThenceError, UnknownFormat
 from thence.readers.expansion import Expansion
 from thence.readers.registry import read
 from thence.store.facts import Facts, encode_facts
+from thence.store.files import write_table
 from thence.store.layout import (
     FACTS,
     PART,
@@ -129,7 +130,7 @@ def _written(job: Job, trace: Attributed, was: Fingerprint, began: float) -> str
         facts = encode_facts(Facts(trace.meta, soundness, trace.own, trace.installed))
         (unfinished / FACTS).write_bytes(facts)
         for name, frame in summaries_of(trace, soundness).items():
-            frame.write_parquet(unfinished / summary_file(name), compression="lz4")
+            write_table(frame, unfinished / summary_file(name))
         part = Part(
             source=job.source,
             fingerprint=was,

@@ -142,8 +142,10 @@ class Folder:
             else:
                 with path.open("rb") as stream:
                     is_file = stream.read(len(_ARROW_FILE)) == _ARROW_FILE
-                # nsys writes the stream format; the file format is accepted as well.
-                whole = pl.read_ipc(path) if is_file else pl.read_ipc_stream(path)
+                # nsys writes the stream format; the file format is accepted as well. Of a path with
+                # brackets, only the reader of the file format would follow a pattern.
+                with path.open("rb") as stream:
+                    whole = pl.read_ipc(stream) if is_file else pl.read_ipc_stream(path)
                 self._frames[table] = whole.lazy()
         return self._frames[table]
 

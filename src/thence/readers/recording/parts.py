@@ -179,7 +179,8 @@ class Folder:
     def _arrow(self, file: Path) -> pl.DataFrame:
         if file in self._unreadable:
             raise DamagedPart("its reader ends")
-        return pl.read_ipc(file)
+        with file.open("rb") as stream:  # of a path, Polars would follow patterns
+            return pl.read_ipc(stream)
 
     def _columns(self, file: Path) -> pl.DataFrame:
         content = file.read_bytes()
