@@ -152,7 +152,8 @@ class HostRows:
         pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
         row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
         row[pair] = np.arange(len(pair))
-        return self.tables.host.select("category", "name")[row[row != NO_ROW]]
+        used: pl.DataFrame = self.tables.host.select("category", "name")[row[row != NO_ROW]]
+        return used
 
     @cached_property
     def _codes(self) -> npt.NDArray[np.uint32]:
