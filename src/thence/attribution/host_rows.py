@@ -12,11 +12,10 @@ import polars as pl
 
 from thence.attribution.sources import parse_frames
 from thence.model.intervals import NO_ROW, chain_to, last_begun
+from thence.model.launches import UNCERTAIN
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from thence.attribution.sources import Frames
     from thence.model.own_code import OwnCode
     from thence.model.tables import Tables
@@ -46,6 +45,7 @@ class HostRows:
     forward: Rows
     launch: Rows
     _masks: dict[tuple[str, ...], Mask] = field(default_factory=dict)
+    _names_of: dict[tuple[str, ...], pl.Series] = field(default_factory=dict)
 
     @property
     def names(self) -> pl.Series:
@@ -111,13 +111,24 @@ class HostRows:
 
     def used_names(self, *categories: str) -> pl.Series:
         """The different names of host rows of these categories."""
-        chosen = pl.col("category").is_in(categories)
-        return self._used.filter(chosen)["name"].unique().drop_nulls()
+        if categories not in self._names_of:
+            used = self._used.filter(pl.col("category").is_in(categories))
+            self._names_of[categories] = used["name"].unique().drop_nulls()
+        return self._names_of[categories]
 
-    def calls_named(self, names: Collection[str]) -> pl.Series:
-        """Those of these names that API calls have, Categorical."""
+    @cached_property
+    def uncertain(self) -> dict[str, Mask]:
+        """Which activities have a launch that does not tell their place, by the code of the reason."""
         used = self.used_names("runtime", "driver")
-        return used.filter(used.cast(pl.String).is_in(list(names)))
+        found = {
+            code: used.filter(used.cast(pl.String).is_in(names))
+            for code, names in UNCERTAIN.items()
+        }
+        return {
+            code: values_at(self.with_names(names), self.launch, missing=False)
+            for code, names in found.items()
+            if len(names)
+        }
 
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name in which the pattern finds something."""
@@ -141,7 +152,8 @@ class HostRows:
         pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
         row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
         row[pair] = np.arange(len(pair))
-        return self.tables.host.select("category", "name")[row[row != NO_ROW]]
+        used: pl.DataFrame = self.tables.host.select("category", "name")[row[row != NO_ROW]]
+        return used
 
     @cached_property
     def _codes(self) -> npt.NDArray[np.uint32]:

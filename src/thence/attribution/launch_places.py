@@ -33,7 +33,6 @@ from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.attribution.xla.iterations import iterations
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW
-from thence.model.launches import UNCERTAIN
 from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
@@ -226,10 +225,8 @@ def _column(
     absent = _number(kind.outside if recorded else kind.missing)
     reason = np.where(hidden, _number("graph"), absent)
     reason = np.where(recorded & (host.launch == NO_ROW), _number("no_launch"), reason)
-    for code, names in UNCERTAIN.items() if recorded else ():
-        reason[values_at(host.with_names(host.calls_named(names)), host.launch, missing=False)] = (
-            _number(code)
-        )
+    for code, launched in host.uncertain.items() if recorded else ():
+        reason[launched] = _number(code)
     rules = np.where(place.is_null().to_numpy(), reason, rule)
     return {kind.name: place, f"{kind.name}_rule": _coded(rules, len(place))}
 

@@ -141,6 +141,7 @@ class _Worker:
             process_group=0,
             env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        assert self._process.stdout is not None
         if sys.platform == "linux":
             with suppress(OSError):  # one user's pipes may not be of any size together
                 fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
-from thence.model.reasons import REASONS
 from thence.model.tables import (
     HOST_CATEGORIES,
     Meta,
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from thence.readers.source import Source
 __all__ = ["NAME", "PATTERNS", "read", "sniff"]
 
-_GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
-_FIRST_ROWS = 1 << 14
 NAME = "torch.profiler (Kineto JSON)"
 PATTERNS = ("*.json", "*.json.gz")
 """Files of a directory that may be Kineto traces."""
