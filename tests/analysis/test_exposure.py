@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import thence
 from collective_jobs import NCCL, Job, joint
-from helpers import DATA, FSDP, RECORDINGS, shared
+from helpers import DATA, FSDP, RECORDINGS
 from thence.analysis.exposure import exposure
 from thence.attribution.attribute import attribute
 from thence.errors import MissingData
@@ -84,7 +84,7 @@ def every_recording() -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("paths", every_recording(), ids=lambda paths: paths[0].split("/")[-1])
 def test_streams_and_collectives_agree(paths: tuple[str, ...]) -> None:
-    trace = shared(*paths)
+    trace = thence.open(*paths)
     devices = {
         (c.rank, c.device): (c.communication_ns, c.communication_ns - c.hidden_ns)
         for c in trace.streams().concurrency

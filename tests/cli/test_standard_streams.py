@@ -24,6 +24,8 @@ ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "LANG": "C.UTF-8",
+    # Python 3.11 would leave bytecode behind that `limited_files` has cut, and every later import would fail.
+    "PYTHONDONTWRITEBYTECODE": "1",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import os
@@ -39,12 +40,17 @@ EAGER = recording("torch_eager_rank0")
 ESCAPE = "\x1b"
 
 
+@functools.cache
+def eager_events() -> SlowTrace:
+    return SlowTrace(EAGER)
+
+
 def report_json(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
     return json.loads(output(capsys, "report", *arguments, "--format", "json")[0])
 
 
 def test_json_of_a_report_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
-    found, expected = report_json(capsys, EAGER), SlowTrace(EAGER)
+    found, expected = report_json(capsys, EAGER), eager_events()
     assert found["inputs"] == [str(EAGER)]
     assert found["ranks"] == 1
     assert found["span_ns"] == expected.span_ns
@@ -67,7 +73,7 @@ def test_json_holds_every_row_with_full_names_whatever_top_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = report_json(capsys, EAGER, "--top", "1")["rows"]
-    assert {row["name"] for row in rows} == {a["name"] for a in SlowTrace(EAGER).activities}
+    assert {row["name"] for row in rows} == {a["name"] for a in eager_events().activities}
 
 
 def test_several_ranks_count_as_such(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +86,7 @@ def test_csv_is_a_table_with_a_heading(capsys: pytest.CaptureFixture[str]) -> No
     text, _ = output(capsys, "report", EAGER, "--by", "label", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     assert {row["name"] for row in rows} >= {"forward/mlp", "optimizer"}
-    assert sum(int(row["total_ns"]) for row in rows) == SlowTrace(EAGER).sum_ns
+    assert sum(int(row["total_ns"]) for row in rows) == eager_events().sum_ns
 
 
 def test_top_limits_the_rows_and_says_what_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +175,7 @@ def test_a_dash_reads_standard_input(packed: bool) -> None:
     content = EAGER.read_bytes() if packed else unzipped(EAGER)
     done = run_process("report", "-", "--format", "json", stdin=content)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["sum_ns"] == SlowTrace(EAGER).sum_ns
+    assert json.loads(done.stdout)["sum_ns"] == eager_events().sum_ns
 
 
 @pytest.mark.parametrize(

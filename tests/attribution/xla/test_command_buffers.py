@@ -84,6 +84,12 @@ def single() -> Tables:
 
 
 @pytest.fixture(scope="module")
+def derived(single: Tables) -> pl.DataFrame:
+    """What is found for the activities of `single`."""
+    return derived_instructions(single)
+
+
+@pytest.fixture(scope="module")
 def sharded() -> Tables:
     return read("jax_fsdp2.xplane.pb.gz")
 
@@ -91,10 +97,12 @@ def sharded() -> Tables:
 # --- what XLA and the clock say -------------------------------------------------------------------
 
 
-def test_every_kernel_of_the_profiler_is_the_thunk_that_ran_then(single: Tables) -> None:
+def test_every_kernel_of_the_profiler_is_the_thunk_that_ran_then(
+    single: Tables, derived: pl.DataFrame
+) -> None:
     # One stream and one kernel a thunk: the i-th kernel to start is thunk i, whatever its node says.
     wanted = [name for name, _ in thunks("jax_single.thunk_metadata.pb")]
-    found = single.gpu.with_columns(derived=derived_instructions(single)["hlo"])
+    found = single.gpu.with_columns(derived=derived["hlo"])
     kernels = found.filter(pl.col("kind") == "kernel").sort("start")
     assert kernels.height == 5 * len(wanted)
     for program in range(5):
@@ -208,11 +216,11 @@ def test_each_device_and_execution_gets_the_same(sharded: Tables) -> None:
     assert executions["len"].unique().to_list() == [204]
 
 
-def test_a_graph_instantiated_again_is_found_again(single: Tables) -> None:
+def test_a_graph_instantiated_again_is_found_again(single: Tables, derived: pl.DataFrame) -> None:
     later = pl.col("program") >= 3
     renamed = pl.when(later).then(pl.col("graph") + 40).otherwise("graph")
     again = dataclasses.replace(single, gpu=single.gpu.with_columns(graph=renamed))
-    assert derived_instructions(again).equals(derived_instructions(single))
+    assert derived_instructions(again).equals(derived)
 
 
 # --- what stays unknown ----------------------------------------------------------------------------
@@ -280,13 +288,14 @@ def test_a_kernel_with_a_foreign_name_costs_its_node_alone(recording: str, singl
     assert found.filter(~of_it).equals(before.filter(~of_it))
 
 
-def test_a_kernel_of_another_command_costs_its_node_alone(single: Tables) -> None:
-    before = derived_instructions(single)
+def test_a_kernel_of_another_command_costs_its_node_alone(
+    single: Tables, derived: pl.DataFrame
+) -> None:
     found = derived_instructions(renamed(single, "loop_add_fusion_3", "loop_add_fusion_4"))
     of_it = single.gpu["name"].cast(pl.String) == "loop_add_fusion_3"
     assert of_it.any()
     assert set(found.filter(of_it)["rule"]) == {"command_buffer_contradicted"}
-    assert found.filter(~of_it).equals(before.filter(~of_it))
+    assert found.filter(~of_it).equals(derived.filter(~of_it))
 
 
 def test_without_the_thunk_one_kernel_of_another_command_refuses_its_graph() -> None:
@@ -295,11 +304,10 @@ def test_without_the_thunk_one_kernel_of_another_command_refuses_its_graph() -> 
     assert reason[0] == "command_buffer_no_fit"
 
 
-def test_library_calls_in_another_order_are_unknown(single: Tables) -> None:
+def test_library_calls_in_another_order_are_unknown(single: Tables, derived: pl.DataFrame) -> None:
     """Any two neighbours changed over would have one start before what it reads."""
     first_child = 193
     number = pl.col("node") & 0xFFFFFFFF
-    before = derived_instructions(single)
     children = single.gpu.filter(number >= first_child, kind="kernel")
     numbers = sorted(set(children.select(number)["node"].to_list()))
     assert len(numbers) == 28
@@ -315,7 +323,7 @@ def test_library_calls_in_another_order_are_unknown(single: Tables) -> None:
         )
         calls = found.filter(inside)
         assert set(calls.filter(pl.col("hlo").is_null())["rule"]) == {"command_buffer_too_early"}
-        wrong = (found["hlo"] != before["hlo"]).fill_null(value=False)
+        wrong = (found["hlo"] != derived["hlo"]).fill_null(value=False)
         assert not wrong.any()
 
 

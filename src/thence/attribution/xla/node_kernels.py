@@ -200,7 +200,9 @@ class _SlotFacts:
             return np.where(named, Verdict.NAMED, Verdict.CONTRADICTS)
         verdict = np.full(len(self.own), Verdict.CONTRADICTS, np.int64)
         verdict[self.slots.is_(Role.LEAF) & ~self.free] = Verdict.FOREIGN
-        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = Verdict.POSSIBLE
+        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = (
+            Verdict.POSSIBLE
+        )
         afterwards = AFTERWARDS.search(name) is not None
         main = self.slots.is_(Role.MAIN)
         if not afterwards:
