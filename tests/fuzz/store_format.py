@@ -86,7 +86,7 @@ def _typed(
     series = []
     for name, cells in columns.items():
         try:
-            series.append(pl.Series(name, cells, types.get(name)))
-        except (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
+            series.append(pl.Series(name, cells, types[name]))
+        except (KeyError, pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
             series.append(frame({name: cells})[name])
     return pl.DataFrame(series)

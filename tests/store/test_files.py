@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -93,7 +94,13 @@ def without_columns(path: Path) -> None:
     pl.read_parquet(path).select(value=pl.first()).write_parquet(path)
 
 
-@pytest.mark.parametrize("spoil", [claimed, as_text, cut, without_columns])
+def nested(path: Path) -> None:
+    frame = pl.read_parquet(path)
+    deep = functools.reduce(lambda cells, _: [cells], range(60), 1)
+    frame.with_columns(pl.Series(frame.columns[0], [deep] * frame.height)).write_parquet(path)
+
+
+@pytest.mark.parametrize("spoil", [claimed, as_text, cut, without_columns, nested])
 def test_a_spoilt_table_is_told_in_one_sentence(
     store: Path, spoil: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

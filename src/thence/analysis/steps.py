@@ -194,23 +194,18 @@ def _of_programs(trace: Attributed, device: Int64, devices: pl.DataFrame) -> _Ra
         .agg(pl.col("program").last())
     )
     steps = executions.join(chosen, on=["place", "program"], how="semi").sort("place", "start")
-    begin = steps["launch"].fill_null(steps["start"]).to_numpy()
-    of_place = steps["place"].to_numpy()
-    end = np.append(begin[1:], 0)
-    last = np.flatnonzero(np.append(of_place[1:] != of_place[:-1], np.True_)) if len(begin) else []
-    end[last] = (steps["start"] + steps["duration"]).to_numpy()[last]
+    finish = pl.col("start") + pl.col("duration")
+    steps = steps.with_columns(begin=pl.col("launch").fill_null(pl.col("start"))).with_columns(
+        end=pl.col("begin").shift(-1).over("place").fill_null(finish)
+    )
     number = np.full(trace.programs.height + 1, NO_ROW)
     number[steps["row"].to_numpy()] = np.arange(steps.height)
     of = np.where(its_own & (program != NO_ROW), number[program], NO_ROW)
     names = steps.select(pl.format("{}#{}", pl.col("name").cast(pl.String), "execution"))
-    with_steps = np.isin(device, of_place)
-    return _Ranges(
-        names.to_series(),
-        begin,
-        np.maximum(end[: len(begin)], begin),
-        of,
-        with_steps & (of == NO_ROW),
-    )
+    with_steps = np.isin(device, steps["place"].to_numpy())
+    begin = steps["begin"].to_numpy()
+    end = np.maximum(steps["end"].to_numpy(), begin)
+    return _Ranges(names.to_series(), begin, end, of, with_steps & (of == NO_ROW))
 
 
 def _windows(trace: Attributed, ranges: _Ranges, device: Int64) -> tuple[Int64, pl.DataFrame]:

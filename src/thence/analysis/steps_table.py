@@ -131,7 +131,10 @@ def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     piece_edges = np.searchsorted(key, np.arange(pieces_of.height + 1))
     begins = pieces["start"].to_numpy()
     ends = begins + pieces["duration"].to_numpy()
-    row, piece, ns = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    nothing = np.empty(0, np.int64)
+    row: list[Int64] = [nothing]
+    piece: list[Int64] = [nothing]
+    ns: list[Int64] = [nothing]
     for device, first, last in zip(
         pieces_of.rows(), piece_edges[:-1], piece_edges[1:], strict=True
     ):
@@ -139,7 +142,7 @@ def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
         cut = _as_leaves(start[low:high], end[low:high], low).within(
             begins[first:last], ends[first:last]
         )
-        row.append(cut.row)
+        row.append(cut.row.astype(np.int64, copy=False))
         piece.append(first + cut.of)
         ns.append(cut.end - cut.start)
     causes = pieces["cause"].cast(pl.String).gather(np.concatenate(piece))

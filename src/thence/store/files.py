@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["content_of", "is_there", "reading", "rows_within", "tables_within", "write_table"]
 
 
+_MOST_NESTED = 3
+"""Lists within lists in a column: of hundreds, each takes a megabyte to read."""
+
+
 @contextmanager
 def reading(where: Path) -> Iterator[None]:
     """Tells errors of reading tables as damage.
@@ -96,14 +100,25 @@ def rows_within(plan: pl.LazyFrame, paths: Sequence[Path], where: Path) -> pl.La
     """The plan over some files, if its rows are no more than what these store allows.
 
     Raises:
-        DamagedInput: they claim many times more than they store.
+        DamagedInput: they claim many times more than they store, or hold lists within many lists.
     """
     with reading(where):
-        claimed = decoded_bytes(plan.select(pl.len()).collect().item(), plan.collect_schema())
+        schema = plan.collect_schema()
+        if any(_depth(dtype) > _MOST_NESTED for dtype in schema.values()):
+            raise DamagedInput(str(where), "holds columns nested deeper than any of a store")
+        claimed = decoded_bytes(plan.select(pl.len()).collect().item(), schema)
         stored = sum(path.stat().st_size for path in paths)
     if claimed > DEFAULT.most(stored):
         raise DamagedInput(str(where), "claims many times more rows than it stores")
     return plan
+
+
+def _depth(dtype: object) -> int:
+    """How many lists and arrays are around the values of a type."""
+    depth = 0
+    while isinstance(dtype, pl.List | pl.Array):
+        dtype, depth = dtype.inner, depth + 1
+    return depth
 
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
