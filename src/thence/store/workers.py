@@ -28,6 +28,7 @@ _RETRIES = 2
 _LOST = "the process that read it was killed {} times; is there enough memory?"
 _JOBS_PER_PROCESS = 50
 """After which a process gives way to a new one: what allocators keep does not add up."""
+_ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _AHEAD = 2
 """Jobs handed out for each worker: the next is at hand when one is done."""
 
@@ -109,8 +110,8 @@ def _pool(processes: int) -> ProcessPoolExecutor:
 
 
 def _one_thread() -> None:
-    """Makes a worker use one core; before Polars starts its threads."""
-    os.environ["POLARS_MAX_THREADS"] = "1"
+    """Makes a worker use one core; before Polars and NumPy's OpenBLAS start their threads."""
+    os.environ |= _ONE_THREAD
 
 
 def _usable_cores() -> int:
@@ -145,7 +146,7 @@ class RayWorkers:
     def run(self, task: Callable[[Job], Outcome], jobs: Iterable[Job]) -> Iterator[Outcome]:
         """As `Workers.run`."""
         ray = self._ray
-        environment = {"env_vars": {"POLARS_MAX_THREADS": "1"}}
+        environment = {"env_vars": _ONE_THREAD}
         remote = ray.remote(num_cpus=1, max_retries=_RETRIES, runtime_env=environment)(task)
         waiting = deque(jobs)
         running: dict[Any, Job] = {}
