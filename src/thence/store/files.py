@@ -44,7 +44,8 @@ def reading(where: Path) -> Iterator[None]:
     try:
         yield
     except (
-        OSError, TypeError, ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException,
+        LookupError, OSError, TypeError, ValueError, pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
     ) as error:  # fmt: skip
         reason = " ".join(str(error).split())[:300]
         raise DamagedInput(str(where), f"cannot be read ({reason})") from error

@@ -117,7 +117,8 @@ class StoredTrace(Trace):
             return super().summary(by)
         if not frames or frames["totals"]["xla"].n_unique() != 1:
             return super().summary(by)
-        found = consistent_summary(merged_summary(frames, by, self.meta, self.selection))
+        with reading(self.store.root):
+            found = consistent_summary(merged_summary(frames, by, self.meta, self.selection))
         return replace(found, soundness=self.soundness)
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:

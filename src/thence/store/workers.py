@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thence.errors import MissingRequirement, ThenceError, UsageError
@@ -28,6 +30,7 @@ _RETRIES = 2
 _LOST = "the process that read it was killed {} times; is there enough memory?"
 _JOBS_PER_PROCESS = 50
 """After which a process gives way to a new one: what allocators keep does not add up."""
+_LOOKS_EVERY_S = 0.5
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _AHEAD = 2
 """Jobs handed out for each worker: the next is at hand when one is done."""
@@ -73,9 +76,12 @@ class LocalWorkers:
             try:
                 while waiting or running:
                     while waiting and len(running) < _AHEAD * self.processes and not lost:
-                        running[pool.submit(task, waiting[0])] = waiting[0]
+                        with _without_interrupts():
+                            future = pool.submit(task, waiting[0])
+                        running[future] = waiting[0]
                         waiting.popleft()
-                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    # Another thread may be the one that Ctrl-C interrupts: this one looks now and then.
+                    done, _ = wait(running, _LOOKS_EVERY_S, FIRST_COMPLETED)
                     for future in done:
                         job = running.pop(future)
                         try:
@@ -86,6 +92,9 @@ class LocalWorkers:
                         return
             except BrokenProcessPool:  # it broke between two jobs
                 lost.extend(running.values())
+            except BaseException:
+                _end(pool)
+                raise
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -107,6 +116,25 @@ def _pool(processes: int) -> ProcessPoolExecutor:
         _one_thread,
         max_tasks_per_child=_JOBS_PER_PROCESS,
     )
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Starts processes, and the thread that starts further ones, so that Ctrl-C reaches this process alone."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Ends the processes of a pool at once: what they were writing has no name yet."""
+    for process in list((pool._processes or {}).values()):  # noqa: SLF001 - Python 3.14 has kill_workers()
+        process.kill()
 
 
 def _one_thread() -> None:
