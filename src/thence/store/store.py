@@ -35,6 +35,8 @@ __all__ = ["Store", "open_store"]
 
 _MOST_OF_MEMORY = 0.5
 """Part of the free memory that the tables of all ranks may take: analyses need as much again."""
+_LATER = ("host_ns",)
+"""Columns of summaries that earlier versions did not write; they are null in their stores."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,14 @@ class Store:
         table = read_summary(self.root, self.manifest, name)
         if table is None:
             return None
-        table = table.select(pl.col(column).cast(dtype) for column, dtype in TYPES[name].items())
+        with reading(self.root):
+            written = table.collect_schema().names()
+        table = table.select(
+            pl.lit(None, dtype).alias(column)
+            if column in _LATER and column not in written
+            else pl.col(column).cast(dtype)
+            for column, dtype in TYPES[name].items()
+        )
         # Of a file with several ranks, the facts stand with the lowest of them.
         ranks = pl.Series(self.ranks, dtype=pl.Int32).implode()
         return table.filter(pl.col("rank").is_in(ranks))
@@ -186,12 +195,9 @@ class Store:
         return frames
 
     def lateness(self) -> dict[str, pl.LazyFrame]:
-        """Tables of `thence.analysis.ranks.summary` of its ranks, as plans; columns that were not written are null."""
-        found = {}
-        for name, stored in LATENESS.items():
-            empty, plan = SUMMARY[name].empty().lazy(), self._summary_plan(stored)
-            found[name] = empty if plan is None else pl.concat([empty, plan], how="diagonal")
-        return found
+        """Tables of `thence.analysis.ranks.summary` of its ranks, as plans."""
+        found = {name: self._summary_plan(stored) for name, stored in LATENESS.items()}
+        return {name: SUMMARY[name].empty().lazy() if f is None else f for name, f in found.items()}
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table of all ranks, in their order, as a plan that has not read anything.
