@@ -229,6 +229,8 @@ def run(of: Format, cases: range, options: argparse.Namespace) -> int:
     begun = failed = 0
     began = time.monotonic()
     _limit_memory()
+    # Stores are written within this process, whose memory is limited.
+    workers.LocalWorkers = lambda _processes: InProcess()  # type: ignore[assignment,misc,return-value]
     for number in cases:
         if options.stop_after is not None and time.monotonic() - began > options.stop_after:
             break
@@ -251,7 +253,6 @@ def _limit_memory() -> None:
 
 
 _probe_started = parquet_probe._started
-workers.LocalWorkers = lambda _processes: InProcess()  # type: ignore[assignment,misc,return-value]
 
 
 def _passes(of: Format, tree: Any, number: int, options: argparse.Namespace) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,29 +21,41 @@ if TYPE_CHECKING:
 _JSON = (".json",)
 
 
-def store_tree(trace: bytes) -> Tree:
-    """The store of one trace: {path: JSON, or {column: cells}}."""
-    tree: dict[str, Any] = {}
+@dataclass(frozen=True)
+class _Store:
+    """The store of one trace.
+
+    Attributes:
+        tree: {path: JSON, or {column: cells}}.
+        types: of the columns of each table, by the name of its file.
+        tables: what each table is as text, and its file.
+    """
+
+    tree: dict[str, Any]
+    types: dict[str, dict[str, pl.DataType]]
+    tables: dict[str, tuple[str, bytes]]
+
+
+@functools.cache
+def _store(trace: bytes) -> _Store:
+    store = _Store({}, {}, {})
     with tempfile.TemporaryDirectory() as name:
         for path in _files(Path(name), trace):
             inside = str(path.relative_to(Path(name) / "a.store"))
             if path.suffix in _JSON:
-                tree[inside] = json.loads(path.read_bytes())
+                store.tree[inside] = json.loads(path.read_bytes())
             elif path.suffix == ".parquet":
                 columns = pl.read_parquet(path).with_columns(pl.col(pl.Categorical).cast(pl.String))
-                tree[inside] = columns.to_dict(as_series=False)
-    return tree
+                cells = columns.to_dict(as_series=False)
+                store.tree[inside] = cells
+                store.types[path.name] = dict(pl.read_parquet_schema(path))
+                store.tables[inside] = repr(cells), path.read_bytes()
+    return store
 
 
-@functools.cache
-def _types(trace: bytes) -> dict[str, dict[str, pl.DataType]]:
-    """The types of the columns of each table."""
-    with tempfile.TemporaryDirectory() as name:
-        return {
-            path.name: dict(pl.read_parquet_schema(path))
-            for path in _files(Path(name), trace)
-            if path.suffix == ".parquet"
-        }
+def store_tree(trace: bytes) -> Tree:
+    """The store of one trace: {path: JSON, or {column: cells}}."""
+    return _store(trace).tree
 
 
 def _files(folder: Path, trace: bytes) -> list[Path]:
@@ -56,10 +69,10 @@ def store_writer(
     columns: Callable[[Tree], dict[str, list[Any]]],
     frame: Callable[[dict[str, list[Any]]], pl.DataFrame],
 ) -> Callable[[Tree, Path], Path]:
-    """Writes a tree as a store; columns whose cells still fit have the types that they had."""
+    """Writes a tree as a store: tables that are not mutated as they were, of others columns that still fit."""
 
     def write(tree: Tree, folder: Path) -> Path:
-        types = _types(trace())
+        whole = _store(trace())
         store = folder / "a.store"
         store.mkdir()
         for name, value in tree.items() if isinstance(tree, dict) else []:
@@ -68,8 +81,11 @@ def store_writer(
             if inside.is_absolute() or ".." in inside.parts or path.is_dir() or path.exists():
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".parquet":
-                table = _typed(columns(value), types.get(path.name, {}), frame)
+            text, content = whole.tables.get(str(name), ("", b""))
+            if text and repr(value) == text:
+                path.write_bytes(content)
+            elif path.suffix == ".parquet":
+                table = _typed(columns(value), whole.types.get(path.name, {}), frame)
                 table.write_parquet(path)
             else:
                 path.write_text(json.dumps(value, default=repr, skipkeys=True), errors="replace")
@@ -85,8 +101,15 @@ def _typed(
 ) -> pl.DataFrame:
     series = []
     for name, cells in columns.items():
+        dtype = types.get(name)
+        # Polars takes seconds to refuse a cell of hundreds of levels.
+        if dtype is None or (
+            not dtype.is_nested() and any(isinstance(c, list | dict) for c in cells)
+        ):
+            series.append(frame({name: cells})[name])
+            continue
         try:
-            series.append(pl.Series(name, cells, types[name]))
-        except (KeyError, pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
+            series.append(pl.Series(name, cells, dtype))
+        except (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError):
             series.append(frame({name: cells})[name])
     return pl.DataFrame(series)
