@@ -31,6 +31,7 @@ _LOST = "the process that read it was killed {} times; is there enough memory?"
 _JOBS_PER_PROCESS = 50
 """After which a process gives way to a new one: what allocators keep does not add up."""
 _LOOKS_EVERY_S = 0.5
+"""How often the process that waits for jobs looks whether it was interrupted."""
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _AHEAD = 2
 """Jobs handed out for each worker: the next is at hand when one is done."""
