@@ -51,6 +51,8 @@ _SHARE_OF_TIME = 500
 """A part is due no more often than every 500th of the time so far: long runs make few files."""
 _FIRST_FLUSH_SECONDS = 0.1
 """The time to the first part; it doubles until it is that of the options, so short programs keep theirs too."""
+_ROUND_SECONDS = 0.05
+"""What a round of parts takes at most, as long as none took longer: what came meanwhile waits for the next one."""
 _PATIENCE_SECONDS = 10.0
 """How long stopping waits for the device, and for the reading of what is left."""
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
@@ -112,6 +114,7 @@ class Recorder:
         self._due = 0.0
         self._flushes = True
         self._flush_seconds = min(_FIRST_FLUSH_SECONDS, options.flush_seconds)
+        self._round_seconds = _ROUND_SECONDS
         self._warnings: list[str] = []
         self._functions: dict[int, np.ndarray[Any, Any]] = {}
         self._unwanted: dict[int, list[int]] = {}
@@ -312,6 +315,7 @@ class Recorder:
                 self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
                 self._save()  # with the time to the next one: that much may be lost
                 self._due = now + self._flush_seconds
+                self._round_seconds = max(self._round_seconds, time.monotonic() - now)
         self._read_all()
         self._save()
         self._finish()
@@ -407,7 +411,7 @@ class Recorder:
             "counts": self.parts.counts,
             "parts": self.parts.numbers,
             "written_ns": time.time_ns(),
-            "flush_seconds": self._flush_seconds if self._flushes else None,
+            "flush_seconds": self._flush_seconds + self._round_seconds if self._flushes else None,
             "lost": self._lost(),
             "dropped": self.dropped,
             "unknown_kinds": {str(kind): n for kind, n in self._walker.unknown.items()},
