@@ -40,6 +40,22 @@ def test_the_first_screen_says_who_since_when_and_why(
         assert word in screen
 
 
+def test_the_share_is_of_the_steps_since_the_rank_is_late(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = SleepyJob(steps=20, since=10)
+    files = job.write(tmp_path)
+    steps = [
+        e
+        for e in json.loads(files[0].read_text())["traceEvents"]
+        if e.get("name") == "ProfilerStep#15"
+    ]
+    printed = " ".join(output(capsys, "ranks", tmp_path)[0].split())
+    said = re.search(r"a step \(([0-9.]+) % of it\) since ProfilerStep#10", printed)
+    assert said is not None
+    assert float(said[1]) == pytest.approx(100 * job.sleep / steps[0]["dur"], abs=1)
+
+
 def test_json_holds_what_is_checked_from_outside(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,7 +35,16 @@ def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
         row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(
             0, named=True
         )
-        yield row, _sentence(row, why, job.step_ns)
+        yield row, _sentence(row, why, _step_since(job, row["since_step"]))
+
+
+def _step_since(job: Job, since: str | None) -> float:
+    """How long a step takes, in ns: of those since a rank is late, which its lateness makes longer."""
+    if since not in job.keys:
+        return job.step_ns
+    late = job.cells.filter(pl.col("key").is_in(job.keys[job.keys.index(since) :]))
+    median = late["step_ns"].median()
+    return median if isinstance(median, float) else job.step_ns
 
 
 def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
