@@ -86,7 +86,7 @@ static PyObject *keep_calls(PyObject *module, PyObject *value) {
     (void)module;
     if (truth < 0) return NULL;
     keeping = truth;
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {

@@ -121,7 +121,7 @@ static PyObject *add(Map *map, PyObject *arguments) {
     int failed = put(map, (uintptr_t)address, number);
     pthread_mutex_unlock(&thence_lock);
     if (failed) return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *add_code(PyObject *module, PyObject *arguments) { (void)module; return add(&codes, arguments); }

@@ -12,7 +12,7 @@ static PyObject *callbacks[CALLBACKS], *observer;
 static int idle; /* whether Python is to be told when a node was made: functions of the user's have no events */
 
 static PyObject *pass_on(int which, PyObject *const *arguments, Py_ssize_t count) {
-    if (count < 2 || !callbacks[which]) Py_RETURN_NONE;
+    if (count < 2 || !callbacks[which]) RETURN_NONE;
     return PyObject_CallFunctionObjArgs(callbacks[which], arguments[0], arguments[1], count > 2 ? arguments[2] : NULL,
                                         NULL);
 }
@@ -29,7 +29,7 @@ static int said(PyObject *answer) {
 /* The calling thread is in the place of a frame from here on. */
 static PyObject *tell(char *frame, uint32_t code, uint32_t position) {
     if (observer && said(PyObject_CallFunction(observer, "I", thence_chain(frame, code, position)))) return NULL;
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 /* Nodes made so far were made in a frame; Python switches events on where it went without. */
@@ -92,7 +92,7 @@ static PyObject *on_start(PyObject *module, PyObject *const *arguments, Py_ssize
         frame = frame_of(arguments, count, &kind);
     }
     if (frame && !idle) return goes_on(frame, kind);
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *on_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -106,7 +106,7 @@ static PyObject *on_resume(PyObject *module, PyObject *const *arguments, Py_ssiz
     } else if (frame) {
         return goes_on(frame, kind);
     }
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *on_throw(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -115,7 +115,7 @@ static PyObject *on_throw(PyObject *module, PyObject *const *arguments, Py_ssize
     (void)module;
     if (kind == WATCHED || kind == ENGINE) return pass_on(THROWS, arguments, count);
     if (frame && kind >= FIRST_OWN) return goes_on(frame, kind);
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *on_leave(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -124,7 +124,7 @@ static PyObject *on_leave(PyObject *module, PyObject *const *arguments, Py_ssize
     (void)module;
     if (kind == WATCHED || kind == ENGINE) return pass_on(ENDS, arguments, count);
     if (frame && kind == MODULE) return module_ends(frame);
-    if (!frame || kind < FIRST_OWN) Py_RETURN_NONE;
+    if (!frame || kind < FIRST_OWN) RETURN_NONE;
     if (made(frame, 0, 0)) return NULL;
     Here *here = thence_here();
     char *caller = thence_previous(frame);
@@ -138,7 +138,7 @@ static PyObject *on_line(PyObject *module, PyObject *const *arguments, Py_ssize_
     uint32_t kind;
     char *frame = frame_of(arguments, count, &kind);
     (void)module;
-    if (!frame || count < 2 || kind < FIRST_OWN) Py_RETURN_NONE;
+    if (!frame || count < 2 || kind < FIRST_OWN) RETURN_NONE;
     Here *here = thence_here();
     int same = here->frame == frame && here->code == kind;
     if (same ? made(frame, kind, here->position) : made(thence_previous(frame), 0, 0)) return NULL;
@@ -156,7 +156,7 @@ static PyObject *set_callbacks(PyObject *module, PyObject *given) {
         callbacks[at] = at < PyTuple_Size(given) ? Py_NewRef(PyTuple_GetItem(given, at)) : NULL;
         Py_XDECREF(before);
     }
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *observe_stacks(PyObject *module, PyObject *value) {
@@ -164,7 +164,7 @@ static PyObject *observe_stacks(PyObject *module, PyObject *value) {
     (void)module;
     observer = value != Py_None ? Py_NewRef(value) : NULL;
     Py_XDECREF(before);
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 /* Where no node was made so far, nothing but that is looked for from now on; returns whether. */

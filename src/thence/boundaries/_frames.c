@@ -21,7 +21,7 @@ static PyObject *use_layout(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "nnnnnn", &to->through, &to->top, &to->previous, &to->instruction, &to->code,
                           &to->locals))
         return NULL;
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 /* A word that may lie nowhere: the kernel looks, so that a wrong offset is an answer and no fault. */
@@ -50,7 +50,7 @@ static PyObject *try_frames(PyObject *module, PyObject *unused) {
     if (good) return found;
     Py_DECREF(found);
     if (PyErr_Occurred()) return NULL;
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {

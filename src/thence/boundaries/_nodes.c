@@ -84,7 +84,7 @@ static PyObject *try_node(PyObject *module, PyObject *arguments) {
     uint32_t numbers = 0, both = 0;
     for (int at = FIRST_FIELD; at <= LAST_FIELD; at++)
         if (field[at] == number) numbers |= 1u << at, both |= (uint32_t)(field[at + MAKER] == maker) << at;
-    if (numbers && !both) Py_RETURN_NONE; /* another thread made it */
+    if (numbers && !both) RETURN_NONE; /* another thread made it */
     candidates &= both;
     return PyBool_FromLong(candidates & FIELDS);
 }
@@ -117,7 +117,7 @@ static PyObject *hooks_are_set(PyObject *module, PyObject *more) {
     (void)module;
     if (PyErr_Occurred()) return NULL;
     hooked += (int)by;
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *enter_engine(PyObject *module, PyObject *unused) {

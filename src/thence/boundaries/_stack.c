@@ -159,7 +159,7 @@ static PyObject *begin_stacks(PyObject *module, PyObject *address) {
     memcpy(&next_sequence, &function, sizeof function);
     thence_reading = 1;
     pthread_mutex_unlock(&thence_lock);
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *count_nodes(PyObject *module, PyObject *address) {
@@ -169,7 +169,7 @@ static PyObject *count_nodes(PyObject *module, PyObject *address) {
     pthread_mutex_lock(&thence_lock);
     memcpy(&next_sequence, &function, sizeof function);
     pthread_mutex_unlock(&thence_lock);
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *end_stacks(PyObject *module, PyObject *unused) {
@@ -177,7 +177,7 @@ static PyObject *end_stacks(PyObject *module, PyObject *unused) {
     pthread_mutex_lock(&thence_lock);
     thence_reading = 0;
     pthread_mutex_unlock(&thence_lock);
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *code_kind(PyObject *module, PyObject *address) {
@@ -204,7 +204,7 @@ static PyObject *go_below(PyObject *module, PyObject *arguments) {
     Here *here = thence_here();
     if (generated) here->generated.set = on, here->generated.module = of_module, here->generated.line = line;
     else here->engine.set = on, here->engine.module = of_module, here->engine.line = line;
-    Py_RETURN_NONE;
+    RETURN_NONE;
 }
 
 static PyObject *take_changes(PyObject *module, PyObject *unused) {

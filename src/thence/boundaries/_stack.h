@@ -9,6 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* As Py_RETURN_NONE of Python 3.11. That of newer headers takes no reference to None, which is immortal from 3.12 on: a
+ * library built with them, and loaded by 3.11, would free it. */
+#define RETURN_NONE return Py_NewRef(Py_None)
+
 #define SHARED __attribute__((visibility("hidden")))
 
 /* Rows of one size; whoever appends or takes holds the lock. */
