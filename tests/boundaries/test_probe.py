@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fake_cupti import library_path
 from thence.boundaries.log import BEGINS, COLUMNS, ENDS, BoundaryLog
 from thence.boundaries.probe import Probe, choose_probe
 from thence.boundaries.stacks import LAYOUTS
+from thence.model.formats import CLOSED, OPENED, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +88,76 @@ def test_many_boundaries_come_back_in_order(probe: Probe, cupti: ctypes.CDLL) ->
         places += taken["counter"].tolist()
     assert places == list(range(1, len(places) + 1))
     assert log.lost == 0
+
+
+def test_moments_of_marks_are_boundaries_too(probe: Probe, cupti: ctypes.CDLL) -> None:
+    log = log_of(probe, cupti)
+    moments = log.moments()
+    facts = {"layer": 3}
+    before = time.time_ns()
+    moments.opened(5, "attention", None, {})
+    launch = cupti.fake_launch()
+    moments.began(STEP, 1, 0, "step 1")
+    for number in (6, 7):
+        moments.opened(number, "loss", "62", facts)
+    moments.closed(5)
+    rows, texts = moments.take()
+    assert {name: str(column.dtype) for name, column in rows.items()} == {
+        "what": "uint8", "serial": "int64", "forward": "int64", "time": "int64", "counter": "uint32",
+        "thread": "uint32", "texts": "uint32",
+    }  # fmt: skip
+    assert rows["what"].tolist() == [OPENED, STEP, OPENED, OPENED, CLOSED]
+    assert rows["serial"].tolist() == [5, 1, 6, 7, 5]
+    assert rows["forward"].tolist() == [-1, 0, -1, -1, -1]
+    assert rows["counter"].tolist() == [1, 3, 4, 5, 6]
+    assert launch == 2
+    mine = threading.get_native_id()
+    assert rows["thread"].tolist() == [mine] * 4 + [0]
+    assert before <= rows["time"][0]
+    assert (np.diff(rows["time"]) >= 0).all()
+    assert rows["time"][-1] <= time.time_ns()
+    named = [texts[number - 1] for number in rows["texts"].tolist()[:4]]
+    assert rows["texts"][4] == 0
+    assert named == [
+        ("attention", None, None), ("step 1", None, None), ("loss", "62", facts), ("loss", "62", facts),
+    ]  # fmt: skip
+    assert named[2][2] is facts
+    boundaries = log.take()
+    assert boundaries["counter"].tolist() == rows["counter"].tolist()
+    assert boundaries["place"].tolist() == [0] * 5
+    assert [len(column) for column in moments.take()[0].values()] == [0] * 7
+
+
+def test_names_of_many_moments_stay_apart(probe: Probe, cupti: ctypes.CDLL) -> None:
+    """More names than are remembered, each a new object every time, and freed objects whose address serves again."""
+    moments = log_of(probe, cupti).moments()
+    for _ in range(2):
+        expected = [f"mark {number % 300}" for number in range(5000)]
+        for number, name in enumerate(expected):
+            moments.opened(number, f"{name}!"[:-1], None, {"number": number})
+            moments.closed(number)
+        rows, texts = moments.take()
+        opened = rows["texts"][rows["what"] == OPENED].tolist()
+        assert [texts[number - 1][0] for number in opened] == expected
+        assert [texts[number - 1][2] for number in opened] == [{"number": i} for i in range(5000)]
+
+
+def test_moments_of_marks_make_nothing_for_the_garbage_collector(
+    probe: Probe, cupti: ctypes.CDLL
+) -> None:
+    """A mark in a loop is recorded as numbers: the objects that wait to be written do not grow with the loop."""
+    if probe.name != "c":
+        pytest.skip("of the compiled probe")
+    log = log_of(probe, cupti)
+    moments = log.moments()
+    gc.collect()
+    count, holders = len(gc.get_objects()), sys.getrefcount(None)
+    for number in range(10_000):
+        moments.opened(number, "block", None, {})
+        moments.closed(number)
+    assert len(gc.get_objects()) - count < 100
+    assert sys.getrefcount(None) - holders < 100
+    assert len(moments.take()[0]["what"]) == 20_000
 
 
 def test_each_thread_notes_its_own_number_and_id(probe: Probe, cupti: ctypes.CDLL) -> None:

@@ -47,23 +47,35 @@ static Row *new_row(Log *log) {
     return &log->last->row[log->last->rows++];
 }
 
-static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+static PyTypeObject *log_type;
+
+int thence_is_log(PyObject *object) { return log_type && PyObject_TypeCheck(object, log_type); }
+
+/* The calling thread is in a place from here on. Fails, with an error set, where the observer does. */
+int thence_note(PyObject *self, uint32_t place, uint32_t flags, int64_t *time, uint32_t *counter) {
     Log *log = (Log *)self;
+    *counter = thence_read_counter(log->call);
+    *time = thence_now();
+    Row *row = new_row(log);
+    if (row) *row = (Row){*time, *counter, thence_thread(), place, flags};
+    else log->lost++;
+    if (thence_reading) thence_note_stack(*counter, *time), thence_call_ended(*time);
+    PyObject *answer = log->observer ? PyObject_CallFunction(log->observer, "I", place) : NULL;
+    if (log->observer && !answer) return -1;
+    Py_XDECREF(answer);
+    return 0;
+}
+
+static PyObject *log_note(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     if (count < 1 || count > 2)
         return PyErr_Format(PyExc_TypeError, "note takes a place and flags, not %zd arguments", count);
     unsigned long place = PyLong_AsUnsignedLong(arguments[0]);
     if (place == (unsigned long)-1 && PyErr_Occurred()) return NULL;
     unsigned long flags = count == 2 ? PyLong_AsUnsignedLong(arguments[1]) : 0;
     if (flags == (unsigned long)-1 && PyErr_Occurred()) return NULL;
-    uint32_t counter = thence_read_counter(log->call);
-    int64_t time = thence_now();
-    Row *row = new_row(log);
-    if (row) *row = (Row){time, counter, thence_thread(), (uint32_t)place, (uint32_t)flags};
-    else log->lost++;
-    if (thence_reading) thence_note_stack(counter, time), thence_call_ended(time);
-    PyObject *said = log->observer ? PyObject_CallFunctionObjArgs(log->observer, arguments[0], NULL) : NULL;
-    if (log->observer && !said) return NULL;
-    Py_XDECREF(said);
+    int64_t time;
+    uint32_t counter;
+    if (thence_note(self, (uint32_t)place, (uint32_t)flags, &time, &counter)) return NULL;
     return PyLong_FromUnsignedLong(counter);
 }
 
@@ -136,18 +148,19 @@ static PyType_Slot log_slots[] = {
     {Py_tp_getset, log_attributes},       {Py_tp_doc, "Boundaries of this process, by a CUDA function."},
     {0, NULL}};
 
-static PyType_Spec log_type = {
+static PyType_Spec log_specification = {
     .name = "thence.boundaries._probe.Log",
     .basicsize = sizeof(Log),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = log_slots};
 
 static int fill(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&log_type);
+    PyObject *type = PyType_FromSpec(&log_specification);
     int failed = PyModule_AddObjectRef(module, "Log", type) < 0; /* NULL with an error set fails too */
-    Py_XDECREF(type);
+    log_type = (PyTypeObject *)type; /* kept: there is one module in a process */
     failed = failed || thence_add_calls(module) || thence_add_frames(module) || thence_add_chains(module);
     failed = failed || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
+    failed = failed || thence_add_moments(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

@@ -61,6 +61,13 @@ SHARED void thence_append(Rows *rows, const void *row);
 SHARED PyObject *thence_take(Rows *rows);
 SHARED void thence_forget_threads(void);
 
+/* Of _probe.c */
+SHARED int thence_is_log(PyObject *object);
+SHARED int thence_note(PyObject *log, uint32_t place, uint32_t flags, int64_t *time, uint32_t *counter);
+
+/* Of _moments.c */
+SHARED int thence_add_moments(PyObject *module);
+
 /* Of _calls.c */
 SHARED int64_t thence_now(void); /* Unix ns */
 SHARED uint32_t thence_read_counter(int (*call)(int *));

@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.boundaries.moments import Moments, NativeMoments
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
     from typing import Protocol
+
+    from thence.boundaries.moments import CompiledMoments
 
     class NativeLog(Protocol):
         """`thence.boundaries._probe.Log`."""
@@ -92,6 +96,10 @@ class BoundaryLog:
             self.observer(place)
         return counter
 
+    def moments(self) -> Moments | NativeMoments:
+        """Notes moments of marks, each with a boundary of this log."""
+        return Moments(self.note)
+
     def take(self) -> dict[str, np.ndarray[Any, Any]]:
         """The rows since this was last asked, in the order of the calls."""
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
@@ -107,10 +115,15 @@ class NativeBoundaryLog(BoundaryLog):
 
     Args:
         log: of the compiled probe.
+        make_moments: makes what notes moments with it.
     """
 
-    def __init__(self, log: NativeLog) -> None:
+    def __init__(
+        self, log: NativeLog, make_moments: Callable[[NativeLog], CompiledMoments]
+    ) -> None:
         self._log = log
+        self._make_moments = make_moments
+        self._moments: list[NativeMoments] = []
         self._observer: Callable[[int], None] | None = None
         self.note = log.note  # type: ignore[method-assign]  # without a call of Python in between
 
@@ -128,8 +141,13 @@ class NativeBoundaryLog(BoundaryLog):
 
     @property
     def lost(self) -> int:  # type: ignore[override]
-        """Rows for which there was no memory."""
-        return self._log.lost
+        """Rows for which there was no memory, moments of marks included."""
+        return self._log.lost + sum(moments.lost for moments in self._moments)
+
+    def moments(self) -> Moments | NativeMoments:
+        """See `BoundaryLog`."""
+        self._moments.append(NativeMoments(self._make_moments(self._log)))
+        return self._moments[-1]
 
     def take(self) -> dict[str, np.ndarray[Any, Any]]:
         """The rows since this was last asked, in the order of the calls."""

@@ -93,7 +93,7 @@ def _compiled() -> ModuleType | None:
     except ImportError:
         return None
     # One that was built for an older thence, as in a checkout that has moved on, lacks functions.
-    return _probe if hasattr(_probe, "keep_calls") else None
+    return _probe if hasattr(_probe, "Moments") else None
 
 
 class NativeProbe:
@@ -108,7 +108,7 @@ class NativeProbe:
 
     def log(self, function: int) -> BoundaryLog:
         """See `Probe`."""
-        return NativeBoundaryLog(self._module.Log(function))
+        return NativeBoundaryLog(self._module.Log(function), self._module.Moments)
 
     @property
     def compiled(self) -> ModuleType | None:

@@ -420,8 +420,11 @@ class Recorder:
 
     def _lost(self) -> dict[str, int]:
         """Rows that could not be kept or written, by table."""
-        calls = self.parts.lost.get("calls", 0) + self._counting.lost_calls
-        return {**self.parts.lost, "calls": calls} if calls else self.parts.lost
+        lost = dict(self.parts.lost)
+        for table, rows in (("calls", self._counting.lost_calls), ("boundaries", self.log.lost)):
+            if rows:
+                lost[table] = lost.get(table, 0) + rows
+        return lost
 
     def _known_rank(self) -> int | None:
         """What the framework once said, which may have forgotten it when the program ends."""
