@@ -323,6 +323,27 @@ def test_backward_work_gets_the_mark_of_its_forward_op(tmp_path: Path) -> None:
     assert found["accumulate"][1] == "backward"
 
 
+def test_launches_of_the_runtime_are_noted_by_the_calls_of_the_driver(tmp_path: Path) -> None:
+    """CUPTI calls back twice a launch then, not four times, and the number is that of the kernel."""
+    said = program(
+        """
+        with thence.record(OUT):
+            print([fake.library.fake_called_back(domain, 2) for domain in (2, 1)])
+            for n in range(5):
+                launch(f"k{n}")
+        """,
+        tmp_path,
+    ).stdout
+    if description(tmp_path)["probe"]["kind"] == "python":
+        pytest.skip("the probe was not compiled")
+    assert said.strip() == "[0, 1]"  # cudaLaunchKernel, cuLaunchKernel
+    trace = thence.open(tmp_path)
+    calls = trace.host.filter(pl.col("category").is_in(["runtime", "driver"])).sort("start")
+    assert calls["name"].cast(str).to_list() == ["cuLaunchKernel"] * 5
+    assert calls["correlation"].to_list() == trace.gpu["correlation"].to_list()
+    assert calls["thread"].n_unique() == 1
+
+
 def test_only_launches_are_recorded_of_all_api_calls(tmp_path: Path) -> None:
     said = program(
         """

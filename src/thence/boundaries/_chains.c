@@ -13,6 +13,7 @@ typedef struct {
 } Map;
 
 static Map codes, modules;
+int thence_own_functions;
 static struct {
     uint64_t hash;
     size_t at; /* in `words`: length and key */
@@ -106,6 +107,7 @@ uint32_t thence_chain_number(const uint32_t *key, size_t length, uint32_t most) 
 
 void thence_forget_chains(void) {
     empty(&codes), empty(&modules);
+    thence_own_functions = 0;
     free(table), free(chains), free(words);
     table = words = NULL, chains = NULL;
     chain_count = chain_room = table_room = 0;
@@ -119,6 +121,7 @@ static PyObject *add(Map *map, PyObject *arguments) {
     if (!address) return PyErr_SetString(PyExc_ValueError, "no object lies at 0"), NULL;
     pthread_mutex_lock(&thence_lock);
     int failed = put(map, (uintptr_t)address, number);
+    thence_own_functions |= !failed && map == &codes && number >= FIRST_OWN;
     pthread_mutex_unlock(&thence_lock);
     if (failed) return PyErr_NoMemory();
     RETURN_NONE;

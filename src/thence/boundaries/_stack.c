@@ -58,6 +58,7 @@ static uint32_t chain_from(const char *frame, uint32_t code, uint32_t position, 
             length += 2;
         } else if (kind == MODULE && !module) {
             module = thence_module(thence_self(frame));
+            if (module && !thence_own_functions && !here->generated.set) break; /* lines are not wanted */
         } else if (kind == GENERATED && here->generated.set) {
             if (!module) module = here->generated.module;
             line = here->generated.line;

@@ -115,6 +115,7 @@ SHARED int thence_add_nodes(PyObject *module);
 SHARED uint32_t thence_kind_of(PyObject *code);
 SHARED uint32_t thence_module(PyObject *module);
 SHARED uint32_t thence_chain_number(const uint32_t *key, size_t length, uint32_t most);
+SHARED extern int thence_own_functions; /* whether any function is the user's */
 SHARED void thence_forget_chains(void);
 SHARED int thence_add_chains(PyObject *module);
 

@@ -13,6 +13,10 @@ __all__ = ["RecordOptions", "Schedule"]
 _LAUNCHES = re.compile(
     r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)"
 )
+_OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
+"""Functions of the runtime that launch a kernel by calling one of the driver's (CUDA runtime API, "Interactions with
+the CUDA Driver API"), for which CUPTI calls back too. Without a callback for the runtime's, the driver's call has the
+number that the kernel has, and there are two callbacks a launch, not four."""
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
 _FEW = re.compile(
@@ -71,6 +75,8 @@ class RecordOptions:
             function: its name, as in CUDA's headers.
             launches: whether what launches work counts.
         """
+        if _OUTER_LAUNCHES.match(function):
+            return False
         few = _FEW.match(function) or _GRAPHS.match(function)
         return bool(few or (launches and _LAUNCHES.match(function)))
 
