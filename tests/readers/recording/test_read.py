@@ -149,6 +149,19 @@ def test_a_description_that_cannot_be_read_costs_only_the_facts(
     assert tables.gpu["rank"].to_list() == [0]
 
 
+@pytest.mark.parametrize("fact", ["pid", "rank", "began_ns", "dropped"])
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1])
+def test_a_description_with_a_number_that_no_column_holds_is_not_believed(
+    tmp_path: Path, fact: str, number: int
+) -> None:
+    marks = [{"what": 0, "serial": 1, "time": 5, "thread": 1, "name": 1}]
+    tables = {"names": [NAMES], "kernels": [[kernel()]], "marks": [marks]}
+    folder = written(tmp_path / "a", tables, **{fact: number})
+    kernels, text = warned(folder)
+    assert kernels == 1
+    assert "recording.json cannot be read" in text
+
+
 def test_a_recording_without_anything_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(thence.DamagedInput, match="nothing of the recording can be read"):
         read([written(tmp_path / "a", {})])

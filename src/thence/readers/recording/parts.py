@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -70,11 +70,15 @@ def _listed(numbers: list[int]) -> str:
     return f"part{'' if len(numbers) == 1 else 's'} {shown}{more}"
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""What a column of Int64 can hold: a description with another number is no description."""
+
+
 class _Device(msgspec.Struct):
-    device: int
+    device: _Number
     name: str | None = None
-    memory_bytes: int | None = None
-    multiprocessors: int | None = None
+    memory_bytes: _Number | None = None
+    multiprocessors: _Number | None = None
     compute_capability: str | None = None
 
 
@@ -99,21 +103,21 @@ class Description(msgspec.Struct):
     """
 
     format: str = RECORDING
-    version: int = RECORDING_VERSION
-    rank: int | None = None
-    pid: int = 0
+    version: _Number = RECORDING_VERSION
+    rank: _Number | None = None
+    pid: _Number = 0
     host: str | None = None
     program: str | None = None
-    began_ns: int | None = None
-    stopped_ns: int | None = None
+    began_ns: _Number | None = None
+    stopped_ns: _Number | None = None
     finished: bool = False
-    counts: dict[str, int] = {}
-    lost: dict[str, int] = {}
-    parts: dict[str, int] = {}
-    written_ns: int | None = None
+    counts: dict[str, _Number] = {}
+    lost: dict[str, _Number] = {}
+    parts: dict[str, _Number] = {}
+    written_ns: _Number | None = None
     flush_seconds: float | None = None
-    dropped: int = 0
-    unknown_kinds: dict[str, int] = {}
+    dropped: _Number = 0
+    unknown_kinds: dict[str, _Number] = {}
     warnings: list[str] = []
     devices: list[_Device] = []
     thence: str | None = None
