@@ -19,6 +19,7 @@ from thence.model.tables import (
     Tables,
 )
 from thence.model.waiting import with_waiting
+from thence.parallel import in_threads
 from thence.readers.categories import (
     category_of,
     ranges_among_ops,
@@ -107,9 +108,16 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
+    of_gpu, of_host = in_threads(
+        lambda frame: frame(),
+        [
+            lambda: gpu_frame(gpu, gpu_order, names),
+            lambda: host_frame(host, host_order, lanes, names, flows),
+        ],
+    )
     tables = Tables(
-        gpu=gpu_frame(gpu, gpu_order, names),
-        host=host_frame(host, host_order, lanes, names, flows),
+        gpu=of_gpu,
+        host=of_host,
         collectives=collective_frame(moved, gpu_order, host_order),
         threads=threads_frame(threads, on_host, lanes),
         graph_places=places,
