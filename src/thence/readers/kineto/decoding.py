@@ -111,9 +111,10 @@ def _in_processes(pieces: Iterator[Piece], path: str, processes: int) -> Iterato
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
-        workers.end()
-    finally:
+    except BaseException:
         workers.stop()
+        raise
+    workers.end()
 
 
 class _Workers:
@@ -167,16 +168,17 @@ class _Workers:
             self._free.put((questions, answers))
 
     def end(self) -> None:
-        """Lets the processes end by themselves, once all pieces are decoded."""
+        """Lets the processes end by themselves, once all pieces are decoded; does not wait for that."""
         for pipe in self._pipes:
             pipe.close()
-        self._first.wait()
+        self._threads.submit(self._first.wait)
+        self._threads.shutdown(wait=False)
 
     def stop(self) -> None:
         """Ends the processes, whatever they are doing."""
         if self._first.poll() is None:  # else its number may be another's by now
             os.killpg(self._first.pid, signal.SIGKILL)
-            self._first.wait()
+        self._first.wait()
         self._threads.shutdown(cancel_futures=True)
         for pipe in self._pipes:
             with suppress(OSError):  # what was to be sent last reaches nobody
