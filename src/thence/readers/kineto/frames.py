@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "collective_frame",
-    "gpu_frame",
+    "gpu_and_host_frames",
     "graph_places",
-    "host_frame",
     "said_of_waiting",
     "threads_frame",
 ]
@@ -43,8 +42,27 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
 
-def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
-    """Rows of `GPU` in the given order."""
+def gpu_and_host_frames(
+    gpu: Arrays,
+    host: Arrays,
+    orders: tuple[Array, Array],
+    lanes: Lanes,
+    names: pl.Series,
+    flows: Arrays,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Rows of `GPU` and of `HOST` in the given orders; empties ``host``, so that each column is freed after use."""
+    made = in_threads(
+        lambda frame: frame(),
+        (
+            lambda: _gpu_frame(gpu, orders[0], names),
+            lambda: _host_frame(host, orders[1], lanes, names, flows),
+        ),
+    )
+    return made[0], made[1]
+
+
+def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
+    """Rows of `GPU`."""
     sorted_gpu = dict(zip(gpu, in_threads(lambda key: gpu[key][order], gpu), strict=True))
     # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
     # of the node's id, and then the first node of a graph is 0 too.
@@ -91,10 +109,10 @@ def _triples(values: Array) -> pl.Series:
     return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
 
 
-def host_frame(
+def _host_frame(
     host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
 ) -> pl.DataFrame:
-    """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
+    """Rows of `HOST`."""
 
     def sort(key: str) -> None:
         host[key] = host[key][order]
