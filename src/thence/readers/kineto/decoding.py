@@ -1,8 +1,8 @@
 """Decodes the pieces of a file to columns, in this process or, for large files, in several processes.
 
-The decoding processes are started with ``python -m`` on this module: unlike multiprocessing's
+The first decoding process is started with ``python -m`` on this module: unlike multiprocessing's
 spawn this does not import the caller's main module again, and unlike fork it is safe beside the
-threads of Polars. Pieces and columns travel as msgpack over pipes; of a plain file only the offset
+threads of Polars. It has no threads itself, and forks the others. Pieces and columns travel as msgpack over pipes; of a plain file only the offset
 of a piece travels, and the process reads it itself.
 """
 
@@ -120,7 +120,7 @@ def _in_processes(pieces: Iterator[Piece], path: str, processes: int) -> Iterato
 class _Workers:
     """Decoding processes, each asked over one pipe and answering on another.
 
-    One process is started, which forks the others once it has imported what they need: it has no threads.
+    One process is started, which forks these once it has imported what they need, and waits for them.
     """
 
     def __init__(self, path: str, processes: int) -> None:

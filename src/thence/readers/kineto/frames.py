@@ -27,6 +27,8 @@ from thence.readers.kineto.forward_backward import forward_rows
 from thence.readers.nesting import host_parents, parent_column
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thence.readers.kineto.ranks import Lanes
 
 __all__ = [
@@ -51,14 +53,12 @@ def gpu_and_host_frames(
     flows: Arrays,
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Rows of `GPU` and of `HOST` in the given orders; empties ``host``, so that each column is freed after use."""
-    made = in_threads(
-        lambda frame: frame(),
-        (
-            lambda: _gpu_frame(gpu, orders[0], names),
-            lambda: _host_frame(host, orders[1], lanes, names, flows),
-        ),
+    making: tuple[Callable[[], pl.DataFrame], ...] = (
+        lambda: _gpu_frame(gpu, orders[0], names),
+        lambda: _host_frame(host, orders[1], lanes, names, flows),
     )
-    return made[0], made[1]
+    of_gpu, of_host = in_threads(lambda make: make(), making)
+    return of_gpu, of_host
 
 
 def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:

@@ -90,7 +90,8 @@ def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]
     """Whether the figures count a step of each column."""
     counted = set(job.counted)
     counts = np.array([key in counted for key in job.keys], np.bool_)
-    return (np.bincount(columns[counts], minlength=count) > 0).tolist()
+    shown = np.bincount(columns[counts], minlength=count) > 0
+    return [bool(one) for one in shown]
 
 
 def _reasons(job: Job) -> list[dict[str, Any]]:
