@@ -2,8 +2,9 @@
 
 The first decoding process is started with ``python -m`` on this module: unlike multiprocessing's
 spawn this does not import the caller's main module again, and unlike fork it is safe beside the
-threads of Polars. It has no threads itself, and forks the others. Pieces and columns travel as msgpack over pipes; of a plain file only the offset
-of a piece travels, and the process reads it itself.
+threads of Polars. It has no threads itself, and forks the others. Pieces and columns travel as
+msgpack over pipes; of a plain file only the offset of a piece travels, and the process reads it
+itself.
 """
 
 from __future__ import annotations
