@@ -239,7 +239,8 @@ def _serve_forked(pipes: list[tuple[int, int]]) -> None:
         if os.fork() == 0:
             for end in set(chain.from_iterable(pipes)).difference(own):
                 os.close(end)  # else nobody would see that another process is gone
-            _serve(os.fdopen(own[0], "rb"), os.fdopen(own[1], "wb"))
+            with suppress(BrokenPipeError):  # whoever asked is gone
+                _serve(os.fdopen(own[0], "rb"), os.fdopen(own[1], "wb"))
             os._exit(0)
     for end in chain.from_iterable(pipes):
         os.close(end)
