@@ -1,27 +1,35 @@
 """What one process alone does while a large Kineto trace becomes a report: the part that more cores do not shorten.
 
-    import     of thence, by ``import thence.cli`` and what ``report`` needs
+    import     of thence: of its command line where click is installed, else of what ``thence.open`` needs
     begin      from the call to the first decoded piece: processes are started
     pieces     to the last decoded piece: processes decode, this one joins their columns
     frames     to the tables
     attribute  to attributed tables
     summary    to the report
     serial     all of these but pieces
+    alone      all of these, of pieces only the CPU seconds that this process itself needs: what would be left if
+               there were any number of decoding processes and none had to be waited for
 
-Wall and CPU seconds per GB of the process itself; ``all`` has the CPU seconds of the decoding processes, too. The
-peaks are those of the process and of the largest decoding process. Each number is the least of all rounds.
+Seconds per GB, wall and CPU of the process itself; ``all`` has the CPU seconds of the decoding processes, too. The
+peaks are those of the process and of the largest decoding process. Each number is the least of all rounds; every
+round is printed as it ends.
 
 Another checkout is measured in the same run, its rounds in turn with ours (``git worktree add /tmp/before REVISION``
-makes one). With several counts of cores, the last line says how much faster the whole is on the last than on the
+makes one). With several counts of cores, the last lines say how much faster the whole is on the last than on the
 first.
 
     python benchmarks/kineto_serial.py [--megabytes 1000] [--repeat 3] [--cores 2 16] [--against /tmp/before/src]
+
+Needs of the repository src/thence, tests/data/torch/torch_eager_rank0.json.gz, and of benchmarks/ this file,
+kineto_input.py and read_kineto.py; numpy, polars, msgspec and isal (and click, for the whole command line); and room
+for the trace in --folder, by default that of temporary files.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,13 +40,18 @@ from pathlib import Path
 from kineto_input import write_repeated
 from read_kineto import RECORDING, physical_cores
 
+PACKAGES = ("numpy", "polars", "msgspec", "isal")
 STAGES = ("import", "begin", "pieces", "frames", "attribute", "summary")
 ROUND = """
 import time, json, os, resource, sys
+from importlib.util import find_spec
 marks = [(time.perf_counter(), time.process_time())]
 marks[0] = (marks[0][0], 0.0)  # the start of the interpreter counts as import
 mark = lambda: marks.append((time.perf_counter(), time.process_time()))
-import thence.cli, thence.opening
+import thence.__main__
+if find_spec("click"):
+    getattr(thence.__main__, "loaded", lambda: __import__("thence.cli"))()
+import thence.opening
 from thence.attribution.attribute import attribute
 from thence.analysis.summary import summarize
 from thence.readers import registry
@@ -67,27 +80,42 @@ print(json.dumps({"marks": marks, "children": children.ru_utime + children.ru_st
                   "sum": summary.sum_ns}))
 """
 
-
 PEAK = "peak MiB"
+
+
+def check(sources: dict[str, Path], cores: list[int]) -> None:
+    """Ends with a sentence where something is missing, before anything is made or measured."""
+    missing = [f"the package {name}" for name in PACKAGES if importlib.util.find_spec(name) is None]
+    files = [RECORDING, *(source / "thence" / "__main__.py" for source in sources.values())]
+    missing += [f"the file {file}" for file in files if not file.is_file()]
+    if missing:
+        raise SystemExit(f"kineto_serial: {' and '.join(missing)} missing")
+    usable = len(os.sched_getaffinity(0))
+    if usable < max(cores):
+        raise SystemExit(f"kineto_serial: {max(cores)} cores are asked for, {usable} can be used")
 
 
 def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[float]]:
     """Wall and CPU seconds of every stage; of ``PEAK`` the MiB of the process and of its largest child."""
     done = subprocess.run(
         [sys.executable, "-c", ROUND, str(file)],
-        check=True,
+        check=False,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(source), "POLARS_MAX_THREADS": str(len(cores))},
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
+    if done.returncode:
+        raise SystemExit(f"kineto_serial: a round of {source} failed, as said above")
     found = json.loads(done.stdout)
     marks = found["marks"]
     stages = {
         name: [after[0] - before[0], after[1] - before[1]]
-        for name, before, after in zip(STAGES, marks, marks[1:], strict=False)
+        for name, before, after in zip(STAGES, marks[:-1], marks[1:], strict=True)
     }
-    alone = [name for name in STAGES if name != "pieces"]
-    stages["serial"] = [sum(stages[name][kind] for name in alone) for kind in (0, 1)]
+    serial = [name for name in STAGES if name != "pieces"]
+    stages["serial"] = [sum(stages[name][kind] for name in serial) for kind in (0, 1)]
+    joining = stages["pieces"][1]
+    stages["alone"] = [spent + joining for spent in stages["serial"]]
     stages["all"] = [marks[-1][0] - marks[0][0], marks[-1][1] + found["children"]]
     stages[PEAK] = [kib / 1024 for kib in found["peaks"]]
     return stages
@@ -98,9 +126,16 @@ def measured(
 ) -> dict[str, dict[str, list[float]]]:
     """The least of every number, of each checkout; their rounds take turns."""
     rounds: dict[str, list[dict[str, list[float]]]] = {which: [] for which in sources}
-    for _ in range(repeat):
+    for number in range(repeat):
         for which, source in sources.items():
-            rounds[which].append(one_round(source, file, cores))
+            found = one_round(source, file, cores)
+            rounds[which].append(found)
+            wall, cpu = found["all"]
+            alone = found["alone"][1]
+            print(
+                f"  {which}, round {number + 1}: {wall:.2f} s wall, {cpu:.2f} s CPU, {alone:.2f} of it alone",
+                flush=True,
+            )
     return {
         which: {
             stage: [min(one[stage][kind] for one in found) for kind in (0, 1)] for stage in found[0]
@@ -138,12 +173,14 @@ def main() -> None:
     sources = {"now": Path(__file__).resolve().parents[1] / "src"}
     if options.against:
         sources = {"before": options.against.resolve()} | sources
+    check(sources, options.cores)
     for source in sources.values():  # as an installation does
         compileall.compile_dir(source, quiet=2)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         file = Path(name) / "trace.json"
         write_repeated(RECORDING, file, options.megabytes * 1_000_000)
         gigabytes = file.stat().st_size / 1e9
+        print(f"{gigabytes:.2f} GB written", flush=True)
         wall: dict[str, list[float]] = {which: [] for which in sources}
         for count in options.cores:
             cores = physical_cores(count)
@@ -153,7 +190,8 @@ def main() -> None:
                 wall[which].append(found["all"][0])
     for which, seconds in wall.items():
         if len(seconds) > 1:
-            print(f"{which}: {seconds[0] / seconds[-1]:.2f} x as fast on the most cores")
+            counts = f"{options.cores[-1]} cores are {seconds[0] / seconds[-1]:.2f} x as fast as"
+            print(f"{which}: {counts} {options.cores[0]}")
 
 
 if __name__ == "__main__":

@@ -88,3 +88,38 @@ def test_more_steps_than_cells_are_put_together(small: Job) -> None:
     keys = tuple(f"step {number}" for number in range(MOST_CELLS // small.ranks.height + 1))
     page = ranks_html(replace(small, keys=keys), ["run/"], [])
     assert "columns, the mean of each" in page
+
+
+BARS = """
+  const bars = [...document.querySelector("#ranks details[open] .steps").children];
+  const pieces = (bar) => [...bar.children].map((e) => parseFloat(e.style.height));
+  result.heights = bars.map((bar) => pieces(bar).reduce((a, b) => a + b, 0));
+  result.kinds = bars.map((bar) => bar.className);
+  result.titles = bars.map((bar) => bar.title);
+  result.left = byId("left").textContent;
+  result.scale = byId("scale").textContent;
+"""
+
+
+def test_bars_are_scaled_by_the_steps_that_count(small: Job, tmp_path: Path) -> None:
+    first, *others = small.keys
+    longer = pl.when(pl.col("key") == first).then(50).otherwise(1)
+    times = pl.col("step_ns", "compute_ns", "wait_ns", "caused_ns")
+    warmed = replace(small, counted=tuple(others), cells=small.cells.with_columns(times * longer))
+    found = driven(ranks_html(warmed, ["run/"], []), tmp_path, BARS)
+    heights = found["heights"]
+    assert max(heights[1:]) == pytest.approx(67, abs=0.1)
+    assert min(heights[1:]) > 40
+    assert heights[0] == pytest.approx(67, abs=0.1)
+    assert found["kinds"] == ["out cut"] + [""] * len(others)
+    assert found["titles"][0].endswith("or without an end; the bar is cut off")
+    assert not any("left out" in title for title in found["titles"][1:])
+    assert "left out of the figures" in found["left"]
+    unwarmed = driven(ranks_html(replace(warmed, cells=small.cells), ["run/"], []), tmp_path, BARS)
+    assert found["scale"] == unwarmed["scale"]
+    assert unwarmed["kinds"][0].split()[0] == "out"
+    everything = driven(
+        ranks_html(replace(small, counted=small.keys), ["run/"], []), tmp_path, BARS
+    )
+    assert set(everything["kinds"]) == {""}
+    assert everything["left"] == ""

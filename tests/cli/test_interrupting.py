@@ -22,14 +22,15 @@ import os, sys
 from thence.cli import main
 from thence.readers.kineto import decoding
 
-class Worker(decoding._Worker):
-    def __init__(self, path):
-        super().__init__(path)
-        pid = self._process.pid
+class Workers(decoding._Workers):
+    def __init__(self, path, processes):
+        super().__init__(path, processes)
+        pid = self._first.pid
         where = "reached by Ctrl-C" if os.getpgid(pid) == os.getpgrp() else "apart"
         print("started", pid, where, file=sys.stderr, flush=True)
 
-decoding._Worker = Worker
+decoding._Workers = Workers
+decoding.PIECE_BYTES = 1000
 decoding._BYTES_BEFORE_PROCESSES = 0
 decoding._usable_cores = lambda: 2
 main(sys.argv[1:])
@@ -91,7 +92,7 @@ def gone(child: int) -> bool:
 @pytest.mark.parametrize(
     ("code", "arguments", "processes"),
     [
-        (READING, ["report", str(STACK)], 2),  # while they import NumPy
+        (READING, ["report", str(STACK)], 1),  # while it imports NumPy
         (ANSWERING, ["sql", str(STACK), FOR_EVER], 1),
     ],
     ids=["reading", "answering"],

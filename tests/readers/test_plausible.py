@@ -222,7 +222,7 @@ def test_more_rows_than_polars_counts_are_a_usage_error(tmp_path: Path) -> None:
 def test_ctrl_c_is_left_to_the_process_that_asked() -> None:
     """A terminal sends it to the decoding processes as well: they print nothing, and end with their input."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "thence.readers.kineto.decoding"],
+        [sys.executable, "-m", "thence.readers.kineto.decoding", "0", "1"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip

@@ -91,7 +91,6 @@ ELSEWHERE = {
     "readers/jax/shapes.py": "readers/jax/test_hlo.py::test_width_of_every_element_type",
     "readers/jax/stat_values.py": "readers/jax/test_xspace.py::test_stats_of_any_encoding",
     "readers/jax/xspace_events.py": "readers/jax/test_xspace.py::test_picoseconds_round_down_at_both_ends",
-    "readers/kineto/decoding.py": "readers/kineto/test_events_properties.py",
     "readers/kineto/envelope.py": "readers/kineto/test_events_properties.py",
     "readers/kineto/frames.py": "readers/kineto/test_quirks.py::test_metadata_after_the_events_counts",
     "readers/kineto/read.py": "readers/kineto/test_quirks.py::test_metadata_after_the_events_counts",

@@ -146,6 +146,7 @@ def small_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
     """Everything that the envelope measures, in proportion."""
     if size < envelope.PIECE_BYTES:
         patch.setattr(envelope, "PIECE_BYTES", size)
+        patch.setattr(decoding, "PIECE_BYTES", size)
         patch.setattr(envelope, "_WINDOW_BYTES", max(32, size // 2))
         patch.setattr(envelope, "_READ_BYTES", max(32, size // 4))
 

@@ -1,9 +1,10 @@
 """Decodes the pieces of a file to columns, in this process or, for large files, in several processes.
 
-The decoding processes are started with ``python -m`` on this module: unlike multiprocessing's
+The first decoding process is started with ``python -m`` on this module: unlike multiprocessing's
 spawn this does not import the caller's main module again, and unlike fork it is safe beside the
-threads of Polars. Pieces and columns travel as msgpack over pipes; of a plain file only the offset
-of a piece travels, and the process reads it itself.
+threads of Polars. It has no threads itself, and forks the others. Pieces and columns travel as
+msgpack over pipes; of a plain file only the offset of a piece travels, and the process reads it
+itself.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ import msgspec
 import numpy as np
 
 from thence.errors import ThenceError
-from thence.readers.kineto.envelope import Piece
+from thence.readers.kineto.envelope import PIECE_BYTES, Piece
 from thence.readers.kineto.events import decode
 
 if sys.platform == "linux":
@@ -66,6 +68,8 @@ def decoded(
         cores: how many processes may decode; None: as many as there are usable cores.
     """
     processes = min(cores or _usable_cores(), _MOST_PROCESSES)
+    if expected_bytes:
+        processes = min(processes, -(-expected_bytes // PIECE_BYTES))
     pieces = iter(pieces)
     if processes < 2:
         yield from (_decoded_here(piece, path) for piece in pieces)
@@ -98,76 +102,95 @@ def _usable_cores() -> int:
 
 def _in_processes(pieces: Iterator[Piece], path: str, processes: int) -> Iterator[Columns]:
     """The columns of each piece, in order, decoded by several worker processes."""
-    pool = ThreadPoolExecutor(processes)
-    # Processes start side by side, and while this one looks for the first piece.
-    workers = [pool.submit(_Worker, path) for _ in range(processes)]
-    free: queue.SimpleQueue[Future[_Worker]] = queue.SimpleQueue()
-    for worker in workers:
-        free.put(worker)
-
-    def task(piece: Piece) -> Columns:
-        worker = free.get()
-        try:
-            return worker.result().decode(piece)
-        finally:
-            free.put(worker)
-
+    workers = _Workers(path, processes)
     running: deque[Future[Columns]] = deque()
     try:
         for piece in pieces:
-            running.append(pool.submit(task, piece))
+            running.append(workers.submit(piece))
             # Twice as many pieces as processes: the next is at hand when a process is done.
             if len(running) == 2 * processes:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
-    finally:
-        for worker in workers:
-            if worker.exception() is None:
-                worker.result().stop()
-        pool.shutdown(cancel_futures=True)
+    except BaseException:
+        workers.stop()
+        raise
+    workers.end()
 
 
-class _Worker:
-    """One decoding process, asked over its standard input and answering on its output."""
+class _Workers:
+    """Decoding processes, each asked over one pipe and answering on another.
 
-    def __init__(self, path: str) -> None:
+    One process is started, which forks these once it has imported what they need, and waits for them.
+    """
+
+    def __init__(self, path: str, processes: int) -> None:
         self._path = path
-        self._process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Out of reach of Ctrl-C, which a terminal sends to all of its group, from the first moment on.
-            process_group=0,
-            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        assert self._process.stdout is not None
-        if sys.platform == "linux":
-            with suppress(OSError):  # one user's pipes may not be of any size together
-                fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-    def decode(self, piece: Piece) -> Columns:
-        """The columns of a piece.
-
-        Raises:
-            ThenceError: the process is gone.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        pipes = [(os.pipe(), os.pipe()) for _ in range(processes)]
+        theirs = [end for asked, answered in pipes for end in (asked[0], answered[1])]
         try:
-            _send(self._process.stdin, (self._path, piece))
-            return {
-                name: _unpacked(value) for name, value in _received(self._process.stdout).items()
-            }
+            self._first = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+                [sys.executable, "-m", __name__, *map(str, theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # Out of reach of Ctrl-C, which a terminal sends to all of its group, from the first moment on.
+                process_group=0,
+                pass_fds=theirs,
+                env=os.environ
+                | _ENVIRONMENT
+                | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        finally:
+            for end in theirs:
+                os.close(end)
+            ours = [(os.fdopen(a[1], "wb"), os.fdopen(b[0], "rb")) for a, b in pipes]
+        self._free: queue.SimpleQueue[tuple[IO[bytes], IO[bytes]]] = queue.SimpleQueue()
+        for questions, answers in ours:
+            _widen(answers)
+            self._free.put((questions, answers))
+        self._pipes = [pipe for pair in ours for pipe in pair]
+        self._threads = ThreadPoolExecutor(processes)
+        import numpy.ma  # noqa: F401 - Polars needs it in the end; while processes start it takes no time
+
+    def submit(self, piece: Piece) -> Future[Columns]:
+        """The columns of a piece, which the next free process decodes; `ThenceError` if it is gone."""
+        return self._threads.submit(self._decode, piece)
+
+    def _decode(self, piece: Piece) -> Columns:
+        questions, answers = self._free.get()
+        try:
+            _send(questions, (self._path, piece))
+            return {name: _unpacked(value) for name, value in _received(answers).items()}
         except (OSError, EOFError) as error:
             raise ThenceError(
                 "a process that decodes the trace was killed; is there enough memory?"
             ) from error
+        finally:
+            self._free.put((questions, answers))
+
+    def end(self) -> None:
+        """Lets the processes end by themselves, once all pieces are decoded; does not wait for that."""
+        for pipe in self._pipes:
+            pipe.close()
+        self._threads.submit(self._first.wait)
+        self._threads.shutdown(wait=False)
 
     def stop(self) -> None:
-        """Ends the process, whatever it is doing."""
-        self._process.kill()
-        self._process.communicate()
+        """Ends the processes, whatever they are doing."""
+        if self._first.poll() is None:  # else its number may be another's by now
+            os.killpg(self._first.pid, signal.SIGKILL)
+        self._first.wait()
+        self._threads.shutdown(cancel_futures=True)
+        for pipe in self._pipes:
+            with suppress(OSError):  # what was to be sent last reaches nobody
+                pipe.close()
+
+
+def _widen(answers: IO[bytes]) -> None:
+    """Makes a pipe hold more; one user's pipes may not be of any size together."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            fcntl.fcntl(answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def _send(stream: IO[bytes], message: object) -> None:
@@ -196,21 +219,35 @@ def _unpacked(value: Any) -> Any:
     return value
 
 
-def _serve() -> None:
+def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
     """The life of a decoding process."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the process that asked is told, and ends this one
-    gc.disable()  # what is decoded here holds no cycles
-    answers = sys.stdout.buffer
     while True:
         try:
-            path, piece = msgspec.convert(_received(sys.stdin.buffer), tuple[str, Piece])
+            path, piece = msgspec.convert(_received(questions), tuple[str, Piece])
         except EOFError:
             return
         columns = _decoded_here(piece, path)
         _send(answers, {name: _packed(value) for name, value in columns.items()})
 
 
+def _serve_forked(pipes: list[tuple[int, int]]) -> None:
+    """A process for each pair of pipes, to be asked on the first and to answer on the second; until all end."""
+    # The process that asked is told of Ctrl-C, and ends these.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # what is decoded here holds no cycles
+    for own in pipes:
+        if os.fork() == 0:
+            for end in set(chain.from_iterable(pipes)).difference(own):
+                os.close(end)  # else nobody would see that another process is gone
+            with suppress(BrokenPipeError):  # whoever asked is gone
+                _serve(os.fdopen(own[0], "rb"), os.fdopen(own[1], "wb"))
+            os._exit(0)
+    for end in chain.from_iterable(pipes):
+        os.close(end)
+    for _ in pipes:
+        os.wait()
+
+
 if __name__ == "__main__":
-    _serve()
+    ends = [int(number) for number in sys.argv[1:]]
+    _serve_forked(list(zip(ends[::2], ends[1::2], strict=True)))

@@ -74,6 +74,7 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
         "straggler": job.ranks["straggler"].to_list(),
         "figures": {name: _packed(job.ranks[name].to_numpy()) for name in _FIGURES},
         "steps": [printable(label) for label in labels],
+        "counted": _counted(job, columns, len(labels)),
         "maps": {name: _packed(values) for name, values in maps.items()},
         "reasons": _reasons(job),
         "open": [list(place) for place in opened(job)],
@@ -83,6 +84,14 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
             _table("slow links", job.links, ("members", "extra_ns", "low_ns", "since_step")),
         ],
     }  # fmt: skip
+
+
+def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]:
+    """Whether the figures count a step of each column."""
+    counted = set(job.counted)
+    counts = np.array([key in counted for key in job.keys], np.bool_)
+    shown = np.bincount(columns[counts], minlength=count) > 0
+    return [bool(one) for one in shown]
 
 
 def _reasons(job: Job) -> list[dict[str, Any]]:
