@@ -1,6 +1,6 @@
 """What one process alone does while a large Kineto trace becomes a report: the part that more cores do not shorten.
 
-    import     of thence, by ``import thence.cli`` and what ``report`` needs
+    import     of thence, of the verb ``report`` and what it needs
     begin      from the call to the first decoded piece: processes are started
     pieces     to the last decoded piece: processes decode, this one joins their columns
     frames     to the tables
@@ -38,7 +38,7 @@ import time, json, os, resource, sys
 marks = [(time.perf_counter(), time.process_time())]
 marks[0] = (marks[0][0], 0.0)  # the start of the interpreter counts as import
 mark = lambda: marks.append((time.perf_counter(), time.process_time()))
-import thence.cli, thence.opening
+import thence.cli.report, thence.opening
 from thence.attribution.attribute import attribute
 from thence.analysis.summary import summarize
 from thence.readers import registry

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli import COMMANDS, group
+from thence.cli.verbs import commands, group
 from thence.version import __version__
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Verb:
 
 def verbs() -> tuple[Verb, ...]:
     """Every verb, in the order of ``thence --help``."""
-    return tuple(_verb(command, str(command.name)) for command in COMMANDS)
+    return tuple(_verb(command, str(command.name)) for command in commands())
 
 
 def program() -> Verb:
