@@ -23,7 +23,7 @@ def test_who_was_waited_for_comes_first() -> None:
     assert ranks == [row["rank"] for row in caused if row["caused_ns"]]
     sizes = lines[lines.index("") + 1]
     assert sizes.startswith("collective")
-    assert "transfer GB/s" in sizes
+    assert "best bus GB/s" in sizes
     assert "whole kernel GB/s" in sizes
     assert any(line.endswith("none is moved") for line in lines)
 

@@ -157,8 +157,8 @@ def test_columns_that_a_terminal_has_no_room_for_are_named(columns: int) -> None
     whole = run_thence("collectives", FSDP[0]).stdout.decode()
     narrow = run_thence("collectives", FSDP[0], COLUMNS=str(columns)).stdout.decode()
     assert max(map(len, narrow.splitlines())) <= columns
-    said = " ".join(narrow[narrow.index("no room for: ") :].split())
-    hidden = said.removeprefix("no room for: ").split("; a wider")[0].split(", ")
+    said = " ".join(narrow[narrow.index("columns left out: ") :].split())
+    hidden = said.removeprefix("columns left out: ").split("; a wider")[0].split(", ")
     headings = next(line for line in whole.splitlines() if line.startswith("collective "))
     shown = next(line for line in narrow.splitlines() if line.startswith("collective "))
     assert shown.split() + " ".join(hidden).split() == headings.split()

@@ -61,7 +61,7 @@ def _show(soundness: Soundness, top: int | None) -> None:
     for text in _texts(soundness.findings, top):
         line(f"  {text}", "red")
     if soundness.notes:
-        line("to know:", "bold")
+        line("notes:", "bold")
     for text in _texts(soundness.notes, top):
         line(f"  {text}")
     if soundness.not_checked:
@@ -74,10 +74,10 @@ def _verdict(soundness: Soundness) -> str:
     if soundness.sound:
         verdicts = list(soundness.verdicts().values())
         missing = verdicts.count("not checked")
-        unknown = f"; {missing} could not be checked, or not in full" if missing else ""
-        return f"sound: {len(verdicts)} rules, nothing found{unknown}"
+        unknown = f"; {missing} could not be checked in full" if missing else ""
+        return f"sound: {len(verdicts)} rules checked, nothing found{unknown}"
     bound = "; idle time is at most what is shown" if soundness.work_missing else ""
-    return f"not sound: figures of this trace can mislead{bound}"
+    return f"not sound: figures of this trace can be wrong{bound}"
 
 
 def _texts(findings: Sequence[Finding], top: int | None) -> Iterator[str]:

@@ -60,7 +60,7 @@ _SIZES = {
     "count": "count",
     "exposed_ns": "exposed",
     "wait_ns_mean": "mean wait",
-    "transfer_bus_gbps_max": "transfer GB/s",
+    "transfer_bus_gbps_max": "best bus GB/s",
     "transfer_bus_gbps_median": "median",
     "transfer_bus_gbps_std": "std",
     "bus_gbps_mean": "whole kernel GB/s",
@@ -141,5 +141,5 @@ def _clocks(trace: Trace, times: Collectives) -> list[str]:
     if times.clocks:
         return [times.clocks]
     if trace.gpu.select("rank", "device").n_unique() > 1:
-        return ["waits are among the devices of one process, which share a clock"]
+        return ["waits are between devices of one process, which share a clock"]
     return []

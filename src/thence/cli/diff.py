@@ -50,10 +50,10 @@ _TABLE = {
     "row": "name",
     "before_ns": "before",
     "after_ns": "after",
+    "verdict": "verdict",
     "change": "change",
     "interval": "95 % interval",
-    "verdict": "verdict",
-    "calls": "calls a step",
+    "calls": "calls per step",
 }
 _SIDES = ("--before", "--after")
 _ENDINGS = {

@@ -51,7 +51,7 @@ def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
     share = format_share(row["mean_ns"] / max(step_ns, 1), 1)
     who = f"rank {row['rank']} GPU {row['device']}"
     if not row["straggler"]:
-        text = f"{who} causes most waiting: {format_ns(row['mean_ns'])} a step ({share} of it)"
+        text = f"{who} causes the most waiting: {format_ns(row['mean_ns'])} a step ({share} of it)"
     else:
         text = (
             f"{who} makes others wait {format_ns(row['mean_ns'])} a step ({share} of it) since "
