@@ -171,7 +171,7 @@ def test_a_planted_skew_is_recovered_with_its_residual() -> None:
     assert by_rank[2] - by_rank[0] == pytest.approx(-300_000, abs=2500)
     assert found.residual_median_ns is not None
     assert 500 < found.residual_median_ns < 4000
-    assert "what is left: median" in found.statement
+    assert "remaining difference: median" in found.statement
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -25,7 +25,7 @@ Examples:
   thence check rank*.json.gz && thence report rank*.json.gz
 
 \b
-Exit code: 0 if nothing is wrong, also where something could not be checked,
+Exit code: 0 if nothing wrong was found, even if something could not be checked,
 1 if the trace is not sound, 2 if it could not be read.
 """
 
@@ -34,7 +34,7 @@ Exit code: 0 if nothing is wrong, also where something could not be checked,
 @trace_options()
 @result_options()
 def command(inputs: Inputs, result: Result) -> int:
-    """Whether a trace can carry its figures: lost work, impossible times, ranks apart."""
+    """Whether the figures of a trace can be trusted: lost work, impossible times, ranks recorded apart."""
     trace = inputs.whole()
     soundness = trace.soundness
     if result.form == "json":

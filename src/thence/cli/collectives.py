@@ -33,10 +33,11 @@ Examples:
   thence collectives rank*.zip --format json
   thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
 \b
-First, the devices that the others waited for. A wait lasts from a device's own start until the
-last one that it needs has started; the transfer lasts from there to the end. Bandwidths are
-decimal GB/s, of the bus as in nccl-tests: best, median and standard deviation of the
-transfers, and the mean of whole kernels, which contain the wait. Of send-recv, the batches of
+The first table lists the devices that the others waited for. A wait lasts from a device's own start
+until the last device that it needs has started; the transfer lasts from there to the end. Message
+sizes are what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths
+as in nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean
+of whole kernels, which contain the wait. Of send-recv, the batches of
 sends and receives of PyTorch, each kernel counts by itself: what it sends and receives, added up,
 and its wait for the last of the ranks at the other ends.
 Exposed is the time in which a device communicates and computes nothing; hidden, in which it

@@ -27,7 +27,8 @@ when the host has ended it and its own work has. Its time is busy or idle; expos
 the busy time in which it communicates and computes nothing. The causes of idle time are those of
 "thence idle" and add up to it. A step stands out if it takes 5 % and 4 robust standard deviations
 longer than the median of its GPU; beside it stands the part that grew most. Where a trace holds no
-steps, the executions of the XLA program that took most time are the steps.
+steps, the executions of the XLA program that took most time are the steps. The statistics of a
+GPU leave out its first step if there are others.
 """
 
 _STEPS = {

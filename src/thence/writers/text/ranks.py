@@ -51,10 +51,10 @@ def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
     share = format_share(row["mean_ns"] / max(step_ns, 1), 1)
     who = f"rank {row['rank']} GPU {row['device']}"
     if not row["straggler"]:
-        text = f"{who} causes the most waiting: {format_ns(row['mean_ns'])} a step ({share} of it)"
+        text = f"{who} causes the most waiting: {format_ns(row['mean_ns'])} per step ({share} of a step)"
     else:
         text = (
-            f"{who} makes others wait {format_ns(row['mean_ns'])} a step ({share} of it) since "
+            f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
             f"{printable(row['since_step'])}; at least {format_ns(row['low_ns'])} more than by chance"
         )
     if why.median_rank is not None:
