@@ -359,7 +359,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].low_share": "lower end of the interval",
         "rows[].high_share": "upper end of the interval",
         "rows[].verdict": "gain, loss, noise (no more than the interval), refused or absent",
-        "critical_path": "what decided every moment: the parts add up to the step",
+        "critical_path": "what limited the program at every moment, from its first to its last",
         "critical_path[].name": "kernel, call or place",
         "critical_path[].kind": "gpu, host, launch, gap, event, return or handover",
         "critical_path[].total_ns": "ns on the path",

@@ -22,14 +22,14 @@ def main(arguments: list[str] | None = None) -> None:
         with checked_streams():
             code = _run(arguments)
     except ReaderGone:
-        code = 0  # whoever read our output has seen enough
+        code = 0  # the reader of our output closed the pipe
     except Unwritable as error:
-        code = _told(str(error), error.exit_code)
+        code = _print_error(str(error), error.exit_code)
     sys.exit(code)
 
 
 def _run(arguments: list[str] | None) -> int:
-    """Runs the command line and says what went wrong.
+    """Runs the command line and prints errors.
 
     Returns:
         the exit code.
@@ -42,12 +42,12 @@ def _run(arguments: list[str] | None) -> int:
         code = group.main(arguments, prog_name="thence", standalone_mode=False)
     except (Unwritable, ReaderGone, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told; Polars' panics are no Exception
-        return _told(*_explained(error))
+    except BaseException as error:  # noqa: BLE001 - every error becomes a message; Polars' panics are no Exception
+        return _print_error(*_message_of(error))
     return code if isinstance(code, int) else 0
 
 
-def _explained(error: BaseException) -> tuple[str, int]:
+def _message_of(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
         return "interrupted", 130
@@ -80,10 +80,10 @@ def _usage(error: click.ClickException) -> str:
     return shown.getvalue().rstrip("\n")
 
 
-def _told(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     from thence.cli.messages import say
 
-    # Where standard error is the stream that takes nothing, the exit code alone tells.
+    # If standard error itself cannot be written, only the exit code remains.
     with contextlib.suppress(Unwritable, ReaderGone, OSError):
         say(message if message.startswith("Usage:") else f"thence: {message}")
     return code

@@ -225,12 +225,12 @@ def _common_start(texts: Sequence[str]) -> str:
 
 
 def names_inputs(text: str) -> bool:
-    """Whether a word of the command line can only be meant as an input: a file, folder or glob that is there, or -."""
+    """Whether a word of the command line is an input: an existing file or folder, a glob, a path, or -."""
     return text == "-" or os.path.lexists(text) or any(c in text for c in _GLOB) or _is_path(text)
 
 
 def _is_path(text: str) -> bool:
-    """Whether it looks like a path, so that it is told that nothing is there, not that there is no such verb."""
+    """Whether it looks like a path: then the error is that there is no such file, not that there is no such verb."""
     return os.sep in text or Path(text).suffix != ""
 
 

@@ -1,4 +1,4 @@
-"""Any result frame as a table for people: the unit in a column's name decides how it is shown."""
+"""Result frames as tables for the terminal: the unit in a column's name decides how values are shown."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _total(widths: Mapping[str, int]) -> int:
 
 
 def cells_of(frame: pl.DataFrame, column: str) -> list[str]:
-    """The values of a column as people read them."""
+    """The values of a column, formatted by its unit."""
     return [printable(format_cell(column, value)) for value in frame[column].to_list()]
 
 
@@ -125,5 +125,5 @@ def fits(frame: pl.DataFrame, width: int) -> bool:
 
 
 def not_shown(headings: Sequence[str]) -> str:
-    """The line that names columns that did not fit."""
+    """The line that names the columns that did not fit."""
     return f"columns left out: {', '.join(headings)}; a wider terminal, a pipe or --format csv shows all"
