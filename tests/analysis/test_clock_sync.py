@@ -12,7 +12,8 @@ from thence.analysis.clock_sync import Alignment
 from thence.analysis.clock_sync import align_clocks as of_attributed
 from thence.analysis.collective_instances import collective_instances
 from thence.attribution.attribute import attribute
-from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables, concat
+from thence.model.joined_tables import concat
+from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
 
 
 def align_clocks(tables: Tables) -> Alignment:

@@ -122,8 +122,10 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
 
 
 def _says_something(rows: pl.DataFrame, column: str) -> bool:
-    """Whether a column is worth its room: that of overlapped time only where collectives overlap."""
-    return column != "overlapped_ns" or bool(rows[column].sum())
+    """Whether a column has values; that of overlapped time is shown only if collectives overlap."""
+    if column == "overlapped_ns":
+        return bool(rows[column].sum())
+    return rows[column].null_count() < rows.height
 
 
 def _totals(times: Collectives, most: int) -> list[str]:
