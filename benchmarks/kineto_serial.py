@@ -1,6 +1,6 @@
 """What one process alone does while a large Kineto trace becomes a report: the part that more cores do not shorten.
 
-    import     of thence: of its command line where click is installed, else of what ``thence.open`` needs
+    import     of thence: of its verb ``report`` where click is installed, else of what ``thence.open`` needs
     begin      from the call to the first decoded piece: processes are started
     pieces     to the last decoded piece: processes decode, this one joins their columns
     frames     to the tables
@@ -51,6 +51,7 @@ mark = lambda: marks.append((time.perf_counter(), time.process_time()))
 import thence.__main__
 if find_spec("click"):
     getattr(thence.__main__, "loaded", lambda: __import__("thence.cli"))()
+    import thence.cli.report
 import thence.opening
 from thence.attribution.attribute import attribute
 from thence.analysis.summary import summarize
@@ -97,11 +98,16 @@ def check(sources: dict[str, Path], cores: list[int]) -> None:
 
 def one_round(source: Path, file: Path, cores: list[int]) -> dict[str, list[float]]:
     """Wall and CPU seconds of every stage; of ``PEAK`` the MiB of the process and of its largest child."""
+    path = [
+        str(source),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]  # packages may come from there
     done = subprocess.run(
         [sys.executable, "-c", ROUND, str(file)],
         check=False,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(source), "POLARS_MAX_THREADS": str(len(cores))},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(path), "POLARS_MAX_THREADS": str(len(cores))},
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     if done.returncode:

@@ -28,7 +28,7 @@ from thence.analysis.programs import By, Programs, programs
 from thence.analysis.warmup import Phases, WarmUp, module_keys, phases
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.constituents import constituents_by_place
-from thence.model.tables import concat
+from thence.model.joined_tables import concat
 from thence.readers.nsys_jax import read
 
 if TYPE_CHECKING:

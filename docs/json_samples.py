@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from thence.cli import COMMANDS, main
+from thence.cli import main
+from thence.cli.verbs import commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -61,7 +62,7 @@ Keys = dict[str, set[str]]
 
 def verbs_with_json() -> list[str]:
     """Verbs that have ``--format json``."""
-    return [str(command.name) for command in COMMANDS if _offers_json(command)]
+    return [str(command.name) for command in commands() if _offers_json(command)]
 
 
 def _offers_json(command: click.Command) -> bool:

@@ -132,30 +132,39 @@ def _key_table(verb: str) -> list[str]:
     return ["| key | type | meaning |", "|---|---|---|", *rows]
 
 
+_TABLES = """\
+# Tables and columns
+
+What `trace.gpu`, `trace.host` and the other frames hold, and what `thence sql` and Parquet files show. All times are \
+int64 nanoseconds on the trace's own clock. A null means that the trace does not say. Columns that hold a row of \
+another table count from 0.
+
+This page is made from `model/tables.py` and `model/attributed.py`.
+"""
+_PLACES = """
+## places
+
+One row for each row of `gpu`, in its order: where it came from. `activities` in SQL is `gpu` and `places` side by \
+side. For each [kind of place](kinds.md) that a launch or an HLO instruction tells there are two columns: the place, \
+null where there is none, and `<kind>_rule`, a code of [rules and reasons](../reasons.md). Beside them:
+
+| column | type | unit and meaning |
+|---|---|---|
+| `launch` | Int32 | row in host of the call that launched it |
+| `position` | Enum | whether the number in `source` is a `line`, or where a `function` begins |
+| `lane`, `metadata` | Categorical | what marks said beside their names |
+| `detail` | String | a sentence about a CUDA graph that could not be matched |
+| `apart` | Enum | why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning |
+
+## shares
+
+How the time of an activity divides among source lines (fusions of XLA); the weights of one activity sum to 1.
+"""
+
+
 def _tables_page() -> str:
     found = [table for table in vars(tables).values() if isinstance(table, Table)]
-    lines = [
-        "# Tables and columns",
-        "",
-        (
-            "What `trace.gpu`, `trace.host` and the other frames hold, and what `thence sql` and "
-            "Parquet files show. All "
-            "times are int64 nanoseconds on the trace's own clock. A null means that the trace does "
-            "not say. Columns that "
-            "hold a row of another table count from 0."
-        ),
-        "",
-        "This page is made from `model/tables.py` and `model/attributed.py`.",
-        "",
-    ]
-    for table in found:
-        lines += [f"## {table.name}", "", f"One row is {_text(table.meaning)}.", ""]
-        lines += ["| column | type | unit and meaning |", "|---|---|---|"]
-        lines += [
-            f"| `{column.name}` | {_type(column.dtype)} | {_text(column.meaning)} |"
-            for column in table.columns
-        ]
-        lines.append("")
+    lines = [_TABLES, *(line for table in found for line in _table(table))]
     lines += ["## Words of columns", "", "| column | values |", "|---|---|"]
     lines += [
         f"| `{name}` | {', '.join(f'`{value}`' for value in values)} |"
@@ -167,40 +176,23 @@ def _tables_page() -> str:
             ("events.known, waits.known", tables.KNOWN),
         )
     ]
-    lines += [
+    lines += [_PLACES, "| column | type |", "|---|---|"]
+    lines += [f"| `{name}` | {_type(dtype)} |" for name, dtype in SHARES.items()]
+    return "\n".join([*lines, ""])
+
+
+def _table(table: Table) -> list[str]:
+    """The section of one table."""
+    return [
+        f"## {table.name}",
         "",
-        "## places",
-        "",
-        (
-            "One row for each row of `gpu`, in its order: where it came from. `activities` in SQL is "
-            "`gpu` and `places` "
-            "side by side. For each [kind of place](kinds.md) that a launch or an HLO instruction "
-            "tells there are two "
-            "columns: the place, null where there is none, and `<kind>_rule`, a code of [rules and reasons]"
-            "(../reasons.md). Beside them:"
-        ),
+        f"One row is {_text(table.meaning)}.",
         "",
         "| column | type | unit and meaning |",
         "|---|---|---|",
-        "| `launch` | Int32 | row in host of the call that launched it |",
-        "| `position` | Enum | whether the number in `source` is a `line`, or where a `function` begins |",
-        "| `lane`, `metadata` | Categorical | what marks said beside their names |",
-        "| `detail` | String | a sentence about a CUDA graph that could not be matched |",
-        "| `apart` | Enum | why tables of an XLA trace keep it apart: warm_up, incomplete, autotuning |",
-        "",
-        "## shares",
-        "",
-        (
-            "How the time of an activity divides among source lines (fusions of XLA); the weights of one "
-            "activity sum to 1."
-        ),
-        "",
-        "| column | type |",
-        "|---|---|",
-        *(f"| `{name}` | {_type(dtype)} |" for name, dtype in SHARES.items()),
+        *(f"| `{c.name}` | {_type(c.dtype)} | {_text(c.meaning)} |" for c in table.columns),
         "",
     ]
-    return "\n".join(lines)
 
 
 def _kinds_page() -> str:

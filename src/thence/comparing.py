@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thence.analysis.consistency_of_answers import consistent_diff
-from thence.analysis.diff.compare import Diff, compare
-from thence.analysis.diff.sample import Sample, sample
-
 if TYPE_CHECKING:
+    from thence.analysis.diff.compare import Diff
+    from thence.analysis.diff.sample import Sample
     from thence.analysis.soundness.findings import Soundness
     from thence.model.attributed import Attributed
 
@@ -35,8 +33,13 @@ class Comparing:
             outliers: whether outlying steps count.
             causes: whether to divide idle time by cause; None: if that takes little time.
         """
+        from thence.analysis.diff.sample import sample
+
         return sample(self.attributed, self.soundness, outliers=outliers, causes=causes)
 
     def diff(self, after: Comparing) -> Diff:
         """What changed from this run to another; several runs a side go to `thence.analysis.diff.compare`."""
+        from thence.analysis.consistency_of_answers import consistent_diff
+        from thence.analysis.diff.compare import compare
+
         return consistent_diff(compare([self.sample()], [after.sample()]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.errors import UsageError
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.kineto.read import NAME, PATTERNS
@@ -64,7 +63,11 @@ def open_trace(
         from thence.readers.jax.hlo_dump import attach_hlo, hlo_dump_modules
 
         tables = attach_hlo(tables, [m for path in hlo for m in hlo_dump_modules(path, expansion)])
-    return Trace(with_labels(tables), tuple(own))
+    if tables.graph_labels:
+        from thence.attribution.cuda_graphs.labelling import with_labels
+
+        tables = with_labels(tables)
+    return Trace(tables, tuple(own))
 
 
 def _store(

@@ -1,4 +1,8 @@
-"""`Trace`: the public object with tables, attribution and analyses."""
+"""`Trace`: the public object with tables, attribution and analyses.
+
+Writers, labels of CUDA graphs and comparisons are imported by the methods that use them: most runs of the
+command line need none of them, and they were a tenth of its start.
+"""
 
 from __future__ import annotations
 
@@ -42,39 +46,33 @@ from thence.analysis.spread import compute_spread
 from thence.analysis.step_kinds import StepKinds, step_kinds
 from thence.analysis.streams import Streams, streams
 from thence.analysis.summary import Summary, summarize
-from thence.analysis.timeline import timeline
-from thence.analysis.timeline_overview import Overview, overview
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
-from thence.attribution.cuda_graphs.coverage import Coverage, coverage
-from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
 from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
 from thence.explanations import Explanations
-from thence.model.places import FLAME_KINDS, LANES, page_kinds
+from thence.model.places import FLAME_KINDS, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
 from thence.pictures import Pictures
 from thence.querying import Querying
-from thence.readers.label_files import read_labels
-from thence.writers.page.report_page import report_html
-from thence.writers.timelines.write import write_timeline
+from thence.timelines import Timelines
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
     from thence.analysis.soundness.findings import Soundness
+    from thence.attribution.cuda_graphs.coverage import Coverage
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
     from thence.model.places import By, FlameBy
     from thence.model.tables import Meta, Tables
-    from thence.model.timeline import Timeline
 
 __all__ = ["Trace"]
 
 
 @dataclass(frozen=True)
-class Trace(Querying, Comparing, Pictures, Explanations):
+class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
     """A trace of one or several ranks with attributed GPU time.
 
     Attributes:
@@ -211,6 +209,8 @@ class Trace(Querying, Comparing, Pictures, Explanations):
     @property
     def graph_coverage(self) -> Coverage:
         """How much of what ran in CUDA graphs has a label, and by which rule."""
+        from thence.attribution.cuda_graphs.coverage import coverage
+
         return coverage(self.attributed)
 
     def graph_lanes(self) -> GraphLanes:
@@ -244,6 +244,9 @@ class Trace(Querying, Comparing, Pictures, Explanations):
             InputError: the labels cannot be read, or are of another process or program.
             MissingData: nothing ran in a graph, or nothing fits; the message says where both differ first.
         """
+        from thence.attribution.cuda_graphs.labelling import labelled, labelled_from_eager
+        from thence.readers.label_files import read_labels
+
         if (labels is None) == (eager is None):
             raise UsageError("labels come from labels= or from eager=, one of the two")
         if eager is not None:
@@ -370,51 +373,6 @@ class Trace(Querying, Comparing, Pictures, Explanations):
         found = compilation(self.attributed, _choice(Autotuning, autotuning))
         return consistent_compilation(found, self.meta)
 
-    def timeline(
-        self, lanes: Sequence[str] = (), clocks: str = "aligned", by: Alignment | None = None
-    ) -> Timeline:
-        """The trace as viewers show it.
-
-        Args:
-            lanes: of `thence.model.places.LANES`: what to show again on rows of its own.
-            clocks: aligned, which moves each rank as a whole by one offset, that of `alignment`, where it has
-                one, and states it in ``notes`` and ``corrections``; or recorded. Durations never change.
-            by: instead of `alignment`, where the ranks are part of a larger job.
-
-        Raises:
-            UsageError: a lane or clock that there is not.
-        """
-        if clocks not in ("aligned", "recorded") or not set(lanes) <= set(LANES):
-            raise UsageError(
-                f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
-            )
-        if by is None and len(self.attributed.ranks) > 1:
-            by = self.alignment
-        return timeline(self.attributed, lanes, by if clocks == "aligned" else None, self._spans())
-
-    def write(
-        self,
-        path: str | os.PathLike[str],
-        lanes: Sequence[str] = (),
-        clocks: str = "aligned",
-        *,
-        gpu_views: bool = False,
-    ) -> None:
-        """Writes the trace for a viewer, in the format that the path's ending says.
-
-        Args:
-            path: ending in .pftrace (ui.perfetto.dev), .json or .json.gz (Chrome, HTA, TensorBoard) or
-                .parquet (a folder of tables). Replaced if it exists, but only by a complete one.
-            lanes: as in `timeline`; Perfetto shows them.
-            clocks: as in `timeline`.
-            gpu_views: whether Perfetto's own GPU views get the activities, too, which are in the file twice then.
-
-        Raises:
-            UsageError: a format, lane or clock that there is not.
-            ThenceError: it cannot be written there.
-        """
-        write_timeline(replace(self.timeline(lanes, clocks), gpu_views=gpu_views), path)
-
     def spread(self, warm_up: str = "heuristic") -> pl.DataFrame:
         """How much durations vary between runs of the same computation: see `compute_spread`.
 
@@ -422,20 +380,6 @@ class Trace(Querying, Comparing, Pictures, Explanations):
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
-
-    def overview(self) -> Overview:
-        """Every stream over time in a limited number of bins, clocks aligned where they can be.
-
-        Raises:
-            MissingData: the trace holds no device activity.
-        """
-        return overview(self.attributed, self._applied_alignment)
-
-    @property
-    def _applied_alignment(self) -> Alignment | None:
-        """The ranks' clocks where they can be compared."""
-        aligned = len(self.attributed.ranks) > 1 and self.alignment.matched > 0
-        return self.alignment if aligned else None
 
     def report(self) -> Report:
         """All analyses together, as ``thence report -o report.html`` shows them.
@@ -466,6 +410,8 @@ class Trace(Querying, Comparing, Pictures, Explanations):
             MissingData: the trace holds no device activity.
             MissingRequirement: Plotly is not installed.
         """
+        from thence.writers.page.report_page import report_html
+
         return report_html(self.report())
 
     @property

@@ -12,7 +12,8 @@ from thence.analysis.clock_sync import Alignment
 from thence.analysis.clock_sync import align_clocks as of_attributed
 from thence.analysis.collective_instances import collective_instances
 from thence.attribution.attribute import attribute
-from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables, concat
+from thence.model.joined_tables import concat
+from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
 
 
 def align_clocks(tables: Tables) -> Alignment:
@@ -171,7 +172,7 @@ def test_a_planted_skew_is_recovered_with_its_residual() -> None:
     assert by_rank[2] - by_rank[0] == pytest.approx(-300_000, abs=2500)
     assert found.residual_median_ns is not None
     assert 500 < found.residual_median_ns < 4000
-    assert "what is left: median" in found.statement
+    assert "remaining difference: median" in found.statement
 
 
 @pytest.mark.parametrize("seed", range(6))

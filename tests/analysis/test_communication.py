@@ -19,7 +19,8 @@ from thence.analysis.spread import compute_spread as spread_of_attributed
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.model.intervals import covered_lengths
-from thence.model.tables import COLLECTIVES, GPU, Tables, concat
+from thence.model.joined_tables import concat
+from thence.model.tables import COLLECTIVES, GPU, Tables
 
 
 def collectives(tables: Tables, **more: Any) -> Collectives:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from helpers import examples
 from thence.analysis.compilation import LIBRARY_LOADING, Autotuning, compilation
-from thence.model.tables import HOST, Tables, concat
+from thence.model.joined_tables import concat
+from thence.model.tables import HOST, Tables
 
 # name, start, end, thread, parent. Sorted by thread and start, as the table is.
 RANGES = [

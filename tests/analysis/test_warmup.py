@@ -98,7 +98,7 @@ def test_flame_frames_hold_what_is_apart(split: Split) -> None:
     assert {name: found[name] for name in expected} == expected
     assert TUNED in expected
     assert graph.total_ns == opened.summary().sum_ns
-    assert any("in rows of their own" in note for note in graph.notes)
+    assert any("in separate rows" in note for note in graph.notes)
     mixed = flame(opened.select(warm_up="keep").attributed, "op_name", split, Idle.EXCLUDE)
     assert WARM not in mixed.nodes["name"]
 
@@ -165,14 +165,14 @@ def test_idle_inside_programs_is_that_of_the_programs_table(rule: str) -> None:
 def test_the_command_line_says_it_in_a_line_and_in_json() -> None:
     done = run_thence("report", RECORDING, "--by", "hlo")
     assert done.returncode == 0
-    assert "in rows of their own" in done.stdout.decode()
+    assert "in separate rows" in done.stdout.decode()
     document = json.loads(run_thence("report", RECORDING, "--by", "hlo", "--format", "json").stdout)
     assert {row["code"] for row in document["apart"]} >= {"autotuning"}
     for entry in document["apart"]:
         (row,) = [row for row in document["rows"] if row["reason"] == entry["code"]]
         assert (row["count"], row["total_ns"]) == (entry["count"], entry["total_ns"])
     kept = run_thence("report", RECORDING, "--by", "hlo", "--warm-up", "keep")
-    assert "in rows of their own" not in kept.stdout.decode()
+    assert "in separate rows" not in kept.stdout.decode()
 
 
 def test_traces_without_xla_programs_keep_nothing_apart() -> None:

@@ -13,7 +13,8 @@ import thence
 from helpers import DATA, STACK, event, kernel, launch, opened
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
-from thence.model.tables import HOST, concat
+from thence.model.joined_tables import concat
+from thence.model.tables import HOST
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,9 +23,9 @@ def test_who_was_waited_for_comes_first() -> None:
     assert ranks == [row["rank"] for row in caused if row["caused_ns"]]
     sizes = lines[lines.index("") + 1]
     assert sizes.startswith("collective")
-    assert "transfer GB/s" in sizes
+    assert "best bus GB/s" in sizes
     assert "whole kernel GB/s" in sizes
-    assert any(line.endswith("none is moved") for line in lines)
+    assert any(line.endswith("none is shifted") for line in lines)
 
 
 def test_csv_holds_who_was_waited_for_and_the_sizes(tmp_path: Path) -> None:

@@ -8,15 +8,16 @@ import subprocess
 import click
 import pytest
 
-from thence.cli import COMMANDS, group
 from thence.cli.manual import man_pages, program, verbs
+from thence.cli.verbs import VERBS, commands
 
+COMMANDS = {command.name: command for command in commands()}
 PAGES = man_pages()
 
 
 @pytest.mark.parametrize("verb", verbs(), ids=lambda verb: verb.name)
 def test_everything_that_help_says_is_in_the_manual(verb) -> None:
-    command = group.commands[verb.name]
+    command = COMMANDS[verb.name]
     said = click.Context(command, info_name=f"thence {verb.name}", max_content_width=100)
     parts = [verb.usage, verb.summary]
     parts += [text for block in verb.blocks for text in (block.heading, block.text)]
@@ -33,8 +34,8 @@ def test_everything_that_help_says_is_in_the_manual(verb) -> None:
 
 
 def test_there_is_a_page_for_the_program_and_each_verb() -> None:
-    assert set(PAGES) == {"thence.1", *(f"thence-{command.name}.1" for command in COMMANDS)}
-    assert [verb.name for verb in verbs()] == [command.name for command in COMMANDS]
+    assert set(PAGES) == {"thence.1", *(f"thence-{name}.1" for name in VERBS)}
+    assert [verb.name for verb in verbs()] == list(VERBS)
     assert "--version" in {option.written for option in program().options}
 
 

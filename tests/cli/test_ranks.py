@@ -33,7 +33,7 @@ def test_the_first_screen_says_who_since_when_and_why(
     assert max(map(len, lines)) <= 80
     screen = " ".join(" ".join(lines[:24]).split())
     assert lines[0] == "1 straggler among 3 devices, 6 steps"
-    assert "rank 1 GPU 0 makes others wait 200.1 ms a step" in screen
+    assert "rank 1 GPU 0 makes others wait 200.1 ms per step" in screen
     assert "since ProfilerStep#0" in screen
     assert "idle: python" in screen
     for word in ("train.py:40", "Mlp_3", "backward"):
@@ -51,7 +51,7 @@ def test_the_share_is_of_the_steps_since_the_rank_is_late(
         if e.get("name") == "ProfilerStep#15"
     ]
     printed = " ".join(output(capsys, "ranks", tmp_path)[0].split())
-    said = re.search(r"a step \(([0-9.]+) % of it\) since ProfilerStep#10", printed)
+    said = re.search(r"per step \(([0-9.]+) % of a step\) since ProfilerStep#10", printed)
     assert said is not None
     assert float(said[1]) == pytest.approx(100 * job.sleep / steps[0]["dur"], abs=1)
 
@@ -78,10 +78,10 @@ def test_csv_is_the_table_of_ranks(job: Path, capsys: pytest.CaptureFixture[str]
 
 def test_without_a_straggler_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     printed, _ = output(capsys, "ranks", *FSDP, "--clocks")
-    assert printed.startswith("whether a rank is late cannot be told from chance")
+    assert printed.startswith("cannot tell a late rank from chance")
     # Ranks 1 and 3 come last to every collective (tests/analysis/ranks/test_job.py counts by hand).
-    assert re.search(r"rank ([13]) GPU \1 causes most waiting", printed)
-    assert "of waits a step are nobody's fault" in printed
+    assert re.search(r"rank ([13]) GPU \1 causes the most waiting", printed)
+    assert "of waits per step are nobody's fault" in printed
     assert "clock offset" in printed
 
 

@@ -54,7 +54,7 @@ def test_a_sound_trace_exits_with_0_and_says_what_was_not_checked(
     assert found["findings"] == []
     assert {entry["code"] for entry in found["not_checked"]} == {"windows_apart"}
     text = output(capsys, "check", EAGER)[0]
-    assert text.startswith(f"sound: {len(RULES)} rules, nothing found")
+    assert text.startswith(f"sound: {len(RULES)} rules checked, nothing found")
     assert "windows_apart: the trace holds the device work of one rank" in text
 
 

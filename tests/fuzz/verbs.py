@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli import COMMANDS
+from thence.cli.verbs import commands
 
 if TYPE_CHECKING:
     import random
@@ -92,7 +92,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def _option(dice: random.Random, verb: list[str]) -> list[str]:
-    command = next(command for command in COMMANDS if command.name == verb[0])
+    command = next(command for command in commands() if command.name == verb[0])
     name, option = dice.choice(list(options_of(command).items()))
     if name in verb:
         return []

@@ -237,7 +237,7 @@ def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> N
             if reason.total_ns:
                 kinds.setdefault(reason.code, []).append(kind)
     rest = printed.partition("the rest, and why")[2].partition("\nwarning: ")[0]
-    rest = rest.partition("\nin rows of their own")[0].partition("\n\nnext ")[0]
+    rest = rest.partition("\nin separate rows")[0].partition("\n\nnext ")[0]
     rows: list[list[str]] = []
     for line in filter(None, rest.splitlines()):
         cells = re.split(r"  +", line.strip())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import thence
-from thence.cli import COMMANDS
+from thence.cli.verbs import VERBS
 from thence.model import tables
 from thence.model.places import KINDS
 from thence.model.schema import Table
@@ -74,7 +74,7 @@ def test_what_is_not_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_verb_column_and_kind_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = script("make_reference", monkeypatch)
-    assert {f"reference/verbs/{command.name}.md" for command in COMMANDS} < set(reference.names())
+    assert {f"reference/verbs/{name}.md" for name in VERBS} < set(reference.names())
     page = reference._tables_page()
     for table in (value for value in vars(tables).values() if isinstance(value, Table)):
         part = re.search(rf"^## {table.name}$(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)

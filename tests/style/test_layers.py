@@ -18,7 +18,7 @@ LAYERS = (
     {"attribution", "hooks", "inside"},
     {"analysis"},
     {"writers"},
-    {"comparing", "explanations", "pictures", "querying"},
+    {"comparing", "explanations", "pictures", "querying", "timelines"},
     {"profile", "trace"},
     {"store"},
     {"folding", "opening"},

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "analysis/whatif_changes.py": "analysis/test_whatif.py",
     "analysis/whatif_edges.py": "analysis/test_whatif.py::test_where_the_device_is_the_limit_the_loader_gains_nothing",
     "analysis/whatif_graph.py": "analysis/test_whatif.py",
-    "cli/streams.py": "analysis/test_streams.py",
+    "cli/streams.py": "analysis/test_streams.py::test_json_keeps_its_contract",
     "attribution/host_rows.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "attribution/cuda_graphs/captures.py": (
         "attribution/cuda_graphs/test_by_capture.py::test_overlapping_captures_take_the_calls_of_their_own_thread"
@@ -86,6 +86,7 @@ ELSEWHERE = {
     "marks/watching.py": "marks/test_marking.py",
     "model/graph_labels.py": "attribution/cuda_graphs/test_join_labels.py::test_a_kernel_has_the_place_of_its_node",
     "model/places.py": "attribution/test_attribute.py",
+    "model/joined_tables.py": "analysis/test_clock_sync.py",
     "model/tables.py": "analysis/test_clock_sync.py",
     "readers/jax/instruction_costs.py": f"{CONSTITUENTS}::test_cost_is_what_enters_and_leaves_the_kernel_and_flops",
     "readers/jax/shapes.py": "readers/jax/test_hlo.py::test_width_of_every_element_type",

@@ -104,14 +104,14 @@ class Alignment(Shown):
         if not self.applied:
             return (
                 f"the ranks' clocks already agree within {format_ns(self.residual_p90_ns or 0.0)} by {ends} "
-                f"(median {median}, at most {most}): none is moved"
+                f"(median {median}, at most {most}): none is shifted"
             )
         largest = format_ns(
             float(
                 self.corrections["correction_ns"].abs().cast(pl.Float64).to_numpy().max(initial=0)
             )
         )
-        return f"clocks aligned by {ends}, by up to {largest}; what is left: median {median}, at most {most}"
+        return f"clocks aligned by {ends}, by up to {largest}; remaining difference: median {median}, at most {most}"
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values, without the individual skews."""

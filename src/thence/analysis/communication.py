@@ -103,7 +103,7 @@ class Collectives(Shown):
         )
         described = int(self.by_size.filter("described")["duration_ns"].sum())
         return Form(
-            f"communication {format_ns(whole)}, {format_ns(exposed)} of it with nothing computed beside it",
+            f"communication {format_ns(whole)}, {format_ns(exposed)} of it exposed (nothing computed meanwhile)",
             self.statement,
             self.by_size.sort("duration_ns", descending=True),
             {
@@ -288,5 +288,5 @@ def _notes(
     left = every.height - rows.height
     if left:
         time = format_ns(int(every.filter(~pl.col("counted"))["exposed_ns"].sum()))
-        notes.append(f"left out as warm-up in all: {left:,} kernels, {time} of them exposed")
+        notes.append(f"left out as warm-up in total: {left:,} kernels, {time} of exposed time")
     return notes

@@ -129,7 +129,7 @@ def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
     if not summary.idle_ns:
         return Part(None)
     if chosen.only is not None or chosen.warm_up in WARM_UP:
-        return Part(None, "not told of a part that leaves out work in between")
+        return Part(None, "not computed for a part of a trace that leaves out work in between")
     if trace.host.is_empty():
         return Part(None, "the trace holds nothing of the host")
     if trace.host.height > _MOST_HOST_RANGES:
@@ -151,7 +151,7 @@ def _next_step(trace: Attributed, summary: Summary, exposed: Ns) -> NextStep:
             "flame",
             ("-o", "flame.html"),
             "trace.plot_flame()",
-            "everything by its stack, as one page",
+            "all GPU time by call stack, on one page",
         )
     )
 
@@ -190,7 +190,7 @@ def _nothing_attributed(summary: Summary) -> NextStep | None:
         return None
     return NextStep(
         "report", ("--by", "op"), 'trace.summary("op")',
-        f"of {format_share(summary.sum_ns - covered, summary.sum_ns)} no module, label or line is known; "
+        f"{format_share(summary.sum_ns - covered, summary.sum_ns)} of the GPU time has no module, label or line; "
         "thence record -- python ... records them",
     )  # fmt: skip
 
@@ -199,14 +199,14 @@ def _idle_step(summary: Summary, least: float) -> NextStep | None:
     if summary.idle_ns < least * summary.span_ns:
         return None
     share = format_share(summary.idle_ns, summary.span_ns)
-    why = f"the GPU was idle for {share} of the time: which lines and calls it waited for"
+    why = f"the GPU was idle for {share} of the time: shows the lines and calls that it waited for"
     return NextStep("idle", (), "trace.idle()", why)
 
 
 def _communication(trace: Attributed, summary: Summary, exposed: Ns) -> NextStep | None:
     if exposed < _EXPOSED * summary.busy_ns or trace.collectives.is_empty():
         return None
-    why = f"{format_ns(exposed)} of communication with nothing computed beside it: who waits for whom, and sizes"
+    why = f"{format_ns(exposed)} of exposed communication: shows sizes, and who waits for whom"
     return NextStep("collectives", (), "trace.collective_times()", why)
 
 
@@ -237,7 +237,7 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
             "communication",
             [
                 f"{format_ns(glance.communication_ns)} ({share} of busy)",
-                f"{exposed} of it with nothing computed beside it",
+                f"{exposed} of it exposed (nothing computed meanwhile)",
             ],
         )
     yield from _idle_answers(glance)

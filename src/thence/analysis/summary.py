@@ -118,7 +118,7 @@ class Summary(Shown):
             for code, executions, _, ns in self.apart.iter_rows()
         ]
         note = (
-            f"in rows of their own, totals with them: {', '.join(parts)}; --warm-up keep divides them "
+            f"in separate rows, and part of the totals: {', '.join(parts)}; --warm-up keep treats them "
             "like the rest, --warm-up heuristic leaves them out of every figure"
         )
         return (*self.meta.notes, note)

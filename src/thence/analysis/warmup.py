@@ -224,7 +224,7 @@ def _statements(
 ) -> tuple[str, str]:
     """`Phases.statement` and `Phases.counted_statement`."""
     if phase.is_empty():
-        nothing = "no XLA programs here, so nothing is left out as warm-up"
+        nothing = "no XLA programs in this trace, so nothing is left out as warm-up"
         return nothing, nothing
     if rule is WarmUp.KEEP:
         text = "warm-up executions are included"
@@ -232,9 +232,9 @@ def _statements(
         text = "every execution would have been warm-up, so all are included"
     else:
         text = {
-            WarmUp.FIRST_COMPILED: "warm-up is the first execution of each program compiled while recording",
-            WarmUp.HEURISTIC: "warm-up is the first executions of each program (one if it was compiled "
-            "while recording, one if there are collectives)",
+            WarmUp.FIRST_COMPILED: "warm-up: the first execution of each program that was compiled while recording",
+            WarmUp.HEURISTIC: "warm-up: of each program one execution if it was compiled while recording, "
+            "and one more if the trace has collectives",
         }[rule]
     parts = [_left_out_text(left_out.filter(pl.col("phase") == name), name) for name in _LEFT_OUT]
     listed = [part for part in parts if part]
@@ -242,7 +242,7 @@ def _statements(
     if not only:
         return (_stated(text, listed),) * 2
     alone = f"{_executions(only)} of programs that have no other"
-    return _stated(text, [*listed, alone]), _stated(f"{text}; {alone} counted all the same", listed)
+    return _stated(text, [*listed, alone]), _stated(f"{text}; {alone} are included", listed)
 
 
 def _stated(text: str, left_out: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The command line. Each subcommand is a module with one click command; only `main` prints errors."""
+"""The command line. Each verb is a module with one click command; only `main` prints errors."""
 
 from __future__ import annotations
 
@@ -9,109 +9,11 @@ import sys
 
 import click
 
-from thence.cli import (
-    check,
-    collectives,
-    convert,
-    demo,
-    diff,
-    doctor,
-    flame,
-    idle,
-    ingest,
-    inside,
-    label,
-    programs,
-    ranks,
-    record,
-    report,
-    sql,
-    steps,
-    streams,
-    whatif,
-)
-from thence.cli import compile as compile_verb
-from thence.cli.inputs import names_inputs
-from thence.cli.messages import put, say, unexpected
 from thence.cli.standard_streams import ReaderGone, Unwritable, checked_streams
+from thence.cli.verbs import group
 from thence.errors import ThenceError
 
-__all__ = ["COMMANDS", "group", "main"]
-
-COMMANDS: tuple[click.Command, ...] = (
-    report.command,
-    convert.command,
-    flame.command,
-    programs.command,
-    collectives.command,
-    ranks.command,
-    streams.command,
-    compile_verb.command,
-    idle.command,
-    steps.command,
-    whatif.command,
-    check.command,
-    diff.command,
-    ingest.command,
-    label.command,
-    inside.command,
-    record.command,
-    sql.command,
-    doctor.command,
-    demo.command,
-)
-"""Every verb, in the order of ``thence --help``."""
-
-
-class _InOrder(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(self.commands)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb and its arguments; what is no verb but names inputs is reported on.
-
-        A verb's name wins over a file's: ``./report`` names the file.
-        """
-        name = args[0]
-        if name not in self.commands and names_inputs(name):
-            return report.command.name, report.command, args
-        return super().resolve_command(ctx, args)
-
-
-def _show_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
-    if asked:
-        from thence.doctor.versions import versions
-
-        for name, version in versions().items():
-            put(f"{name} {version}\n")
-        ctx.exit()
-
-
-group = _InOrder(
-    "thence",
-    help=(
-        "Where did the GPU time come from?\n\n"
-        "Every verb takes files, directories and globs, several ranks at once, or - for standard input. "
-        "thence TRACE alone is thence report TRACE; a verb's name wins over a file's, and ./report names the file."
-    ),
-    epilog='Shell completion: eval "$(_THENCE_COMPLETE=bash_source thence)" (or zsh_source, fish_source).',
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_show_version,
-            help="Show the versions of thence and of what it works with.",
-        )
-    ],
-)
-"""The command line itself, for what describes it (`thence.cli.manual`)."""
-for _command in COMMANDS:
-    group.add_command(_command)
+__all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -120,14 +22,14 @@ def main(arguments: list[str] | None = None) -> None:
         with checked_streams():
             code = _run(arguments)
     except ReaderGone:
-        code = 0  # whoever read our output has seen enough
+        code = 0  # the reader of our output closed the pipe
     except Unwritable as error:
-        code = _told(str(error), error.exit_code)
+        code = _print_error(str(error), error.exit_code)
     sys.exit(code)
 
 
 def _run(arguments: list[str] | None) -> int:
-    """Runs the command line and says what went wrong.
+    """Runs the command line and prints errors.
 
     Returns:
         the exit code.
@@ -140,12 +42,12 @@ def _run(arguments: list[str] | None) -> int:
         code = group.main(arguments, prog_name="thence", standalone_mode=False)
     except (Unwritable, ReaderGone, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told; Polars' panics are no Exception
-        return _told(*_explained(error))
+    except BaseException as error:  # noqa: BLE001 - every error becomes a message; Polars' panics are no Exception
+        return _print_error(*_message_of(error))
     return code if isinstance(code, int) else 0
 
 
-def _explained(error: BaseException) -> tuple[str, int]:
+def _message_of(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
         return "interrupted", 130
@@ -157,6 +59,8 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return "not enough memory for this input", 2
     if isinstance(error, UnicodeEncodeError | OSError):
         return _refused_by_the_system(error), 2
+    from thence.cli.messages import unexpected
+
     return unexpected(error), 2
 
 
@@ -176,8 +80,10 @@ def _usage(error: click.ClickException) -> str:
     return shown.getvalue().rstrip("\n")
 
 
-def _told(message: str, code: int) -> int:
-    # Where standard error is the stream that takes nothing, the exit code alone tells.
+def _print_error(message: str, code: int) -> int:
+    from thence.cli.messages import say
+
+    # If standard error itself cannot be written, only the exit code remains.
     with contextlib.suppress(Unwritable, ReaderGone, OSError):
         say(message if message.startswith("Usage:") else f"thence: {message}")
     return code

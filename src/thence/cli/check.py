@@ -25,7 +25,7 @@ Examples:
   thence check rank*.json.gz && thence report rank*.json.gz
 
 \b
-Exit code: 0 if nothing is wrong, also where something could not be checked,
+Exit code: 0 if nothing wrong was found, even if something could not be checked,
 1 if the trace is not sound, 2 if it could not be read.
 """
 
@@ -34,7 +34,7 @@ Exit code: 0 if nothing is wrong, also where something could not be checked,
 @trace_options()
 @result_options()
 def command(inputs: Inputs, result: Result) -> int:
-    """Whether a trace can carry its figures: lost work, impossible times, ranks apart."""
+    """Whether the figures of a trace can be trusted: lost work, impossible times, ranks recorded apart."""
     trace = inputs.whole()
     soundness = trace.soundness
     if result.form == "json":
@@ -61,7 +61,7 @@ def _show(soundness: Soundness, top: int | None) -> None:
     for text in _texts(soundness.findings, top):
         line(f"  {text}", "red")
     if soundness.notes:
-        line("to know:", "bold")
+        line("notes:", "bold")
     for text in _texts(soundness.notes, top):
         line(f"  {text}")
     if soundness.not_checked:
@@ -74,10 +74,10 @@ def _verdict(soundness: Soundness) -> str:
     if soundness.sound:
         verdicts = list(soundness.verdicts().values())
         missing = verdicts.count("not checked")
-        unknown = f"; {missing} could not be checked, or not in full" if missing else ""
-        return f"sound: {len(verdicts)} rules, nothing found{unknown}"
+        unknown = f"; {missing} could not be checked in full" if missing else ""
+        return f"sound: {len(verdicts)} rules checked, nothing found{unknown}"
     bound = "; idle time is at most what is shown" if soundness.work_missing else ""
-    return f"not sound: figures of this trace can mislead{bound}"
+    return f"not sound: figures of this trace can be wrong{bound}"
 
 
 def _texts(findings: Sequence[Finding], top: int | None) -> Iterator[str]:

@@ -33,10 +33,11 @@ Examples:
   thence collectives rank*.zip --format json
   thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
 \b
-First, the devices that the others waited for. A wait lasts from a device's own start until the
-last one that it needs has started; the transfer lasts from there to the end. Bandwidths are
-decimal GB/s, of the bus as in nccl-tests: best, median and standard deviation of the
-transfers, and the mean of whole kernels, which contain the wait. Of send-recv, the batches of
+The first table lists the devices that the others waited for. A wait lasts from a device's own start
+until the last device that it needs has started; the transfer lasts from there to the end. Message
+sizes are what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths
+as in nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean
+of whole kernels, which contain the wait. Of send-recv, the batches of
 sends and receives of PyTorch, each kernel counts by itself: what it sends and receives, added up,
 and its wait for the last of the ranks at the other ends.
 Exposed is the time in which a device communicates and computes nothing; hidden, in which it
@@ -60,7 +61,7 @@ _SIZES = {
     "count": "count",
     "exposed_ns": "exposed",
     "wait_ns_mean": "mean wait",
-    "transfer_bus_gbps_max": "transfer GB/s",
+    "transfer_bus_gbps_max": "best bus GB/s",
     "transfer_bus_gbps_median": "median",
     "transfer_bus_gbps_std": "std",
     "bus_gbps_mean": "whole kernel GB/s",
@@ -121,8 +122,10 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
 
 
 def _says_something(rows: pl.DataFrame, column: str) -> bool:
-    """Whether a column is worth its room: that of overlapped time only where collectives overlap."""
-    return column != "overlapped_ns" or bool(rows[column].sum())
+    """Whether a column has values; that of overlapped time is shown only if collectives overlap."""
+    if column == "overlapped_ns":
+        return bool(rows[column].sum())
+    return rows[column].null_count() < rows.height
 
 
 def _totals(times: Collectives, most: int) -> list[str]:
@@ -141,5 +144,5 @@ def _clocks(trace: Trace, times: Collectives) -> list[str]:
     if times.clocks:
         return [times.clocks]
     if trace.gpu.select("rank", "device").n_unique() > 1:
-        return ["waits are among the devices of one process, which share a clock"]
+        return ["waits are between devices of one process, which share a clock"]
     return []

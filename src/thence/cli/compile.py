@@ -20,9 +20,9 @@ _EXAMPLES = """\b
 Examples:
   thence compile rank0.zip
   thence compile rank0.zip --autotuning detail --format json
-  thence compile rank*.zip                   time of all ranks, and of the least and the slowest
-Compile threads that work at the same time share the wall time that they take, so
-the parts add up to the whole. The table ends at 99 % of it; --top shows more.
+  thence compile rank*.zip                   time of all ranks, of the fastest and the slowest
+Compile threads that work at the same time share the wall time, so that the parts add up to the
+whole. The table ends at 99 % of it; --top shows more.
 """
 
 _HEADINGS = {"name": "phase", "count": "count", "self_ns": "time", "share": "share"}

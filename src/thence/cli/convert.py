@@ -53,27 +53,27 @@ Examples:
     "--lanes",
     type=click.Choice(LANES),
     multiple=True,
-    help="Show kernels again on a row for each of these, beside the streams (Perfetto). Repeatable.",
+    help="Also show kernels on rows by this kind, next to the streams (Perfetto). Repeatable.",
 )
 @choice_option(
     "--clocks",
     choices=("aligned", "recorded"),
-    meaning="aligned: of several ranks, each is moved as a whole by one offset, to where their collectives end "
-    "together; every offset is printed and written to the file. recorded: none is moved. Durations never change.",
+    meaning="aligned: shift each of several ranks as a whole by one offset, so that their collectives end at the same "
+    "time; offsets are printed and written to the file. recorded: shift nothing. Durations never change.",
 )
 @choice_option(
     "--fold",
     choices=("auto", "always", "never"),
-    meaning="auto: of more than 8 ranks, where --rank chooses none, Perfetto traces show the one that makes the others "
-    "wait most and the one that it is compared with in full, every other as a row with a span for each step. "
-    "always: of fewer, and of those that --rank chooses. never: all in full.",
+    meaning="Perfetto traces of many ranks can show two ranks in full (the one that makes the others wait most, and "
+    "the one it is compared with) and a row with a span per step for every other. auto: do so for more than 8 "
+    "ranks without --rank. always: also for fewer, and for those that --rank selects. never: all ranks in full.",
 )
 @choice_option("--to", choices=tuple(_TO_STDOUT), meaning="Format on standard output.")
 @click.option(
     "--gpu-views",
     is_flag=True,
-    help="For Perfetto's own GPU views, which list compute kernels: writes what ran on GPUs a second time, in the form "
-    "that they read. Queries that add up all slices of the file then count it twice.",
+    help="Also write GPU activities in the form that Perfetto's own GPU views (lists of compute kernels) read. "
+    "Queries that add up all slices of the file then count them twice.",
 )
 @force_option
 def command(

@@ -21,7 +21,7 @@ RECORDING = "torch_eager_stack_rank0.json.gz"
     type=top_rows,
     default=8,
     show_default=True,
-    help="Rows of each table to show.",
+    help="Rows to show of each table.",
 )
 def command(top: int) -> None:
     """Show a report on a recording of a small GPT that ships with thence."""

@@ -50,10 +50,10 @@ _TABLE = {
     "row": "name",
     "before_ns": "before",
     "after_ns": "after",
+    "verdict": "verdict",
     "change": "change",
     "interval": "95 % interval",
-    "verdict": "verdict",
-    "calls": "calls a step",
+    "calls": "calls per step",
 }
 _SIDES = ("--before", "--after")
 _ENDINGS = {
@@ -93,38 +93,41 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     "--baseline",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="The first side: every file or folder in it is a run; INPUT... are runs of the second.",
+    help="Runs of the first side: every file or folder in DIR. INPUT... are the runs of the second side.",
 )
 @click.option(
     "--by",
     "kinds",
     type=click.Choice(COMPARED),
     multiple=True,
-    help="Rows to show, beside those of the whole step. Repeatable; all without it.",
+    help="Kinds of rows to show besides the whole step. Repeatable. Default: all.",
 )
 @click.option(
     "--fail-on",
     "bounds",
     multiple=True,
     metavar="BOUND",
-    help="Such as 'total>5%': exit code 1 if the change exceeds it for sure. Repeatable.",
+    help="Exit with 1 if the change exceeds this bound for sure, such as 'total>5%'. Repeatable.",
 )
-@click.option("--strict", is_flag=True, help="With --fail-on: also if the bound may be exceeded.")
+@click.option(
+    "--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded."
+)
 @click.option(
     "--within-run",
     is_flag=True,
-    help="With --fail-on and one run a side: the noise within the runs may decide.",
+    help="With --fail-on and one run per side: judge by the noise within the runs.",
 )
-@click.option("--anyway", is_flag=True, help="Compare what should not be compared.")
+@click.option("--anyway", is_flag=True, help="Compare although the sides are not comparable.")
 @choice_option(
     "--outliers",
     choices=("leave-out", "keep"),
-    meaning="Steps far from the ordinary ones, in runs of 8 steps and more.",
+    meaning="What to do with outlier steps, in runs of at least 8 steps.",
 )
 @choice_option(
     "--idle",
     choices=("auto", "causes", "total"),
-    meaning="Idle time by cause, which takes about 1 s per million host ranges; auto: of traces of up to 600,000.",
+    meaning="Whether to divide idle time by cause, which takes about 1 s per million host ranges. auto: if there are "
+    "at most 600,000.",
 )
 @result_options(
     _ENDINGS,

@@ -38,7 +38,7 @@ _NAMES = (
     "needed",
     multiple=True,
     type=click.Choice(_NAMES),
-    help="Exit with 1 unless this works; may be repeated.",
+    help="Exit with 1 unless this works. Repeatable.",
 )
 @click.option(
     "--format",

@@ -54,19 +54,19 @@ Examples:
 @click.option(
     "--by",
     type=click.Choice(FLAMES),
-    help="Kind of frames. Default: of op_name (JAX), module, label, source and ops the first that covers two thirds of "
-    "the GPU time, else the one that covers most.",
+    help="What the frames are. Default: the first of op_name (JAX), module, label, source and ops that covers two "
+    "thirds of the GPU time, else the one that covers most.",
 )
 @choice_option(
     "--split",
     choices=("none", "phase"),
-    meaning="phase: forward, backward, optimizer and others as outermost frames.",
+    meaning="phase: make forward, backward, optimizer and other phases the outermost frames.",
 )
 @choice_option(
     "--idle",
     choices=("steady", "include", "exclude"),
-    meaning="Which idle GPU time has frames: all but that around the first executions of XLA programs "
-    "(compilation), all, or none.",
+    meaning="Idle GPU time that is shown. steady: all except before and during the first executions of XLA programs "
+    "(compilation). include: all. exclude: none.",
 )
 @force_option
 def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag

@@ -50,14 +50,14 @@ Examples:
     required=True,
     metavar="STORE",
     type=click.Path(file_okay=False),
-    help="Folder to write, or to bring up to date. With --ray, one that all machines see.",
+    help="Folder to write or to update. With --ray, all machines must see it.",
 )
-@click.option("--host", is_flag=True, help="Keep host ranges, too: several times as much.")
+@click.option("--host", is_flag=True, help="Also store host ranges: several times the size.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes of this machine. Without it, one for each core.",
+    help="Processes of this machine. Default: one per core.",
 )
 @click.option(
     "--ray",

@@ -64,15 +64,15 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         type=click.Choice((APART, *WARM_UP)),
         default=APART,
         show_default=True,
-        help="Warm-up executions of XLA programs, and XLA's autotuner: apart, in rows and frames of their own; keep, "
-        "among the others; heuristic or first-compiled, left out of every figure by that rule.",
+        help="How to treat warm-up executions of XLA programs and XLA's autotuner. apart: in rows and frames of their "
+        "own. keep: like the rest. heuristic or first-compiled: leave them out of every figure, by that rule.",
     ),
     "own": click.option(
         "--own",
         multiple=True,
         metavar="PATTERN",
-        help="Counts as your own code, too, by source: a package (transformers), a folder or a glob; "
-        "with ! before it, does not. Repeatable, the last that matches decides.",
+        help="Also treat this as your own code in --by source: a package (transformers), a folder or a glob; "
+        "a leading ! excludes it. Repeatable, the last match decides.",
     ),
     "hlo": click.option(
         "--hlo",
@@ -87,13 +87,13 @@ _RUNS = (
     click.option(
         "--run",
         metavar="NAME",
-        help="Of a directory that holds several runs, this one: a folder's name, or a part of files' names "
-        "between dots. Without it, the newest.",
+        help="Which run of a directory that holds several: the name of a folder, or a part of file names "
+        "between dots. Default: the newest.",
     ),
     click.option(
         "--add",
         is_flag=True,
-        help="Read all of several files that hold one rank, each as a rank of its own.",
+        help="Read several files of the same rank as separate ranks.",
     ),
     click.option(
         "--max-expansion",
@@ -101,7 +101,7 @@ _RUNS = (
         default=DEFAULT.ratio,
         show_default=True,
         metavar="RATIO",
-        help="Most decompressed bytes for each stored one; larger content is refused, from 64 MiB on.",
+        help="Refuse compressed input that becomes more than RATIO times as large and more than 64 MiB.",
     ),
 )
 """Options of every verb that reads traces."""
@@ -225,12 +225,12 @@ def _common_start(texts: Sequence[str]) -> str:
 
 
 def names_inputs(text: str) -> bool:
-    """Whether a word of the command line can only be meant as an input: a file, folder or glob that is there, or -."""
+    """Whether a word of the command line is an input: an existing file or folder, a glob, a path, or -."""
     return text == "-" or os.path.lexists(text) or any(c in text for c in _GLOB) or _is_path(text)
 
 
 def _is_path(text: str) -> bool:
-    """Whether it looks like a path, so that it is told that nothing is there, not that there is no such verb."""
+    """Whether it looks like a path: then the error is that there is no such file, not that there is no such verb."""
     return os.sep in text or Path(text).suffix != ""
 
 

@@ -57,7 +57,7 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
 @click.option(
     "--launch",
     type=click.IntRange(min=0),
-    help="Index (from 0) of the kernel's launch in the trace, if the buffer could be of several.",
+    help="Index (from 0) of the kernel's launch in the trace, if several launches match the buffer.",
 )
 @click.option(
     "--clock-ghz",

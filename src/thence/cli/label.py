@@ -42,13 +42,13 @@ Examples:
   thence label traces/ -o labelled.pftrace                               labels that lie beside the traces
   thence label replay.json.gz --labels labels.json --edges               which node waits for which
 
-Labels come from thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
-annotation files (kernel_annotations_rank0_fwd.pkl or .json: the name says the rank). These are found
-beside a trace or one folder up, and traces that PyTorch annotated itself need none. Every kernel says how it
-got its label: by the graph node's id, by alignment to the captured graph or the eager run, or by its place in
-the trace of the capture: launches without device work, which inference servers record. Where that trace names no
-kernels (NVIDIA's), it is by order only, and the summary says of how much time. The exit code is 2, and nothing is
-written, if nothing fits.
+Labels are written by thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
+annotation files (kernel_annotations_rank0_fwd.pkl or .json, named by rank). Labels in the folder of a trace, or one
+folder up, are found without --labels; traces that PyTorch annotated itself need none. Every kernel has the rule
+that gave it its label: the id of the graph node, alignment with the captured graph or the eager run, or its
+position in a trace of the capture (launches without device work, which inference servers record). If that trace
+names no kernels (NVIDIA), only the order is used, and the summary states for how much time. If nothing fits,
+nothing is written and the exit code is 2.
 """
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli import COMMANDS, group
+from thence.cli.verbs import commands, group
 from thence.version import __version__
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_CODES", "Block", "Option", "Verb", "man_pages", "program", "verbs"]
 
 EXIT_CODES = {
-    0: "success; also where whoever read the output has seen enough (a closed pipe)",
-    1: "a check failed: an unsound trace, an expectation or a limit that does not hold, a need that is not met",
-    2: "the question could not be answered: wrong usage, an input that cannot be read, data or a library that is "
-    "missing; standard error says what, and what to do",
+    0: "success; also if the reader of the output closes the pipe",
+    1: "a check failed: an unsound trace, a violated expectation or limit, or a missing feature",
+    2: "the command could not do its work: wrong usage, an input that cannot be read, missing data or a missing "
+    "library; standard error says what is wrong and how to fix it",
     130: "interrupted",
 }
 """What every verb's exit code means, but that of ``thence record``, which is the command's own."""
 _MARK = "\b\n"
-"""With which click is told to leave a paragraph as it is."""
+"""Marks a paragraph that click must not wrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What there is to know of one verb.
+    """The help of one verb.
 
     Attributes:
         name: such as ``report``; "" for the program itself.
@@ -86,7 +86,7 @@ class Verb:
 
 def verbs() -> tuple[Verb, ...]:
     """Every verb, in the order of ``thence --help``."""
-    return tuple(_verb(command, str(command.name)) for command in COMMANDS)
+    return tuple(_verb(command, str(command.name)) for command in commands())
 
 
 def program() -> Verb:
@@ -138,7 +138,7 @@ def _undented(text: str) -> str:
 
 
 def _command(line: str) -> str:
-    """The command of a line of examples, without what is said of it after three spaces or more."""
+    """The command of a line of examples, without the comment after two or more spaces."""
     if not re.match(r"\s*(\w+ .*\| *)?thence ", line):
         return ""
     return re.split(r" {2,}", line.strip())[0]
@@ -184,7 +184,7 @@ def _roff(verb: Verb, whole: tuple[Verb, ...]) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text as roff takes it: no line is a request, quotes and hyphens are those that a terminal takes."""
+    """Text escaped for roff: no line starts a request, and quotes and hyphens stay ASCII."""
     safe = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga")
     return "\n".join(
         rf"\&{line}" if line.startswith((".", "\\(aq")) else line for line in safe.split("\n")

@@ -15,7 +15,7 @@ _EXAMPLES = """\b
 Examples:
   thence programs profile_dir/
   thence programs rank0.zip rank1.zip --warm-up keep
-  thence programs profile_dir/ --top 40            those below 1 % of the time, too
+  thence programs profile_dir/ --top 40            also programs below 1 % of the time
   thence programs host.xplane.pb --format csv > programs.csv
 """
 
@@ -42,10 +42,9 @@ _HEADINGS = {
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """XLA programs: executions, span and busy time, idle time inside and between, launch latency.
 
-    Shares are of the spans of all programs; those below 1 % are put together, unless --top says how many
-    to show. After +- are standard deviations over the executions. The span of an execution holds the idle
-    time inside it. Between are the gaps since the execution before on the same device, less what else the
-    device did in them.
+    Shares are of the summed spans of all programs; programs below 1 % are one row, unless --top is given.
+    +- is the standard deviation over the executions. The span of an execution includes the idle time inside
+    it. Between is the gap since the previous execution on the same device, less other work in it.
     """
     trace = inputs.open()
     times = trace.program_times(warm_up)

@@ -156,9 +156,10 @@ def _show_causes(output: Console, why: Reasons) -> None:
     rows = reason_rows(why)
     width = max((len(cause) for cause in rows["cause"]), default=0)
     for cause, per_step, share, where in rows.iter_rows():
-        figures = f"{format_ns(per_step)} a step   {format_share(share, 1)}"
+        figures = f"{format_ns(per_step)} per step   {format_share(share, 1)}"
         print_table(output, Text(f"{cause:{width}}   {figures}", "bold"))
-        for line in Text(where).wrap(output, max(output.width - len(_INDENT), 1)):
+        lines = Text(where).wrap(output, max(output.width - len(_INDENT), 1)) if where else ()
+        for line in lines:
             print_table(output, Text(_INDENT + line.plain.rstrip()))
 
 

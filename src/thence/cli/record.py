@@ -111,7 +111,7 @@ def _sentence(recorded: Content, shown: str) -> str:
     if not recorded.rows:
         return (
             "nothing was recorded: no Python process of the command did anything on a GPU that could be "
-            "recorded; thence doctor tells what works here"
+            "recorded; thence doctor shows what works here"
         )
     text = (
         f"recorded {recorded.kernels:,} kernels and {recorded.rows - recorded.kernels:,} copies and sets "

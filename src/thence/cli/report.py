@@ -55,8 +55,8 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 @click.option(
     "--by",
     type=click.Choice(BY),
-    help="What the rows are. Default: of op_name (JAX), module, label, source and op the first that covers two thirds "
-    "of the GPU time, else the one that covers most; kernel with --format json or csv, the same for every trace.",
+    help="What to group by. Default: the first of op_name (JAX), module, label, source and op that covers two thirds "
+    "of the GPU time, else the one that covers most; always kernel with --format json or csv.",
 )
 @click.option(
     "--details",

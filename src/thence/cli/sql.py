@@ -27,9 +27,9 @@ _EXAMPLES = """\b
 Tables: gpu, host, places, activities (gpu and places side by side), annotations
 (metadata of marks, a column for each field), collectives, threads, programs,
 events (records and waits of CUDA events), waits (host calls that wait).
---tables lists their columns. Times are ns. A query reads these alone: no files.
-A terminal shows 100 rows, or 10 one below the other where they are wider than it;
---top shows more, --format csv and json hold all.
+--tables lists their columns. Times are ns. A query can read these tables and no files.
+A terminal shows 100 rows, or 10 as lists of values if the table is wider than the terminal;
+--top shows more, --format csv and json have all rows.
 
 \b
 Examples:
@@ -62,7 +62,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Most time that answering may take.",
+    help="Time limit of the query.",
 )
 @click.option(
     "--memory-limit",
@@ -70,7 +70,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     default=8.0,
     show_default=True,
     metavar="GB",
-    help="Most memory that answering may take beside the tables.",
+    help="Memory limit of the query, besides the tables.",
 )
 @click.option(
     "--tables",
@@ -84,7 +84,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
 def command(
     inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result
 ) -> None:
-    """Answers an SQL query over the tables of a trace."""
+    """Answer an SQL query over the tables of a trace."""
     from thence.analysis.query import check_query
     from thence.cli.bounded_query import bounded_answer
 

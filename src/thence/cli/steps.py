@@ -27,7 +27,8 @@ when the host has ended it and its own work has. Its time is busy or idle; expos
 the busy time in which it communicates and computes nothing. The causes of idle time are those of
 "thence idle" and add up to it. A step stands out if it takes 5 % and 4 robust standard deviations
 longer than the median of its GPU; beside it stands the part that grew most. Where a trace holds no
-steps, the executions of the XLA program that took most time are the steps.
+steps, the executions of the XLA program that took most time are the steps. The statistics of a
+GPU leave out its first step if there are others.
 """
 
 _STEPS = {
@@ -54,7 +55,7 @@ def command(inputs: Inputs, result: Result) -> None:
     found = trace.steps()
     notes = [
         f"rank {row['rank']} GPU {row['device']}: {row['step']} took {format_ns(row['excess_ns'])} longer than the "
-        f"median: {row['because'].replace('idle_', 'idle by ')} {format_ns(row['because_ns'])} longer"
+        f"median step, most of it {row['because'].replace('idle_', 'idle by ')} {format_ns(row['because_ns'])} longer"
         for row in found.outliers.iter_rows(named=True)
     ]
     notes = list(notes_of(trace, notes))

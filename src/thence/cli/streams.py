@@ -37,7 +37,7 @@ Examples:
 Groups: GEMM, attention, communication, elementwise, reduction, copy, other. A --group comes before
 them, and is tried on kernel names and on the names, opcodes and op_names of HLO instructions; one
 of their names extends that group. --expect takes >=, ==, <= and a number of streams, or != and a
-group. It exits with 1 when one fails, with 2 when one cannot be judged: no such kernels is no pass.
+group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, as of a group without kernels.
 """
 
 _ROWS = {
@@ -128,7 +128,7 @@ def _show(streams: Streams, notes: tuple[str, ...], result: Result) -> None:
 def _lines(of: Concurrency) -> Iterator[str]:
     """Lines about the concurrency on one device."""
     one, two, *more = (*of.busy_streams_ns, 0, 0)
-    times = (("1 stream", one), ("2 streams", two), ("3 and more", sum(more)))
+    times = (("1 stream", one), ("2 streams", two), ("3 or more", sum(more)))
     shares = [
         f"{name} {format_ns(ns)} ({format_share(ns, of.busy_ns)})" for name, ns in times if ns
     ]

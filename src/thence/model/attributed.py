@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.joined_tables import concat, moved, row_offsets
 from thence.model.reasons import CODES
 from thence.model.selection import Selection
-from thence.model.tables import COLLECTIVES, Tables, concat, moved, row_offsets
+from thence.model.tables import COLLECTIVES, Tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ class Attributed(Tables):
 
 
 def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
-    """Concatenates attributed traces of several ranks as `thence.model.tables.concat` does their tables.
+    """Concatenates attributed traces of several ranks as `thence.model.joined_tables.concat` does their tables.
 
     Args:
         parts: whole traces, in which nothing is selected.

@@ -23,7 +23,7 @@ class Phase(StrEnum):
     INPUT = "input"
     """Loading a batch, and copying it to the device."""
     OTHER = "other"
-    """None of these: inference, metrics, gradient clipping."""
+    """None of these: inference, metrics."""
     MIXED = "mixed"
     """Instructions of several phases in one kernel."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
-from thence.model.tables import Tables, concat
+from thence.model.joined_tables import concat
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
@@ -21,6 +21,8 @@ from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from thence.model.tables import Tables
 
 __all__ = ["ArchiveReader", "FileReader", "files_of", "holds_labels", "read"]
 

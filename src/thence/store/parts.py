@@ -13,6 +13,7 @@ import polars as pl
 
 from thence.model.attributed import RULE, SHARES, Attributed
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
+from thence.model.joined_tables import renumbered
 from thence.model.phases import POSITIONS
 from thence.model.places import PLACES
 from thence.model.tables import (
@@ -24,7 +25,6 @@ from thence.model.tables import (
     PROGRAMS,
     THREADS,
     WAITS,
-    renumbered,
 )
 from thence.store.facts import decode_facts
 from thence.store.files import content_of, is_there, reading, tables_within, write_table

@@ -213,7 +213,7 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
     caused = set(found.ranks.filter(pl.col("wait_caused_ns") > 0)["rank"])
     assert caused == {rank for rank, count in last.items() if count}
     assert found.stragglers.is_empty()
-    assert "cannot be told from chance" in found.statement
+    assert "cannot tell a late rank from chance" in found.statement
 
 
 def test_real_ranks_of_a_ddp_job_waited_as_counted_by_hand() -> None:
@@ -305,5 +305,5 @@ def test_reasons_add_up_to_what_the_rank_caused() -> None:
 
 def test_one_rank_has_nobody_to_wait_for() -> None:
     found = thence.open(FSDP[0]).late_ranks()
-    assert found.statement == "one device: nobody waits for another"
+    assert found.statement == "one device, so no device waits for another"
     assert found.reasons == ()

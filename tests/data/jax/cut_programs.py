@@ -1,6 +1,6 @@
 """Cuts the first executions of XLA programs out of a recording, and counts the kernels of each HLO op in another.
 
-    python cut_programs.py WITH WITHOUT EXECUTIONS OUT.tar.xz PROGRAM [PROGRAM ...]
+    PYTHONPATH=tests python tests/data/jax/cut_programs.py WITH WITHOUT EXECUTIONS OUT.tar.xz PROGRAM [PROGRAM ...]
 
 What made ``programs/*.tar.xz`` from recordings of ``benchmarks/gpu_jax_programs.py``: WITH is the directory of one
 process that had command buffers, WITHOUT the same program without. Of WITH is kept what the first EXECUTIONS
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from cut_recording import pack
 
+from support.archives import pack
 from thence.model.column_file import decode, encode
 from thence.readers.jax.protos.hlo_pb2 import HloModuleProto
 

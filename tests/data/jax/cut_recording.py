@@ -1,6 +1,6 @@
 """Cuts the first execution of one XLA program out of a recording: what made ``loops_recording.tar.xz``.
 
-    python cut_recording.py RECORDING PROGRAM MILLISECONDS OUT.tar.xz
+    PYTHONPATH=tests python tests/data/jax/cut_recording.py RECORDING PROGRAM MILLISECONDS OUT.tar.xz
 
 RECORDING is the directory of one process, PROGRAM such as ``jit__fori_collect_loop``. What is kept: activities
 that end at most MILLISECONDS after the program's first graph launch, their launches, the NVTX ranges that were
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import sys
-import tarfile
 from pathlib import Path
 
 import polars as pl
 
+from support.archives import pack
 from thence.readers.jax.protos.hlo_pb2 import HloModuleProto
 
 _BEGINS = 2  # CUPTI_ACTIVITY_FLAG_MARKER_START
@@ -77,18 +76,6 @@ def _write(recording: Path, program: str, tables: dict[str, pl.DataFrame], out: 
         table.write_ipc(content)
         files[f"{kind}-000001.arrow"] = content.getvalue()
     pack({f"{recording.name}/{name}": data for name, data in files.items()}, out)
-
-
-def pack(files: dict[str, bytes], out: Path) -> None:
-    """Writes files by name into a compressed archive, without times or owners."""
-    with (
-        lzma.open(out, "wb", preset=9) as stream,
-        tarfile.open(fileobj=stream, mode="w") as archive,
-    ):
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
 
 
 def _module(proto: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Cuts some steps out of a recording of several ranks: what made ``late_in_backward.tar.xz``.
 
-    python cut_steps.py RECORDING FIRST END OUT.tar.xz
+    PYTHONPATH=tests python tests/data/recording/cut_steps.py RECORDING FIRST END OUT.tar.xz
 
 Steps are counted from 0. What is kept of each rank: the boundaries from the begin of step FIRST to that of step END,
 the marks, calls and activities that CUPTI numbered between, NVTX ranges that began then, and all places and names.
@@ -9,17 +9,15 @@ Folders of files are left out of the names; those of the host, of its boot and o
 
 from __future__ import annotations
 
-import io
 import json
-import lzma
 import re
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from support.archives import pack
 from thence.model.column_file import decode, encode
 
 _STEP = 4  # kind of place
@@ -36,14 +34,8 @@ def main(recording: Path, first: int, end: int, out: Path) -> None:
         name = f"host-rank{about['rank']}-{about['pid']}"
         files[f"{name}/recording.json"] = json.dumps(about, indent=1, sort_keys=True).encode()
         files |= {f"{name}/{kind}-000001.npz": encode(columns) for kind, columns in tables.items()}
-    with (
-        lzma.open(out, "wb", preset=9) as stream,
-        tarfile.open(fileobj=stream, mode="w") as archive,
-    ):
-        for name, data in files.items():
-            entry = tarfile.TarInfo(f"{out.name.split('.')[0]}/{name}")
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
+    folder = out.name.split(".")[0]
+    pack({f"{folder}/{name}": data for name, data in files.items()}, out)
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:

@@ -81,11 +81,11 @@ class Job:
         """Whether there is a straggler, one sentence."""
         count = len(self.counted)
         if self.ranks.height < 2:
-            return "one device: nobody waits for another"
+            return "one device, so no device waits for another"
         if count < FEWEST_STEPS:
             return (
-                f"whether a rank is late cannot be told from chance: that takes {FEWEST_STEPS} steps, and "
-                f"{count} count{'s' if count == 1 else ''}"
+                f"cannot tell a late rank from chance: that needs {FEWEST_STEPS} steps, and "
+                f"only {count} count{'s' if count == 1 else ''}"
             )
         found = self.stragglers.height
         if found:
@@ -267,8 +267,8 @@ def _nobodys(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str
     if waited < LEAST_SHARE * step_ns:
         return []
     text = (
-        f"{format_ns(waited)} of waits a step are nobody's fault: the host of who waits had launched ahead, and needs "
-        "that time as well: the step is bound by hosts"
+        f"{format_ns(waited)} of waits per step are nobody's fault: the hosts of the waiting ranks had launched "
+        "ahead and need that time anyway, so the steps are host-bound"
     )
     return [text]
 
@@ -283,8 +283,8 @@ def _left_out_of_causes(
         if names:
             shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
             said.append(
-                f"rank {rank} GPU {device} caused more than {_UNUSUAL} times the usual in {shown}, whose causes are "
-                "no part of those shown"
+                f"rank {rank} GPU {device} caused more than {_UNUSUAL} times the usual in {shown}; the causes shown do "
+                "not include those of these steps"
             )
     return said
 
@@ -374,6 +374,4 @@ def _undescribed(devices: pl.DataFrame) -> list[str]:
     count = int(devices["undescribed"].sum())
     if not count:
         return []
-    return [
-        f"{count:,} kernels communicate and say not what, so that nothing is known of waits in them"
-    ]
+    return [f"{count:,} kernels communicate without a description, so their waits are unknown"]

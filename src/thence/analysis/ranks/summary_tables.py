@@ -35,7 +35,7 @@ DEVICES = Table(
         Column("end", pl.Int64(), "ns: end of its last"),
         Column("busy_ns", pl.Int64(), "union of its activities"),
         Column("step_kind", pl.String(), "step, program, or null: the whole trace is one step"),
-        Column("undescribed", pl.Int64(), "kernels that communicate and say not what"),
+        Column("undescribed", pl.Int64(), "kernels that communicate without a description"),
         Column("epoch_known", pl.Boolean(), "whether times count from 1970"),
     ),
 )

@@ -11,8 +11,9 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.formats import ACTIVITIES, DESCRIPTION, LABELS_FILE
+from thence.model.joined_tables import concat
 from thence.model.losses import says_lost
-from thence.model.tables import THREADS, Device, Meta, Tables, concat
+from thence.model.tables import THREADS, Device, Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities

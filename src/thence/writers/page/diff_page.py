@@ -95,7 +95,7 @@ def _table(rows: pl.DataFrame) -> str:
     widest = max(1.0, *limits) if limits else 1.0
     titles = (
         ("name", "text"), ("before", ""), ("after", ""), ("before and after as bars", "unseen"), ("change", ""),
-        ("95 % interval", ""), ("interval drawn", "unseen"), ("verdict", "text verdict"), ("calls a step", ""),
+        ("95 % interval", ""), ("interval drawn", "unseen"), ("verdict", "text verdict"), ("calls per step", ""),
     )  # fmt: skip
     head = "".join(
         f'<th scope="col"><span class="unseen">{title}</span></th>'

@@ -148,7 +148,7 @@ def _communication_card(report: Report, span: int) -> tuple[str, str, str, float
     return (
         "Exposed communication",
         format_ns(exposed),
-        f"of the span; {hidden} of it all is hidden",
+        f"of the span; {hidden} of communication is hidden",
         exposed / max(span, 1),
     )
 

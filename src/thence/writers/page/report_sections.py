@@ -5,6 +5,7 @@ A section more is a function more: it returns a `Section` with its HTML, figures
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +123,7 @@ def _streams(report: Report) -> Section:
 def _collectives(report: Report) -> Section:
     collectives = report.collectives.result
     if collectives is None:
-        missing = absent(report.collectives.reason, report.summary.meta.inputs)
-        return Section("collectives", "Collectives", missing)
+        return _missing("collectives", "Collectives", report.collectives.reason, report)
     figures: dict[str, go.Figure] = {"bandwidth": plots.bandwidth_figure(collectives)}
     charts = ""
     if collectives.instances["wait_ns"].count():
@@ -163,45 +163,63 @@ def _collectives(report: Report) -> Section:
 
 
 def _programs(report: Report) -> Section:
+    title = "XLA programs"
     programs = report.programs.result
     if programs is None:
-        missing = absent(report.programs.reason, report.summary.meta.inputs)
-        return Section("programs", "XLA programs", missing)
-    return Section(
+        return _missing("programs", title, report.programs.reason, report)
+    section = _chart_and_table(
         "programs",
-        "XLA programs",
-        chart("programs", "Bars: busy and idle time of each program; the table has the numbers")
-        + table("programs", "XLA programs")
-        + notes([programs.phases.statement]),
-        {"programs": plots.programs_figure(programs)},
-        {"programs": frame_data(programs.programs, PROGRAM_FIELDS)},
+        title,
+        "Bars: busy and idle time of each program; the table has the numbers",
+        plots.programs_figure(programs),
+        frame_data(programs.programs, PROGRAM_FIELDS),
     )
+    return replace(section, html=section.html + notes([programs.phases.statement]))
 
 
 def _compilation(report: Report) -> Section:
+    title = "Compile time"
     compilation = report.compilation.result
     if compilation is None:
-        missing = absent(report.compilation.reason, report.summary.meta.inputs)
-        return Section("compile", "Compile time", missing)
-    return Section(
+        return _missing("compile", title, report.compilation.reason, report)
+    return _chart_and_table(
         "compile",
-        "Compile time",
-        chart("compile", "Bars: compile time by phase; the table has the numbers")
-        + table("compile", "compile time by phase"),
-        {"compile": plots.compile_figure(compilation)},
-        {"compile": frame_data(compilation.phases, COMPILE_FIELDS)},
+        title,
+        "Bars: compile time by phase; the table has the numbers",
+        plots.compile_figure(compilation),
+        frame_data(compilation.phases, COMPILE_FIELDS),
     )
 
 
 def _spread(report: Report) -> Section:
-    says = "Points: spread of each computation against its mean duration; the table has the numbers"
-    return Section(
+    return _chart_and_table(
         "spread",
         "Spread of the same computation",
-        chart("spread", says) + table("spread", "spread of the same computation"),
-        {"spread": plots.spread_figure(report.spread)},
-        {"spread": _spread_data(report.spread)},
+        "Points: spread of each computation against its mean duration; the table has the numbers",
+        plots.spread_figure(report.spread),
+        _spread_data(report.spread),
     )
+
+
+def _missing(name: str, title: str, reason: str, report: Report) -> Section:
+    """A section that says why the trace has nothing to show there."""
+    return Section(name, title, absent(reason, report.summary.meta.inputs))
+
+
+def _chart_and_table(
+    name: str, title: str, says: str, figure: go.Figure, data: dict[str, Any]
+) -> Section:
+    """A section of one figure and one table, which have the section's name.
+
+    Args:
+        name: of the section.
+        title: its heading, and what assistive technology calls the table.
+        says: what the figure shows, for those who cannot see it.
+        figure: as `thence.writers.page.plots` draws it.
+        data: the table, as `thence.writers.page.report_tables.frame_data` returns it.
+    """
+    html = chart(name, says) + table(name, title)
+    return Section(name, title, html, {name: figure}, {name: data})
 
 
 def _spread_data(spread: pl.DataFrame) -> dict[str, Any]:

@@ -25,7 +25,7 @@ CELLS = ("change", "interval", "calls")
 
 _NAME = 80
 _MOST_SHARE = 10
-"""Multiples of before from which on an interval is told as times."""
+"""Multiple of the time before from which on an interval is shown in time units instead of percent."""
 _SIGNS = {"slower": "🔺", "faster": "🔻", "new": "🆕", "gone": "🗑", "unknown": "❔", "same": "✓"}
 _SPECIAL = str.maketrans(
     {c: f"\\{c}" for c in "\\`*_{}[]()#+!|~$"}
@@ -34,7 +34,7 @@ _SPECIAL = str.maketrans(
 
 
 def shown_rows(diff: Diff) -> pl.DataFrame:
-    """The rows of a comparison with the columns ``row``, `CELLS` and ``verdict`` as people read them."""
+    """The rows of a comparison with the columns ``row``, `CELLS` and ``verdict`` formatted for people."""
     cells = [
         (_name(row), _change(row), _interval(row), _calls(row), _verdict(row))
         for row in diff.rows.iter_rows(named=True)
@@ -117,7 +117,7 @@ def _all_notes(diff: Diff) -> Iterable[str]:
 
 def _table(diff: Diff, top: int | None) -> list[str]:
     rows = shown_rows(diff)
-    # A pull request is told of what changed; what did not is only counted.
+    # A comment on a pull request lists what changed and counts the rest.
     quiet = rows.filter(pl.col("by").is_in([*_WHOLE]) | (diff.rows["verdict"] != "same"))
     shown = quiet if top is None else quiet.head(top)
     lines = [

@@ -21,7 +21,7 @@ __all__ = ["first_screen", "next_line", "why_next"]
 
 
 def first_screen(glance: Glance, top: int, width: int) -> RenderableType:
-    """What ``thence report`` shows above the question to ask next.
+    """What ``thence report`` shows above the suggested command.
 
     Args:
         glance: to be shown.
@@ -44,11 +44,11 @@ def first_screen(glance: Glance, top: int, width: int) -> RenderableType:
 
 
 def next_line(glance: Glance, inputs: str) -> Text:
-    """The command line that asks the next question.
+    """The command that is suggested next.
 
     Args:
-        glance: that suggests it.
-        inputs: as a command line names them.
+        glance: the overview that it follows from.
+        inputs: as they are written on a command line.
     """
     step = glance.next_step
     command = printable(" ".join(("thence", step.verb, inputs, *step.options)))
@@ -56,7 +56,7 @@ def next_line(glance: Glance, inputs: str) -> Text:
 
 
 def why_next(glance: Glance) -> RenderableType:
-    """What suggests it, below the command line."""
+    """The reason for that command, printed below it."""
     return Padding(Text(glance.next_step.why, "dim"), (0, 0, 0, 6), expand=False)
 
 

@@ -1,4 +1,4 @@
-"""Any result frame as a table for people: the unit in a column's name decides how it is shown."""
+"""Result frames as tables for the terminal: the unit in a column's name decides how values are shown."""
 
 from __future__ import annotations
 
@@ -24,8 +24,14 @@ __all__ = ["cells_of", "fits", "frame_table", "not_shown"]
 _TEXT_WIDTH = 40
 """Most columns that a text takes; longer ones continue on the next line."""
 
-_MOST_TEXT = 3 * _TEXT_WIDTH
-"""Most characters of a text that continues on further lines."""
+_LEAST_TEXT = 20
+"""Columns that a text has at least; rather than that texts become narrower, the last column is left out."""
+
+_MOST_LINES = 3
+"""Most lines of a text that is wider than its column."""
+
+_GAP = 2
+"""Columns between two columns of a table."""
 
 
 def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) -> RenderableType:
@@ -40,36 +46,72 @@ def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) ->
     needed = {
         column: max(map(len, [heading, *cells[column]])) for column, heading in headings.items()
     }
-    folds = sum(columns + 2 for columns in needed.values()) > width
-    if folds:
-        cells = {
-            column: texts if frame.schema[column].is_numeric() else fitted(texts, _MOST_TEXT)
-            for column, texts in cells.items()
-        }
+    numeric = {column for column in headings if frame.schema[column].is_numeric()}
+    widths = _widths(needed, numeric, {c: len(h) for c, h in headings.items()}, width)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    shown: list[str] = []
-    left = width
-    for column, heading in headings.items():
-        columns = needed[column]
-        numeric = frame.schema[column].is_numeric()
-        if numeric and columns > left:
-            break
-        if numeric:
-            table.add_column(escape(heading), justify="right", no_wrap=True)
+    for column, columns in widths.items():
+        if column in numeric:
+            table.add_column(escape(headings[column]), justify="right", no_wrap=True)
         else:
-            if folds:
-                columns = min(columns, max(_TEXT_WIDTH, len(heading)))
-            table.add_column(escape(heading), width=columns, overflow="fold")
-        shown.append(column)
-        left -= columns + 2
-    for row in zip(*(cells[column] for column in shown), strict=True):
+            table.add_column(escape(headings[column]), width=columns, overflow="fold")
+            if columns < needed[column]:
+                cells[column] = fitted(cells[column], _MOST_LINES * columns)
+    for row in zip(*(cells[column] for column in widths), strict=True):
         table.add_row(*map(Text, row))
-    hidden = [heading for column, heading in headings.items() if column not in shown]
+    hidden = [heading for column, heading in headings.items() if column not in widths]
     return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
 
 
+def _widths(
+    needed: Mapping[str, int], numeric: set[str], headings: Mapping[str, int], width: int
+) -> dict[str, int]:
+    """The columns that are shown, with the width of each.
+
+    Numbers are shown whole or not at all. Where texts alone are too wide, the widest become narrower; where that is
+    not enough, columns are left out from the end.
+
+    Args:
+        needed: width of the longest value of each column.
+        numeric: columns of numbers.
+        headings: width of each heading.
+        width: of the terminal.
+    """
+    if sum(columns + _GAP for columns in needed.values()) <= width:
+        return dict(needed)
+    wanted: dict[str, int] = {}
+    for column, columns in needed.items():
+        used = sum(taken + _GAP for taken in wanted.values())
+        if column not in numeric:
+            wanted[column] = min(columns, max(_TEXT_WIDTH, headings[column]))
+        elif used + columns > width:
+            break
+        else:
+            wanted[column] = columns
+    while True:
+        widths = _narrowed(wanted, numeric, width)
+        if len(widths) == 1 or _total(widths) <= width:
+            return widths
+        wanted.popitem()
+
+
+def _narrowed(wanted: Mapping[str, int], numeric: set[str], width: int) -> dict[str, int]:
+    """The widest texts become narrower, down to `_LEAST_TEXT`, until all columns fit."""
+    widths = dict(wanted)
+    texts = [column for column in widths if column not in numeric]
+    while texts and _total(widths) > width:
+        widest = max(texts, key=widths.__getitem__)
+        if widths[widest] <= _LEAST_TEXT:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def _total(widths: Mapping[str, int]) -> int:
+    return sum(columns + _GAP for columns in widths.values()) - _GAP
+
+
 def cells_of(frame: pl.DataFrame, column: str) -> list[str]:
-    """The values of a column as people read them."""
+    """The values of a column, formatted by its unit."""
     return [printable(format_cell(column, value)) for value in frame[column].to_list()]
 
 
@@ -83,7 +125,5 @@ def fits(frame: pl.DataFrame, width: int) -> bool:
 
 
 def not_shown(headings: Sequence[str]) -> str:
-    """The line that names columns that did not fit."""
-    return (
-        f"no room for: {', '.join(headings)}; a wider terminal, a pipe or --format csv shows them"
-    )
+    """The line that names the columns that did not fit."""
+    return f"columns left out: {', '.join(headings)}; a wider terminal, a pipe or --format csv shows all"

@@ -29,7 +29,7 @@ HEADINGS = {
 
 
 def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
-    """What a launch was, for above the table of its ranges, and how it was spread, for below."""
+    """The line above the table of ranges, about the launch, and the line below it, about its spread over SMs."""
     kernel = f"{summary.kernel}: " if summary.kernel else ""
     head = (
         f"{path}: {kernel}{format_count(summary.traces)} traces of {format_count(summary.blocks)}"

@@ -1,4 +1,4 @@
-"""Who is late in a job, as text: sentences for stragglers, and one line for each cause and where it is."""
+"""The late ranks of a job as text: a sentence per straggler, and a line per cause with its places."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEANINGS = {
 
 
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
-    """Rows of the stragglers with a sentence each; where there is none, of the device that caused most."""
+    """Rows of the stragglers with a sentence each; without stragglers, of the device that caused the most waiting."""
     for why in job.reasons:
         row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(
             0, named=True
@@ -39,7 +39,7 @@ def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _step_since(job: Job, since: str | None) -> float:
-    """How long a step takes, in ns: of those since a rank is late, which its lateness makes longer."""
+    """Median duration of the steps in ns, of those since the rank is late: its lateness makes them longer."""
     if since not in job.keys:
         return job.step_ns
     late = job.cells.filter(pl.col("key").is_in(job.keys[job.keys.index(since) :]))
@@ -51,10 +51,10 @@ def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
     share = format_share(row["mean_ns"] / max(step_ns, 1), 1)
     who = f"rank {row['rank']} GPU {row['device']}"
     if not row["straggler"]:
-        text = f"{who} causes most waiting: {format_ns(row['mean_ns'])} a step ({share} of it)"
+        text = f"{who} causes the most waiting: {format_ns(row['mean_ns'])} per step ({share} of a step)"
     else:
         text = (
-            f"{who} makes others wait {format_ns(row['mean_ns'])} a step ({share} of it) since "
+            f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
             f"{printable(row['since_step'])}; at least {format_ns(row['low_ns'])} more than by chance"
         )
     if why.median_rank is not None:
@@ -63,7 +63,7 @@ def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
 
 
 def reason_rows(why: Reasons) -> pl.DataFrame:
-    """One line for each cause: cause, per_step_ns, share, where (what has most of it, the most precise first)."""
+    """One row per cause: cause, per_step_ns, share, where (the places with most of it, the most precise first)."""
     rows = why.rows.with_columns(per_step_ns=pl.col("total_ns") / max(why.steps, 1))
     causes = rows.filter(pl.col("by") == "cause")
     lines = []

@@ -1,4 +1,4 @@
-"""Tables of SQL: their columns, and rows one below the other for answers wider than the terminal."""
+"""SQL on the terminal: columns of the tables, and rows as lists of values where a table is too wide."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def records(frame: pl.DataFrame) -> RenderableType:
 
 
 def columns_of(shape: Shape) -> RenderableType:
-    """What a table holds: its columns with type, unit and meaning."""
+    """The columns of a table with type, unit and meaning."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim", show_edge=False)
     for heading in ("column", "type", "unit"):
         table.add_column(heading, no_wrap=True)

@@ -41,7 +41,7 @@ _LEAST_OP_NAME = 40
 
 
 def heading(summary: Summary) -> RenderableType:
-    """What was read, and its totals."""
+    """The inputs and their totals."""
     inputs = summary.meta.inputs
     first = inputs[0] if len(inputs[0]) <= _LONGEST_PATH else PurePath(inputs[0]).name
     title = first if len(inputs) == 1 else f"{first} and {len(inputs) - 1} more"
@@ -83,7 +83,7 @@ def heading(summary: Summary) -> RenderableType:
 
 
 def details_table(summary: Summary, width: int) -> RenderableType:
-    """The reasons why single CUDA graphs could not be matched, one line per sentence."""
+    """Why single CUDA graphs could not be matched, one line per reason."""
     headings = {
         "text": "CUDA graphs that could not be matched",
         "count": "activities",
@@ -119,7 +119,7 @@ def _plural(count: int, word: str) -> str:
 
 
 def row_table(summary: Summary, top: int, width: int) -> RenderableType:
-    """GPU time by kernel, label or whatever the summary is by, and a line for what is not shown."""
+    """GPU time by the kind of place of the summary, and a line for the rows that are not shown."""
     shown = _shown_columns(summary, width)
     used = sum(columns + 2 for columns in shown.values())
     name_width, beside = _widths(summary, top, width - used - 2)

@@ -66,7 +66,7 @@ function table(place, content, title) {
       const td = element("td", text, classes[c]);
       if (column.bar && value > 0) {
         const bar = element("i");
-        bar.style.width = `calc(${(100 * value / largest[c]).toFixed(1)}% * .5)`;
+        bar.style.width = `calc(${(100 * value / largest[c]).toFixed(1)}% * .45)`;
         td.append(bar);
       }
       if (c === 0 && content.full) td.title = content.full[i];

@@ -1,0 +1,153 @@
+"""Tables of several inputs as one: row references, ranks and clocks are adjusted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, TypeVar
+
+import polars as pl
+
+from thence.model.losses import Loss
+from thence.model.tables import Meta, Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["concat", "moved", "renumbered", "row_offsets"]
+
+_Tables = TypeVar("_Tables", bound=Tables)
+_NO_CLOCK = "some inputs do not say when their clock began: times do not compare across inputs"
+_ROW_REFERENCES = {
+    "gpu": {"program": "programs"},
+    "host": {"parent": "host", "forward": "host"},
+    "collectives": {"gpu": "gpu", "host": "host"},
+    "threads": {},
+    "programs": {"hlo": "hlo"},
+    "events": {"host": "host", "record": "events"},
+    "waits": {"host": "host", "record": "events"},
+    "graph_places": {"gpu": "gpu"},
+}
+"""Columns that hold row numbers, by table, and the table that they point into."""
+
+
+def concat(parts: Sequence[Tables]) -> Tables:
+    """Concatenates the tables of several inputs; adjusts row references and clocks.
+
+    Ranks that two inputs share are told apart by giving the later input the next free numbers, with
+    a warning. Clocks that began at different moments are expressed on the first one's.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    parts, warnings = _distinct_ranks(parts)
+    epochs = [part.meta.epoch_ns for part in parts]
+    timed = [part.meta.epoch_ns for part in parts if part.gpu.height or part.host.height]
+    epoch = timed[0] if timed else epochs[0]
+    losses: tuple[Loss, ...] = ()
+    if None in timed:
+        losses = (Loss("no_common_clock", "", timed.count(None), _NO_CLOCK),)
+        if any(e is not None for e in timed):
+            warnings.append(_NO_CLOCK)
+    shifts = [0 if epoch is None or e is None else e - epoch for e in epochs]
+    offsets = row_offsets(parts)
+    frames = {
+        name: pl.concat(
+            [
+                moved(
+                    getattr(part, name),
+                    shift,
+                    {c: offsets[table][i] for c, table in references.items()},
+                )
+                for i, (part, shift) in enumerate(zip(parts, shifts, strict=True))
+            ]
+        )
+        for name, references in _ROW_REFERENCES.items()
+    }
+    hlo = tuple(module for part in parts for module in part.hlo)
+    labels = tuple(file for part in parts for file in part.graph_labels)
+    metas = [part.meta for part in parts]
+    meta = Meta(
+        inputs=tuple(x for m in metas for x in m.inputs),
+        formats=tuple(x for m in metas for x in m.formats),
+        epoch_ns=epoch,
+        facts=tuple(x for m in metas for x in m.facts),
+        devices=tuple(x for m in metas for x in m.devices),
+        process_groups=tuple(x for m in metas for x in m.process_groups),
+        warnings=(*(x for m in metas for x in m.warnings), *warnings),
+        notes=tuple(x for m in metas for x in m.notes),
+        losses=(*(x for m in metas for x in m.losses), *losses),
+        ranks_stated=all(m.ranks_stated for m in metas),
+    )
+    return Tables(**frames, hlo=hlo, graph_labels=labels, meta=meta)
+
+
+def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
+    """By table that others refer to: the row of the whole at which each part begins."""
+    names = ("gpu", "host", "programs", "events", "hlo")
+    heights = {name: [len(getattr(part, name)) for part in parts] for name in names}
+    return {name: [0, *itertools.accumulate(counts)][:-1] for name, counts in heights.items()}
+
+
+def moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.DataFrame:
+    """A table with ``shift_ns`` added to its times, and to each column with row numbers its offset."""
+    changes = [pl.col(column) + offset for column, offset in offsets.items() if offset]
+    if shift_ns:
+        changes += [
+            pl.col(column) + shift_ns for column in ("start", "launch") if column in frame.columns
+        ]
+    return frame.with_columns(changes)
+
+
+def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
+    taken: set[int] = set()
+    result, warnings = [], []
+    for part in parts:
+        ranks = part.ranks
+        new = dict.fromkeys(ranks, 0)
+        free = (number for number in range(len(taken) + len(ranks) + max([*taken, *ranks, 0]) + 1))
+        for rank in ranks:
+            new[rank] = (
+                rank if rank not in taken else next(f for f in free if f not in {*taken, *ranks})
+            )
+        clashes = [rank for rank in ranks if new[rank] != rank]
+        if clashes:
+            numbers = ", ".join(f"{rank} as {new[rank]}" for rank in clashes)
+            warnings.append(
+                f"{', '.join(part.meta.inputs)}: rank already taken by another input; shown {numbers}"
+            )
+            part = renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place
+        taken.update(new.values())
+        result.append(part)
+    return result, warnings
+
+
+def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
+    """The same tables with other numbers for the ranks that are in ``new``."""
+
+    def frame(old: pl.DataFrame) -> pl.DataFrame:
+        return old.with_columns(
+            pl.col("rank").replace_strict(new, return_dtype=pl.Int32, default=pl.col("rank"))
+        )
+
+    devices = tuple(dataclasses.replace(d, rank=new.get(d.rank, d.rank)) for d in part.meta.devices)
+    labels = tuple(
+        dataclasses.replace(
+            file, process=dataclasses.replace(file.process, rank=_new_rank(file.process.rank, new))
+        )
+        for file in part.graph_labels
+    )
+    return dataclasses.replace(
+        part,
+        gpu=frame(part.gpu),
+        host=frame(part.host),
+        threads=frame(part.threads),
+        programs=frame(part.programs),
+        events=frame(part.events),
+        waits=frame(part.waits),
+        graph_labels=labels,
+        meta=dataclasses.replace(part.meta, devices=devices),
+    )
+
+
+def _new_rank(rank: int | None, new: Mapping[int, int]) -> int | None:
+    return None if rank is None else new.get(rank, rank)

@@ -1,0 +1,67 @@
+"""Verbs are imported when they are used, and none is forgotten in the table of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import BashComplete
+
+import thence.cli
+from thence.cli.verbs import VERBS, commands, group
+
+_RUN = (
+    "import sys\nfrom thence.cli import main\n"
+    "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+    "print(*sys.modules, file=sys.stderr)"
+)
+
+
+def loaded(*arguments: str) -> set[str]:
+    """Modules that are imported after a run of the command line."""
+    run = subprocess.run(
+        [sys.executable, "-c", _RUN, *arguments], capture_output=True, text=True, check=True
+    )
+    return set(run.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "used"),
+    [
+        (("--help",), set()),
+        (("no-such-verb",), set()),
+        (("whatif", "--help"), {"whatif"}),
+        (("report", "--no-such-option"), {"report"}),
+    ],
+)
+def test_only_the_verb_that_is_used_is_imported(arguments: tuple[str, ...], used: set[str]) -> None:
+    modules = loaded(*arguments)
+    assert {name for name in VERBS if f"thence.cli.{name}" in modules} == used
+    assert not {"polars", "numpy", "rich"} & modules
+
+
+def test_the_table_has_every_module_with_a_command() -> None:
+    modules = Path(thence.cli.__file__).parent.glob("*.py")
+    with_command = {path.stem for path in modules if "\ndef command(" in path.read_text()}
+    assert with_command == set(VERBS)
+    assert [command.name for command in commands()] == list(VERBS)
+
+
+def test_lines_of_help_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        thence.cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name, text in VERBS.items():
+        assert any(line.split() == [name, *text.split()] for line in lines)
+    assert max(map(len, lines)) < 80
+
+
+def test_completion_of_a_verb_and_of_its_choices() -> None:
+    completion = BashComplete(group, {}, "thence", "_THENCE_COMPLETE")
+    assert [item.value for item in completion.get_completions([], "re")] == ["report", "record"]
+    assert completion.get_completions([], "--v")[0].value == "--version"
+    assert {"module", "op"} <= {
+        item.value for item in completion.get_completions(["report", "--by"], "")
+    }
