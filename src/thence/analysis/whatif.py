@@ -6,9 +6,10 @@ whose edges are not known.
 
 An interval joins two errors that do not depend on each other, as the root of the sum of their squares. One is
 `LEAST_NOISE` of the step, or the standard deviation of the steps where that is more. The other is what the step takes
-longer where the host works slower by `HOST_NOISE`, of the program as recorded or as changed, whichever is more: a run
-of the same program repeats the work of its device, but its host is faster or slower by some percent, and nothing in
-one trace tells by how much. Both constants are of 40 runs of changed programs on H200s, none of them of those that
+longer where the host works slower, of the program as recorded or as changed, whichever is more: a run of the same
+program repeats the work of its device, but its host is faster or slower by some percent. How much is not known from one
+trace: it is taken for `HOST_NOISE`, or for what the host's pace differed by within the trace where that is more
+(`thence.analysis.host_pace`). Both constants are of 40 runs of changed programs on H200s, none of them of those that
 benchmarks/gpu_whatif.py makes: of 13 whose step the host decided, predictions of 12 were within 9 % of it.
 """
 
@@ -23,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collective_kinds import kind_of
+from thence.analysis.host_pace import host_pieces, pace_spread
 from thence.analysis.idle_rules import CAUSES, host_causes
 from thence.analysis.steps import steps
 from thence.analysis.whatif_changes import Change, activities_of, changed
@@ -64,7 +66,7 @@ MOST_UNEXPLAINED = 0.05
 LEAST_NOISE = 0.04
 """Half of the width of an interval at least, as a share of the step."""
 HOST_NOISE = 0.08
-"""By how much the work of the host differs from run to run, as a share of it."""
+"""By how much the work of the host differs from run to run at least, as a share of it."""
 _LATE_NS = 20_000
 _MOST_GRAPHED = 0.05
 _PLACES = 6
@@ -85,12 +87,14 @@ class Health:
         inferred: share of the waits for events whose record is inferred or unknown.
         noise: half of the width of intervals at least, as a share of the step.
         spread: the part of that which is not the host's.
+        host: by how much the work of the host differs from run to run, as a share of it.
     """
 
     unexplained: float
     inferred: float
     noise: float
     spread: float
+    host: float
 
 
 @dataclass(frozen=True)
@@ -151,9 +155,10 @@ def health(trace: Attributed, program: Program) -> Health:
     counted = _counted(trace, program)
     duration = program.gpu[1] - program.gpu[0]
     took = _took(program, program.graph.time, duration, counted)
-    of_host = _of_slower_host(program, program.graph, duration, counted, took) / max(took, 1)
-    spread = _spread_of_steps(trace)
-    return Health(late / max(span, 1), program.inferred, math.hypot(spread, of_host), spread)
+    pace = max(HOST_NOISE, pace_spread(host_pieces(trace, program)))
+    slower = _of_slower_host(program, program.graph, pace, duration, counted, took)
+    spread, of_host = _spread_of_steps(trace), slower / max(took, 1)
+    return Health(late / max(span, 1), program.inferred, math.hypot(spread, of_host), spread, pace)
 
 
 def _spread_of_steps(trace: Attributed) -> float:
@@ -169,19 +174,20 @@ def _spread_of_steps(trace: Attributed) -> float:
 
 
 def _of_slower_host(
-    program: Program, graph: Graph, duration: Int64, counted: Mask, took: int
+    program: Program, graph: Graph, share: float, duration: Int64, counted: Mask, took: int
 ) -> int:
-    """What all steps take longer, in ns, where the host works slower by `HOST_NOISE`.
+    """What all steps take longer, in ns, where the work of the host takes longer by that share of it.
 
     Args:
         program: as recorded.
         graph: of it, or of it with a change.
+        share: as `Health.host`.
         duration: ns of each row of gpu.
         counted: as `_counted`.
         took: ns that all steps take otherwise.
     """
     slower = replace(
-        graph, weight=longer_host_work(program, graph.weight, HOST_NOISE), shared=graph.order
+        graph, weight=longer_host_work(program, graph.weight, share), shared=graph.order
     )
     return _took(program, replayed(slower), duration, counted) - took
 
@@ -317,8 +323,8 @@ def _predicted(base: _Base, change: Change) -> tuple[Any, ...]:
     after = _took(program, replayed(graph), duration, counted)
     gain = before - after
     share = gain / max(before, 1)
-    of_host = _of_slower_host(program, graph, duration, counted, after) / max(before, 1)
-    noise = max(base.health.noise, math.hypot(base.health.spread, of_host))
+    slower = _of_slower_host(program, graph, base.health.host, duration, counted, after)
+    noise = max(base.health.noise, math.hypot(base.health.spread, slower / max(before, 1)))
     verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
     return (
         change.title, change.part, before // count, after // count, before // count - after // count, share,
