@@ -158,10 +158,10 @@ def test_intervals_cover_what_the_changed_program_takes() -> None:
 
 FREED = Program(
     20_000,
-    tuple((name, 50_000, 150_000 if name == "a" else 20_000, 7) for name in "abcabcab"),
+    tuple((name, 50_000, 400_000 if name == "a" else 20_000, 7) for name in 4 * "abc"),
     True,
 )
-"""The device decides until kernel a is gone; then the host does, whose work takes 50 us for each kernel."""
+"""The device decides, until kernel a takes no time: then the host does, whose work takes 50 us for each kernel."""
 
 
 def freed(paces: tuple[float, ...], later: float) -> tuple[dict[str, Any], float]:
@@ -175,8 +175,8 @@ def freed(paces: tuple[float, ...], later: float) -> tuple[dict[str, Any], float
     return said, 1 - gone.step / run(FREED, random, (later,)).step
 
 
-def test_a_host_whose_pace_differs_in_the_trace_may_have_each_of_them_later() -> None:
-    for later in (1.0, 1.8):
+def test_a_host_whose_pace_differs_in_the_trace_may_have_another_later() -> None:
+    for later in (1.1, 1.7):
         said, gain = freed((1.0, 1.0, 1.0, 1.8, 1.8, 1.8), later)
         assert said["low_share"] <= gain <= said["high_share"]
         assert abs(said["gain_share"] - gain) > 0.05  # what one trace cannot tell
