@@ -225,16 +225,13 @@ class _Places:
     @classmethod
     def of(cls, trace: Attributed, columns: Sequence[pl.Series], kinds: Sequence[str]) -> _Places:
         """Of columns of host rows."""
-        present = np.zeros(trace.host.height, np.bool_)
-        for column in columns:
-            present[column.drop_nulls().to_numpy()] = True
-        rows = np.flatnonzero(present)
+        mentioned = [column.drop_nulls().to_numpy() for column in columns]
+        rows, number = _each_once(trace.host.height, mentioned)
         kinds = list(dict.fromkeys(kinds))
         if not len(rows) or not kinds:
             nothing = pl.Series([], dtype=pl.Categorical())
-            return cls(pl.Series(present).cast(pl.UInt32), dict.fromkeys(kinds, nothing))
+            return cls(number, dict.fromkeys(kinds, nothing))
         own = OwnCode.of(trace.own, trace.installed)
-        number = pl.Series(np.cumsum(present, dtype=np.int64) - 1).cast(pl.UInt32, strict=False)
         outer = [kind for kind in kinds if kind in _OUTER]
         names = places_of_rows(trace, rows, own, [kind for kind in kinds if kind not in _OUTER])
         names |= _outer_places(trace, rows, own, outer)
@@ -260,9 +257,21 @@ def _outer_places(
     inside &= host["forward"].is_null() & host["metadata"].is_null()
     parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
     around = chain_to(parent, rows, ~inside.to_numpy())
-    asked, number = np.unique(around, return_inverse=True)
+    asked, number = _each_once(host.height, [around[around != NO_ROW]])
     found = places_of_rows(trace, asked, own, kinds)
-    return {kind: names.gather(number) for kind, names in found.items()}
+    at = pl.Series(around).cast(pl.UInt32, strict=False)
+    return {kind: names.gather(number.gather(at)) for kind, names in found.items()}
+
+
+def _each_once(
+    height: int, mentioned: Sequence[npt.NDArray[np.integer[Any]]]
+) -> tuple[Int64, pl.Series]:
+    """The host rows that are mentioned, in order, and the number of each row of host among them."""
+    present = np.zeros(height, np.bool_)
+    for rows in mentioned:
+        present[rows] = True
+    number = np.cumsum(present, dtype=np.int32) - 1
+    return np.flatnonzero(present), pl.Series(number).cast(pl.UInt32, strict=False)
 
 
 def _kinds_of(by: str) -> list[str]:
