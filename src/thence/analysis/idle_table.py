@@ -234,12 +234,7 @@ class _Places:
         own = OwnCode.of(trace.own, trace.installed)
         outer = [kind for kind in kinds if kind in _OUTER]
         names = places_of_rows(trace, rows, own, [kind for kind in kinds if kind not in _OUTER])
-        names |= _outer_places(trace, rows, own, outer)
-        nowhere = pl.Series([], dtype=pl.Categorical())
-        return cls(
-            number,
-            {kind: nowhere if of.null_count() == len(of) else of for kind, of in names.items()},
-        )
+        return cls(number, _without_nulls(names) | _outer_places(trace, rows, own, outer))
 
     def named(self, kind: str, rows: pl.Series) -> pl.Series:
         """The place of each row, null for none."""
@@ -258,9 +253,17 @@ def _outer_places(
     parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
     around = chain_to(parent, rows, ~inside.to_numpy())
     asked, number = _each_once(host.height, [around[around != NO_ROW]])
-    found = places_of_rows(trace, asked, own, kinds)
-    at = pl.Series(around).cast(pl.UInt32, strict=False)
-    return {kind: names.gather(number.gather(at)) for kind, names in found.items()}
+    found = _without_nulls(places_of_rows(trace, asked, own, kinds))
+    at = number.gather(pl.Series(around).cast(pl.UInt32, strict=False))
+    return {kind: names if names.is_empty() else names.gather(at) for kind, names in found.items()}
+
+
+def _without_nulls(found: dict[str, pl.Series]) -> dict[str, pl.Series]:
+    """Names by kind, empty where all are null."""
+    return {
+        kind: names.clear() if names.null_count() == len(names) else names
+        for kind, names in found.items()
+    }
 
 
 def _each_once(
