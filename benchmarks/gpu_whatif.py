@@ -1,8 +1,9 @@
 """What-if predictions against counterfactual runs: the changed program is run, too.
 
 Programs and changes are in whatif_programs.py, fixed before any run: steps limited by the device (gpu), by both
-(mixed), by the host (host), with host and streams that overlap (overlap), and a training step of a small GPT-2 of
-Hugging Face's transformers (model); on two GPUs a late rank, exposed communication, and that model under FSDP2.
+(mixed), by the host (host, and with one long pause: pauses, rests), with host and streams that overlap (overlap), by
+the host as soon as attention is free (freed), and a training step of a small GPT-2 of Hugging Face's transformers
+(model); on two GPUs a late rank (late, uneven), exposed communication, and that model under FSDP2.
 Recording and checking are apart, because the recording machine needs torch and transformers alone::
 
     python benchmarks/gpu_whatif.py record FOLDER [--seconds 140]       # on one GPU
