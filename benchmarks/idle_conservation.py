@@ -14,6 +14,7 @@ import argparse
 import resource
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -26,6 +27,9 @@ from thence.analysis.whatif_graph import program_graph
 from thence.analysis.whatif_replay import replayed
 from thence.errors import ThenceError
 from thence.model.tables import Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def repeated(tables: Tables, times: int) -> Tables:
@@ -56,14 +60,19 @@ def repeated(tables: Tables, times: int) -> Tables:
     return Tables(gpu=gpu, host=host, meta=tables.meta)
 
 
+def timed(ask: Callable[[], Any]) -> tuple[Any, str]:
+    """What it returns, and seconds that it took, of processor time and on the clock: one may be busy with others."""
+    cpu, clock = time.process_time(), time.perf_counter()
+    result = ask()
+    return result, f"{time.process_time() - cpu:.2f} CPU s ({time.perf_counter() - clock:.2f} s)"
+
+
 def measure(name: str, trace: thence.Trace) -> None:
     """Prints a line about one trace."""
     whole = trace.whole
     total = summarize(whole, "kernel")
     stated = total.span_ns - total.busy_ns
-    begin = time.process_time()
-    pieces = idle_causes(whole)
-    took = time.process_time() - begin
+    pieces, took = timed(lambda: idle_causes(whole))
     found = int(pieces["duration"].sum())
     reasons = dict(
         pieces.drop_nulls("reason")
@@ -74,22 +83,17 @@ def measure(name: str, trace: thence.Trace) -> None:
     )
     silent = pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())["duration"].sum()
     said = "".join(f" {name} {100 * ns / max(found, 1):.1f}" for name, ns in reasons.items())
-    begin = time.process_time()
-    idle_time(whole)
-    placed = time.process_time() - begin
-    begin = time.process_time()
-    program = program_graph(whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.what_if does
-    built = time.process_time() - begin
-    begin = time.process_time()
-    exact = bool((replayed(program.graph) == program.graph.time).all())
-    replay = time.process_time() - begin
+    _, placed = timed(lambda: idle_time(whole))
+    of_ranks = trace._of_ranks  # noqa: SLF001 - what Trace.what_if does
+    program, built = timed(lambda: program_graph(whole, *of_ranks))
+    again, replay = timed(lambda: replayed(program.graph))
+    exact = bool((again == program.graph.time).all())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     sums = "adds up" if found == stated else f"IS {found / 1e6:.3f} ms"
     print(
         f"{name[-44:]:44} {whole.gpu.height:8,} {whole.host.height:9,} idle {stated / 1e6:11.3f} ms {sums}, unknown "
         f"{100 * sum(reasons.values()) / max(found, 1):5.1f} %{said and f' ({said[1:]})'}, python in silence "
-        f"{100 * silent / max(found, 1):4.1f} %; causes {took:5.2f} s, with places {placed:5.2f} s; graph "
-        f"{built:5.2f} s, replay {replay:5.2f} s "
+        f"{100 * silent / max(found, 1):4.1f} %; causes {took}, with places {placed}; graph {built}, replay {replay} "
         f"{'exact' if exact else 'NOT EXACT'}, unexplained {100 * health(whole, program).unexplained:5.1f} %; peak "
         f"{memory:.2f} GB",
         flush=True,

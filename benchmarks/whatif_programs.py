@@ -1,7 +1,8 @@
 """Parts of gpu_whatif.py: programs whose parts can be made shorter, longer or none, and the list of changes.
 
-The list was fixed before any run. Each change is made to the program itself and asked of thence; `Pair.meaning` is the
-row of the answer that says the same: where the program no longer launches a kernel, its host work is gone, too.
+The list was fixed before any run; pauses, rests, freed and uneven were added later, before theirs. Each change is made
+to the program itself and asked of thence; `Pair.meaning` is the row of the answer that says the same: where the program
+no longer launches a kernel, its host work is gone, too.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Planned:
 
 
 def _times(**parts: float) -> dict[str, float]:
-    none = dict.fromkeys(("load", "attention", "mlp", "side", "python", "item", "late"), 0.0)
+    all_parts = ("load", "rest", "attention", "mlp", "side", "python", "item", "late")
+    none = dict.fromkeys(all_parts, 0.0)
     return {**none, "reduce": 1.0, **parts}
 
 
@@ -104,10 +106,33 @@ ONE: dict[str, Planned] = {
         "device",
         _times(load=4000, attention=1, item=ITEM_WAITS),
         4,
-        (*_LOADER, _NO_WAIT, Pair("attention", 0, "free", "label:^attention$", _HOST), _NONE),
+        (*_LOADER, _NO_WAIT, _PARTS[0], _NONE),
+    ),
+    "pauses": Planned(
+        "host",
+        _times(load=3000, attention=20, mlp=20, side=15, item=ITEM_WAITS),
+        8,
+        (*_LOADER, _PARTS[0], _NO_WAIT, _NONE),
+    ),
+    "rests": Planned(
+        "host",
+        _times(rest=3000, attention=20, mlp=20, side=15, item=ITEM_WAITS),
+        8,
+        (
+            Pair("rest", 0, "free", "cause:loader"),
+            Pair("rest", 0.5, "scale", "cause:loader=0.5"),
+            _NONE,
+        ),
+    ),
+    "freed": Planned(
+        "both",
+        _times(load=300, attention=500, mlp=20, side=20, python=20, item=ITEM_WAITS),
+        8,
+        (*_PARTS[:2], _LOADER[0], _NO_WAIT, _NONE),
     ),
 }
-"""Programs on one GPU; model is a training step of GPT-2 of Hugging Face's transformers."""
+"""Programs on one GPU. model is a training step of GPT-2 of Hugging Face's transformers. Of the last three the host
+decides: beside one long pause, in which it works or sleeps, and as soon as attention is free."""
 TWO: dict[str, Planned] = {
     "fsdp2": Planned(
         "device", _times(load=12000, attention=1, item=ITEM_WAITS), 4, (*_LOADER, _NO_WAIT, _NONE)
@@ -121,8 +146,15 @@ TWO: dict[str, Planned] = {
     "exposed": Planned(
         "device", _times(load=300, attention=400, mlp=300, side=600, item=ITEM_WAITS), 8, _OF_TWO
     ),
+    "uneven": Planned(
+        "both",
+        _times(load=800, attention=500, mlp=100, side=100, late=1500, item=ITEM_WAITS),
+        8,
+        (Pair("late", 0, "on-time", "rank:1"), *_OF_TWO[1:]),
+    ),
 }
-"""Programs on two GPUs; fsdp2 is a training step of GPT-2 with fewer layers and larger batches, sharded."""
+"""Programs on two GPUs. fsdp2 is a training step of GPT-2 with fewer layers and larger batches, sharded. Of the last,
+the host of a late rank decides as soon as attention is free."""
 
 
 def changed(times: dict[str, float], pair: Pair) -> dict[str, float]:
@@ -203,6 +235,8 @@ class Program:
         from torch.profiler import record_function as named
 
         with named("load"):
+            if times["rest"]:
+                time.sleep(times["rest"] / 1e6)
             busy(times["load"])
         if self.rank == 1 and times["late"]:
             with named("late"):

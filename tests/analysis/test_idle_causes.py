@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,11 @@ import thence
 from helpers import DATA, RECORDINGS, TORCH, event, examples, kernel, launch, opened
 from thence.analysis.idle_causes import idle_causes
 from thence.analysis.idle_rules import CAUSES, host_causes
+from thence.analysis.idle_table import names_of_pieces
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
+from thence.attribution.launch_places import places_of_rows
+from thence.model.own_code import OwnCode
 from thence.model.tables import GPU, HOST, HOST_CATEGORIES, Tables
 
 if TYPE_CHECKING:
@@ -232,6 +236,26 @@ def test_every_idle_nanosecond_of_a_recording_has_one_cause(path: Path) -> None:
     assert found.pieces.filter(
         pl.col("cause") != "unknown", pl.col("reason").is_not_null()
     ).is_empty()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [TORCH / "checkpoints" / "with_stacks.json.gz", TORCH / "torch_fsdp_rank0.json.gz"],
+    ids=lambda path: path.name,
+)
+def test_a_piece_has_the_place_of_its_own_host_row(path: Path) -> None:
+    trace = thence.open(path).attributed
+    pieces = idle_causes(trace).drop_nulls("host")
+    rows = pieces["host"].unique().sort()
+    own = OwnCode.of(trace.own, trace.installed)
+    kinds = {"line": "source", "label": "label", "module": "module", "op": "op"}
+    found = names_of_pieces(trace, pieces, list(kinds))
+    asked = places_of_rows(trace, rows.to_numpy().astype(np.int64), own, list(kinds.values()))
+    at = rows.search_sorted(pieces["host"])
+    for by, kind in kinds.items():
+        expected = asked[kind].gather(at).cast(pl.String)
+        assert found[by].cast(pl.String).to_list() == expected.to_list()
+    assert any(found[by].null_count() < pieces.height for by in ("line", "label", "module"))
 
 
 def test_idle_by_each_kind_adds_up() -> None:

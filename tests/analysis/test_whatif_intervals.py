@@ -37,8 +37,8 @@ class Run:
     step: float = 0.0
 
 
-def run(program: Program, random: np.random.Generator) -> Run:
-    """Runs it; each duration is some percent off, every time."""
+def run(program: Program, random: np.random.Generator, paces: tuple[float, ...] = (1.0,)) -> Run:
+    """Runs it; each duration is some percent off, every time, and those of the host by the pace of the step."""
     found, time, free = Run(), 0, {7: 0, 8: 0}
 
     def about(ns: int, spread: float) -> int:
@@ -50,7 +50,8 @@ def run(program: Program, random: np.random.Generator) -> Run:
         found.host.append(("load", "range", time, took, None))
         time += took
         for name, host, device, stream in program.kernels:
-            took, correlation = about(host, 0.08), len(found.gpu) + 1
+            took = about(round(host * paces[number % len(paces)]), 0.08)
+            correlation = len(found.gpu) + 1
             launched = time + took // 2
             found.host.append((name, "range", time, took, None))
             found.host.append(("cudaLaunchKernel", "runtime", launched, CALL, correlation))
@@ -153,3 +154,35 @@ def test_intervals_cover_what_the_changed_program_takes() -> None:
     assert len(covered) > 6 * PROGRAMS
     assert float(np.mean(covered)) >= 0.9
     assert float(np.median(errors)) <= 0.02
+
+
+FREED = Program(
+    20_000,
+    tuple((name, 50_000, 400_000 if name == "a" else 20_000, 7) for name in 4 * "abc"),
+    True,
+)
+"""The device decides, until kernel a takes no time: then the host does, whose work takes 50 us for each kernel."""
+
+
+def freed(paces: tuple[float, ...], later: float) -> tuple[dict[str, Any], float]:
+    """What is said of kernel a taking no time, and what it gains where the host then has another pace."""
+    random = np.random.default_rng(3)
+    kernels = tuple((n, host, 0 if n == "a" else device, s) for n, host, device, s in FREED.kernels)
+    base = run(FREED, random, paces)
+    asked = [parse_change("free", "kernel:^a$")]
+    said = what_if(attribute(tables(base)), asked).rows.row(0, named=True)
+    gone = run(replace(FREED, kernels=kernels), random, (later,))
+    return said, 1 - gone.step / run(FREED, random, (later,)).step
+
+
+def test_a_host_whose_pace_differs_in_the_trace_may_have_another_later() -> None:
+    for later in (1.2, 2.2):
+        said, gain = freed((1.0, 1.0, 1.0, 2.4, 2.4, 2.4), later)
+        assert said["low_share"] <= gain <= said["high_share"]
+        assert abs(said["gain_share"] - gain) > 0.05  # what one trace cannot tell
+
+
+def test_a_host_of_one_pace_has_a_narrow_interval() -> None:
+    said, gain = freed((1.0,), 1.0)
+    assert said["low_share"] <= gain <= said["high_share"]
+    assert said["high_share"] - said["low_share"] < 0.2

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle_causes import REASONS, idle_causes
+from thence.analysis.idle_causes import IDLE, REASONS, idle_causes
 from thence.analysis.idle_rules import MEANINGS
 from thence.analysis.steps import steps
 from thence.analysis.waits import participants
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import MissingData, UsageError
+from thence.model.intervals import NO_ROW, chain_to
 from thence.model.own_code import OwnCode
 from thence.model.questions import IDLE_BY
+from thence.model.tables import API_CALLS
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from thence.analysis.clock_sync import Alignment
     from thence.analysis.collective_instances import Instances
@@ -28,10 +33,15 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
+    Int64 = npt.NDArray[np.int64]
+
 __all__ = ["IdleTime", "idle_time", "idle_tracks", "names_of_pieces", "waited_in_collectives"]
 
 _KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
 _OF_WAITS = ("source", "label", "op")
+_OUTER = ("source", "label", "module")
+"""Kinds of places that operators and calls have from the rows around them, unless these belong to a forward operator
+or carry metadata."""
 _PREFERRED = ("line", "label", "module", "op", "call")
 _ROWS = {
     "cause": pl.String(), "by": pl.String(), "name": pl.String(), "total_ns": pl.Int64(), "count": pl.Int64(),
@@ -54,7 +64,8 @@ class IdleTime(Shown):
         late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
             time, and in none of the others. Empty for one rank.
         reasons: reason, total_ns of what is unknown.
-        pieces: as `thence.analysis.idle_causes.idle_causes` returns them, each with the by and the name of its row.
+        named: pieces as `thence.analysis.idle_causes.idle_causes` returns them, each with the by (Categorical) and
+            the name (Categorical or String) of its row.
     """
 
     idle_ns: Ns
@@ -63,7 +74,12 @@ class IdleTime(Shown):
     waits: pl.DataFrame
     late: pl.DataFrame
     reasons: pl.DataFrame
-    pieces: pl.DataFrame
+    named: pl.DataFrame = field(repr=False)
+
+    @cached_property
+    def pieces(self) -> pl.DataFrame:
+        """Those of `named`, with by and name as String."""
+        return self.named.with_columns(pl.col("by", "name").cast(pl.String))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -72,7 +88,7 @@ class IdleTime(Shown):
             f"unknown: {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
         ]
-        silent = self.pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+        silent = self.named.filter(pl.col("cause") == "python", pl.col("host").is_null())
         if silent.is_empty():
             return tuple(notes)
         total = format_ns(int(silent["duration"].sum()))
@@ -158,7 +174,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         .agg(total_ns=pl.col("duration").sum())
         .with_columns(pl.col("reason").cast(pl.String))
         .sort("total_ns", "reason", descending=[True, False]),
-        named.select(*pieces.columns, pl.col("by", "name").cast(pl.String)),
+        named.select(*IDLE, "by", "name"),
     )
 
 
@@ -200,7 +216,7 @@ class _Places:
 
     Attributes:
         number: of each host row among those.
-        names: of each kind, Categorical, by number.
+        names: of each kind, Categorical, by number; empty where no row has one.
     """
 
     number: pl.Series
@@ -209,23 +225,56 @@ class _Places:
     @classmethod
     def of(cls, trace: Attributed, columns: Sequence[pl.Series], kinds: Sequence[str]) -> _Places:
         """Of columns of host rows."""
-        present = np.zeros(trace.host.height, np.bool_)
-        for column in columns:
-            present[column.drop_nulls().to_numpy()] = True
-        rows = np.flatnonzero(present)
+        mentioned = [column.drop_nulls().to_numpy() for column in columns]
+        rows, number = _each_once(trace.host.height, mentioned)
         kinds = list(dict.fromkeys(kinds))
         if not len(rows) or not kinds:
             nothing = pl.Series([], dtype=pl.Categorical())
-            return cls(pl.Series(present).cast(pl.UInt32), dict.fromkeys(kinds, nothing))
+            return cls(number, dict.fromkeys(kinds, nothing))
         own = OwnCode.of(trace.own, trace.installed)
-        number = pl.Series(np.cumsum(present, dtype=np.int64) - 1).cast(pl.UInt32, strict=False)
-        return cls(number, places_of_rows(trace, rows, own, kinds))
+        outer = [kind for kind in kinds if kind in _OUTER]
+        names = places_of_rows(trace, rows, own, [kind for kind in kinds if kind not in _OUTER])
+        return cls(number, _without_nulls(names) | _outer_places(trace, rows, own, outer))
 
     def named(self, kind: str, rows: pl.Series) -> pl.Series:
         """The place of each row, null for none."""
         if self.names[kind].is_empty():
             return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(rows))
         return self.names[kind].gather(self.number.gather(rows.cast(pl.UInt32)))
+
+
+def _outer_places(
+    trace: Attributed, rows: Int64, own: OwnCode, kinds: Sequence[str]
+) -> dict[str, pl.Series]:
+    """The places of `_OUTER` kinds: those of the nearest row around that can have one of its own, each asked once."""
+    host = trace.host
+    inside = host["category"].is_in(["op", *API_CALLS])
+    inside &= host["forward"].is_null() & host["metadata"].is_null()
+    parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
+    around = chain_to(parent, rows, ~inside.to_numpy())
+    asked, number = _each_once(host.height, [around[around != NO_ROW]])
+    found = _without_nulls(places_of_rows(trace, asked, own, kinds))
+    at = number.gather(pl.Series(around).cast(pl.UInt32, strict=False))
+    return {kind: names if names.is_empty() else names.gather(at) for kind, names in found.items()}
+
+
+def _without_nulls(found: dict[str, pl.Series]) -> dict[str, pl.Series]:
+    """Names by kind, empty where all are null."""
+    return {
+        kind: names.clear() if names.null_count() == len(names) else names
+        for kind, names in found.items()
+    }
+
+
+def _each_once(
+    height: int, mentioned: Sequence[npt.NDArray[np.integer[Any]]]
+) -> tuple[Int64, pl.Series]:
+    """The host rows that are mentioned, in order, and the number of each row of host among them."""
+    present = np.zeros(height, np.bool_)
+    for rows in mentioned:
+        present[rows] = True
+    number = np.cumsum(present, dtype=np.int32) - 1
+    return np.flatnonzero(present), pl.Series(number).cast(pl.UInt32, strict=False)
 
 
 def _kinds_of(by: str) -> list[str]:
