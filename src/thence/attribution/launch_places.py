@@ -37,7 +37,6 @@ from thence.model.phases import Position
 from thence.model.places import LAUNCH, Kind
 from thence.model.reasons import CODES, RULES
 from thence.model.server_steps import server_step
-from thence.parallel import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,10 +70,8 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     launch = launch_rows(tables)
     host = host_rows(tables, launch, own)
     columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
-    for of_kind in in_threads(
-        lambda kind: _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind), LAUNCH
-    ):
-        columns |= of_kind
+    for kind in LAUNCH:
+        columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
     columns |= _mark_lane_and_metadata(host)
     if tables.graph_places.height:
         columns |= _with_graph_labels(tables, columns, own)

@@ -27,14 +27,13 @@ from thence.readers.kineto.forward_backward import forward_rows
 from thence.readers.nesting import host_parents, parent_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from thence.readers.kineto.ranks import Lanes
 
 __all__ = [
     "collective_frame",
-    "gpu_and_host_frames",
+    "gpu_frame",
     "graph_places",
+    "host_frame",
     "said_of_waiting",
     "threads_frame",
 ]
@@ -44,25 +43,8 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 
 
-def gpu_and_host_frames(
-    gpu: Arrays,
-    host: Arrays,
-    orders: tuple[Array, Array],
-    lanes: Lanes,
-    names: pl.Series,
-    flows: Arrays,
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Rows of `GPU` and of `HOST` in the given orders; empties ``host``, so that each column is freed after use."""
-    making: tuple[Callable[[], pl.DataFrame], ...] = (
-        lambda: _gpu_frame(gpu, orders[0], names),
-        lambda: _host_frame(host, orders[1], lanes, names, flows),
-    )
-    of_gpu, of_host = in_threads(lambda make: make(), making)
-    return of_gpu, of_host
-
-
-def _gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
-    """Rows of `GPU`."""
+def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
+    """Rows of `GPU` in the given order."""
     sorted_gpu = dict(zip(gpu, in_threads(lambda key: gpu[key][order], gpu), strict=True))
     # Kineto writes graph and node 0 for what was launched eagerly; other exporters leave the graph out
     # of the node's id, and then the first node of a graph is 0 too.
@@ -109,10 +91,10 @@ def _triples(values: Array) -> pl.Series:
     return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
 
 
-def _host_frame(
+def host_frame(
     host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays
 ) -> pl.DataFrame:
-    """Rows of `HOST`."""
+    """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
 
     def sort(key: str) -> None:
         host[key] = host[key][order]

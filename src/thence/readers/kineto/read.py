@@ -31,8 +31,9 @@ from thence.readers.kineto.envelope import INLINE_ANNOTATED, PIECE_BYTES, Envelo
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
 from thence.readers.kineto.frames import (
     collective_frame,
-    gpu_and_host_frames,
+    gpu_frame,
     graph_places,
+    host_frame,
     said_of_waiting,
     threads_frame,
 )
@@ -99,16 +100,16 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         *(f"{source.name}: {text}" for text in _warnings(columns, gpu, host, lanes)),
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
-    flows, threads, moved = (_table(columns, of) for of in ("flow", "thread", "collective"))
+    flows, threads = _table(columns, "flow"), _table(columns, "thread")
+    moved = _table(columns, "collective")
     places, sentences = graph_places(_table(columns, "joined"), annotated, gpu_order)
     warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], host["lane"])
     used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
-    of_gpu, of_host = gpu_and_host_frames(gpu, host, (gpu_order, host_order), lanes, names, flows)
     tables = Tables(
-        gpu=of_gpu,
-        host=of_host,
+        gpu=gpu_frame(gpu, gpu_order, names),
+        host=host_frame(host, host_order, lanes, names, flows),
         collectives=collective_frame(moved, gpu_order, host_order),
         threads=threads_frame(threads, on_host, lanes),
         graph_places=places,
