@@ -182,7 +182,11 @@ def _started(name: str, plan: Plan, number: int, place: Path, end: float | None)
         command += ["--stop-after", str(max(1.0, end - time.monotonic()))]
     # Threads that wait for each other take a sixth of the CPU time; one batch of four has two all the same.
     threads = "2" if number % 4 == 3 else "1"
-    environment = os.environ | {"POLARS_MAX_THREADS": threads, "TMPDIR": str(folder)}
+    environment = os.environ | {
+        "POLARS_MAX_THREADS": threads,
+        "TMPDIR": str(folder),
+        "XDG_CACHE_HOME": str(folder),
+    }
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
     return _Running(name, seed, process, folder)
