@@ -117,6 +117,14 @@ def test_a_spoilt_table_is_told_in_one_sentence(
         assert "should not happen" not in text
 
 
+def test_rows_without_a_rank_are_damage(store: Path) -> None:
+    path = table(store, "activities")
+    lacking = pl.when(pl.int_range(pl.len()) > 0).then("rank").alias("rank")
+    pl.read_parquet(path).with_columns(lacking).write_parquet(path)
+    with pytest.raises(DamagedInput, match="rows without a rank"):
+        _ = thence.open(store).gpu
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").symlink_to("/dev/full")

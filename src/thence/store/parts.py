@@ -210,7 +210,10 @@ def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
 def _typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
     if frame is None:
         return pl.DataFrame(schema=dict(schema))
-    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+    typed = frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+    if "rank" in schema and typed["rank"].null_count():
+        raise ValueError("rows without a rank")
+    return typed
 
 
 def _modules_of(folder: Path) -> tuple[HloModule, ...]:
