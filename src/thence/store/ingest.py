@@ -262,14 +262,14 @@ def _joined(
     parts = _parts(root, settings)
     left = [
         Left(
-            o.source,
-            o.reason,
+            _utf8(o.source),
+            _utf8(o.reason),
             "unreadable" if o.source in sources.given and o.why == "no_trace" else o.why,
         )
         for o in outcomes.values()
         if o.reason is not None
     ]
-    refused = {one.source for one in left}
+    refused = {o.source for o in outcomes.values() if o.reason is not None}
     found = [
         Found(*parts[key])
         for source in sources.names
@@ -291,3 +291,8 @@ def _joined(
     )
     write_json(root / MANIFEST, manifest)
     return manifest
+
+
+def _utf8(text: str) -> str:
+    """A text that JSON can hold: names of files need not be UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

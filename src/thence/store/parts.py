@@ -26,6 +26,7 @@ from thence.model.tables import (
     WAITS,
     renumbered,
 )
+from thence.readers.plausible import plausible
 from thence.store.facts import decode_facts
 from thence.store.files import content_of, is_there, reading, tables_within, write_table
 from thence.store.layout import FACTS
@@ -197,7 +198,8 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             own=facts.own,
             installed=facts.installed,
         )
-    return renumbered(trace, new) if new else trace
+    sound = plausible(trace, str(folder))
+    return renumbered(sound, new) if new else sound
 
 
 def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
