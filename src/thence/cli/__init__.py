@@ -177,7 +177,10 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _told(message: str, code: int) -> int:
+    from thence.writers.text.printable import printable
+
     # Where standard error is the stream that takes nothing, the exit code alone tells.
     with contextlib.suppress(Unwritable, ReaderGone, OSError):
-        say(message if message.startswith("Usage:") else f"thence: {message}")
+        # A name with line feeds could pose as a message of its own: what is no usage is one line.
+        say(message if message.startswith("Usage:") else printable(f"thence: {message}"))
     return code
