@@ -164,11 +164,18 @@ def test_times_that_no_clock_shows(
     assert len(told.splitlines()) == 1
 
 
-def test_rows_without_a_rank_are_damage(store: Path) -> None:
-    path = table(store, "activities")
-    lacking = pl.when(pl.int_range(pl.len()) > 0).then("rank").alias("rank")
+@pytest.mark.parametrize(
+    ("name", "column", "told"),
+    [
+        ("activities", "rank", "rows without a rank"),
+        ("collectives", "gpu", "collectives without an activity"),
+    ],
+)
+def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, told: str) -> None:
+    path = table(store, name)
+    lacking = pl.when(pl.int_range(pl.len()) > 0).then(column).alias(column)
     pl.read_parquet(path).with_columns(lacking).write_parquet(path)
-    with pytest.raises(DamagedInput, match="rows without a rank"):
+    with pytest.raises(DamagedInput, match=told):
         _ = thence.open(store).gpu
 
 

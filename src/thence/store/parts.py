@@ -187,6 +187,8 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         tables: dict[str, Any] = {
             name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()
         }
+        if tables["collectives"]["gpu"].null_count():
+            raise ValueError("collectives without an activity")
         shares = read_table(folder, "shares")
         trace = Attributed(
             gpu=_typed(gpu, GPU.schema),
