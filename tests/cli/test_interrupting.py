@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers import STACK
+from helpers import FSDP, STACK
+from stores import stored
+from thence.errors import InputError
+from thence.store.store import open_store
+from thence.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +50,14 @@ class Child(subprocess.Popen):
         print("started", self.pid, file=sys.stderr, flush=True)
 
 subprocess.Popen = Child
+main(sys.argv[1:])
+"""
+INGESTING = """
+import sys
+from stores import wait_while_writing
+from thence.cli import main
+from thence.store import ingest
+ingest.ingest_one = wait_while_writing
 main(sys.argv[1:])
 """
 FOR_EVER = "select count(*) from gpu a cross join host b cross join host c"
@@ -108,3 +121,47 @@ def test_ctrl_c(code: str, arguments: list[str], processes: int, tmp_path: Path)
     assert len(children) == processes
     assert all(map(gone, children))
     assert list(tmp_path.iterdir()) == []
+
+
+def signalled(code: str, arguments: list[str], number: int) -> tuple[int, str, list[int]]:
+    """As `interrupted`, of a process without a terminal that gets a signal as soon as its first child has started."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], env=environment, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    with process.stderr as told:
+        text = told.readline()
+        process.send_signal(number)
+        returned = process.wait(60)
+        (child,) = re.findall(r"started (\d+)", text)
+        try:
+            assert gone(int(child))
+        except AssertionError:
+            os.kill(int(child), signal.SIGKILL)
+            raise
+        return returned, text + told.read(), [int(child)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_ingest_leaves_no_process_and_goes_on(number: int, tmp_path: Path) -> None:
+    store = tmp_path / "a.store"
+    arguments = ["ingest", *map(str, FSDP[:2]), "-o", str(store), "--workers", "1"]
+    if number == signal.SIGINT:
+        returned, text, children = interrupted(INGESTING, arguments, tmp_path, 1)
+        assert returned == 130
+        assert text.endswith("thence: interrupted\r\n")
+    else:
+        returned, text, children = signalled(INGESTING, arguments, number)
+        assert returned == -number
+    assert "Traceback" not in text
+    assert all(map(gone, children))
+    # Rank 0 is whole; what was half written has no name, and nobody takes the store for a whole one.
+    names = sorted(path.name for path in (store / "ranks").iterdir())
+    assert [name[:10] for name in names] == [".rank-0000", "rank-00000"]
+    with pytest.raises(InputError, match="goes on where it was"):
+        open_store(store)
+    done = stored(store, FSDP[:2], thence=__version__)
+    assert (done.written, done.kept) == (1, 1)
+    assert len(list((store / "ranks").iterdir())) == 2

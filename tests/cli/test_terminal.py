@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import thence
-from helpers import event, kernel, launch, written
+from helpers import event, kernel, launch, output, written
 
 BAD = "\x1b[7;7;7mpwn\x1b]0;pwn\x07\x9b7;7m\u202e"
 PLANTED = ("\x1b[7;7;7m", "\x1b]0;", "\x07", "\x9b", "\u202e")
@@ -145,3 +145,13 @@ def test_one_place_prints() -> None:
         if more := names - ALLOWED.get(where, set()):
             found[where] = more
     assert not found
+
+
+def test_a_name_with_line_feeds_is_no_message_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for verb in ("report", "ranks", "ingest"):
+        more = ["-o", "a.store"] if verb == "ingest" else []
+        told = output(capsys, verb, "a\nthence: all is sound\n.json", *more, code=2)[1]
+        assert told.count("\n") == 1, told
+        assert told.startswith("thence: a\ufffdthence: all is sound\ufffd.json: ")

@@ -465,7 +465,10 @@ FORMATS = (
     Format("nsys-jax", _nsys_jax, _zipped, probed=True),
     Format("recording", _recording, _recorded),
     Format(
-        "store", lambda: store_tree(_stored_trace()), store_writer(_stored_trace, _columns, _frame)
+        "store",
+        lambda: store_tree(_stored_trace()),
+        store_writer(_stored_trace, _columns, _frame),
+        probed=True,
     ),
     Format("inside", thence_buffer, buffer_writer(".npz")),
     Format("mosaic", mosaic_buffer, buffer_writer(".npy")),

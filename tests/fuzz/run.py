@@ -3,6 +3,7 @@
     python tests/fuzz/run.py FORMAT --cases 200                 one format, as the tests do it
     python tests/fuzz/run.py --minutes 60 [--processes 8] [--seed N]     all formats, each the same CPU time
     python tests/fuzz/run.py FORMAT --cases 1 --seed N --first I     one case again
+    python tests/fuzz/run.py --add LOG...                       one table of what several runs with --minutes printed
 
 Every case is told by format, seed and number alone. It fails where thence ends in anything but a result or one
 sentence, takes longer than `MOST_SECONDS` of CPU time, or more memory than `MOST_BYTES` beside what it had before.
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_SECONDS = 20
+CASES, LONG_CASES = 200, 1000
+"""Of a batch; with --minutes, where the start of a process is to cost little."""
+CHECKED = 0.25
+"""Part of the cases with a verb that are read once more, by `thence.open` and `self_check`: that costs as much."""
 WAIT = 15
 """So many times that long may a case take by the clock."""
 INSIDE = ("inside", "mosaic", "flashinfer", "proton")
@@ -135,7 +140,8 @@ def try_one(of: Format, path: Path, dice: random.Random, *, through_verbs: bool)
     _verb([*arguments, *(inputs if verb[0] != "sql" else []), *beside, *form])
     if (store := path.parent / "a.store/manifest.json").exists() and verb[0] == "ingest":
         _verb([*dice.choice((("ranks",), ("report",), ("steps",))), str(store.parent)])
-    _api(inputs, [str(path)] if beside else [])
+    if dice.random() < CHECKED:
+        _api(inputs, [str(path)] if beside else [])
 
 
 def _filled(word: str, places: dict[str, str]) -> str:
@@ -168,7 +174,8 @@ def _verb(arguments: list[str]) -> None:
     told = err.getvalue()
     if code not in (0, 1, 2) or "should not happen" in told or "not enough memory" in told:
         raise Failure(f"{arguments}: exit code {code}\n{told}\n{_kept(told)}")
-    told_beside = ("not comparable (", "/")  # refusals of diff, and notes that begin with the input
+    # Refusals of diff, and notes that begin with the input, or with the process of a recording.
+    told_beside = ("not comparable (", "/", "host-rank0-1: ")
     sentences = [x for x in told.strip().splitlines() if not x.startswith(told_beside)]
     with_notes = "--expect" in arguments  # that cannot be judged: notes of the trace stand beside
     if code == 2 and len(sentences) > 3 and "Usage" not in told and not with_notes:
@@ -282,7 +289,9 @@ def main() -> int:
     parser.add_argument(
         "formats", nargs="*", metavar="FORMAT", help=", ".join(f.name for f in FORMATS)
     )
-    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument(
+        "--cases", type=int, help=f"of a batch: {CASES}, with --minutes {LONG_CASES}"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument(
@@ -296,7 +305,13 @@ def main() -> int:
         "--processes", type=int, default=1, help="with --minutes: so many at a time"
     )
     parser.add_argument("--stop-after", type=float, help="begin no case after so many seconds")
+    parser.add_argument("--add", type=Path, nargs="+", metavar="LOG", help="logs to add up")
     options = parser.parse_args()
+    if options.add is not None:
+        print(Totals.of_logs(path.read_text(errors="replace") for path in options.add).table())
+        return 0
+    if options.cases is None:
+        options.cases = CASES if options.minutes is None else LONG_CASES
     chosen = [f for f in FORMATS if not options.formats or f.name in options.formats]
     if options.minutes is None and len(chosen) == 1:
         of, cases = chosen[0], range(options.first, options.first + options.cases)
@@ -306,7 +321,7 @@ def main() -> int:
     totals = Totals()
     names = [of.name for of in chosen]
     for batch in run_all(names, plan, processes=options.processes, seconds=seconds):
-        print(batch.text, end="", flush=True)
+        print(batch.text + batch.counted, end="", flush=True)
         totals.add(batch)
     print(totals.table(), end="", flush=True)
     return min(1, sum(totals.failed.values()))

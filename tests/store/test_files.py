@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
@@ -115,6 +116,67 @@ def test_a_spoilt_table_is_told_in_one_sentence(
         assert len(text.splitlines()) == 1, text
         assert "job.store" in text
         assert "should not happen" not in text
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    document = json.loads(path.read_bytes())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [[1], [-1], [1 << 31], [10**30], [], [0, 2]],
+    ids=["twice", "negative", "large", "larger", "none", "more"],
+)
+def test_ranks_that_no_job_has(
+    store: Path, ranks: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited(store / MANIFEST, lambda manifest: manifest["entries"][0].update(ranks=ranks))
+    told = output(capsys, "report", store, code=2)[1]
+    assert told == f"thence: {store}: manifest.json lists ranks that no job has\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("devices", [{"a": 1}]), ("losses", [7])])
+def test_facts_of_other_types(store: Path, name: str, value: object) -> None:
+    edited(min(store.glob(f"ranks/*/{FACTS}")), lambda facts: facts["meta"].update({name: value}))
+    with pytest.raises(DamagedInput, match="its facts are not as thence writes them"):
+        _ = thence.open(store).gpu
+
+
+def test_a_device_whose_name_is_no_text(store: Path) -> None:
+    edited(
+        min(store.glob(f"ranks/*/{FACTS}")),
+        lambda facts: facts["meta"]["devices"][0].update(name={"a": 1}),
+    )
+    with pytest.raises(DamagedInput, match="its facts are not as thence writes them"):
+        _ = thence.open(store).gpu
+
+
+@pytest.mark.parametrize("start", [-(1 << 63), (1 << 63) - 1])
+def test_times_that_no_clock_shows(
+    store: Path, start: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(store, "activities")
+    pl.read_parquet(path).with_columns(start=pl.lit(start, pl.Int64)).write_parquet(path)
+    told = output(capsys, "streams", store, code=2)[1]
+    assert "device activities at times that no clock shows" in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "told"),
+    [
+        ("activities", "rank", "rows without a rank"),
+        ("collectives", "gpu", "collectives without an activity"),
+    ],
+)
+def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, told: str) -> None:
+    path = table(store, name)
+    lacking = pl.when(pl.int_range(pl.len()) > 0).then(column).alias(column)
+    pl.read_parquet(path).with_columns(lacking).write_parquet(path)
+    with pytest.raises(DamagedInput, match=told):
+        _ = thence.open(store).gpu
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,7 @@ from slow_kineto import SlowTrace
 from stores import InProcess, Killed, stored
 from thence.errors import InputError, UsageError
 from thence.store.layout import RANKS, read_manifest
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from thence.store.store import open_store
 
 RECORDING = DATA / "recording" / "two_ranks"
 
@@ -212,3 +211,15 @@ def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     assert (found["written"], found["kept"], found["left_out"]) == (1, 0, [])
     assert found["warnings"] == ["4 of the ranks 0 to 4 are missing: 0, 1, 2, 3"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_name_that_is_no_text_stops_no_other_rank(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff1.json.gz"))
+    shutil.copy(FSDP[1], odd)
+    done = stored(tmp_path / "a.store", [FSDP[0], odd])
+    assert [entry.ranks for entry in done.manifest.entries] == [(0,)]
+    (left,) = open_store(tmp_path / "a.store").manifest.left
+    assert left.why == "unreadable"
+    assert left.source.endswith(r"r\udcff1.json.gz")
+    assert "not UTF-8" in left.reason

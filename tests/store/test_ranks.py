@@ -57,3 +57,12 @@ def test_gaps_are_told() -> None:
     assert numbered([found("a", 2), found("b", 5)]).warnings == (
         "4 of the ranks 0 to 5 are missing: 0, 1, 3, 4",
     )
+
+
+def test_the_last_rank_that_there_can_be_takes_no_time() -> None:
+    last = (1 << 31) - 1
+    (warning,) = numbered([found("a", last)]).warnings
+    assert warning.startswith(
+        "2,147,483,647 of the ranks 0 to 2,147,483,647 are missing: 0, 1, 2, "
+    )
+    assert shown(found("a", last), found("b", last), add=True) == {"a": (0,), "b": (last,)}

@@ -1,13 +1,16 @@
-"""Stores for tests: written in this process, and workers that die on the way."""
+"""Stores for tests: written in this process, and workers that die or stop on the way."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thence.store import task
 from thence.store.ingest import Ingested, ingest, sources_of
 from thence.store.layout import Settings
 from thence.store.task import Job, Outcome, ingest_one
@@ -66,3 +69,17 @@ def kill_worker_always(job: Job) -> Outcome:
     if "rank1" in job.source:
         os.kill(os.getpid(), signal.SIGKILL)
     return ingest_one(job)
+
+
+def wait_while_writing(job: Job) -> Outcome:
+    """Reads an input, but of every rank except 0 comes to no end: it says so when half of it is written."""
+    if "rank0" not in job.source:
+        task.write_table = _wait  # in this process, which is to be ended
+    return ingest_one(job)
+
+
+def _wait(_frame: object, path: Path) -> None:
+    path.write_bytes(b"PAR1")
+    sys.stderr.write(f"started {os.getpid()}\n")
+    sys.stderr.flush()
+    time.sleep(600)

@@ -82,12 +82,16 @@ class StepTable(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values."""
+        tables = {name: frame.to_dicts() for name, frame in self.json_tables().items()}
+        return {"kind": self.steps.kind, **tables}
+
+    def json_tables(self) -> dict[str, pl.DataFrame]:
+        """The tables of `to_json`, whose rows as Python objects take ten times the memory."""
         times = {"start": "start_ns", "duration": "duration_ns", "host_start": "host_start_ns"}
         return {
-            "kind": self.steps.kind,
-            "steps": self.frame.rename(times).to_dicts(),
-            "spread": self.spread.to_dicts(),
-            "outliers": self.outliers.rename({"duration": "duration_ns"}).to_dicts(),
+            "steps": self.frame.rename(times),
+            "spread": self.spread,
+            "outliers": self.outliers.rename({"duration": "duration_ns"}),
         }
 
 

@@ -82,8 +82,10 @@ def _usage(error: click.ClickException) -> str:
 
 def _print_error(message: str, code: int) -> int:
     from thence.cli.messages import say
+    from thence.writers.text.printable import printable
 
     # If standard error itself cannot be written, only the exit code remains.
     with contextlib.suppress(Unwritable, ReaderGone, OSError):
-        say(message if message.startswith("Usage:") else f"thence: {message}")
+        # A name with line feeds could pose as a message of its own: what is no usage is one line.
+        say(message if message.startswith("Usage:") else printable(f"thence: {message}"))
     return code

@@ -263,11 +263,9 @@ def _sample(inputs: Inputs, run: str, given: _Options) -> Sample:
 def _refuse(diff: Diff, result: Result) -> int:
     """Says why the sides are not compared."""
     if result.form == "json":
-        from thence.cli.output import json_text
-
         whole = diff.to_json()
         left_out: dict[str, object] = {"total": {}, "rows": [], "moved": [], "explanation": []}
-        result.text(json_text({**whole, **left_out}) + "\n")
+        result.json({**whole, **left_out})
     for refusal in diff.refusals:
         say(f"not comparable ({refusal.code}): {refusal.text}")
     say("thence: these sides cannot be compared; --anyway does it all the same")
@@ -275,12 +273,10 @@ def _refuse(diff: Diff, result: Result) -> int:
 
 
 def _emit(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
-    from thence.cli.output import json_text
     from thence.writers.text.diff import markdown
 
     if result.form == "json":
-        document = {**diff.to_json(), "gates": [gate.to_json() for gate in gates]}
-        result.text(json_text(document) + "\n")
+        result.json({**diff.to_json(), "gates": [gate.to_json() for gate in gates]})
     elif result.form == "csv":
         result.text(diff.rows.write_csv())
         for note in diff.notes:

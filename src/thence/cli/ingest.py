@@ -10,7 +10,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import put, say
-from thence.cli.output import choice_option, error_console, json_text
+from thence.cli.output import choice_option, error_console, print_json
 from thence.units import format_bytes, format_count
 from thence.version import __version__
 
@@ -99,7 +99,7 @@ def command(
             progress=progress,
         )
     if form == "json":
-        put(json_text(done.to_json()) + "\n")
+        print_json(done.to_json())
     else:
         _show(done, store)
     return 1 if any(one.why in BAD for one in done.manifest.left) else 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from thence.cli.json_pieces import json_pieces
 from thence.cli.messages import put, say, wrote
 from thence.errors import UsageError
 
@@ -32,7 +33,6 @@ __all__ = [
     "flat_cells",
     "force_option",
     "format_option",
-    "json_text",
     "notes_of",
     "output_option",
     "print_command",
@@ -151,6 +151,17 @@ class Result:
             stream.write(text)
         wrote(self.path)
 
+    def json(self, document: Any) -> None:
+        """Writes a document as JSON; tables in it as lists of rows."""
+        if self.path is None:
+            print_json(document)
+            return
+        from thence.atomic_files import atomic_open_text
+
+        with atomic_open_text(Path(self.path)) as stream:
+            stream.writelines(json_pieces(document))
+        wrote(self.path)
+
     def emit(
         self,
         document: Any,
@@ -161,13 +172,13 @@ class Result:
         """Writes a result; its notes go below the table, into the JSON, or to standard error.
 
         Args:
-            document: the result as JSON values.
+            document: the result as JSON values; tables in it become lists of rows.
             rows: the result's main table.
             headings: columns that the terminal shows, with their headings.
             notes: sentences.
         """
         if self.form == "json":
-            self.text(json_text({**document, "warnings": list(notes)}) + "\n")
+            self.json({**document, "warnings": list(notes)})
         elif self.form == "csv":
             self.text(rows.write_csv())
             for note in notes:
@@ -286,13 +297,6 @@ def print_command(output: Console, command: RenderableType) -> None:
     output.print(command, soft_wrap=True)
 
 
-def json_text(value: Any) -> str:
-    """A JSON document as text."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
-
-
 def flat_cells(rows: pl.DataFrame) -> pl.DataFrame:
     """A table whose cells a line of text can hold: several values as JSON, bytes as base64, durations as ISO 8601."""
     import polars as pl
@@ -313,5 +317,6 @@ def _compact(cell: Any) -> str | None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    put(json_text(value) + "\n")
+    """One JSON document on standard output; see `json_pieces`."""
+    for piece in json_pieces(value):
+        put(piece)

@@ -12,7 +12,6 @@ from thence.cli.messages import say
 from thence.cli.output import (
     Result,
     console,
-    json_text,
     print_command,
     print_table,
     result_options,
@@ -83,7 +82,7 @@ def _document(trace: Trace, by: By, result: Result) -> None:
     if result.form == "json":
         steps = trace.step_kinds() if by == STEP_KIND else None
         more = steps.to_json() if steps else {}
-        result.text(json_text(summary.to_json() | more) + "\n")
+        result.json(summary.to_json() | more)
         return
     result.text(summary.rows.write_csv())
     for line in summary.soundness.lines:

@@ -8,7 +8,7 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
-from thence.cli.output import Result, console, flat_cells, json_text, print_table, result_options
+from thence.cli.output import Result, console, flat_cells, print_table, result_options
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def command(
             "and LIMIT gives fewer"
         )
     if result.form == "json":
-        result.text(json_text(answer.to_dicts()) + "\n")
+        result.json(answer)
     elif result.form == "csv":
         result.text(flat_cells(answer).write_csv())
     else:

@@ -60,7 +60,8 @@ def command(inputs: Inputs, result: Result) -> None:
     ]
     notes = list(notes_of(trace, notes))
     if result.form != "table":
-        result.emit(document_of(trace, found.to_json()), found.frame, {}, notes)
+        document = {"kind": found.steps.kind, **found.json_tables()}
+        result.emit(document_of(trace, document), found.frame, {}, notes)
         return
     from rich.text import Text
 

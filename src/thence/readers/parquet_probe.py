@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from thence.errors import DamagedInput
+from thence.errors import DamagedInput, ThenceError
 from thence.readers.expansion import DEFAULT, Expansion
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from thence.units import Bytes
 
-__all__ = ["ARROW_ENDING", "MAX_ROWS", "probing", "unreadable"]
+__all__ = ["ARROW_ENDING", "MAX_ROWS", "first_unreadable", "probing", "unreadable"]
 
 MAX_ROWS = 50_000_000
 """Most rows of one table: a few bytes of Parquet can claim billions of equal rows."""
@@ -138,6 +138,28 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
         bad.add(left[done])
         left = left[done + 1 :]
     return bad
+
+
+def first_unreadable(
+    files: Sequence[Path], expansion: Expansion = DEFAULT
+) -> tuple[Path, bool] | None:
+    """The first file of Parquet or Arrow among some that cannot be read; None where all can.
+
+    Args:
+        files: any number.
+        expansion: how much larger than it is stored a table may be.
+
+    Returns:
+        The file, and whether trying to read it is harmless: an exception of Polars says what is wrong.
+    """
+    with probing(files, "", expansion) as probe:
+        try:
+            probe.passed()
+            harmless = True
+        except ThenceError:
+            harmless = False
+        done = probe.count()
+    return None if done >= len(files) else (files[done], harmless)
 
 
 def _kind(data: bytes | Path) -> bytes:

@@ -1,9 +1,9 @@
-"""What every reader's tables must be like, whatever the input held."""
+"""What the tables of every reader, and those of a store, must be like, whatever the input held."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["plausible"]
 
+_Tables = TypeVar("_Tables", bound="Tables")
 _GIVEN = ("rank", "device", "stream", "kind", "name", "start", "duration")
 """Columns of gpu that every row has."""
 _MOST_TOTAL_NS = 1 << 62
 
 
-def plausible(tables: Tables, name: str) -> Tables:
+def plausible(tables: _Tables, name: str) -> _Tables:
     """The tables, with impossible durations counted as 0 and a loss for them.
 
     Args:

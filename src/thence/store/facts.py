@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Facts", "decode_facts", "encode_facts", "merged_meta", "merged_soundness"]
 
+_Kind = TypeVar("_Kind")
 _ONE_RANK_RULES = frozenset({"windows_apart"})
 """Rules about several ranks, which no rank alone can be judged by."""
 
@@ -73,19 +74,25 @@ def _meta(value: dict[str, Any]) -> Meta:
         **plain,
         epoch_ns=None if epoch is None else int(epoch),
         facts=tuple(dict(fact) for fact in value["facts"]),
-        devices=tuple(Device(**device) for device in value["devices"]),
+        devices=_each(value["devices"], Device),
         process_groups=tuple(dict(group) for group in value["process_groups"]),
-        losses=tuple(Loss(**loss) for loss in value["losses"]),
+        losses=_each(value["losses"], Loss),
         ranks_stated=bool(value["ranks_stated"]),
     )
 
 
 def _soundness(value: dict[str, Any]) -> Soundness:
     return Soundness(
-        tuple(Finding(**finding) for finding in value["findings"]),
-        tuple(Finding(**note) for note in value["notes"]),
-        tuple(NotChecked(**rule) for rule in value["not_checked"]),
+        _each(value["findings"], Finding),
+        _each(value["notes"], Finding),
+        _each(value["not_checked"], NotChecked),
     )
+
+
+def _each(values: Any, kind: type[_Kind]) -> tuple[_Kind, ...]:
+    """Values as instances of a dataclass, whose fields hold single texts and numbers."""
+    plain = msgspec.convert(values, list[dict[str, str | int | float | None]])
+    return tuple(kind(**fields) for fields in plain)
 
 
 def merged_meta(parts: Sequence[Meta]) -> Meta:

@@ -18,7 +18,7 @@ from thence.readers.recording.read import process_folders
 from thence.readers.registry import files_of, holds_labels
 from thence.readers.remote import is_folder, is_url, urls_within
 from thence.readers.source import STANDARD_INPUT
-from thence.store.joining import join_summaries
+from thence.store.joining import join_summaries, summary_folders
 from thence.store.layout import (
     LOCK,
     MANIFEST,
@@ -36,6 +36,7 @@ from thence.store.lock import locked
 from thence.store.ranks import Found, numbered
 from thence.store.source_state import SourceStates
 from thence.store.task import Job, Outcome, ingest_one
+from thence.store.tried import check_tried, remember
 from thence.store.workers import LocalWorkers, Workers
 
 if TYPE_CHECKING:
@@ -261,21 +262,24 @@ def _joined(
     parts = _parts(root, settings)
     left = [
         Left(
-            o.source,
-            o.reason,
+            _utf8(o.source),
+            _utf8(o.reason),
             "unreadable" if o.source in sources.given and o.why == "no_trace" else o.why,
         )
         for o in outcomes.values()
         if o.reason is not None
     ]
-    refused = {one.source for one in left}
+    refused = {o.source for o in outcomes.values() if o.reason is not None}
     found = [
         Found(*parts[key])
         for source in sources.names
         if (key := key_of(source)) in parts and source not in refused
     ]
     ranks = numbered(found, add=sources.add)
+    remember(root / RANKS / o.folder for o in outcomes.values() if o.folder is not None)
+    check_tried(root / RANKS / entry.folder for entry in ranks.entries)
     summaries = join_summaries(root, ranks.entries)
+    remember(summary_folders(root, summaries))
     manifest = Manifest(
         settings=settings,
         complete=True,
@@ -287,3 +291,8 @@ def _joined(
     )
     write_json(root / MANIFEST, manifest)
     return manifest
+
+
+def _utf8(text: str) -> str:
+    """A text that JSON can hold: names of files need not be UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()

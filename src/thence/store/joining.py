@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from thence.store.layout import Entry, Manifest
 
-__all__ = ["join_summaries", "read_summary"]
+__all__ = ["join_summaries", "read_summary", "summary_folders"]
 
 _AT_ONCE = 256
 """Ranks of one file: their summaries are in memory together while it is written."""
@@ -65,6 +65,16 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
             else:  # much faster
                 joined = whole.collect()
         write_table(joined, target / summary / name)
+
+
+def summary_folders(root: Path, names: Sequence[str]) -> list[Path]:
+    """Where the summaries of all ranks are.
+
+    Args:
+        root: of the store.
+        names: of the summaries.
+    """
+    return [root / SUMMARIES / name for name in names]
 
 
 def read_summary(root: Path, manifest: Manifest, name: str) -> pl.LazyFrame | None:

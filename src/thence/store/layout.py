@@ -37,6 +37,7 @@ __all__ = [
     "FORMAT",
     "LOCK",
     "MANIFEST",
+    "MOST_RANKS",
     "PART",
     "RANKS",
     "SUMMARIES",
@@ -68,6 +69,8 @@ of a directory that is something else."""
 BAD = frozenset({"unreadable", "lost"})
 """Those of them by which a rank is missing."""
 _FOLDER = re.compile(r"rank-\d{5,10}-[0-9a-f]{12}")
+MOST_RANKS = 1 << 31
+"""Tables number ranks by 32 bits."""
 _MOST_BYTES = 1 << 30
 """Of a manifest: 100 bytes or so a rank."""
 
@@ -243,10 +246,28 @@ def read_manifest(store: Path) -> Manifest:
         )
     if manifest.version > VERSION:
         raise InputError(str(store), "was written by a later version of thence; update this one")
+    _check_ranks(store, manifest)
     names = all(_FOLDER.fullmatch(entry.folder) for entry in manifest.entries)
     if not names or not all(name.isidentifier() for name in manifest.summaries):
         raise DamagedInput(str(store), f"{MANIFEST} names folders that no store has")
     return manifest
+
+
+def _check_ranks(store: Path, manifest: Manifest) -> None:
+    """Makes sure that every part has ranks, as many as its tables, and that no rank is there twice.
+
+    Raises:
+        DamagedInput: it is otherwise.
+    """
+    ranks = [rank for entry in manifest.entries for rank in entry.ranks]
+    written = [rank for entry in manifest.entries for rank in entry.written]
+    paired = all(
+        0 < len(entry.ranks) == len(set(entry.written)) == len(entry.written)
+        for entry in manifest.entries
+    )
+    numbers = all(0 <= rank < MOST_RANKS for rank in (*ranks, *written))
+    if not paired or not numbers or len(set(ranks)) < len(ranks):
+        raise DamagedInput(str(store), f"{MANIFEST} lists ranks that no job has")
 
 
 def read_part(folder: Path) -> Part:

@@ -26,6 +26,7 @@ from thence.model.tables import (
     THREADS,
     WAITS,
 )
+from thence.readers.plausible import plausible
 from thence.store.facts import decode_facts
 from thence.store.files import content_of, is_there, reading, tables_within, write_table
 from thence.store.layout import FACTS
@@ -186,6 +187,8 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         tables: dict[str, Any] = {
             name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()
         }
+        if tables["collectives"]["gpu"].null_count():
+            raise ValueError("collectives without an activity")
         shares = read_table(folder, "shares")
         trace = Attributed(
             gpu=_typed(gpu, GPU.schema),
@@ -197,7 +200,8 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             own=facts.own,
             installed=facts.installed,
         )
-    return renumbered(trace, new) if new else trace
+    sound = plausible(trace, str(folder))
+    return renumbered(sound, new) if new else sound
 
 
 def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
@@ -210,7 +214,10 @@ def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
 def _typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
     if frame is None:
         return pl.DataFrame(schema=dict(schema))
-    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+    typed = frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+    if "rank" in schema and typed["rank"].null_count():
+        raise ValueError("rows without a rank")
+    return typed
 
 
 def _modules_of(folder: Path) -> tuple[HloModule, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
-from thence.store.layout import Entry, Left, Part
+from thence.store.layout import MOST_RANKS, Entry, Left, Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +100,15 @@ def _free(ranks: tuple[int, ...], holder: dict[int, Found]) -> tuple[int, ...]:
     """The ranks themselves where none is taken, else the next free numbers."""
     if not any(rank in holder for rank in ranks):
         return ranks
-    first = max(holder) + 1
+    count = len(ranks)
+    starts = itertools.chain(
+        [max(holder) + 1], itertools.count()
+    )  # a file may say that it is the last there can be
+    first = next(
+        start
+        for start in starts
+        if start + count <= MOST_RANKS and not any(start + i in holder for i in range(count))
+    )
     return tuple(range(first, first + len(ranks)))
 
 
@@ -107,11 +116,14 @@ def _gaps(ranks: Sequence[int]) -> list[str]:
     """A warning about numbers below the highest that no part holds."""
     if not ranks:
         return []
-    missing = sorted(set(range(ranks[-1] + 1)) - set(ranks))
-    if not missing:
+    count = ranks[-1] + 1 - len(ranks)
+    if not count:
         return []
-    listed = ", ".join(map(str, missing[:_LISTED])) + (" ..." if len(missing) > _LISTED else "")
-    return [f"{len(missing):,} of the ranks 0 to {ranks[-1]:,} are missing: {listed}"]
+    # A file can say that it is rank two billion: numbers that are missing are not made before they are listed.
+    between = (range(a + 1, b) for a, b in itertools.pairwise((-1, *ranks)))
+    missing = itertools.islice(itertools.chain.from_iterable(between), _LISTED)
+    listed = ", ".join(map(str, missing)) + (" ..." if count > _LISTED else "")
+    return [f"{count:,} of the ranks 0 to {ranks[-1]:,} are missing: {listed}"]
 
 
 def _entry(one: Found, ranks: tuple[int, ...]) -> Entry:

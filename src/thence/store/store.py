@@ -18,10 +18,11 @@ from thence.model.losses import Loss
 from thence.model.tables import GPU, Meta, Tables
 from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundness
 from thence.store.files import is_there, reading, rows_within
-from thence.store.joining import read_summary
+from thence.store.joining import read_summary, summary_folders
 from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
 from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TYPES, WINDOWS
+from thence.store.tried import check_tried
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -78,8 +79,17 @@ class Store:
 
     def parts(self) -> Iterator[Attributed]:
         """The attributed tables of one part after the other: memory for one is needed at a time."""
+        self.check_tables()
         for entry in self.entries:
             yield rows_of(self.root / RANKS / entry.folder, entry.renumbered)
+
+    def check_tables(self) -> None:
+        """Makes sure that the tables of all ranks can be read without harm.
+
+        Raises:
+            DamagedInput: one of them cannot be read.
+        """
+        check_tried(self.root / RANKS / entry.folder for entry in self.entries)
 
     def check_memory(self) -> None:
         """Makes sure that the tables of all ranks fit into memory together.
@@ -164,7 +174,18 @@ class Store:
         with reading(self.root):
             return plan.collect()
 
+    @cached_property
+    def _summaries_tried(self) -> bool:
+        """Whether summaries can be read without harm.
+
+        Raises:
+            DamagedInput: they cannot.
+        """
+        check_tried(summary_folders(self.root, self.manifest.summaries))
+        return True
+
     def _summary_plan(self, name: str) -> pl.LazyFrame | None:
+        _ = self._summaries_tried
         table = read_summary(self.root, self.manifest, name)
         if table is None:
             return None

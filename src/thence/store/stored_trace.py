@@ -161,7 +161,10 @@ class StoredTrace(Trace):
 
         Row numbers, such as ``launch``, count within the input of their rank.
         """
-        return answer(self.frames(query), query)
+        frames = self.frames(query)
+        if any(isinstance(frame, pl.LazyFrame) for frame in frames.values()):
+            self.store.check_tables()
+        return answer(frames, query)
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that a query names: as plans where nothing but ranks is selected."""

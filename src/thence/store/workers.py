@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -114,7 +115,7 @@ def _pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
         processes,
         multiprocessing.get_context("spawn"),  # fork is not safe beside the threads of Polars
-        _one_thread,
+        _begin,
         max_tasks_per_child=_JOBS_PER_PROCESS,
     )
 
@@ -136,6 +137,20 @@ def _end(pool: ProcessPoolExecutor) -> None:
     """Ends the processes of a pool at once: what they were writing has no name yet."""
     for process in list((pool._processes or {}).values()):  # noqa: SLF001 - Python 3.14 has kill_workers()
         process.kill()
+
+
+def _begin() -> None:
+    """What a worker does before its first job."""
+    _one_thread()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends a worker when the process that started it has ended, by whatever signal: it would wait for jobs for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _one_thread() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["NAME", "PATTERNS", "cache_file", "read", "sniff_archive"]
+__all__ = ["NAME", "PATTERNS", "cache_file", "cache_folder", "read", "sniff_archive"]
 
 NAME = "Nsight Systems report (.nsys-rep)"
 PATTERNS = ("*.nsys-rep", "*.qdrep")
@@ -73,10 +73,19 @@ def cache_file(name: str) -> Path:
         raise InputError(name, f"cannot be opened ({reason})") from error
     identity = f"{path}\0{state.st_size}\0{state.st_mtime_ns}"
     digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
+    return cache_folder() / "nsys" / f"{digest}.sqlite"
+
+
+def cache_folder() -> Path:
+    """The user's folder for what thence can make again; it need not be there.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: a relative path is to be ignored.
     cache = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return cache / "thence" / "nsys" / f"{digest}.sqlite"
+    return cache / "thence"
 
 
 def _export(name: str, exported: Path, progress: Callable[[int], None]) -> None:

@@ -1,0 +1,67 @@
+"""JSON documents as text, in pieces: a document of many rows is never in memory as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["json_pieces"]
+
+_ROWS = 1000
+"""Rows that are text at a time."""
+_LEAST = 1 << 20
+"""Characters of a piece but the last: what cannot be written as JSON is found before a short document begins."""
+
+
+def json_pieces(document: Any) -> Iterator[str]:
+    """The text of a document, indented by one space a level, with a line feed at its end.
+
+    Args:
+        document: what msgspec encodes; it may be a table, or a mapping of tables, which become lists of rows.
+    """
+    gathered: list[str] = []
+    size = 0
+    for piece in _parts(document):
+        gathered.append(piece)
+        size += len(piece)
+        if size >= _LEAST:
+            yield "".join(gathered)
+            gathered, size = [], 0
+    yield "".join((*gathered, "\n"))
+
+
+def _parts(document: Any) -> Iterator[str]:
+    if not isinstance(document, Mapping) or not document:
+        yield from _rows(document, 0)
+        return
+    before = "{"
+    for key, value in document.items():
+        name = _text({key: None}).removeprefix("{\n ").removesuffix("null\n}")
+        yield f"{before}\n {name}"
+        yield from _rows(value, 1)
+        before = ","
+    yield "\n}"
+
+
+def _rows(value: Any, depth: int) -> Iterator[str]:
+    """A value within ``depth`` others; lists and tables some rows at a time."""
+    import polars as pl
+
+    line = "\n" + " " * depth  # JSON has no line feeds but those between values
+    if not isinstance(value, pl.DataFrame | list | tuple) or not len(value):
+        whole = [] if isinstance(value, pl.DataFrame) else value
+        yield _text(whole).replace("\n", line)
+        return
+    before = "["
+    for first in range(0, len(value), _ROWS):
+        some = value[first : first + _ROWS]
+        rows = some.to_dicts() if isinstance(some, pl.DataFrame) else some
+        yield before + _text(rows)[1:-2].replace("\n", line)
+        before = ","
+    yield line + "]"
+
+
+def _text(value: Any) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1).decode()
