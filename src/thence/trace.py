@@ -416,7 +416,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     @property
     def _inputs(self) -> str:
-        return ", ".join(self.meta.inputs)
+        return self.meta.named
 
     def self_check(self) -> Proof:
         """Proves what must hold of every trace; results are checked again when they are made.

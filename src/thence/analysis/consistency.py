@@ -12,6 +12,7 @@ import polars as pl
 
 from thence.errors import Contradiction
 from thence.model.places import PLACES
+from thence.model.tables import named_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,6 +150,6 @@ def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001
     """
     if not holds:
         raise Contradiction(
-            f"{', '.join(inputs)}: {what}; no figures are shown, because they contradict each other: please "
+            f"{named_inputs(inputs)}: {what}; no figures are shown, because they contradict each other: please "
             "report it with the trace"
         )

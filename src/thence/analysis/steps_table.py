@@ -116,7 +116,7 @@ def step_table(
     if last is not None:
         frame = frame.filter(pl.col("number") < last)
     if frame.is_empty():
-        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds none of the selected steps")
+        raise MissingData(f"{trace.meta.named}: holds none of the selected steps")
     return StepTable(found, frame, _spread(frame), _outliers(frame))
 
 

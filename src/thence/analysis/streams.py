@@ -125,7 +125,7 @@ class Streams(Shown):
         """What a notebook shows of it."""
         return Form(
             f"{self.streams.height:,} streams of {len(self.concurrency):,} GPUs",
-            ", ".join(self.meta.inputs),
+            self.meta.named,
             self.rows.sort("total_ns", descending=True),
             {
                 "group": "group", "rank": "rank", "device": "GPU", "stream": "stream", "count": "count",
@@ -178,7 +178,7 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
     """
     if trace.gpu.is_empty():
         reasons = "; ".join(["holds no GPU activity", *trace.meta.warnings])
-        raise MissingData(f"{', '.join(trace.meta.inputs)}: {reasons}")
+        raise MissingData(f"{trace.meta.named}: {reasons}")
     # A thunk stands for kernels whose streams its producer did not record.
     recorded_stream = pl.when(pl.col("kind") != "thunk").then("stream")
     activities = trace.gpu.select(

@@ -116,7 +116,7 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
         MissingData: the trace holds no device activity.
     """
     if trace.gpu.is_empty():
-        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no GPU activity")
+        raise MissingData(f"{trace.meta.named}: holds no GPU activity")
     activities = shown_activities(trace, alignment)
     start = int(activities.select(pl.col("start").min()).item())
     activities = activities.with_columns(pl.col("start") - start)

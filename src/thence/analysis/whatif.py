@@ -220,7 +220,7 @@ def what_if(
     Raises:
         MissingData: the trace holds no device activity, or the graph explains too little of it.
     """
-    inputs = ", ".join(trace.meta.inputs)
+    inputs = trace.meta.named
     if trace.gpu.is_empty():
         raise MissingData(f"{inputs}: holds no device activity")
     program = program_graph(trace, alignment, instances, labels)

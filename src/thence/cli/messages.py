@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-import traceback
 from pathlib import Path
 
 from thence.units import format_bytes
@@ -60,12 +58,16 @@ def unexpected(error: BaseException) -> str:
     Args:
         error: its traceback is written to a file, which the sentence names.
     """
+    import traceback
+
     what = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_CHARACTERS]
     where = _kept("".join(traceback.format_exception(error)))
     return f"an error that should not happen ({what}); please report it{where}"
 
 
 def _kept(text: str) -> str:
+    import tempfile
+
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="thence-error-", suffix=".txt", encoding="utf-8",

@@ -90,8 +90,8 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
             f"{format_ns(found.step_ns)}; intervals are at least +-{100 * health.noise:.1f} % of it"
         ),
         (
-            f"began later than explained: {100 * health.unexplained:.1f} % of the time; records of events "
-            f"waited for, inferred or unknown: {100 * health.inferred:.0f} %"
+            f"activities that began later than the replay explains: {100 * health.unexplained:.1f} % of the time; "
+            f"waits for events whose record is inferred or unknown: {100 * health.inferred:.0f} %"
         ),
     ]
     if found.rows.is_empty():

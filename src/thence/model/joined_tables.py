@@ -113,7 +113,7 @@ def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
         if clashes:
             numbers = ", ".join(f"{rank} as {new[rank]}" for rank in clashes)
             warnings.append(
-                f"{', '.join(part.meta.inputs)}: rank already taken by another input; shown {numbers}"
+                f"{part.meta.named}: rank already taken by another input; shown {numbers}"
             )
             part = renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place
         taken.update(new.values())

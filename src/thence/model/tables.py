@@ -17,7 +17,7 @@ from thence.model.reasons import CODES
 from thence.model.schema import Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from thence.model.graph_labels import GraphLabels
     from thence.model.hlo import HloModule
@@ -44,6 +44,7 @@ __all__ = [
     "Meta",
     "Table",
     "Tables",
+    "named_inputs",
 ]
 
 
@@ -73,6 +74,8 @@ compilation phase. runtime, driver: a CUDA or HIP API call. overhead: time taken
 API_CALLS = ("runtime", "driver")
 """Categories of `HOST_CATEGORIES` that are API calls: what they launched shares their correlation id."""
 
+_MOST_NAMED = 3
+"""Inputs that a sentence names."""
 _NAME = pl.Categorical()
 
 GPU = Table(
@@ -287,6 +290,13 @@ class Device:
     compute_capability: str | None = None
 
 
+def named_inputs(inputs: Sequence[str]) -> str:
+    """Inputs for a sentence or a title: of more than three the first two, and how many there are besides."""
+    if len(inputs) <= _MOST_NAMED:
+        return ", ".join(inputs)
+    return f"{', '.join(inputs[: _MOST_NAMED - 1])} and {len(inputs) - _MOST_NAMED + 1} more"
+
+
 @dataclass(frozen=True, slots=True)
 class Meta:
     """Facts of a whole trace.
@@ -314,6 +324,11 @@ class Meta:
     notes: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     ranks_stated: bool = False
+
+    @property
+    def named(self) -> str:
+        """The inputs, for a sentence or a title: see `named_inputs`."""
+        return named_inputs(self.inputs)
 
     @property
     def accelerators(self) -> frozenset[str]:

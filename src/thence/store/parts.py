@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTIVITIES",
     "GPU_COLUMNS",
-    "PLACE_COLUMNS",
     "memory_of",
     "read_facts",
     "read_table",
@@ -66,9 +65,6 @@ _PLACE_TYPES: dict[str, Any] = {
 }
 _MOST_FACTS = 1 << 30
 """Bytes of a part's facts: some kilobytes, and its notes."""
-_OTHER_PLACES = pl.Categorical()  # lane, metadata, detail: texts
-PLACE_COLUMNS: tuple[str, ...] = ("lane", "metadata", "detail", *_PLACE_TYPES)
-"""Columns of ``places`` that have a fixed type."""
 
 _TABLES = {
     table.name: table.schema

@@ -12,6 +12,7 @@ from thence.attribution.cuda_graphs.coverage import coverage
 from thence.attribution.cuda_graphs.join_labels import Joined, join_labels, with_places
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.errors import InputError, MissingData
+from thence.model.tables import named_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,7 @@ def labelled_from_eager(tables: Tables, eager: Sequence[Attributed]) -> Tables:
     """
     _check_graphs(tables)
     if not any(trace.gpu.height or captured_calls(trace).height for trace in eager):
-        inputs = ", ".join(name for trace in eager for name in trace.meta.inputs)
+        inputs = named_inputs([name for trace in eager for name in trace.meta.inputs])
         raise MissingData(
             f"{inputs}: holds no device activity, and no launch that a CUDA graph captured"
         )
@@ -86,7 +87,7 @@ def with_labels(tables: Tables) -> Tables:
 
 def _check_graphs(tables: Tables) -> None:
     if not len(Replays.of(tables).rows):
-        inputs = ", ".join(tables.meta.inputs)
+        inputs = tables.meta.named
         raise MissingData(
             f"{inputs}: nothing in it ran in a CUDA graph, so there is nothing to label"
         )
@@ -94,7 +95,7 @@ def _check_graphs(tables: Tables) -> None:
 
 def _replace_labels(tables: Tables, joined: Joined, what: str) -> Tables:
     if not joined.labelled:
-        inputs = ", ".join(tables.meta.inputs)
+        inputs = tables.meta.named
         reasons = "; ".join(joined.notes[:1]) or "none of its nodes has a label"
         raise MissingData(f"{inputs}: nothing could be labelled with {what}: {reasons}")
     # These labels replace those found next to the trace, so the note about those is removed.

@@ -79,9 +79,9 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
         "reasons": _reasons(job),
         "open": [list(place) for place in opened(job)],
         "tables": [
-            _table("groups", job.groups, ("kind", "size", "collectives", "exposed_wait_ns", "transfer_ns", "members")),
-            _table("pipeline stages", job.stages, ("stage", "rank", "device", "step_ns", "own_ns", "bubble_ns")),
-            _table("slow links", job.links, ("members", "extra_ns", "low_ns", "since_step")),
+            _table("Groups", job.groups, ("kind", "size", "collectives", "exposed_wait_ns", "transfer_ns", "members")),
+            _table("Pipeline stages", job.stages, ("stage", "rank", "device", "step_ns", "own_ns", "bubble_ns")),
+            _table("Slow links", job.links, ("members", "extra_ns", "low_ns", "since_step")),
         ],
     }  # fmt: skip
 

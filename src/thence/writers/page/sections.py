@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from thence.model.tables import named_inputs
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import plotly.graph_objects as go
 
@@ -73,9 +74,9 @@ def notes(texts: Iterable[str], kind: str = "") -> str:
     return f'<ul class="{f"notes {kind}".strip()}">{items}</ul>' if items else ""
 
 
-def absent(reason: str, inputs: Iterable[str]) -> str:
+def absent(reason: str, inputs: Sequence[str]) -> str:
     """Why a section has nothing to show."""
-    sentence = reason.removeprefix(", ".join(inputs) + ": ")
+    sentence = reason.removeprefix(f"{named_inputs(inputs)}: ")
     if sentence.startswith(("holds ", "describes ")):
         sentence = f"The trace {sentence}"
     return f'<p class="absent">{escape(printable(sentence))}.</p>'
