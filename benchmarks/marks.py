@@ -1,6 +1,8 @@
 """What a mark costs when nobody looks, and when somebody does: ns per `with`, best of several rounds.
 
-Somebody is a listener that forgets at once, or the log of a recording, which is emptied between rounds.
+Somebody is a listener that forgets at once, or the log of a recording, which is emptied between rounds: in Python, and
+by the compiled probe, with what emptying takes for each mark. A function of the C library stands for the CUDA function
+that tells the counter, so what CUPTI takes for that is not in it.
 
     python benchmarks/marks.py
 
@@ -11,12 +13,15 @@ it is when CUDA is in use: autograd's sequence numbers are then noted at each ma
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import sys
+import time
 import timeit
 from typing import TYPE_CHECKING
 
 import thence
+from thence.boundaries.probe import choose_probe
 from thence.marks import listen, unlisten
 from thence.recorder.names import Names
 from thence.recording.mark_log import MarkLog
@@ -107,10 +112,29 @@ def all_of_it() -> None:
     listen(listener)
     measure(mark_with_a_listener=mark)
     unlisten(listener)
-    log = MarkLog()
-    listen(log)
-    measure(lambda: log.take(Names()), mark_that_is_recorded=mark)
-    unlisten(log)
+    for way, log in logs().items():
+        spent: list[float] = []
+        listen(log)
+        measure(lambda log=log, spent=spent: emptied(log, spent), **{f"mark_recorded_{way}": mark})
+        unlisten(log)
+        print(f"    {f'emptying the log of each, {way}':38} {1e9 * min(spent) / TIMES:6.0f} ns")
+
+
+def logs() -> dict[str, MarkLog]:
+    """Logs of marks by what notes them."""
+    found = {"in_Python": MarkLog()}
+    probe = choose_probe()
+    if probe.compiled is not None:
+        address = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value or 0
+        found["by_the_probe"] = MarkLog(probe.log(address))
+    return found
+
+
+def emptied(log: MarkLog, spent: list[float]) -> None:
+    """Empties a log; notes how many seconds that took."""
+    begin = time.perf_counter()
+    log.take(Names())
+    spent.append(time.perf_counter() - begin)
 
 
 def main() -> None:
