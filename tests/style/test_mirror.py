@@ -87,7 +87,6 @@ ELSEWHERE = {
     "model/graph_labels.py": "attribution/cuda_graphs/test_join_labels.py::test_a_kernel_has_the_place_of_its_node",
     "model/places.py": "attribution/test_attribute.py",
     "model/joined_tables.py": "analysis/test_clock_sync.py",
-    "model/tables.py": "analysis/test_clock_sync.py",
     "readers/jax/instruction_costs.py": f"{CONSTITUENTS}::test_cost_is_what_enters_and_leaves_the_kernel_and_flops",
     "readers/jax/shapes.py": "readers/jax/test_hlo.py::test_width_of_every_element_type",
     "readers/jax/stat_values.py": "readers/jax/test_xspace.py::test_stats_of_any_encoding",
