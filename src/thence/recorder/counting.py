@@ -108,7 +108,7 @@ class Counting:
                 cupti.enable_callback(subscription, domain, callback_id, on=on)
 
     def read_stacks_only(self) -> None:
-        """Note no calls any longer, as they are recorded: but go on to read the stack at each."""
+        """Note no calls any longer, as they are recorded; where stacks are read, they still are at each."""
         if self.compiled is not None:
             self.compiled.keep_calls(0)
 

@@ -252,9 +252,9 @@ class Recorder:
         """
         self._flushes = False
         if self._options.launches is None and self.alive:
-            if self.log.chains is None:
+            if self._counting.compiled is None:
                 self._listen(on=False)
-            else:
+            else:  # not switched off: CUPTI 13.0 does not bear that while another thread launches
                 self._counting.read_stacks_only()
             self._options = replace(self._options, launches=True)
             if not self._paused:
