@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import thence
 from helpers import examples
 from recording_data import BEGAN, kernel, written
-from thence.boundaries.log import BEGINS, ENDS
+from thence.boundaries.log import BEGINS, ENDS, READ
 from thence.model.launches import COUNTED, UNCERTAIN
 from thence.readers.recording.counted import (
     boundaries_of,
@@ -62,6 +62,29 @@ def test_a_launch_lies_between_the_boundaries_by_its_number_not_by_its_time() ->
         (12, A, LAUNCH, 1999, 1999),
         (15, A, LAUNCH, 3000, 3000),
     ]
+
+
+def test_a_mark_begins_and_ends_where_it_was_noted(tmp_path: Path) -> None:
+    """Not at the end of the call before, from which on a stack that is read later may say where the thread was."""
+    boundaries = [
+        {"counter": counter, "time": BEGAN + time, "thread": A, "place": 0, "flags": flags}
+        for counter, time, flags in ((4, 1_000, 0), (6, 2_000, READ), (6, 9_000, 0), (8, 9_500, 0))
+    ]
+    mark = {"forward": -1, "name": 1, "lane": 0, "metadata": 0, "serial": 1}
+    marks = [
+        {**mark, "what": 0, "time": BEGAN + 9_000, "counter": 6, "thread": A},
+        {**mark, "what": 1, "time": BEGAN + 9_500, "counter": 8, "thread": 0},
+    ]
+    tables = {
+        "names": [[{"number": 1, "name": "attention", "demangled": None}]],
+        "kernels": [[kernel(correlation=7, start=BEGAN + 9_300, end=BEGAN + 9_400)]],
+        "marks": [marks],
+        "boundaries": [boundaries],
+    }
+    trace = thence.open(written(tmp_path / "a", tables))
+    (row,) = trace.host.filter(pl.col("name").cast(pl.String) == "attention").to_dicts()
+    assert (row["start"], row["duration"]) == (9_000, 500)
+    assert trace.places["label"].cast(pl.String).to_list() == ["attention"]
 
 
 def test_boundaries_at_one_time_keep_their_order() -> None:

@@ -57,6 +57,7 @@ class Boundaries:
         place: number of the place from here on; 0 changes none.
         following: row of the thread's next boundary, the number of rows where there is none.
         launches: whether the thread may have launched between this boundary and its next.
+        noted: whether each was noted there; else it was read of the stack at a later call.
         numbered: whether the counter was read at all; else counter is the order of recording.
         reused: lowest and highest number of those that CUPTI gave twice; None without any.
         first: first number as it was recorded, and counted on: where counting on began.
@@ -68,6 +69,7 @@ class Boundaries:
     place: Int64
     following: Int64
     launches: npt.NDArray[np.bool_]
+    noted: npt.NDArray[np.bool_]
     numbered: bool
     reused: tuple[int, int] | None
     first: int
@@ -115,6 +117,7 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
         *("counter", "time", "thread", "place"),
         pl.col("following").fill_null(frame.height),
         launches=launches,
+        noted=(pl.col("flags") & READ) == 0,
     )
     arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in columns.columns}
     return Boundaries(**arrays, numbered=numbered, reused=reused, first=first)

@@ -153,13 +153,15 @@ def host_ranges(
 
 def _at_boundaries(marks: pl.DataFrame, boundaries: Boundaries) -> pl.DataFrame:
     """Marks with the times of the boundaries that were noted with them, so that they lie between the same launches."""
-    if not boundaries.numbered or not (marks["counter"] > 0).any():
+    if not boundaries.noted.any() or not boundaries.numbered or not (marks["counter"] > 0).any():
         return marks
     rows = marks.with_row_index().filter(pl.col("counter") > 0).sort("time")
     number = numbers_of(rows["counter"].to_numpy(), boundaries.first)
-    at = np.minimum(np.searchsorted(boundaries.counter, number), len(boundaries) - 1)
-    found = pl.Series(boundaries.counter[at] == number)
-    moments = rows.select("index", moment=pl.Series(boundaries.time[at])).filter(found)
+    # What was read of a stack may have the number of a boundary that was noted later.
+    counter, time = boundaries.counter[boundaries.noted], boundaries.time[boundaries.noted]
+    at = np.minimum(np.searchsorted(counter, number), max(len(counter) - 1, 0))
+    found = pl.Series(counter[at] == number)
+    moments = rows.select("index", moment=pl.Series(time[at])).filter(found)
     return (
         marks.with_row_index()
         .join(moments, on="index", how="left", maintain_order="left")
