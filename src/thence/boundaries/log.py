@@ -11,14 +11,13 @@ A row says: from here on, the innermost place of its kind on this thread is ``pl
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.boundaries.moments import Moments, NativeMoments
+from thence.boundaries.moments import CallingThread, Moments, NativeMoments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +85,7 @@ class BoundaryLog:
         self.observer: Callable[[int], None] | None = None
         self._counter = counter
         self._rows: deque[tuple[int, int, int, int, int]] = deque()
-        self._local = _Thread()
+        self._local = CallingThread()
 
     def note(self, place: int, flags: int = 0) -> int:
         """This thread is in a place from here on; returns the counter."""
@@ -160,10 +159,3 @@ class NativeBoundaryLog(BoundaryLog):
         both = {name: np.concatenate([noted[name], read[name]]) for name in COLUMNS}
         order = np.argsort(both["time"], kind="stable")
         return {name: column[order] for name, column in both.items()}
-
-
-class _Thread(threading.local):
-    """A forked child needs a log of its own: this one remembers the ids of the parent's threads."""
-
-    def __init__(self) -> None:
-        self.number = threading.get_native_id()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
             """Rows of ``_MOMENT`` and texts since this was last asked."""
 
 
-__all__ = ["COLUMNS", "NOTHING", "Moments", "NativeMoments", "Texts"]
+__all__ = ["COLUMNS", "NOTHING", "CallingThread", "Moments", "NativeMoments", "Texts"]
 
 NOTHING = -1
 """Of ``forward``: no mark."""
@@ -69,6 +69,16 @@ _MOMENT = np.dtype(
 _Columns = dict[str, np.ndarray[Any, Any]]
 
 
+class CallingThread(threading.local):
+    """The calling thread's id, for which the system has to be asked.
+
+    A forked child needs one of its own: this one remembers the ids of the parent's threads.
+    """
+
+    def __init__(self) -> None:
+        self.number = threading.get_native_id()
+
+
 class Moments:
     """Notes moments, in Python.
 
@@ -84,7 +94,7 @@ class Moments:
     def __init__(self, note: Callable[[int], int]) -> None:
         self._note = note
         self._rows: deque[tuple[int, int, int, int, int, int, Texts | None]] = deque()
-        self._local = _Thread()
+        self._local = CallingThread()
 
     def opened(
         self, number: int, name: str, lane: str | None, metadata: Mapping[str, object]
@@ -138,10 +148,3 @@ class NativeMoments:
         content, texts = self._moments.take()
         rows = np.frombuffer(content, _MOMENT)
         return {name: rows[name].astype(dtype) for name, dtype in COLUMNS.items()}, texts
-
-
-class _Thread(threading.local):
-    """The calling thread's id, for which the system has to be asked."""
-
-    def __init__(self) -> None:
-        self.number = threading.get_native_id()

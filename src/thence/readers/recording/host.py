@@ -159,7 +159,7 @@ def _at_boundaries(marks: pl.DataFrame, boundaries: Boundaries) -> pl.DataFrame:
     number = numbers_of(rows["counter"].to_numpy(), boundaries.first)
     # What was read of a stack may have the number of a boundary that was noted later.
     counter, time = boundaries.counter[boundaries.noted], boundaries.time[boundaries.noted]
-    at = np.minimum(np.searchsorted(counter, number), max(len(counter) - 1, 0))
+    at = np.minimum(np.searchsorted(counter, number), len(counter) - 1)
     found = pl.Series(counter[at] == number)
     moments = rows.select("index", moment=pl.Series(time[at])).filter(found)
     return (
