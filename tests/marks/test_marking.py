@@ -245,13 +245,36 @@ def test_nvtx_ranges_where_a_tool_collects_them(monkeypatch) -> None:
     assert pushed == ["named", "pop"]
     listener = Notes()
     watch.listen(listener)  # has the marks already: no range twice
+    assert not watch.ranges
     assert watch.open_ranges("named") == []
+    watch.unlisten(listener)
+    assert watch.ranges
+
+
+def test_marks_after_a_recording_that_collected_nvtx_itself(monkeypatch) -> None:
+    watch, listener = Watch(), Notes()
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/libcupti.so")
+    watch.look()
+    watch.listen(listener)
+    monkeypatch.delenv("NVTX_INJECTION64_PATH")
+    watch.unlisten(listener)
+    assert not watch.ranges
+
+
+def test_every_listener_is_told(notes) -> None:
+    other = Notes()
+    listen(other)
+    with thence.mark("for both"):
+        unlisten(other)
+    assert notes.events == [("+", "for both"), ("-", "for both")]
+    assert other.events == [("+", "for both")]
 
 
 def test_a_tool_that_cannot_be_told_is_a_warning(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)  # cannot be imported
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     watch = Watch()
+    watch.look()
     with pytest.warns(RuntimeWarning, match="pip install nvtx"):
         watch.open_ranges("named")
 

@@ -89,7 +89,8 @@ class mark:  # noqa: N801 - used like a function
             w.look()
         wanted = w.ranges or w.profiler._is_profiler_enabled  # noqa: SLF001 - the flag has no other name
         state = thread.state if w.loop is None or w.loop() is None else task
-        frame: Frame = (state.top, next(numbers), self, self._ranges() if wanted else None)
+        number = next(numbers)
+        frame: Frame = (state.top, number, self, self._ranges() if wanted else None)
         state.top = frame
         if w.sequence is not None:
             log, start = state.log, w.sequence()
@@ -97,8 +98,10 @@ class mark:  # noqa: N801 - used like a function
                 log.frames[-1] = frame
             else:
                 log.note(start, frame)
-        if w.live:
-            self._tell_opened(frame)
+        if w.opened is not None:
+            w.opened(number, self.name, self.lane, self.metadata)
+        if w.changed is not None:
+            w.changed(frame)
         return self
 
     def __exit__(
@@ -126,8 +129,10 @@ class mark:  # noqa: N801 - used like a function
                 log.frames[-1] = rest
             else:
                 log.note(start, rest)
-        if w.live:
-            self._tell_closed(frame)
+        if w.changed is not None:
+            w.changed(top.get())
+        if w.closed is not None:
+            w.closed(frame[1])
         if frame[3]:
             for one in reversed(frame[3]):
                 one.__exit__(kind, error, traceback)
@@ -160,18 +165,6 @@ class mark:  # noqa: N801 - used like a function
     def _ranges(self) -> list[Any] | None:
         """Opened in the tools that show ranges."""
         return watch.open_ranges(self.name)
-
-    def _tell_opened(self, frame: Frame) -> None:
-        for listener in watch.listeners:
-            listener.opened(frame[1], self.name, self.lane, self.metadata)
-        if watch.changed is not None:
-            watch.changed(frame)
-
-    def _tell_closed(self, frame: Frame) -> None:
-        if watch.changed is not None:
-            watch.changed(top.get())
-        for listener in watch.listeners:
-            listener.closed(frame[1])
 
 
 def _lane(lane: object, stream: object) -> str:

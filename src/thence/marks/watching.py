@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    Opened = Callable[[int, str, str | None, Mapping[str, object]], None]
+    Closed = Callable[[int], None]
+
 __all__ = ["Frame", "Listener", "Watch", "watch"]
 
 Frame = tuple[Any, int, Any, Any]
@@ -57,6 +60,8 @@ class Watch:
         ranges: whether NVTX or JAX may want to know of marks.
         live: whether a listener, or a capture, is there.
         listeners: who is told.
+        opened: tells all listeners that a mark opened, as `Listener.opened`; None where there is none.
+        closed: likewise, as `Listener.closed`.
         changed: told which frame is the innermost one now, while captures are live.
         compiling: whether TorchDynamo is tracing the caller.
         framework: called once with torch when it has been imported.
@@ -70,11 +75,14 @@ class Watch:
         self.ranges = False
         self.live = False
         self.listeners: tuple[Listener, ...] = ()
+        self.opened: Opened | None = None
+        self.closed: Closed | None = None
         self.changed: Callable[[Frame | None], None] | None = None
         self.compiling: Callable[[], bool] = _no
         self.framework: Callable[[Any], None] = lambda _torch: None
         self._torch: Any = None
         self._nvtx: Any = None
+        self._nvtx_wanted = False
         self._lock = threading.RLock()
 
     def look(self) -> None:
@@ -95,8 +103,7 @@ class Watch:
                     self._follow_autograd()
                 self.framework(torch)
             self.loop = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
-            nvtx = any(os.environ.get(name) for name in _NVTX_TOOLS)
-            self.ranges = nvtx or "jax" in sys.modules
+            self._update()
             self.modules = modules
 
     def listen(self, listener: Listener) -> None:
@@ -124,8 +131,7 @@ class Watch:
         ranges: list[AbstractContextManager[object]] = []
         if self.profiler._is_profiler_enabled:  # noqa: SLF001 - the flag has no other name
             ranges.append(self._torch.profiler.record_function(name))
-        # Whoever listens has the marks already, and may be the one who collects NVTX.
-        if not self.listeners and any(os.environ.get(name) for name in _NVTX_TOOLS):
+        if self._nvtx_wanted:
             ranges.append(self._nvtx_range(name))
         ranges += _jax_ranges(name)
         for one in ranges:
@@ -138,6 +144,11 @@ class Watch:
 
     def _update(self) -> None:
         self.live = bool(self.listeners) or self.changed is not None
+        self.opened, self.closed = _tellers(self.listeners)
+        # Whoever listens has the marks already, and may be the one who collects NVTX.
+        collected = any(os.environ.get(name) for name in _NVTX_TOOLS)
+        self._nvtx_wanted = collected and not self.listeners
+        self.ranges = self._nvtx_wanted or "jax" in sys.modules
 
     def _nvtx_range(self, name: str) -> AbstractContextManager[object]:
         if self._nvtx is None:
@@ -146,6 +157,24 @@ class Watch:
 
 
 watch = Watch()
+
+
+def _tellers(listeners: tuple[Listener, ...]) -> tuple[Opened | None, Closed | None]:
+    """What tells these listeners that a mark opened, and closed: the function itself of one that is alone."""
+    if not listeners:
+        return None, None
+    if len(listeners) == 1:
+        return listeners[0].opened, listeners[0].closed
+
+    def opened(number: int, name: str, lane: str | None, metadata: Mapping[str, object]) -> None:
+        for listener in listeners:
+            listener.opened(number, name, lane, metadata)
+
+    def closed(number: int) -> None:
+        for listener in listeners:
+            listener.closed(number)
+
+    return opened, closed
 
 
 def _loaded_torch() -> Any:

@@ -171,11 +171,11 @@ class Recording:
             return
         with self._endings.finishing():
             self._stop_hooks()
+            if self._collects_nvtx:
+                leave_nvtx()  # first: marks that nobody listens to look whether a tool collects NVTX
             unlisten(self._log)
             self._collectives.end()
             self._giving_way.end()
-            if self._collects_nvtx:
-                leave_nvtx()
             self._xla.end()
             recorder.stop()
             if recorder.folder is not None:
