@@ -12,11 +12,11 @@ callback   what a callback in C on every launch would add: by it threads that la
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import shutil
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,10 +73,10 @@ def marked_loop(x: Any) -> float:
     return (time.perf_counter() - begin) / LAUNCHES * 1e6
 
 
-def by_cupti(x: Any, **how: Any) -> float:
+def by_cupti(x: Any, loop: Callable[[Any], float] = plain_loop, **how: Any) -> float:
     session = Session(**how)
     log = session.log
-    took = plain_loop(x) if log is None else noted_loop(x, log.note)
+    took = loop(x) if log is None else noted_loop(x, log.note)
     session.end()
     return took
 
@@ -123,6 +123,9 @@ def floor() -> None:
     said: dict[str, str] = {}
     frequent: dict[str, Callable[[], float]] = {
         "CUPTI: kernels": lambda: by_cupti(x),
+        f"CUPTI: kernels, a mark every {EACH} that nobody records": lambda: by_cupti(
+            x, marked_loop
+        ),
         "CUPTI: + queued times": lambda: by_cupti(x, latency=True),
         f"CUPTI: + probe in C every {EACH}": lambda: by_cupti(x, latency=True, probe="c"),
         f"CUPTI: + probe in Python every {EACH}": lambda: by_cupti(x, latency=True, probe="python"),
@@ -158,17 +161,11 @@ def floor() -> None:
     )
     for name, found in added.items():
         low, middle, high = quartiles(found)
-        print(f"{name:40} {middle:+.3f} ({low:+.3f} {high:+.3f}) n={len(found)}")
-    above = [
-        m - k
-        for m, k in zip(
-            added[f"thence: + a mark every {EACH}"], added["CUPTI: kernels"], strict=True
-        )
-    ]
-    low, middle, high = quartiles(above)
-    print(
-        f"marks above CUPTI's kernel records alone, paired: {middle:+.3f} ({low:+.3f} {high:+.3f})"
-    )
+        print(f"{name:52} {middle:+.3f} ({low:+.3f} {high:+.3f}) n={len(found)}")
+    marks = added[f"thence: + a mark every {EACH}"]
+    for name in ("CUPTI: kernels", f"CUPTI: kernels, a mark every {EACH} that nobody records"):
+        low, middle, high = quartiles([m - k for m, k in zip(marks, added[name], strict=True)])
+        print(f"recorded marks above '{name}', paired: {middle:+.3f} ({low:+.3f} {high:+.3f})")
     for name, text in said.items():
         print(f"  {name}: {text}")
 
@@ -199,14 +196,18 @@ def callback() -> None:
 
 
 def main() -> None:
-    wanted = sys.argv[1:]
+    parts: dict[str, Callable[[], None]] = {"floor": floor, "callback": callback}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", nargs="*", default=list(parts), help=f"of {', '.join(parts)}")
+    wanted = parser.parse_args().part
+    if unknown := set(wanted) - set(parts):
+        parser.error(f"no such part: {', '.join(unknown)}")
     import torch
 
     import thence
 
     print(torch.cuda.get_device_name(), torch.__version__, "thence", thence.__version__)
-    parts: dict[str, Callable[[], None]] = {"floor": floor, "callback": callback}
-    for name in wanted or parts:
+    for name in wanted:
         print(f"--- {name}", flush=True)
         begin = time.perf_counter()
         try:

@@ -12,8 +12,8 @@ check      the same recording through the reader: whether the threads that it ca
 
 from __future__ import annotations
 
+import argparse
 import shutil
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,11 +186,14 @@ def check(path: Path) -> None:
 
 
 def main() -> None:
-    verb, path = sys.argv[1:]
-    if verb == "check":
-        check(Path(path))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("record", "check"))
+    parser.add_argument("path", type=Path)
+    given = parser.parse_args()
+    if given.what == "check":
+        check(given.path)
     else:
-        record(Path(path))
+        record(given.path)
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
 

@@ -5,10 +5,11 @@
 
 cost: a training step and a decode of 12 tokens of a Llama of Hugging Face, interleaved: plain, recorded in several
 ways, plain again ...; what each adds beside what torch.profiler adds. A way is timed after it has settled, for as
-long that a round of writing lies within: a program that is recorded runs for many steps. All its calls are put
-together, and their lower quartile and median are compared with those of all plain calls: on a shared machine single
-rounds differ by more than what is looked for, and other work there only ever adds. What the first calls take is
-printed apart, as is CPU time, that of thence's thread included.
+long that a round of writing lies within: a program that is recorded runs for many steps. The medians of all its calls
+and of all plain calls are compared. The pace of a shared machine changes by half from second to second, which is more
+than what is looked for: so before and after each call the same host work without PyTorch is timed, and calls are also
+compared in units of it. How much calls of one way differ, with and without that, is printed. What the first calls take
+is printed apart, as is CPU time, that of thence's thread included.
 truth: the same steps recorded, and under torch.profiler with modules and stacks, into OUT: `check` compares them
 kernel by kernel where Polars is installed.
 programs: recordings of the programs of unannotated_programs.py, in OUT.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import statistics
 import subprocess
@@ -104,8 +106,21 @@ class Took(NamedTuple):
 
     wall: list[float]
     """Ms of each call, the device's work included."""
+    paced: list[float]
+    """The same, divided by the time of the same host work just before and after it."""
     cpu: float
     """Ms of CPU time of one call, of all threads of the process."""
+
+
+HOST_WORK = {f"row {number}": [number, str(number), {"half": number / 2}] for number in range(400)}
+"""What `pace` writes as JSON: many small objects, as PyTorch's own work on the host has them."""
+
+
+def pace() -> float:
+    """Ms that a fixed piece of host work takes now, in which nothing is called that a recording follows."""
+    begin = time.perf_counter()
+    json.dumps(HOST_WORK)
+    return (time.perf_counter() - begin) * 1e3
 
 
 def timed(function: Callable[[], None], seconds: float) -> Took:
@@ -113,15 +128,19 @@ def timed(function: Callable[[], None], seconds: float) -> Took:
     import torch
 
     torch.cuda.synchronize()
-    begin, cpu, walls = time.perf_counter(), time.process_time(), []
-    last = begin
-    while not walls or last - begin < seconds:
+    begin, walls, cpus, paces = time.perf_counter(), [], [], [pace()]
+    while not walls or time.perf_counter() - begin < seconds:
+        cpu, last = time.process_time(), time.perf_counter()
         function()
         torch.cuda.synchronize()
-        now = time.perf_counter()
-        walls.append((now - last) * 1e3)
-        last = now
-    return Took(walls, (time.process_time() - cpu) / len(walls) * 1e3)
+        walls.append((time.perf_counter() - last) * 1e3)
+        cpus.append((time.process_time() - cpu) * 1e3)
+        paces.append(pace())
+    paced = [
+        2 * wall / (before + after)
+        for wall, before, after in zip(walls, paces[:-1], paces[1:], strict=True)
+    ]
+    return Took(walls, paced, statistics.mean(cpus))
 
 
 def ways(scratch: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
@@ -187,35 +206,39 @@ class Cost:
         self._report()
 
     def _report(self) -> None:
-        plain = self._quartiles(PLAIN)
+        wall, spread = self._middle(PLAIN, "wall")
+        paced, paced_spread = self._middle(PLAIN, "paced")
         plain_cpu = statistics.median(took.cpu for took in self._took[PLAIN])
         print(
-            f"{self._name}: plain {plain[0]:.2f} {plain[1]:.2f} ms (lower quartile, median), CPU {plain_cpu:.2f} ms"
+            f"{self._name}: plain {wall:.2f} ms, CPU {plain_cpu:.2f} ms; quartiles differ by {spread:.0%} of it, "
+            f"by pace {paced_spread:.0%}"
         )
         added = {}
         for way in self._beginning:
-            low, middle = (a / b - 1 for a, b in zip(self._quartiles(way), plain, strict=True))
-            added[way] = low, middle
+            by_wall = self._middle(way, "wall")[0] / wall - 1
+            by_pace, way_spread = self._middle(way, "paced")
+            added[way] = by_wall, by_pace / paced - 1
             cpu = statistics.median(took.cpu for took in self._took[way]) / plain_cpu - 1
-            beginning = statistics.median(self._beginning[way]) / plain[1] - 1
+            beginning = statistics.median(self._beginning[way]) / wall - 1
+            rounds = len(self._took[way])
+            calls = sum(len(took.wall) for took in self._took[way])
             print(
-                f"  {way:28} {low:+.1%} {middle:+.1%}, CPU {cpu:+.1%}, at the beginning {beginning:+.1%}, "
-                f"n = {len(self._took[way])} rounds, {self._calls(way)} calls",
+                f"  {way:28} {by_wall:+.1%}, by pace {added[way][1]:+.1%} (quartiles {way_spread:.0%}), "
+                f"CPU {cpu:+.1%}, at the beginning {beginning:+.1%}, n = {rounds} rounds, {calls} calls",
                 flush=True,
             )
         for way, (other, targets) in TARGETS.items():
-            low, middle = (a / b for a, b in zip(added[way], added[other], strict=True))
-            print(f"  {way} / {other}: {low:.2f} {middle:.2f} (at most {targets[self._name]})")
+            by_wall, by_pace = (a / b for a, b in zip(added[way], added[other], strict=True))
+            print(
+                f"  {way} / {other}: {by_wall:.2f}, by pace {by_pace:.2f} (at most {targets[self._name]})"
+            )
 
-    def _calls(self, way: str) -> int:
-        return sum(len(took.wall) for took in self._took[way])
-
-    def _quartiles(self, way: str) -> tuple[float, float]:
-        """The lower quartile and the median of all calls, in ms."""
-        low, middle, _ = statistics.quantiles(
-            (ms for took in self._took[way] for ms in took.wall), n=4
+    def _middle(self, way: str, what: str) -> tuple[float, float]:
+        """The median of all calls, in ms or by pace, and the distance of their quartiles as a share of it."""
+        low, middle, high = statistics.quantiles(
+            (value for took in self._took[way] for value in getattr(took, what)), n=4
         )
-        return low, middle
+        return middle, (high - low) / middle
 
 
 def truth(out: Path) -> None:
