@@ -193,6 +193,7 @@ def main() -> None:
     if given.what == "check":
         check(given.path)
     else:
+        given.path.mkdir(parents=True, exist_ok=True)
         record(given.path)
         shutil.rmtree(SCRATCH, ignore_errors=True)
 

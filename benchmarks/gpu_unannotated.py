@@ -7,9 +7,9 @@ cost: a training step and a decode of 12 tokens of a Llama of Hugging Face, inte
 ways, plain again ...; what each adds beside what torch.profiler adds. A way is timed after it has settled, for as
 long that a round of writing lies within: a program that is recorded runs for many steps. The medians of all its calls
 and of all plain calls are compared. The pace of a shared machine changes by half from second to second, which is more
-than what is looked for: so before and after each call the same host work without PyTorch is timed, and calls are also
-compared in units of it. How much calls of one way differ, with and without that, is printed. What the first calls take
-is printed apart, as is CPU time, that of thence's thread included.
+than what is looked for: so between calls the same host work without PyTorch is timed, and calls are also compared in
+units of the median of the two times before and the two after them. How much calls of one way differ, with and without
+that, is printed. What the first calls take is printed apart, as is CPU time, that of thence's thread included.
 truth: the same steps recorded, and under torch.profiler with modules and stacks, into OUT: `check` compares them
 kernel by kernel where Polars is installed.
 programs: recordings of the programs of unannotated_programs.py, in OUT.
@@ -107,7 +107,7 @@ class Took(NamedTuple):
     wall: list[float]
     """Ms of each call, the device's work included."""
     paced: list[float]
-    """The same, divided by the time of the same host work just before and after it."""
+    """The same, divided by the time of the same host work around it."""
     cpu: float
     """Ms of CPU time of one call, of all threads of the process."""
 
@@ -137,8 +137,8 @@ def timed(function: Callable[[], None], seconds: float) -> Took:
         cpus.append((time.process_time() - cpu) * 1e3)
         paces.append(pace())
     paced = [
-        2 * wall / (before + after)
-        for wall, before, after in zip(walls, paces[:-1], paces[1:], strict=True)
+        wall / statistics.median(paces[max(0, number - 1) : number + 3])
+        for number, wall in enumerate(walls)
     ]
     return Took(walls, paced, statistics.mean(cpus))
 

@@ -14,7 +14,7 @@ from fake_cupti import library_path
 from thence.boundaries.chains import FIRST_OWN, MODULE_CALL, Chains
 from thence.boundaries.log import READ
 from thence.boundaries.places import LINE, MODULE, Place, Places
-from thence.boundaries.probe import choose_probe
+from thence.boundaries.probe import Followed, choose_probe
 from thence.boundaries.stacks import why_unreadable
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Setting:
         for domain, function in ((2, 1), (2, 2), (1, 2)):
             self.library.cuptiEnableCallback(1, self.handle, domain, function)
         self.library.fake_count_from(100)
+        probe.follow(Followed.CALLS)
         probe.take_calls()
         address = ctypes.cast(self.library.cudaDriverGetVersion, ctypes.c_void_p).value
         self.probe = probe
@@ -221,14 +222,22 @@ def test_numbers_of_kinds_are_those_of_the_header(setting: Setting) -> None:
 def test_where_calls_are_recorded_stacks_alone_are_read(setting: Setting) -> None:
     function = compiled(TWICE)
     setting.chains.own(function.__code__)
-    native = setting.chains.native
-    native.keep_calls(False)
-    try:
-        began = time.time_ns()
-        function(setting.library.fake_launch)
-    finally:
-        native.keep_calls(True)
+    setting.probe.follow(Followed.STACKS)
+    began = time.time_ns()
+    function(setting.library.fake_launch)
     assert [line for _, _, line in setting.rows(LINE)] == [2, 0, 3]
     assert not len(setting.probe.take_calls()["begin"])
     # The clock of who records them may be behind.
     assert began - 5000 <= setting.taken["time"][0] < began + 10**9
+
+
+def test_of_calls_that_are_not_followed_no_stack_is_read(setting: Setting) -> None:
+    function = compiled(TWICE)
+    setting.chains.own(function.__code__)
+    setting.probe.follow(Followed.NOTHING)
+    function(setting.library.fake_launch)
+    setting.probe.follow(Followed.CALLS)
+    assert setting.rows(LINE) == []
+    assert not len(setting.probe.take_calls()["begin"])
+    function(setting.library.fake_launch)
+    assert [line for _, _, line in setting.rows(LINE)] == [2, 0, 3]

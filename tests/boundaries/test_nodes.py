@@ -17,7 +17,7 @@ import fake_cupti
 from thence.boundaries.chains import Chains
 from thence.boundaries.node_places import LEAF, MOST_ROWS, MOST_THREADS, NodePlaces
 from thence.boundaries.places import LINE, MODULE, PHASE, Place, Places
-from thence.boundaries.probe import choose_probe
+from thence.boundaries.probe import Followed, choose_probe
 from thence.boundaries.stacks import why_unreadable
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Setting:
         callback = ctypes.c_void_p(self.native.CALLBACK)
         assert self.cupti.cuptiSubscribe(ctypes.byref(self.handle), callback, None) == 0
         self.cupti.cuptiEnableCallback(1, self.handle, 2, 2)
+        self.native.follow(Followed.CALLS)
         self.cupti.fake_count_from(100)
         self.places = Places()
         self.chains = Chains(self.native, self.places)

@@ -19,7 +19,7 @@ import pytest
 import thence
 from fake_cupti import library_path
 from thence.boundaries.log import BEGINS, COLUMNS, ENDS, BoundaryLog
-from thence.boundaries.probe import Probe, choose_probe
+from thence.boundaries.probe import Followed, Probe, choose_probe
 from thence.boundaries.stacks import LAYOUTS
 from thence.model.formats import CLOSED, OPENED, STEP
 
@@ -35,6 +35,7 @@ def probe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pr
     chosen = choose_probe()
     if chosen.name != request.param:
         pytest.skip("the probe was not compiled")
+    chosen.follow(Followed.CALLS)
     return chosen
 
 
@@ -214,6 +215,23 @@ def test_other_calls_are_noted_with_their_times(probe: Probe, cupti: ctypes.CDLL
     assert (calls["end"] >= calls["begin"]).all()
     assert calls["end"][-1] <= time.time_ns()
     assert [len(column) for column in probe.take_calls().values()] == [0] * 6
+
+
+def test_calls_are_noted_while_they_are_followed(probe: Probe, cupti: ctypes.CDLL) -> None:
+    log = log_of(probe, cupti)
+    probe.take_calls()
+    for what in Followed:
+        probe.follow(what)
+        cupti.cudaDriverGetVersion(ctypes.byref(ctypes.c_int()))
+        assert log.note(1) > 0, "the counter is read all the same"
+        assert len(probe.take_calls()["begin"]) == (what is Followed.CALLS)
+
+
+def test_the_compiled_probe_follows_nothing_unknown(probe: Probe) -> None:
+    if probe.name == "python":
+        pytest.skip("of the compiled probe")
+    with pytest.raises(ValueError, match="not 3"):
+        probe.follow(3)  # type: ignore[arg-type]
 
 
 def test_a_forked_child_has_ids_of_its_own(probe: Probe, cupti: ctypes.CDLL) -> None:

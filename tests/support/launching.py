@@ -21,7 +21,7 @@ import pytest
 from fake_cupti import library_path
 from thence.boundaries.log import BEGINS, ENDS, BoundaryLog
 from thence.boundaries.places import LINE, Place, Places
-from thence.boundaries.probe import choose_probe
+from thence.boundaries.probe import Followed, choose_probe
 from thence.boundaries.stacks import why_unreadable
 from thence.hooks.torch.hooks import Hooks
 
@@ -95,6 +95,7 @@ class CompiledCounter(Counter):
     def __init__(self, file: str) -> None:
         super().__init__(0, file)
         probe = choose_probe()
+        probe.follow(Followed.CALLS)
         if (why := why_unreadable(probe.compiled)) is not None:
             pytest.skip(f"stacks cannot be read: {why}")
         self.library = library = ctypes.CDLL(library_path())

@@ -8,6 +8,7 @@
 #include <time.h>
 
 enum { ENTER = 0, RUNTIME_API = 2 };
+enum { NOTHING, STACKS, CALLS };
 
 /* As CUpti_CallbackData of cupti_callbacks.h begins: site at 0, correlationId at 64. */
 typedef struct {
@@ -31,7 +32,7 @@ static __thread int reading;
 static __thread int64_t began; /* the call that this thread makes otherwise; 0: none */
 static __thread int domain_of; /* that call's, */
 static __thread uint32_t number_of; /* and its number */
-static int keeping = 1; /* calls; otherwise they are recorded, and their stacks are read all the same */
+static int followed; /* of calls: see Followed of probe.py */
 static const int64_t CLOCKS_DIFFER = 5000; /* by so many ns at most, where another clock times the calls */
 static Rows calls = {.size = sizeof(Call), .most = 1 << 22};
 
@@ -52,14 +53,15 @@ static void on_call(void *user, int domain, uint32_t function, const CallbackDat
     if (reading) {
         if (data->site == ENTER) number = data->correlation;
     } else if (data->site == ENTER) {
+        if (followed == NOTHING) return;
         if (began && domain != RUNTIME_API) return; /* the runtime calls the driver: one call, with its number */
         domain_of = domain;
         number_of = data->correlation;
         began = thence_now();
-        if (thence_reading) thence_note_stack(number_of - 1, began - (keeping ? 1 : CLOCKS_DIFFER)); /* before it */
+        if (thence_reading) thence_note_stack(number_of - 1, began - (followed == CALLS ? 1 : CLOCKS_DIFFER)); /* before it */
     } else if (began && domain == domain_of && data->correlation == number_of) {
         int64_t ended = thence_now();
-        if (keeping) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
+        if (followed == CALLS) keep((Call){began, ended, (uint32_t)domain, function, thence_thread(), number_of});
         if (thence_reading) thence_call_ended(ended);
         began = 0;
     }
@@ -81,11 +83,13 @@ static PyObject *take_calls(PyObject *module, PyObject *unused) {
     return thence_take(&calls);
 }
 
-static PyObject *keep_calls(PyObject *module, PyObject *value) {
-    int truth = PyObject_IsTrue(value);
+static PyObject *follow(PyObject *module, PyObject *value) {
+    long what = PyLong_AsLong(value);
     (void)module;
-    if (truth < 0) return NULL;
-    keeping = truth;
+    if (what == -1 && PyErr_Occurred()) return NULL;
+    if (what < NOTHING || what > CALLS)
+        return PyErr_Format(PyExc_ValueError, "follow takes 0 (nothing), 1 (stacks) or 2 (calls), not %ld", what);
+    followed = (int)what;
     RETURN_NONE;
 }
 
@@ -95,7 +99,7 @@ static PyObject *count_lost_calls(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef functions[] = {
-    {"keep_calls", keep_calls, METH_O, "keep_calls(on)\n\nWhether other calls are noted, not their stacks alone."},
+    {"follow", follow, METH_O, "follow(what)\n\nOf other calls nothing (0), their stacks (1), or the calls too (2)."},
     {"lost_calls", count_lost_calls, METH_NOARGS, "lost_calls()\n\nOther calls for which there was no memory."},
     {"take_calls", take_calls, METH_NOARGS, "take_calls()\n\nOther calls since this was last asked, as bytes."},
     {NULL, NULL, 0, NULL}};

@@ -17,6 +17,7 @@ import os
 import threading
 from collections import deque
 from ctypes import CFUNCTYPE, PYFUNCTYPE, byref, c_int, c_uint32, c_void_p
+from enum import IntEnum
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +28,7 @@ from thence.boundaries.log import BoundaryLog, NativeBoundaryLog
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["Calls", "NativeProbe", "Probe", "PythonProbe", "choose_probe"]
+__all__ = ["Calls", "Followed", "NativeProbe", "Probe", "PythonProbe", "choose_probe"]
 
 Calls = dict[str, np.ndarray[Any, Any]]
 _CALL = np.dtype(
@@ -45,6 +46,16 @@ _CORRELATION = 64
 """Offset of correlationId in CUpti_CallbackData (cupti_callbacks.h of CUDA 11.7 to 13.5)."""
 _Callback = CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
 _Function = PYFUNCTYPE(c_int, c_void_p)  # holds the GIL: no other thread notes in between
+
+
+class Followed(IntEnum):
+    """What is noted of the calls that CUPTI calls back for. Nothing until a probe is told otherwise."""
+
+    NOTHING = 0
+    STACKS = 1
+    """The stack of the thread, by the compiled probe: the calls themselves are recorded elsewhere."""
+    CALLS = 2
+    """The calls and their stacks."""
 
 
 class Probe(Protocol):
@@ -73,6 +84,9 @@ class Probe(Protocol):
     def log(self, function: int) -> BoundaryLog:
         """A log that reads the counter by calling a CUDA function: its address; it takes an int pointer."""
 
+    def follow(self, what: Followed) -> None:
+        """What is noted of calls from now on. The callbacks themselves stay as they are."""
+
     def take_calls(self) -> Calls:
         """Calls that CUPTI called back for otherwise, since this was last asked, but none inside another.
 
@@ -93,7 +107,7 @@ def _compiled() -> ModuleType | None:
     except ImportError:
         return None
     # One that was built for an older thence, as in a checkout that has moved on, lacks functions.
-    return _probe if hasattr(_probe, "Moments") else None
+    return _probe if hasattr(_probe, "follow") else None
 
 
 class NativeProbe:
@@ -120,6 +134,10 @@ class NativeProbe:
         """See `Probe`."""
         return self._module.lost_calls()  # type: ignore[no-any-return]
 
+    def follow(self, what: Followed) -> None:
+        """See `Probe`."""
+        self._module.follow(what)
+
     def take_calls(self) -> Calls:
         """See `Probe`."""
         rows = np.frombuffer(self._module.take_calls(), _CALL)
@@ -143,7 +161,7 @@ class PythonProbe:
             if local.reading and enters:
                 local.number = c_uint32.from_address(data + _CORRELATION).value
             elif not local.reading and enters:
-                if not local.began:
+                if not local.began and self._followed is Followed.CALLS:
                     local.began, local.outermost = time_ns(), (domain, function)
             elif local.began and local.outermost == (domain, function):
                 number = c_uint32.from_address(data + _CORRELATION).value
@@ -153,6 +171,7 @@ class PythonProbe:
                     self.lost_calls += 1
                 local.began = 0
 
+        self._followed = Followed.NOTHING
         self._local = local
         self._calls = calls
         self._kept = _Callback(on_call)  # CUPTI may call it as long as it lives
@@ -171,6 +190,10 @@ class PythonProbe:
             return local.number
 
         return BoundaryLog(counter)
+
+    def follow(self, what: Followed) -> None:
+        """See `Probe`."""
+        self._followed = what
 
     def take_calls(self) -> Calls:
         """See `Probe`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.boundaries.probe import choose_probe
+from thence.boundaries.probe import Followed, choose_probe
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import DRIVER_API, RUNTIME_API, CuptiError
 from thence.cuda.layouts import DRIVER, RUNTIME
@@ -66,8 +66,6 @@ class Counting:
         It has to tell two different numbers in a row: then they are unique, and in order.
         """
         self.trouble = "this process has neither a CUDA runtime of its own file nor a driver"
-        if self.compiled is not None:
-            self.compiled.keep_calls(1)
         for function in _functions():
             callback_id = cupti.callback_id(function.domain, function.name)
             if callback_id is None:
@@ -92,8 +90,12 @@ class Counting:
         """The compiled probe; None where that in Python counts."""
         return self._probe.compiled
 
-    def choose(self, cupti: Cupti, wanted: Callable[[str], bool]) -> None:
-        """Say of which other functions, named as in CUDA's headers, calls are noted while it listens."""
+    def listen(self, cupti: Cupti, subscription: int, wanted: Callable[[str], bool]) -> None:
+        """Have CUPTI call back for other functions, named as in CUDA's headers, until the recording ends.
+
+        Callbacks are never switched off while the program runs: where another thread launches meanwhile, CUPTI 13.0
+        crashes, or gives two calls the same number. What is noted of the calls is for `follow` to say.
+        """
         self._functions = {
             (domain, callback_id): name
             for domain in (RUNTIME_API, DRIVER_API)
@@ -101,16 +103,13 @@ class Counting:
             if wanted(name) and not name.startswith(_TELLING)
         }
 
-    def listen(self, cupti: Cupti, subscription: int, *, on: bool) -> None:
-        """Note calls of the chosen functions from now on, or no longer."""
         for domain, callback_id in self._functions:
             with contextlib.suppress(CuptiError):  # one that this driver does not have
-                cupti.enable_callback(subscription, domain, callback_id, on=on)
+                cupti.enable_callback(subscription, domain, callback_id, on=True)
 
-    def read_stacks_only(self) -> None:
-        """Note no calls any longer, as they are recorded; where stacks are read, they still are at each."""
-        if self.compiled is not None:
-            self.compiled.keep_calls(0)
+    def follow(self, what: Followed) -> None:
+        """What is noted of the calls of those functions from now on."""
+        self._probe.follow(what)
 
     def take_calls(self, number_of: Callable[[str], int]) -> dict[str, np.ndarray[Any, Any]]:
         """Rows of ``calls`` since this was last asked; `number_of` numbers the names of functions."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.boundaries.log import BoundaryLog
+from thence.boundaries.probe import Followed
 from thence.cuda import layouts
 from thence.cuda.cuda_events import load_driver
 from thence.cuda.cupti import MOST_CALLBACK_IDS, TAKEN, CuptiError, load
@@ -157,7 +158,7 @@ class Recorder:
             self._paused = True
             for kind in self._options.kinds():
                 self._cupti.disable(kind)
-            self._listen(on=False)
+            self._counting.follow(Followed.NOTHING)
 
     def resume(self) -> None:
         """Record (again)."""
@@ -236,7 +237,9 @@ class Recorder:
                 # Refused, a launch lies between its boundaries all the same.
                 with contextlib.suppress(CuptiError):
                     self._cupti.latency_timestamps(on=True)
-            self._counting.choose(self._cupti, partial(self._options.calls_back, launches=noted))
+            if not self._options.records_calls:
+                wanted = partial(self._options.calls_back, launches=noted)
+                self._counting.listen(self._cupti, self._subscription, wanted)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
             self.warn(
@@ -252,10 +255,6 @@ class Recorder:
         """
         self._flushes = False
         if self._options.launches is None and self.alive:
-            if self._counting.compiled is None:
-                self._listen(on=False)
-            else:  # not switched off: CUPTI 13.0 does not bear that while another thread launches
-                self._counting.read_stacks_only()
             self._options = replace(self._options, launches=True)
             if not self._paused:
                 self._try(self._enable)
@@ -265,12 +264,7 @@ class Recorder:
             self._cupti.enable(kind)
             if kind in layouts.CALLS:
                 self._choose_calls(kind)
-        self._listen(on=True)
-
-    def _listen(self, *, on: bool) -> None:
-        """Note calls by callbacks, or no longer, where no API calls are recorded."""
-        if self.counts and not self._options.records_calls:
-            self._counting.listen(self._cupti, self._subscription, on=on)
+        self._counting.follow(Followed.STACKS if self._options.records_calls else Followed.CALLS)
 
     def _choose_calls(self, kind: int) -> None:
         """Switch off the API calls that are not wanted: they are a hundred times as many."""
