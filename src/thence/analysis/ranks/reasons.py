@@ -141,7 +141,8 @@ def _frame(
     frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(
         share=pl.col("total_ns") / max(whole, 1)
     )
-    # Idle time without a cause and stretches that are not known are one cause.
+    # Idle time without a cause and stretches that are not known are one cause, of which a place of the idle time
+    # may have little.
     frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
         pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
     )
@@ -152,6 +153,7 @@ def _frame(
         frame.with_row_index("at")
         .join(of_cause, on="cause")
         .filter(pl.col("large") >= _LEAST_SHARE)
+        .filter((pl.col("by") == "cause") | (pl.col("total_ns") >= _NAMED_SHARE * pl.col("whole")))
         .sort("whole", "at", descending=[True, False])
         .select(list(REASON))
     )
@@ -227,15 +229,13 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
     if added > max(slower, 0.0):
         cause, rows = "more_work", unlike
         late, other = (int(unlike[f"{side}_count"].sum()) for side in ("late", "other"))
-        detail = f"{late:,} kernels of other shapes or counts, {other:,} on the median rank"
+        detail = f"kernels with other shapes or counts: {late:,} here, {other:,} on the median rank"
     else:
         typical, whole = _ratios(alike)
         cause, rows = "compute", alike
         if typical >= max(1 + (whole - 1) / 2, _LEAST_SLOWER):
             cause = "slower_gpu"
-            detail = (
-                f"the same kernels take {typical:.3f} times as long, half of their time at least"
-            )
+            detail = f"the same kernels take {typical:.3f} times as long (median, weighted by time)"
     result = [_row(cause, "cause", None, amount, detail)]
     if cause == "slower_gpu":
         return result
@@ -276,7 +276,9 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     )
     whole = float(causes["more"].sum())
     if whole <= 0:
-        return [_row("unknown", "cause", None, amount, "idle time that its steps do not show")]
+        return [
+            _row("unknown", "cause", None, amount, "idle time for which its steps show no cause")
+        ]
     result = []
     for cause, more in (
         causes.filter(pl.col("more") > 0)
