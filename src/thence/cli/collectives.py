@@ -12,6 +12,7 @@ from thence.cli.output import (
     console,
     document_of,
     notes_of,
+    print_notes,
     print_table,
     result_options,
 )
@@ -91,8 +92,6 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
     import polars as pl
     from rich.text import Text
 
-    from thence.writers.text.printable import printable
-
     output = console()
     late = times.stragglers.filter(pl.col("caused_ns") > 0)
     if not late.is_empty():
@@ -117,8 +116,7 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
     print_table(output, "")
     for text in _totals(times, result.most_devices):
         print_table(output, Text(text))
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)
 
 
 def _says_something(rows: pl.DataFrame, column: str) -> bool:

@@ -13,6 +13,7 @@ from thence.cli.output import (
     console,
     document_of,
     notes_of,
+    print_notes,
     print_table,
     result_options,
 )
@@ -121,8 +122,7 @@ def _show(streams: Streams, notes: tuple[str, ...], result: Result) -> None:
     if devices > result.most_devices:
         more = f"... {devices - result.most_devices:,} more devices; --top {devices} shows all"
         print_table(output, Text(more, "dim"))
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)
 
 
 def _lines(of: Concurrency) -> Iterator[str]:
