@@ -174,14 +174,14 @@ def _streams(activities: pl.DataFrame, group: str) -> list[int]:
 
 
 def _reason(expectation: _Expectation, decided: dict[str, Any], failed: int, judged: int) -> str:
-    where = f"rank {decided['rank']} device {decided['device']}"
+    where = f"rank {decided['rank']} GPU {decided['device']}"
     text = f"{expectation.group} ran on {_streams_text(decided['streams'])}"
     if expectation.other is not None:
         text += f", {expectation.other} on {_streams_text(decided['other_streams'])}"
     text += f" of {where}"
     if judged > 1:
         passed = judged - failed
-        text += f"; holds on {passed} of {judged} devices"
+        text += f"; holds on {passed} of {judged} GPUs"
     return text
 
 

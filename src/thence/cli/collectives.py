@@ -35,7 +35,8 @@ Examples:
   thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
 \b
 The first table lists the devices that the others waited for. A wait lasts from a device's own start
-until the last device that it needs has started; the transfer lasts from there to the end. Message
+until the last device that it needs has started; the transfer lasts from there to the end. The second
+table counts kernels, one per device and collective, and gives the longest wait of each collective, mean. Message
 sizes are what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths
 as in nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean
 of whole kernels, which contain the wait. Of send-recv, the batches of
@@ -61,7 +62,7 @@ _SIZES = {
     "group_size": "ranks",
     "count": "count",
     "exposed_ns": "exposed",
-    "wait_ns_mean": "mean wait",
+    "wait_ns_mean": "longest wait",
     "transfer_bus_gbps_max": "best bus GB/s",
     "transfer_bus_gbps_median": "median",
     "transfer_bus_gbps_std": "std",

@@ -43,7 +43,7 @@ group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, a
 
 _ROWS = {
     "rank": "rank",
-    "device": "device",
+    "device": "GPU",
     "stream": "stream",
     "group": "group",
     "count": "count",
@@ -52,7 +52,7 @@ _ROWS = {
 }
 _LANES = {
     "rank": "rank",
-    "device": "device",
+    "device": "GPU",
     "stream": "stream",
     "busy_ns": "busy",
     "concurrent_ns": "while another ran",
@@ -132,7 +132,7 @@ def _lines(of: Concurrency) -> Iterator[str]:
     shares = [
         f"{name} {format_ns(ns)} ({format_share(ns, of.busy_ns)})" for name, ns in times if ns
     ]
-    where = f"rank {of.rank} device {of.device}"
+    where = f"rank {of.rank} GPU {of.device}"
     yield f"{where}: busy {format_ns(of.busy_ns)}{': ' if shares else ''}{', '.join(shares)}"
     pairs = [(ns, a, b) for a, row in of.overlap_ns.items() for b, ns in row.items() if a <= b]
     pairs.sort(reverse=True)
