@@ -104,7 +104,9 @@ def parse_expectation(text: str, groups: Sequence[str]) -> _Expectation:
     if sign == "!=":
         other = _group_named(right, groups, text)
         if other == group:
-            raise UsageError(f"{text}: a group never keeps off its own streams; name two groups")
+            raise UsageError(
+                f"{text}: a group always shares its own streams; name two different groups"
+            )
         return _Expectation(text, group, sign, other=other)
     if not (right.isascii() and right.isdecimal() and len(right) < 10 and int(right)):
         raise UsageError(f"{text}: expected a number of streams, 1 or more, after {sign}")

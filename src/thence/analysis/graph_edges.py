@@ -35,8 +35,8 @@ def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
     ]
     if not frames:
         raise MissingData(
-            "no labels with the edges of a CUDA graph: what thence.save_labels() writes holds them, "
-            "PyTorch's annotation files do not"
+            "no labels with the edges of a CUDA graph: files of thence.save_labels() hold edges, PyTorch's "
+            "annotation files do not"
         )
     return pl.concat(frames)
 

@@ -35,13 +35,14 @@ Examples:
   thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
 \b
 The first table lists the devices that the others waited for. A wait lasts from a device's own start
-until the last device that it needs has started; the transfer lasts from there to the end. The second
-table counts kernels, one per device and collective, and gives the longest wait of each collective, mean. Message
-sizes are what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths
-as in nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean
-of whole kernels, which contain the wait. Of send-recv, the batches of
-sends and receives of PyTorch, each kernel counts by itself: what it sends and receives, added up,
-and its wait for the last of the ranks at the other ends.
+until the last device that it needs has started; the transfer lasts from there to the end.
+The second table has one row per collective and message size. It counts kernels, one per device and
+collective; "longest wait" is the mean, over the collectives, of the longest wait in each. A message
+is what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths as in
+nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean of
+whole kernels, which contain the wait. Of send-recv (PyTorch's batches of sends and receives) each
+kernel counts by itself: its message is what it sends and receives together, and its wait is that for
+the last of the ranks at the other ends.
 Exposed is the time in which a device communicates and computes nothing; hidden, in which it
 computes too; overlapped, in which an earlier collective counts as exposed. With --warm-up keep,
 first calls of communicators and warm-up executions of XLA programs count, too.

@@ -111,7 +111,7 @@ def check_output(output: str, *, force: bool) -> None:
         UsageError: something is there already, or there is no such folder.
     """
     if "\0" in output:
-        raise UsageError(f"{output}: no name of a file")
+        raise UsageError(f"{output}: is not a valid file name")
     if os.path.lexists(output) and not force:
         raise UsageError(f"{output}: exists already; --force replaces it")
     if not Path(output).absolute().parent.is_dir():

@@ -37,11 +37,11 @@ Examples:
   thence ranks traces/ -o ranks.html         heat map of ranks and steps
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
 \b
-A straggler makes others wait for more than 2 % of a step on average, and for more than by chance:
-the lower bound over the steps, for all devices together, is above 0 with 99 %; the bound shown is
-that with 95 %. Waiting is time in which the others compute nothing; what a late rank waited itself
-for another is not its fault.
-Causes of the late rank's extra time, compared with the rank in the middle, before its late arrivals:
+A straggler makes others wait for more than 2 % of a step on average, and for more than chance explains:
+with 99 % confidence over all devices together, its mean over the steps is above 0. The bound that is
+shown has 95 % confidence. "waits" is the time in which a device waits in collectives and computes
+nothing; what a late rank itself waited for another is not charged to it.
+The extra time of a late rank before its late arrivals, compared with the rank in the middle, by cause:
   slower GPU    the same kernels of the same shapes take longer, most of them
   more work     kernels ran more often, or with other shapes
   compute       some kernels take longer

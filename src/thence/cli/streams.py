@@ -38,7 +38,7 @@ Examples:
 Groups: GEMM, attention, communication, elementwise, reduction, copy, other. A --group comes before
 them, and is tried on kernel names and on the names, opcodes and op_names of HLO instructions; one
 of their names extends that group. --expect takes >=, ==, <= and a number of streams, or != and a
-group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, as of a group without kernels.
+group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, such as one on a group without kernels.
 """
 
 _ROWS = {

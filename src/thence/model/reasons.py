@@ -95,7 +95,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "launched_together": "launched while two threads were launching",
         "launched_unseen": "launched while all threads that were watched had said that they launch nothing",
         "launched_before": "launched before thence noted the first place",
-        "number_reused": "CUPTI gave its number to two launches",
+        "number_reused": "CUPTI gave its correlation number to two launches",
         "no_ranges": "no named ranges recorded",
         "no_modules": "no nn.Module calls recorded",
         "no_operators": "no operators recorded",
@@ -120,7 +120,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "graph_not_joined": "inside a CUDA graph that fits none of the labels",
         "graph_captures_differ": "inside a CUDA graph: it can be several launches of the captures, which differ",
         # Code that torch.compile made.
-        "compiled_before": "compiled before thence was there: cached code does not tell which module it is of",
+        "compiled_before": "compiled before the recording: cached code does not say which module it belongs to",
         "made_by_compiler": "made by the compiler itself, for no line of the program",
         # XLA.
         "no_xla": "no XLA programs in this trace",

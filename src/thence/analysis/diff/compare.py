@@ -171,13 +171,13 @@ class Diff(Shown):
         if self.between:
             runs = f"{len(self.before)} runs before and {len(self.after)} after"
             yield (
-                f"noise is what the means of {runs} vary by; verdicts hold at a false discovery rate of 5 % among "
+                f"noise is how much the means of {runs} vary; verdicts hold at a false discovery rate of 5 % among "
                 f"{format_count(tested)} rows (Benjamini-Hochberg), intervals at 95 % for each row by itself"
             )
         else:
             yield (
-                "one run a side: the noise is only that of the steps within them; whether another run of the same "
-                "program would differ as much is not known: give several runs a side (--before, --after)"
+                "one run a side: noise is how much the steps within each run vary; how much runs of the same program "
+                "vary is not known: give several runs a side (--before, --after)"
             )
 
     def _steps(self) -> Iterator[str]:
@@ -193,14 +193,14 @@ class Diff(Shown):
             yield f"{side}: {format_count(counted)} of {format_count(len(codes))} {what} count{left}"
             outside = max(sample.outside_share for sample in samples)
             if outside > 0.01:
-                yield f"{side}: {format_share(outside, 1)} of the device time is of no step, and in no row"
+                yield f"{side}: {format_share(outside, 1)} of the device time belongs to no step, and is in no row"
 
     def _left_out(self) -> Iterator[str]:
         for side, samples in (("before", self.before), ("after", self.after)):
             if any(sample.idle_is_total for sample in samples):
                 yield (
-                    f"{side}: why the GPU was idle is not told of so many steps and host ranges in one trace "
-                    "(--idle causes takes the time to)"
+                    f"{side}: idle time is not divided by cause, because that takes long for so many steps and host "
+                    "ranges; --idle causes does it"
                 )
         if self.left_out:
             yield (

@@ -84,7 +84,7 @@ def explain(
         certainly = [sign.text for sign in found[:1]]
         certainly += [text for text in [_largest(certain)] if text is not None]
         if certainly:
-            named.append(f"but for sure {certainly[0]}")
+            named.append(f"certain is {certainly[0]}")
         others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
 
@@ -112,7 +112,7 @@ def _head(total: Mapping[str, Any], *, between: bool) -> str:
         return times
     change = signed_share(total["difference_share"])
     if total["low_share"] is None:
-        return f"{times} ({change}, interval not known: single steps show no noise)"
+        return f"{times} ({change}, interval unknown: one step a side shows no noise)"
     low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
     scope = "" if between else " within these two runs"
     return f"{times} ({change}, 95 % interval {low} to {high} %{scope})"
@@ -122,11 +122,11 @@ def _undecided(total: Mapping[str, Any]) -> str:
     if total["verdict"] == "same":
         return "the same"
     if total["more_runs"] is None:
-        return "not told apart from noise"
+        return "cannot be told from noise"
     more = total["more_runs"]
     if more >= MOST_RUNS:
-        return f"not told apart from noise, and {MOST_RUNS:,} runs a side would not, either"
-    return f"not told apart from noise; some {more:,} more run{'s' if more > 1 else ''} a side would tell"
+        return f"cannot be told from noise, not even with {MOST_RUNS:,} runs a side"
+    return f"cannot be told from noise; about {more:,} more run{'s' if more > 1 else ''} a side would tell"
 
 
 def _causes(

@@ -264,8 +264,8 @@ class ByCapture:
             shifted = _shifted(variant, window)
             if shifted is not None:
                 why = (
-                    f"from activity {shifted}, `{short_name(names[shifted])}`, on, kernels and the operators of "
-                    f"{window.title} are paired as nowhere else: they are in another order there"
+                    f"from activity {shifted}, `{short_name(names[shifted])}`, on, the kernels are in another order "
+                    f"than the operators of {window.title}"
                 )
                 continue
             fits.append(window)
