@@ -209,7 +209,7 @@ def test_an_unknown_stream_decides_nothing() -> None:
         ("GEMM>=²", "number of streams"),
         ("gems>=2", "no group 'gems', only GEMM, attention"),
         ("GEMM!=2", "no group '2'"),
-        ("GEMM!=gemm", "two groups"),
+        ("GEMM!=gemm", "two different groups"),
     ],
 )
 def test_what_is_no_expectation_is_refused(text: str, message: str) -> None:
