@@ -138,7 +138,7 @@ def _gaps(
         idle_ns=pl.col("duration").sum(),
     )
     parts = numbered.select("gap", "cause", ns="duration")
-    return *_told_apart(gaps.drop("gap"), parts), causes
+    return *_with_parts(gaps.drop("gap"), parts), causes
 
 
 def _causes(
@@ -160,7 +160,7 @@ def _causes(
     return tuple(causes), said.with_columns(cause=number)
 
 
-def _told_apart(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _with_parts(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The gaps with the number of their parts, and the largest parts of each; the rest of it has no cause.
 
     Args:
@@ -217,7 +217,7 @@ def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
         idle_ns=pl.col("idle_ns").sum(),
     )
     of_part = np.repeat(group.to_numpy(), timeline.gaps["parts"].to_numpy())
-    gaps, parts = _told_apart(gaps, timeline.parts.with_columns(gap=pl.Series(of_part)))
+    gaps, parts = _with_parts(gaps, timeline.parts.with_columns(gap=pl.Series(of_part)))
     note = f"gaps shorter than {format_ns(width)} that are near each other are shown as one"
     return dataclasses.replace(
         timeline,

@@ -24,6 +24,7 @@ __all__ = [
     "RULES",
     "Reason",
     "advice",
+    "reason_of",
     "text_of",
 ]
 
@@ -300,6 +301,29 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.text} ({self.advice})" if self.advice else self.text
+
+
+def reason_of(
+    code: str,
+    total_ns: int,
+    sum_ns: int,
+    formats: Iterable[str],
+    *,
+    labels_joined: bool = False,
+    accelerators: Iterable[str] = (),
+) -> Reason:
+    """The reason of a code with its text and advice.
+
+    Args:
+        code: of `REASONS`.
+        total_ns: durations of the work without a place for this reason.
+        sum_ns: durations of all work.
+        formats: of the inputs, as `advice` takes them.
+        labels_joined: likewise.
+        accelerators: likewise.
+    """
+    how = advice(code, formats, labels_joined=labels_joined, accelerators=accelerators)
+    return Reason(code, total_ns, total_ns / max(sum_ns, 1), text_of(code), how)
 
 
 def text_of(code: str) -> str:

@@ -20,6 +20,7 @@ from thence.analysis.diff.estimates import (
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
+from thence.analysis.diff.steps import WHOLE_TRACE
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
 from thence.notebook import Form, Shown
@@ -189,8 +190,11 @@ class Diff(Shown):
                 for code, count in codes.drop_nulls().value_counts(sort=True, name="n").iter_rows()
             ]
             left = f"; left out: {', '.join(parts)}" if parts else ""
-            what = samples[0].what
-            yield f"{side}: {format_count(counted)} of {format_count(len(codes))} {what} count{left}"
+            if samples[0].what == WHOLE_TRACE:
+                yield f"{side}: there are no steps, so each run counts as one step"
+            else:
+                of_all = f"{format_count(counted)} of {format_count(len(codes))} {samples[0].what}"
+                yield f"{side}: {of_all} count{left}"
             outside = max(sample.outside_share for sample in samples)
             if outside > 0.01:
                 yield f"{side}: {format_share(outside, 1)} of the device time belongs to no step, and is in no row"
@@ -301,7 +305,8 @@ def _rows(
     whole = np.array([key in _ALWAYS for key in means.keys], np.bool_)
     kept = np.flatnonzero(whole | (np.maximum(found.before, found.after) >= least))
     new, gone = (
-        (_alone(means, one, other) & ~parts)[kept] for one, other in ((sides[1], sides[0]), sides)
+        (_new_or_gone(means, one, other) & ~parts)[kept]
+        for one, other in ((sides[1], sides[0]), sides)
     )
     margin = np.maximum(same_share * found.before[kept], least)
     verdicts, needed = _verdicts(found, kept, (new, gone), margin, min(map(len, sides)))
@@ -340,7 +345,7 @@ def _rows(
     return _ordered(frame), len(means.keys) - len(kept)
 
 
-def _alone(means: RunMeans, one: range, other: range) -> Mask:
+def _new_or_gone(means: RunMeans, one: range, other: range) -> Mask:
     """Rows that every run of a side has in at least half of its steps, and no run of the other at all."""
     there = (means.share[:, [*one]] >= 0.5).all(axis=1)
     absent: Mask = there & (means.share[:, [*other]] == 0).all(axis=1)

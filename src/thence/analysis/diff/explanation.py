@@ -74,7 +74,7 @@ def explain(
     """
     found = signs(*kernels)
     head = _head(total, between=between)
-    certain = _told_once(rows.filter(pl.col("verdict").is_in(_TOLD)))
+    certain = _without_own_parts(rows.filter(pl.col("verdict").is_in(_TOLD)))
     if total["verdict"] in _TOLD:
         causes = _causes(total["difference_ns"], rows, certain, found)
         named = [cause.text for cause in causes[:1]] or ["no single row explains it"]
@@ -89,7 +89,7 @@ def explain(
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
 
 
-def _told_once(rows: pl.DataFrame) -> pl.DataFrame:
+def _without_own_parts(rows: pl.DataFrame) -> pl.DataFrame:
     """Without what a path has by itself, where there is a row of it with its parts: time often moves between them."""
     whole = rows.filter(pl.col("name").str.ends_with(PARTS))
     heads = whole.select("by", name=pl.col("name").str.strip_suffix(PARTS))

@@ -167,7 +167,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
         for place, late_keys in zip(places, since, strict=True)
     ]
     said += _left_out_of_causes(places, since, usual)
-    said += _nobodys(found.late, counted, step_ns)
+    said += _host_bound_notes(found.late, counted, step_ns)
     links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
@@ -262,10 +262,10 @@ def _usual(
     return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
 
 
-def _nobodys(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
+def _host_bound_notes(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
     """What is said of waits for hosts that are as fast as the others."""
     rows = late.filter(pl.col("key").is_in(counted))
-    waited = float(rows["nobody_ns"].sum() or 0) / max(len(counted), 1)
+    waited = float(rows["host_bound_ns"].sum() or 0) / max(len(counted), 1)
     if waited < LEAST_SHARE * step_ns:
         return []
     text = (
