@@ -158,3 +158,5 @@ def test_traces_without_steps_are_one_step(capsys: pytest.CaptureFixture[str]) -
     assert found["runs"]["before"][0]["steps_are"] == "the whole trace"
     assert found["total"]["low_ns"] is None
     assert found["total"]["verdict"] == "unknown"
+    # Nothing is known of the noise, so no number of runs can be promised or denied.
+    assert {row["more_runs"] for row in (found["total"], *found["rows"])} == {None}

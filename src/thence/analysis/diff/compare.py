@@ -118,9 +118,10 @@ class Diff(Shown):
         total: the length of a step.
         rows: one per row that takes at least a thousandth of a step on one side, in the columns of `ROWS`. by:
             busy, idle, communication or a kind of place. low_ns and high_ns: 95 % interval of the difference,
-            null where nothing is known of the noise. more_runs: how many more runs a side would tell, null
-            where it is told. p: before correction, null for new and gone. matched: the rule by which rows of
-            different names are one (`Match`). The largest differences that are more than noise come first.
+            null where nothing is known of the noise. more_runs: how many more runs a side would tell, null where
+            the verdict is certain, or no noise is known. p: before correction, null for new and gone. matched: the
+            rule by which rows of different names are one (`Match`). The largest differences that are more than
+            noise come first.
         moved: as `moved_time` returns it.
         explanation: sentences; the first names the cause.
         between: whether the noise is that between runs, or within single ones.
@@ -359,7 +360,7 @@ def _verdicts(
     margin: npt.NDArray[np.float64],
     runs: int,
 ) -> tuple[list[str], list[int]]:
-    """The verdict of each row, and how many more runs would tell; 0 where it is told."""
+    """The verdict of each row, and how many more runs would tell; 0 where it is certain or no noise is known."""
     new, gone = alone
     tested = np.flatnonzero(~(new | gone))
     differs = np.zeros(len(kept), np.bool_)
@@ -373,9 +374,11 @@ def _verdicts(
     )
     verdicts = [VERDICTS[number] for number in code]
     level = LEVEL * (1 + int(differs.sum())) / max(1, len(tested))
-    deviation = np.nan_to_num(found.deviation[kept], nan=np.inf, posinf=np.inf)
+    deviation = found.deviation[kept]
+    known = np.isfinite(deviation)
+    deviation = np.where(known, deviation, np.inf)
     needed = more_runs(np.maximum(np.abs(difference), margin), deviation, runs, min(level, LEVEL))
-    unknown = code == VERDICTS.index("unknown")
+    unknown = (code == VERDICTS.index("unknown")) & known
     if not found.between:
         needed = np.maximum(needed, 2)  # fewer than three runs a side say little of how runs differ
     return verdicts, np.where(unknown, np.minimum(needed, MOST_RUNS), 0).tolist()
