@@ -84,7 +84,7 @@ def explain(
         certainly = [sign.text for sign in found[:1]]
         certainly += [text for text in [_largest(certain)] if text is not None]
         if certainly:
-            named.append(f"certain is {certainly[0]}")
+            named.append(f"but certainly {certainly[0]}")
         others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
 
