@@ -144,7 +144,7 @@ def _gaps(
 def _causes(
     said: pl.DataFrame,
 ) -> tuple[tuple[tuple[str, str | None, str | None], ...], pl.DataFrame]:
-    """The causes with their places, and the pieces with their number instead; the least of many are one."""
+    """The causes with their places, and the pieces with the number of theirs; of many causes the smallest are one."""
     keys = ["cause", "by", "name"]
     found = said.group_by(keys).agg(pl.col("duration").sum())
     found = found.sort("duration", *keys, descending=[True, False, False, False])
@@ -228,7 +228,7 @@ def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
 
 
 def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[pl.Series, Ns]:
-    """A number for each row, equal for short neighbours, and how long a row is that stays alone.
+    """Numbers that are equal for short neighbours, which are merged, and the duration from which on a row stays alone.
 
     Args:
         rows: by keys and start.

@@ -138,7 +138,7 @@ def consistent_flame(flame: Flame) -> Flame:
 
 
 def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
-    """Refuses figures of which something does not hold.
+    """Raises an error if a condition that figures must meet does not hold.
 
     Args:
         inputs: of the trace, for the message.

@@ -18,7 +18,7 @@ __all__ = ["graph_edges"]
 
 
 def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
-    """One row for each edge: a node, and one that waits for it.
+    """One row for each edge: a node, and a node that waits for it.
 
     Args:
         labels: of captured graphs.

@@ -66,16 +66,16 @@ class StepTable(Shown):
                 "idle_ns": "idle",
             },
             "duration",
-            notes=(*self._spread_notes(), *self._outlier_notes()),
+            notes=(*self._spread_said(), *self._outliers_said()),
         )  # fmt: skip
 
-    def _spread_notes(self) -> Iterator[str]:
+    def _spread_said(self) -> Iterator[str]:
         columns = ("rank", "device", "steps", "median_ns", "min_ns", "max_ns")
         for rank, device, count, median, least, most in self.spread.select(columns).rows():
             extent = f"median {format_ns(median)}, {format_ns(least)} to {format_ns(most)}"
             yield f"rank {rank} GPU {device}: {count:,} steps, {extent}"
 
-    def _outlier_notes(self) -> Iterator[str]:
+    def _outliers_said(self) -> Iterator[str]:
         columns = ("step", "excess_ns", "because", "because_ns")
         for step, excess, because, grown in self.outliers.select(columns).rows():
             yield f"{step} stands out by {format_ns(excess)}: {because} (+{format_ns(grown)})"

@@ -169,11 +169,11 @@ class Summary(Shown):
             },
             "total_ns",
             {kind: ns / max(self.sum_ns, 1) for kind, ns in self.attributed_ns.items()},
-            (*self._said(), *self.soundness.lines, *self.notes, *(f"warning: {w}" for w in self.meta.warnings)),
+            (*self._notes(), *self.soundness.lines, *self.notes, *(f"warning: {w}" for w in self.meta.warnings)),
             "name",
         )  # fmt: skip
 
-    def _said(self) -> Iterator[str]:
+    def _notes(self) -> Iterator[str]:
         """Why the rest has no place, and what stands beside the rows."""
         if self.idle_inside_ns is not None:
             yield f"{IDLE_INSIDE}: {format_ns(self.idle_inside_ns)}"

@@ -90,7 +90,7 @@ def explain(
 
 
 def _without_own_parts(rows: pl.DataFrame) -> pl.DataFrame:
-    """Without what a path has by itself, where there is a row of it with its parts: time often moves between them."""
+    """The rows without that of a path alone, where another row holds it with all below: time moves between both."""
     whole = rows.filter(pl.col("name").str.ends_with(PARTS))
     heads = whole.select("by", name=pl.col("name").str.strip_suffix(PARTS))
     return rows.join(heads, on=["by", "name"], how="anti", maintain_order="left")
@@ -213,7 +213,7 @@ def _text(row: Mapping[str, Any]) -> str:
 
 
 def _largest(certain: pl.DataFrame) -> str | None:
-    """The row that differs most for sure, of the kind that says most among those nearly as large."""
+    """The row with the largest certain difference; of several nearly as large, the one of the most telling kind."""
     known = [r for r in certain.iter_rows(named=True) if r["name"] != UNATTRIBUTED]
     if not known:
         return None

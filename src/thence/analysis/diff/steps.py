@@ -120,7 +120,7 @@ def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
 
 
 def _one_step(trace: Attributed) -> RunSteps:
-    """The whole trace as one step; why its devices were idle is asked for by steps only."""
+    """The whole trace as one step, whose idle time is not divided by cause."""
     gpu = trace.gpu.select("rank", "device", "start", end=pl.col("start") + pl.col("duration"))
     device = gpu.select(pl.struct("rank", "device").rank("dense").cast(pl.Int64) - 1).to_series()
     spans = gpu.group_by("rank", "device").agg(pl.col("end").max() - pl.col("start").min())

@@ -141,8 +141,7 @@ def _frame(
     frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(
         share=pl.col("total_ns") / max(whole, 1)
     )
-    # Idle time without a cause and stretches that are not known are one cause, of which a place of the idle time
-    # may have little.
+    # Idle time without a cause and stretches that are not known are one cause.
     frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
         pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
     )
@@ -153,7 +152,6 @@ def _frame(
         frame.with_row_index("at")
         .join(of_cause, on="cause")
         .filter(pl.col("large") >= _LEAST_SHARE)
-        .filter((pl.col("by") == "cause") | (pl.col("total_ns") >= _NAMED_SHARE * pl.col("whole")))
         .sort("whole", "at", descending=[True, False])
         .select(list(REASON))
     )
@@ -288,6 +286,8 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     ):
         part = amount * more / whole
         result.append(_row(cause, "cause", None, part))
+        if cause == "unknown":
+            continue  # what is not known has no place either
         of = rows.filter(pl.col("cause") == cause)
         for by in _IDLE_BY:
             result += _named(of.filter(pl.col("by") == by), by, cause, part)
