@@ -10,10 +10,13 @@ ThenceError                 exit code 2
  +-- UsageError             the request is invalid for any input
       +-- WrongArgument     an argument of a Python call; a ValueError as well
 
-A message names the file, says what was expected, and what to do. Only ``thence.cli`` prints them.
+A message names the file, says what was expected, and what to do; of a URL it leaves out the credentials. Only
+``thence.cli`` prints them.
 """
 
 from __future__ import annotations
+
+from thence.credentials import without_credentials
 
 __all__ = [
     "Contradiction",
@@ -33,17 +36,20 @@ class ThenceError(Exception):
 
     exit_code = 2
 
+    def __init__(self, message: str) -> None:
+        super().__init__(without_credentials(message))
+
 
 class InputError(ThenceError):
     """An input that cannot be read.
 
     Attributes:
-        path: the input as the user named it.
+        path: the input as the user named it, without credentials.
     """
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
-        self.path = path
+        self.path = without_credentials(path)
 
 
 class UnknownFormat(InputError):

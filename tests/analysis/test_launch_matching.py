@@ -385,7 +385,7 @@ def test_without_a_common_clock_lengths_and_distances_say_it_or_the_user(tmp_pat
 def test_launches_that_cannot_be_it_are_not_taken(tmp_path: Path) -> None:
     trace = recording(tmp_path, (1_000_000, 30_800), (1_100_000, 30_800))
     far = launched(EPOCH + 100_000_000_000)
-    with pytest.raises(thence.MissingData, match="the trace is of another time"):
+    with pytest.raises(thence.MissingData, match="the trace was recorded at another time"):
         found(trace, far)
     for moments in ({"host_ns": 200_000}, {"taken_ns": -10_000}):
         with pytest.raises(thence.MissingData, match="the trace does not reach that far"):

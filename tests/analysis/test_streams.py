@@ -174,7 +174,7 @@ def test_streams_of_several_devices_do_not_add_up() -> None:
     assert check.ok is False
     assert check.streams == (7,)
     assert [d["ok"] for d in check.devices] == [False, False, True]
-    assert "rank 0 device 0; holds on 1 of 3 devices" in check.reason
+    assert "rank 0 GPU 0; holds on 1 of 3 GPUs" in check.reason
 
 
 def test_devices_without_the_group_do_not_count() -> None:
@@ -209,7 +209,7 @@ def test_an_unknown_stream_decides_nothing() -> None:
         ("GEMM>=²", "number of streams"),
         ("gems>=2", "no group 'gems', only GEMM, attention"),
         ("GEMM!=2", "no group '2'"),
-        ("GEMM!=gemm", "two groups"),
+        ("GEMM!=gemm", "two different groups"),
     ],
 )
 def test_what_is_no_expectation_is_refused(text: str, message: str) -> None:
@@ -276,11 +276,11 @@ def test_the_exit_code_is_the_verdict(path: Path, expectations: list[str], code:
 def test_every_expectation_has_its_line() -> None:
     done = run_thence("streams", MOVED, "--expect", "GEMM>=2", "--expect", "copy!=GEMM")
     assert done.stdout.decode().splitlines()[-2:] == [
-        "ok: GEMM>=2: GEMM ran on streams 14, 67, 68 of rank 0 device 0",
+        "ok: GEMM>=2: GEMM ran on streams 14, 67, 68 of rank 0 GPU 0",
         "cannot be judged: copy!=GEMM: the trace has no kernels of the group copy",
     ]
     failed = run_thence("streams", DEFAULT, "--expect", "GEMM>=2").stdout.decode()
-    assert "FAILED: GEMM>=2: GEMM ran on stream 14 of rank 0 device 0" in failed
+    assert "FAILED: GEMM>=2: GEMM ran on stream 14 of rank 0 GPU 0" in failed
 
 
 def test_json_keeps_its_contract() -> None:

@@ -131,7 +131,7 @@ def test_flame_graphs_leave_idle_around_first_executions_out_and_say_so() -> Non
     }  # fmt: skip
     assert graph.total_ns == 140 + 130
     (note,) = [note for note in graph.notes if "--idle include" in note]
-    assert note.startswith("60 ns of GPU idle inside and before the first executions")
+    assert note.startswith("60 ns of idle time inside and before the first executions")
     kept = by_hand().select(warm_up="keep").flame("op_name")
     assert kept.total_ns == 140 + 60 + 130
     assert not any("--idle include" in note for note in kept.notes)

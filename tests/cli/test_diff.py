@@ -125,7 +125,7 @@ def test_other_gpus_are_refused_first(folder: Path, capsys: pytest.CaptureFixtur
         ([__file__], "two runs"),
         ([__file__] * 3, "two runs"),
         (["--before", "a"], "no run after"),
-        ([__file__, "--before", "a", "--after", "b"], "behind one of them"),
+        ([__file__, "--before", "a", "--after", "b"], "must follow one of them"),
         (["--before", "a", "--baseline", "."], "both name the first side"),
         (["missing1.json", "missing2.json"], "no such file"),
         ([__file__, __file__, "--fail-on", "speed>5%"], "cannot judge"),
@@ -158,3 +158,5 @@ def test_traces_without_steps_are_one_step(capsys: pytest.CaptureFixture[str]) -
     assert found["runs"]["before"][0]["steps_are"] == "the whole trace"
     assert found["total"]["low_ns"] is None
     assert found["total"]["verdict"] == "unknown"
+    # Nothing is known of the noise, so no number of runs can be promised or denied.
+    assert {row["more_runs"] for row in (found["total"], *found["rows"])} == {None}

@@ -194,7 +194,7 @@ def test_launches_without_whole_times_begin_at_0_each() -> None:
     ]  # fmt: skip
     timeline = standalone(parts)
     assert [p.ranges["start_ns"].to_list() for p in timeline.inside] == [[0], [0]]
-    assert any("distances are unknown" in note for note in timeline.notes)
+    assert any("time between them is unknown" in note for note in timeline.notes)
     whole = standalone([("a", launched(START)), ("b", launched(START + 50_000))])
     assert [p.ranges["start_ns"][0] for p in whole.inside] == [0, 50_000]
 
@@ -264,8 +264,8 @@ def test_command_line_on_the_mosaic_recording() -> None:
         (["cut.npz"], "cut or damaged"),
         (["k.npz", "-o", "k.txt"], "the ending says no format"),
         (["k.npz", "-o", "missing/k.pftrace"], "there is no folder"),
-        (["k.npz", "--merge", "t.json"], "-o says where"),
-        (["k.npz", "--launch", "1", "-o", "k.pftrace"], "--merge says which"),
+        (["k.npz", "--merge", "t.json"], "the file to write with -o"),
+        (["k.npz", "--launch", "1", "-o", "k.pftrace"], "name the trace with --merge"),
         (["k.npz", "--clock-ghz", "1980"], "SM clocks run at"),
         (["empty"], "looked for *.npz, *.npy"),
         (["nothing.npz"], "no trace holds anything"),

@@ -11,6 +11,7 @@ from polars.testing import assert_frame_equal
 import thence
 from helpers import DATA, FSDP, PAIR, TABLES, assert_same_tables, output, unzipped, written
 from stores import InProcess, stored
+from thence.credentials import without_credentials
 from thence.errors import InputError, MissingRequirement
 from thence.readers.remote import fetched, is_url
 
@@ -37,6 +38,29 @@ def test_what_is_a_url() -> None:
     assert not is_url("C://run")
     assert not is_url("run/trace.json")
     assert not is_url("/tmp/a://b")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:word@host/run", "https://host/run"),
+        ("ftp://token@host:21/run", "ftp://host:21/run"),
+        ("https://me:w@rd@host/run", "https://host/run"),
+        ("https://host/run@3/a.json", "https://host/run@3/a.json"),
+        ("https://host/a.json?X-Amz-Signature=0f1e&part=2", "https://host/a.json?X-Amz-Signature=...&part=2"),
+        ("az://c/a.json?sv=2024&sig=Zm9v%3D", "az://c/a.json?sv=2024&sig=..."),
+        ("cannot read 'https://me:word@host/a' twice", "cannot read 'https://host/a' twice"),
+        ("/data/me:word@host/run", "/data/me:word@host/run"),
+    ],
+)  # fmt: skip
+def test_only_credentials_are_left_out(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
+
+
+def test_an_error_names_the_url_without_its_password() -> None:
+    error = InputError("s3://me:word@host/run", "cannot be read (s3://me:word@host/run: 403)")
+    assert error.path == "s3://host/run"
+    assert str(error) == "s3://host/run: cannot be read (s3://host/run: 403)"
 
 
 def test_without_fsspec_one_sentence_says_so(
@@ -110,6 +134,31 @@ def test_a_store_of_urls_is_resumed_and_refreshed(memory: Any, tmp_path: Path) -
     assert workers.asked == ["rank1.json.gz"]
     expected = thence.open(FSDP[:2]).summary("rank").rows
     assert thence.open(tmp_path / "s").summary("rank").rows.equals(expected)
+
+
+def test_a_password_is_used_and_neither_shown_nor_stored(
+    memory: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "memory://me:letmein@run/rank0.json.gz"
+    memory.pipe_file(
+        "/me:letmein@run/rank0.json.gz", FSDP[0].read_bytes()[:-4]
+    )  # a warning names it
+    outputs = (
+        *output(capsys, "report", url),
+        *output(capsys, "report", url, "--format", "json"),
+        *output(capsys, "check", url, code=1),
+        *output(capsys, "report", url + "9", code=2),
+    )
+    page = tmp_path / "page.html"
+    output(capsys, "report", url, "-o", str(page))
+    memory.copy("/me:letmein@run/rank0.json.gz", "/me:changed@run/rank0.json.gz")
+    for password in ("letmein", "changed"):
+        stored(tmp_path / "s", [f"memory://me:{password}@run/rank0.json.gz"])
+    assert len(list((tmp_path / "s" / "ranks").iterdir())) == 1
+    files = [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+    assert "memory://run/rank0.json.gz" in outputs[0] + outputs[2]
+    assert not [text for text in outputs if "letmein" in text]
+    assert not [path.name for path in (page, *files) if b"letmein" in path.read_bytes()]
 
 
 def test_a_recording_behind_a_url_is_stored_process_by_process(memory: Any, tmp_path: Path) -> None:

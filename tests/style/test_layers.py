@@ -11,7 +11,16 @@ PACKAGE = Path(thence.__file__).parent
 
 # From the bottom to the top; a module imports from its own layer and from those below.
 LAYERS = (
-    {"atomic_files", "errors", "importing", "notebook", "parallel", "units", "version"},
+    {
+        "atomic_files",
+        "credentials",
+        "errors",
+        "importing",
+        "notebook",
+        "parallel",
+        "units",
+        "version",
+    },
     {"cuda", "model"},
     {"boundaries", "readers", "recorder"},
     {"marks"},

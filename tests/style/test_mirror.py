@@ -99,6 +99,7 @@ ELSEWHERE = {
     "readers/nsight/nccl.py": f"{NSIGHT}::test_payloads_of_nccl",
     "readers/nsight/ranges.py": f"{NSIGHT}::test_ranges_of_every_style",
     "readers/nsight/sqlite.py": "readers/nsight/test_sqlite_pages.py",
+    "readers/nsight/sqlite_records.py": "readers/nsight/test_sqlite_pages.py",
     "readers/nsight/store.py": "readers/nsight/test_sqlite_pages.py",
     "readers/nsight/xla.py": f"{NSIGHT}::test_compile_times_come_from_the_ranges_of_xla",
     "readers/nsys_jax/archive.py": "readers/nsys_jax/test_read.py",

@@ -39,7 +39,7 @@ _SAID = tuple(
 
 @dataclass(frozen=True)
 class Details:
-    """What is said of each activity.
+    """Facts about each activity, as the timeline shows them.
 
     Attributes:
         columns: one row per row of gpu, in its order: name (number in ``names``), place (in ``places``), step
@@ -62,7 +62,7 @@ class Details:
 
 
 def activity_details(trace: Attributed) -> Details:
-    """What is said of each activity of a trace.
+    """The facts about each activity of a trace.
 
     Args:
         trace: attributed, with at least one activity.
@@ -77,7 +77,7 @@ def activity_details(trace: Attributed) -> Details:
 
 
 def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame, int]:
-    """The number of each row's combination, the combinations kept by time, and how many were not.
+    """The number of each row's combination of values, the combinations with most time, and how many are left out.
 
     A combination of nothing but nulls is none; its rows have a number that means nothing.
     """

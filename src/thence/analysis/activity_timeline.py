@@ -138,13 +138,13 @@ def _gaps(
         idle_ns=pl.col("duration").sum(),
     )
     parts = numbered.select("gap", "cause", ns="duration")
-    return *_told_apart(gaps.drop("gap"), parts), causes
+    return *_with_parts(gaps.drop("gap"), parts), causes
 
 
 def _causes(
     said: pl.DataFrame,
 ) -> tuple[tuple[tuple[str, str | None, str | None], ...], pl.DataFrame]:
-    """The causes with their places, and the pieces with their number instead; the least of many are one."""
+    """The causes with their places, and the pieces with the number of theirs; of many causes the smallest are one."""
     keys = ["cause", "by", "name"]
     found = said.group_by(keys).agg(pl.col("duration").sum())
     found = found.sort("duration", *keys, descending=[True, False, False, False])
@@ -160,7 +160,7 @@ def _causes(
     return tuple(causes), said.with_columns(cause=number)
 
 
-def _told_apart(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _with_parts(gaps: pl.DataFrame, parts: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The gaps with the number of their parts, and the largest parts of each; the rest of it has no cause.
 
     Args:
@@ -217,7 +217,7 @@ def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
         idle_ns=pl.col("idle_ns").sum(),
     )
     of_part = np.repeat(group.to_numpy(), timeline.gaps["parts"].to_numpy())
-    gaps, parts = _told_apart(gaps, timeline.parts.with_columns(gap=pl.Series(of_part)))
+    gaps, parts = _with_parts(gaps, timeline.parts.with_columns(gap=pl.Series(of_part)))
     note = f"gaps shorter than {format_ns(width)} that are near each other are shown as one"
     return dataclasses.replace(
         timeline,
@@ -228,7 +228,7 @@ def _fewer_gaps(timeline: ActivityTimeline, most: int) -> ActivityTimeline:
 
 
 def _neighbours(rows: pl.DataFrame, keys: tuple[str, ...], most: int) -> tuple[pl.Series, Ns]:
-    """A number for each row, equal for short neighbours, and how long a row is that stays alone.
+    """Numbers that are equal for short neighbours, which are merged, and the duration from which on a row stays alone.
 
     Args:
         rows: by keys and start.

@@ -53,7 +53,7 @@ def pieces(collectives: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
 def whole_kernels(
     matched: pl.DataFrame, collectives: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Puts the messages of batches together to kernels.
+    """Merges the messages of batches into one row per kernel.
 
     Args:
         matched: one row per piece: row, gpu, batched, instance and the other columns of

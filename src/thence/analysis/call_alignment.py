@@ -80,7 +80,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What belongs together.
+    """Calls of two participants that belong together.
 
     Attributes:
         first, second: positions of the calls of each pair, ascending, int64 of shape (pairs,).

@@ -96,16 +96,13 @@ class Alignment(Shown):
         """What was done, one sentence for people."""
         if self.residual_median_ns is None or self.residual_max_ns is None:
             return (
-                "the ranks share no collectives that end together for all: their clocks are not "
-                "aligned, and waits between ranks mean nothing unless the clocks are the same"
+                "the ranks share no collective that ends together on all of them, so their clocks are not "
+                "aligned: waits between ranks are valid only if the clocks are the same"
             )
         median, most = format_ns(self.residual_median_ns), format_ns(self.residual_max_ns)
         ends = f"the ends of {self.matched:,} shared collectives"
         if not self.applied:
-            return (
-                f"the ranks' clocks already agree within {format_ns(self.residual_p90_ns or 0.0)} by {ends} "
-                f"(median {median}, at most {most}): none is shifted"
-            )
+            return f"the ranks' clocks agree: {ends} differ by {median} in the median, {most} at most; none is shifted"
         largest = format_ns(
             float(
                 self.corrections["correction_ns"].abs().cast(pl.Float64).to_numpy().max(initial=0)

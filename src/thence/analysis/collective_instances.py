@@ -141,7 +141,7 @@ def _devices(rows: pl.DataFrame) -> pl.Series:
 
 
 def together(rows: pl.DataFrame, *keys: str) -> npt.NDArray[np.int64]:
-    """One number for each row, equal where columns of numbers from 0 are.
+    """One number for each row, equal for rows that are equal in all columns (of numbers from 0).
 
     A sort of it takes a fraction of the time and memory of grouping by the columns where nearly all rows differ.
     """

@@ -278,12 +278,12 @@ def _notes(
         notes.append(
             "transfers are unknown: no collective has all its participants in this trace"
             if seen["wait_ns"].count()
-            else "waits and transfers are unknown: they need the same collective on two ranks or devices"
+            else "waits and transfers are unknown: they are known only of a collective that two ranks or devices show"
         )
     elif partial := int((seen["wait_ns"].is_not_null() & seen["transfer_ns"].is_null()).sum()):
         notes.append(
-            f"the transfers of {partial:,} of {seen.height:,} collectives are unknown: the trace does not show "
-            "all of their participants, or not before they ended"
+            f"the transfers of {partial:,} of {seen.height:,} collectives are unknown: not all of their participants "
+            "are in the trace, or one began after another had ended"
         )
     left = every.height - rows.height
     if left:

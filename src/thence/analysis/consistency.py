@@ -49,7 +49,7 @@ def consistent_references(trace: Attributed) -> Attributed:
     )
     for what, column, count in references:
         inside = column.drop_nulls().is_between(0, count - 1).all()
-        must(trace.meta.inputs, inside, f"{what} refer to rows that there are not")
+        must(trace.meta.inputs, inside, f"{what} refer to rows that do not exist")
     must(
         trace.meta.inputs,
         trace.places.height == rows,
@@ -130,7 +130,7 @@ def consistent_flame(flame: Flame) -> Flame:
     )
     least = nodes["self_ns"].min()
     must(
-        flame.meta.inputs, least is None or int(str(least)) >= 0, "a frame lasts less than nothing"
+        flame.meta.inputs, least is None or int(str(least)) >= 0, "a frame has a negative duration"
     )
     whole = int(nodes["self_ns"].sum()) == int(nodes["total_ns"][0])
     must(flame.meta.inputs, whole, "the outermost frame is not the sum of all others")
@@ -138,7 +138,7 @@ def consistent_flame(flame: Flame) -> Flame:
 
 
 def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
-    """Refuses figures of which something does not hold.
+    """Raises an error if a condition that figures must meet does not hold.
 
     Args:
         inputs: of the trace, for the message.

@@ -72,9 +72,9 @@ def consistent_collectives(times: Collectives, meta: Meta) -> Collectives:
         "exposed times of collectives do not add up to those of the devices",
     )
     waits = _least(times.instances, ("wait_ns", "device_wait_ns", "transfer_ns"))
-    must(meta.inputs, waits >= 0, "a wait or a transfer lasts less than nothing")
+    must(meta.inputs, waits >= 0, "a wait or a transfer has a negative duration")
     caused = _least(times.stragglers, ("last", "caused_ns", "caused_device_ns"))
-    must(meta.inputs, caused >= 0, "a device is waited for less often than never")
+    must(meta.inputs, caused >= 0, "a device is waited for a negative number of times")
     return times
 
 
@@ -101,7 +101,7 @@ def consistent_programs(times: Programs, meta: Meta) -> Programs:
             meta.inputs, found == expected, f"the times of {what} do not add up to their executions"
         )
     least = _least(of_all, ("duration", "busy_ns", "thunk_ns", "idle_inside_ns", "idle_before_ns"))
-    must(meta.inputs, least >= 0, "an execution of a program lasts less than nothing")
+    must(meta.inputs, least >= 0, "an execution of a program has a negative duration")
     busy = of_all.select(
         (
             (pl.col("busy_ns") <= pl.col("thunk_ns"))
@@ -129,7 +129,7 @@ def consistent_compilation(times: Compilation, meta: Meta) -> Compilation:
     must(
         meta.inputs,
         least is None or float(str(least)) >= slack,
-        "a phase of compilation lasts less than nothing",
+        "a phase of compilation has a negative duration",
     )
     for frame, what in ((times.ranks, "ranks"), (times.programs, "programs")):
         adds_up = int(frame["total_ns"].sum()) == wall
@@ -156,7 +156,7 @@ def consistent_idle(found: IdleTime, meta: Meta) -> IdleTime:
     must(
         meta.inputs,
         least >= 0 and after,
-        "a cause of idle time takes less than nothing, or more than all",
+        "a cause of idle time has a negative duration, or more than all idle time",
     )
     return found
 
@@ -182,7 +182,7 @@ def consistent_steps(found: StepTable, meta: Meta) -> StepTable:
 
 
 def consistent_what_if(found: WhatIf, meta: Meta) -> WhatIf:
-    """The predictions, after checking that no step takes less than nothing and gains are differences.
+    """The predictions, after checking that no step has a negative duration and gains are differences.
 
     Raises:
         Contradiction: they do not.
@@ -198,7 +198,7 @@ def consistent_what_if(found: WhatIf, meta: Meta) -> WhatIf:
     must(
         meta.inputs,
         bool(possible),
-        "a predicted step takes less than nothing, or gains do not add up",
+        "a predicted step has a negative duration, or gains do not add up",
     )
     return found
 

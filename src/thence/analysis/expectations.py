@@ -104,7 +104,9 @@ def parse_expectation(text: str, groups: Sequence[str]) -> _Expectation:
     if sign == "!=":
         other = _group_named(right, groups, text)
         if other == group:
-            raise UsageError(f"{text}: a group never keeps off its own streams; name two groups")
+            raise UsageError(
+                f"{text}: a group always shares its own streams; name two different groups"
+            )
         return _Expectation(text, group, sign, other=other)
     if not (right.isascii() and right.isdecimal() and len(right) < 10 and int(right)):
         raise UsageError(f"{text}: expected a number of streams, 1 or more, after {sign}")
@@ -174,14 +176,14 @@ def _streams(activities: pl.DataFrame, group: str) -> list[int]:
 
 
 def _reason(expectation: _Expectation, decided: dict[str, Any], failed: int, judged: int) -> str:
-    where = f"rank {decided['rank']} device {decided['device']}"
+    where = f"rank {decided['rank']} GPU {decided['device']}"
     text = f"{expectation.group} ran on {_streams_text(decided['streams'])}"
     if expectation.other is not None:
         text += f", {expectation.other} on {_streams_text(decided['other_streams'])}"
     text += f" of {where}"
     if judged > 1:
         passed = judged - failed
-        text += f"; holds on {passed} of {judged} devices"
+        text += f"; holds on {passed} of {judged} GPUs"
     return text
 
 

@@ -146,8 +146,8 @@ class Flame(Shown):
         smaller = kept.filter(pl.col("kind") == "smaller")
         share = 100 * int(smaller["total_ns"].sum()) / max(self.total_ns, 1)
         note = (
-            f"{hidden:,} of {self.nodes.height:,} frames were too small to keep apart; put together, "
-            f"they are {share:.2g} % of the time."
+            f"{hidden:,} of {self.nodes.height:,} frames were too small to be shown by themselves; "
+            f"together they are {share:.2g} % of the time."
         )
         return dataclasses.replace(self, nodes=kept, notes=(*self.notes, note))
 
@@ -239,8 +239,8 @@ def _left_out(gaps: pl.DataFrame) -> tuple[str, ...]:
     if not early:
         return ()
     note = (
-        f"{format_ns(early)} of GPU idle inside and before the first executions of programs, which are "
-        "compiled then, is not in the graph; --idle include shows it."
+        f"{format_ns(early)} of idle time inside and before the first executions of programs, when they are "
+        "compiled, is not in the graph; --idle include shows it."
     )
     return (note,)
 

@@ -129,11 +129,11 @@ def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
     if not summary.idle_ns:
         return Part(None)
     if chosen.only is not None or chosen.warm_up in WARM_UP:
-        return Part(None, "not computed for a part of a trace that leaves out work in between")
+        return Part(None, "not computed: the selected part of the trace leaves out work in between")
     if trace.host.is_empty():
-        return Part(None, "the trace holds nothing of the host")
+        return Part(None, "the trace holds no host ranges")
     if trace.host.height > _MOST_HOST_RANGES:
-        return Part(None, "not divided here, to save time: thence idle does it")
+        return Part(None, "not divided by cause here, to save time; thence idle does it")
     return Part(idle_time(trace))
 
 

@@ -18,7 +18,7 @@ __all__ = ["graph_edges"]
 
 
 def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
-    """One row for each edge: a node, and one that waits for it.
+    """One row for each edge: a node, and a node that waits for it.
 
     Args:
         labels: of captured graphs.
@@ -35,8 +35,8 @@ def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
     ]
     if not frames:
         raise MissingData(
-            "no labels with the edges of a CUDA graph: what thence.save_labels() writes holds them, "
-            "PyTorch's annotation files do not"
+            "no labels with the edges of a CUDA graph: files of thence.save_labels() hold edges, PyTorch's "
+            "annotation files do not"
         )
     return pl.concat(frames)
 

@@ -117,7 +117,7 @@ def heading_of(trace: Attributed, by: str) -> str:
 
 
 def general_heading(by: str) -> str:
-    """The same where the trace decides nothing."""
+    """The heading where it does not depend on the trace."""
     return _KIND[by].heading or by
 
 

@@ -16,12 +16,12 @@ If several launches remain, an error asks the user to choose one.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
+from thence.analysis.kernel_launches import KernelLaunches, knows_device, positive_or_none
 from thence.errors import MissingData, UsageError
 from thence.units import format_ns
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
+    import polars as pl
 
     from thence.inside.decoding import Decoded
     from thence.model.timeline import Timeline
@@ -88,11 +89,11 @@ class _Place:
             f" which took {format_ns(self.slice_ns)}{self.how}"
         )
         if self.at_start_ns is None or self.at_end_ns is None:
-            text += "; both middles were put together, as their clocks cannot be compared"
+            text += "; the middle of the ranges is drawn at that of the kernel, as the clocks cannot be compared"
         else:
             text += (
                 f"; the GPU's timer was {self.at_start_ns:+,} ns from the trace's clock where it"
-                f" began and {self.at_end_ns:+,} ns where it ended: the middle is taken, for this"
+                f" began and {self.at_end_ns:+,} ns where it ended: the mean is used, for this"
                 " launch alone"
             )
         if self.span_ns > self.slice_ns + _SHORT:
@@ -107,20 +108,20 @@ class _Buffer:
     """A buffer and its candidate launches.
 
     Attributes:
-        all: launches of its kernel: id (row of gpu), rank, device, start, duration, call (when it was
-            called), all on the clock as recorded; corrected (start on the timeline).
-        left: rows of ``all`` that remain possible.
-        ahead: offset of its timer from the trace's clock for each launch in ``all``, if the buffer
-            belongs to that launch. Modulo 2^32 ns where ``wrapped``.
+        launches: of its kernel, as `KernelLaunches.of` returns them.
+        possible: rows of ``launches`` that it can belong to.
+        offsets: of its timer from the trace's clock for each row of ``launches``, if the buffer belongs to that
+            launch. To be taken modulo 2^32 ns where ``wrapped``.
+        wrapped: whether the timer has 32 bits.
         alone: whether the times of neighbouring buffers left exactly one launch.
         clocked: whether the trace's clock has a known epoch.
     """
 
     name: str
     decoded: Decoded
-    all: pl.DataFrame
-    left: Int64
-    ahead: Int64
+    launches: pl.DataFrame
+    possible: Int64
+    offsets: Int64
     wrapped: bool
     alone: bool
     clocked: bool
@@ -151,12 +152,11 @@ def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -
         MissingData: a buffer has no such launch, or several could be it.
         UsageError: there are fewer launches than ``launch`` says.
     """
-    trace = _Trace(recorded)
+    launches = KernelLaunches(recorded)
+    buffers = [_buffer(launches, name, decoded) for name, decoded in parts]
     if launch is not None:
-        return [
-            _requested_launch(_buffer(trace, name, d, check=False), launch) for name, d in parts
-        ]
-    buffers = [_buffer(trace, name, decoded) for name, decoded in parts]
+        return [_requested_launch(buffer, launch) for buffer in buffers]
+    buffers = [_with_possible(buffer, recorded.trace.meta.epoch_ns) for buffer in buffers]
     places: dict[int, _Place] = {}
     for group in _groups(buffers):
         members = [buffers[i] for i in group]
@@ -165,7 +165,7 @@ def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -
 
 
 def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
-    count = buffer.all.height
+    count = buffer.launches.height
     if not 0 <= launch < count:
         raise UsageError(
             f"{buffer.name}: there are {count:,} launches of its kernel, from 0; got {launch}"
@@ -173,28 +173,46 @@ def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
     return _place(buffer, launch, ", as was said")
 
 
-def _buffer(trace: _Trace, name: str, decoded: Decoded, *, check: bool = True) -> _Buffer:
-    launches = _launches(trace, name, decoded)
-    epoch = trace.recorded.trace.meta.epoch_ns
-    start, duration = (launches[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
+def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
+    """A buffer for which every launch of its kernel is possible."""
+    found = launches.of(name, decoded)
+    epoch = launches.recorded.trace.meta.epoch_ns
+    start, duration = (found[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
     first, last = span(decoded)
     zero = epoch or 0
-    ahead = ((first - zero - start) + (last - zero - start - duration)) // 2
     wrapped = decoded.timer_bits == 32
+    return _Buffer(
+        name=name,
+        decoded=decoded,
+        launches=found,
+        possible=np.arange(len(start)),
+        offsets=_signed(((first - zero - start) + (last - zero - start - duration)) // 2, wrapped),
+        wrapped=wrapped,
+        alone=False,
+        clocked=epoch is not None,
+    )
+
+
+def _with_possible(buffer: _Buffer, epoch: int | None) -> _Buffer:
+    """The buffer with the launches that remain possible by length and time.
+
+    Raises:
+        MissingData: none does.
+    """
+    decoded, launches = buffer.decoded, buffer.launches
+    first, last = span(decoded)
     ordered, alone = _in_order(launches, epoch, decoded.description.launch)
-    left = np.arange(len(start))
-    if check:
-        same_time = np.ones(len(start), np.bool_)
-        if epoch is not None and decoded.timer_bits == 64 and first > _UNIX_TIMES_NS:
-            same_time = np.abs(ahead) <= _MOST_SHIFT_NS
-        long = duration + max(_SHORT, int(_SHORT_SHARE * (last - first))) >= last - first
-        _check_candidates(name, same_time, ordered, long, ahead, last - first)
-        left = np.flatnonzero(same_time & long & ordered)
-        within = left[alone[left]]
-        left = within if len(within) == 1 else left
-    ahead = _signed(ahead, wrapped)
-    only_one = bool(len(left) == 1 and alone[left].all() and not alone.all())
-    return _Buffer(name, decoded, launches, left, ahead, wrapped, only_one, epoch is not None)
+    same_time = np.ones(launches.height, np.bool_)
+    if epoch is not None and decoded.timer_bits == 64 and first > _UNIX_TIMES_NS:
+        same_time = np.abs(buffer.offsets) <= _MOST_SHIFT_NS
+    duration = launches["duration"].to_numpy().astype(np.int64)
+    long = duration + max(_SHORT, int(_SHORT_SHARE * (last - first))) >= last - first
+    _check_candidates(buffer.name, same_time, ordered, long, buffer.offsets, last - first)
+    possible = np.flatnonzero(same_time & long & ordered)
+    within = possible[alone[possible]]
+    possible = within if len(within) == 1 else possible
+    only_one = bool(len(possible) == 1 and alone[possible].all() and not alone.all())
+    return replace(buffer, possible=possible, alone=only_one)
 
 
 def _in_order(
@@ -209,7 +227,8 @@ def _in_order(
     call = launches["call"].to_numpy().astype(np.int64)
     end = (launches["start"] + launches["duration"]).to_numpy().astype(np.int64)
     made, taken, previous, following = (
-        _int_or_none(facts.get(key)) for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
+        positive_or_none(facts.get(key))
+        for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
     )
     ordered = np.ones(len(call), np.bool_)
     if epoch is None:
@@ -227,18 +246,19 @@ def _in_order(
 
 
 def _check_candidates(
-    name: str, same_time: Mask, ordered: Mask, long: Mask, ahead: Int64, span_ns: int
+    name: str, same_time: Mask, ordered: Mask, long: Mask, offsets: Int64, span_ns: int
 ) -> None:
     """Raises MissingData if no candidate launch remains; the message names the criterion that failed."""
     if (same_time & ordered & long).any():
         return
-    count = len(ahead)
+    count = len(offsets)
     if not same_time.any():
-        why = f"the nearest is {format_ns(int(np.abs(ahead).min()))} apart: the trace is of another time"
+        nearest = format_ns(int(np.abs(offsets).min()))
+        why = f"the nearest is {nearest} away: the trace was recorded at another time"
     elif not (same_time & ordered).any():
         why = (
-            "none was launched after its buffer was made, and done before it was read: the trace does"
-            " not reach that far, or is of another process"
+            "none was launched after its buffer was made and ended before it was read: the trace"
+            " does not reach that far, or is of another process"
         )
     else:
         why = (
@@ -251,95 +271,8 @@ def _check_candidates(
     )
 
 
-def _int_or_none(value: Any) -> int | None:
-    """The value if it is a positive int below 2^62, else None: descriptions may hold anything."""
-    return value if type(value) is int and 0 < value < 1 << 62 else None
-
-
 def _signed(values: Int64, wrapped: bool) -> Int64:  # noqa: FBT001 - of the clock
     return (values + _WRAP // 2) % _WRAP - _WRAP // 2 if wrapped else values
-
-
-class _Trace:
-    """A trace with the launches of each kernel name, cached for all buffers."""
-
-    def __init__(self, recorded: Timeline) -> None:
-        self.recorded = recorded
-        self._named: dict[str, pl.DataFrame] = {}
-
-    def named(self, kernel: str) -> pl.DataFrame:
-        """Rows of gpu with this kernel on the timeline's clock, and the start of their launch call."""
-        if kernel not in self._named:
-            self._named[kernel] = _with_calls(self.recorded, _named(self.recorded, kernel))
-        return self._named[kernel]
-
-
-def _with_calls(recorded: Timeline, launches: pl.DataFrame) -> pl.DataFrame:
-    calls = (
-        recorded.trace.host.filter(pl.col("category").is_in(["runtime", "driver"]))
-        .join(launches, on=["rank", "correlation"], how="semi")
-        .group_by("rank", "correlation")
-        .agg(call=pl.col("start").min())
-    )
-    return launches.join(calls, on=["rank", "correlation"], how="left", maintain_order="left")
-
-
-def _launches(trace: _Trace, name: str, decoded: Decoded) -> pl.DataFrame:
-    """Launches of the kernel in order of start."""
-    recorded, description = trace.recorded, decoded.description
-    chosen = _of_process(recorded, trace.named(description.kernel), description.launch.get("pid"))
-    for column, size in (("grid", description.grid), ("block", description.block)):
-        wanted = pl.lit(list(size), pl.Array(pl.UInt32, 3))
-        if size != (1, 1, 1):
-            chosen = chosen.filter((pl.col(column) == wanted).fill_null(value=True))
-    if _knows_device(decoded):
-        of_device = chosen.filter(pl.col("device") == description.device)
-        chosen = chosen if of_device.is_empty() else of_device
-    if chosen.is_empty():
-        what = f"of {description.kernel!r}" if description.kernel else "of a kernel"
-        raise MissingData(
-            f"{name}: the trace has no launch {what} with grid {description.grid} and block"
-            f" {description.block}, under which its ranges could be drawn"
-        )
-    correction = pl.lit(0, pl.Int64)
-    for rank, ns in recorded.corrections.items():
-        correction = pl.when(pl.col("rank") == rank).then(ns).otherwise(correction)
-    return (
-        chosen.select(
-            "id", "rank", "device", "duration", corrected="start", start=pl.col("start") + correction,
-            call=pl.coalesce("call", "start") + correction,
-        )
-        .sort("start")
-    )  # fmt: skip
-
-
-def _named(recorded: Timeline, kernel: str) -> pl.DataFrame:
-    gpu = recorded.trace.gpu.with_row_index("id").filter(pl.col("kind") == "kernel")
-    full = pl.col("name").cast(pl.String)
-    if not kernel:
-        return gpu
-    chosen = gpu.filter(full == kernel)
-    word = pl.escape_regex(kernel)
-    if chosen.is_empty():  # with its return type and parameters, as demanglers write it
-        pattern = rf"(^|[^A-Za-z0-9_]){word}([^A-Za-z0-9_]|$)"
-        chosen = gpu.filter(full.str.contains(pattern))
-    if chosen.is_empty():  # as Mosaic GPU names it
-        pattern = rf"(^|[^A-Za-z0-9]){word}([^A-Za-z0-9]|$)"
-        chosen = gpu.filter(full.str.contains(pattern) & full.str.contains("mosaic", literal=True))
-    return chosen
-
-
-def _of_process(recorded: Timeline, launches: pl.DataFrame, process: Any) -> pl.DataFrame:
-    """The launches of the ranks with this process id; all launches if the trace does not have it."""
-    process = _int_or_none(process)
-    if process is None or launches["rank"].n_unique() < 2:
-        return launches
-    ranks = recorded.trace.host.filter(pl.col("process") == process)["rank"].unique()
-    return launches.filter(pl.col("rank").is_in(ranks.implode())) if len(ranks) else launches
-
-
-def _knows_device(decoded: Decoded) -> bool:
-    return not isinstance(decoded.description.launch.get("device"), str)  # "one of 8"
 
 
 def _groups(buffers: Sequence[_Buffer]) -> list[list[int]]:
@@ -347,8 +280,8 @@ def _groups(buffers: Sequence[_Buffer]) -> list[list[int]]:
     groups: dict[Any, list[int]] = {}
     for i, buffer in enumerate(buffers):
         about = buffer.decoded.description
-        comparable = buffer.timed and _knows_device(buffer.decoded)
-        process = _int_or_none(about.launch.get("pid"))
+        comparable = buffer.timed and knows_device(buffer.decoded)
+        process = positive_or_none(about.launch.get("pid"))
         groups.setdefault((process, about.device) if comparable else i, []).append(i)
     # Whole times say the order; where there are none it is that in which they were given.
     for group in groups.values():
@@ -380,44 +313,45 @@ def _chains(buffers: Sequence[_Buffer]) -> Int64:
         MissingData: there is none.
     """
     head = buffers[0]
-    ways = head.left[None, :]
-    shift = head.ahead[head.left]
+    ways = head.possible[None, :]
+    shift = head.offsets[head.possible]
     for before, buffer in itertools.pairwise(buffers):
         rows, off = _nearest(buffer, before, ways[-1], shift)
         apart = np.abs(
-            buffer.all["start"].to_numpy()[rows] - before.all["start"].to_numpy()[ways[-1]]
+            buffer.launches["start"].to_numpy()[rows]
+            - before.launches["start"].to_numpy()[ways[-1]]
         )
         good = np.abs(off) <= _JITTER_NS + _DRIFT * apart
-        ids = buffer.all["id"].to_numpy()[rows]
+        ids = buffer.launches["id"].to_numpy()[rows]
         for other, taken in zip(buffers, ways, strict=False):  # no launch is of two buffers
-            good &= ids != other.all["id"].to_numpy()[taken]
+            good &= ids != other.launches["id"].to_numpy()[taken]
         if not good.any():
             raise MissingData(
                 f"{buffer.name}: no launch of its kernel is as far from that of {before.name} as the"
                 " two buffers are apart: the trace does not have all of their launches"
             )
         ways = np.concatenate([ways[:, good], rows[None, good]])
-        shift = _signed(buffer.ahead[ways[-1]], buffer.wrapped)
+        shift = _signed(buffer.offsets[ways[-1]], buffer.wrapped)
     return ways
 
 
 def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tuple[Int64, Int64]:
     """The launch on the same GPU with the clock shift nearest to the wanted one, and the difference."""
     rows, off = np.zeros(len(taken), np.int64), np.full(len(taken), _WRAP * _WRAP // 4, np.int64)
-    gpus = [b.all.select("rank", "device").to_numpy() for b in (before, buffer)]
+    gpus = [b.launches.select("rank", "device").to_numpy() for b in (before, buffer)]
     wrapped = buffer.wrapped or before.wrapped
     for gpu in np.unique(gpus[0][taken], axis=0):
         ways = np.flatnonzero((gpus[0][taken] == gpu).all(axis=1))
-        left = buffer.left[(gpus[1][buffer.left] == gpu).all(axis=1)]
+        left = buffer.possible[(gpus[1][buffer.possible] == gpu).all(axis=1)]
         if not len(left):
             continue
-        ahead = _signed(buffer.ahead[left], wrapped)
+        ahead = _signed(buffer.offsets[left], wrapped)
         order = np.argsort(ahead, kind="stable")
         wanted = _signed(shift[ways], wrapped)
         position = np.searchsorted(ahead[order], wanted)
         for place in (position - 1, position):
             row = left[order[place % len(left)]]
-            apart = _signed(buffer.ahead[row] - wanted, wrapped)
+            apart = _signed(buffer.offsets[row] - wanted, wrapped)
             nearer = np.abs(apart) < np.abs(off[ways])
             rows[ways] = np.where(nearer, row, rows[ways])
             off[ways] = np.where(nearer, apart, off[ways])
@@ -425,19 +359,20 @@ def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tu
 
 
 def _match_reason(buffer: _Buffer, buffers: int) -> str:
-    if buffer.all.height == 1:
+    if buffer.launches.height == 1:
         return ""
     if buffer.alone:
         return ", the only one of its length between the moments at which buffers were made or read"
-    if len(buffer.left) == 1:
+    if len(buffer.possible) == 1:
         return ", the only one of its length and time"
     return f", the only one by the distances of the {buffers:,} buffers"
 
 
 def _raise_ambiguous(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 - words it
+    shown = buffer.launches[rows[:_MOST_NAMED]].select("start", "duration").iter_rows()
     named = [
-        f"{row} (at {format_ns(buffer.all['start'][int(row)])}, {format_ns(buffer.all['duration'][int(row)])})"
-        for row in rows[:_MOST_NAMED]
+        f"{row} (at {format_ns(start)}, {format_ns(duration)})"
+        for row, (start, duration) in zip(rows.tolist(), shown, strict=False)
     ]
     more = f" and {len(rows) - _MOST_NAMED:,} more" if len(rows) > _MOST_NAMED else ""
     raise MissingData(
@@ -448,22 +383,22 @@ def _raise_ambiguous(buffer: _Buffer, rows: Int64, several: bool) -> None:  # no
 
 
 def _place(buffer: _Buffer, row: int, how: str) -> _Place:
-    launch = buffer.all.row(row, named=True)
+    launch = buffer.launches.row(row, named=True)
     first, last = span(buffer.decoded)
     start, end = launch["corrected"], launch["corrected"] + launch["duration"]
     moved = ((start - first) + (end - last)) // 2
     comparable = buffer.timed and buffer.clocked
     half = ((last - first) - launch["duration"]) // 2
-    ahead = int(buffer.ahead[row])
+    offset = int(buffer.offsets[row])
     return _Place(
         rank=launch["rank"],
         device=launch["device"],
         number=row,
-        of=buffer.all.height,
+        of=buffer.launches.height,
         slice_ns=launch["duration"],
         span_ns=last - first,
         moved_ns=moved,
-        at_start_ns=ahead - half if comparable else None,
-        at_end_ns=ahead + half if comparable else None,
+        at_start_ns=offset - half if comparable else None,
+        at_end_ns=offset + half if comparable else None,
         how=how,
     )

@@ -51,7 +51,7 @@ _MOST_OF_AN_ERROR = 400
 
 
 def named(query: str) -> tuple[str, ...]:
-    """Those of `TABLES` that a query may need: others would be made in vain."""
+    """Those of `TABLES` that a query may need; the others are not made."""
     return tuple(name for name in TABLES if name in query)
 
 

@@ -22,7 +22,7 @@ from thence.model.intervals import union_lengths
 from thence.model.kernel_names import short_names
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import STATED, STATED_XLA
-from thence.model.reasons import APART, REASONS, Reason, advice, text_of
+from thence.model.reasons import APART, REASONS, Reason, advice, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
@@ -169,11 +169,11 @@ class Summary(Shown):
             },
             "total_ns",
             {kind: ns / max(self.sum_ns, 1) for kind, ns in self.attributed_ns.items()},
-            (*self._said(), *self.soundness.lines, *self.notes, *(f"warning: {w}" for w in self.meta.warnings)),
+            (*self._notes(), *self.soundness.lines, *self.notes, *(f"warning: {w}" for w in self.meta.warnings)),
             "name",
         )  # fmt: skip
 
-    def _said(self) -> Iterator[str]:
+    def _notes(self) -> Iterator[str]:
         """Why the rest has no place, and what stands beside the rows."""
         if self.idle_inside_ns is not None:
             yield f"{IDLE_INSIDE}: {format_ns(self.idle_inside_ns)}"
@@ -316,17 +316,13 @@ def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason,
         .sort("duration", "reason", descending=[True, False])
     )
     return tuple(
-        Reason(
+        reason_of(
             code,
             ns,
-            ns / max(total, 1),
-            text_of(code),
-            advice(
-                code,
-                trace.meta.formats,
-                labels_joined=trace.labels_joined,
-                accelerators=trace.meta.accelerators,
-            ),
+            total,
+            trace.meta.formats,
+            labels_joined=trace.labels_joined,
+            accelerators=trace.meta.accelerators,
         )
         for code, ns in grouped.iter_rows()
     )

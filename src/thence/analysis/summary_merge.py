@@ -13,7 +13,7 @@ import polars as pl
 from thence.analysis.group_by import general_heading
 from thence.analysis.summary import Summary, finished_rows
 from thence.model.places import BY
-from thence.model.reasons import Reason, advice, text_of
+from thence.model.reasons import Reason, reason_of
 from thence.model.schema import Column, Table
 from thence.model.tables import KINDS
 
@@ -228,17 +228,13 @@ def _reasons(
     ordered = stated.drop_nulls("code").sort("total_ns", "code", descending=[True, False])
     return {
         kind: tuple(
-            Reason(
+            reason_of(
                 code,
                 ns,
-                ns / max(total, 1),
-                text_of(code),
-                advice(
-                    code,
-                    meta.formats,
-                    labels_joined=labels_joined,
-                    accelerators=meta.accelerators,
-                ),
+                total,
+                meta.formats,
+                labels_joined=labels_joined,
+                accelerators=meta.accelerators,
             )
             for code, ns in ordered.filter(place=kind).select("code", "total_ns").iter_rows()
         )

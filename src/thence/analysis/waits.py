@@ -105,7 +105,7 @@ def _roots(places: pl.DataFrame) -> pl.DataFrame:
 
 
 def _over_instance(places: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
-    """Adds the columns, and of each its least and its most within the instance: ``least_<name>``, ``most_<name>``.
+    """Adds columns with the least and the largest value of each within the instance: ``least_<name>``, ``most_<name>``.
 
     The least of truth values is whether all are true, the most whether any is. Window functions of anything
     but a plain column take long where there are hundreds of thousands of instances.

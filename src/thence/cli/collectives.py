@@ -12,6 +12,7 @@ from thence.cli.output import (
     console,
     document_of,
     notes_of,
+    print_notes,
     print_table,
     result_options,
 )
@@ -34,12 +35,14 @@ Examples:
   thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
 \b
 The first table lists the devices that the others waited for. A wait lasts from a device's own start
-until the last device that it needs has started; the transfer lasts from there to the end. Message
-sizes are what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths
-as in nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean
-of whole kernels, which contain the wait. Of send-recv, the batches of
-sends and receives of PyTorch, each kernel counts by itself: what it sends and receives, added up,
-and its wait for the last of the ranks at the other ends.
+until the last device that it needs has started; the transfer lasts from there to the end.
+The second table has one row per collective and message size. It counts kernels, one per device and
+collective; "longest wait" is the mean, over the collectives, of the longest wait in each. A message
+is what one rank puts in (of reduce-scatter, what one rank gets). Bandwidths are bus bandwidths as in
+nccl-tests, in decimal GB/s: best, median and standard deviation of the transfers, and the mean of
+whole kernels, which contain the wait. Of send-recv (PyTorch's batches of sends and receives) each
+kernel counts by itself: its message is what it sends and receives together, and its wait is that for
+the last of the ranks at the other ends.
 Exposed is the time in which a device communicates and computes nothing; hidden, in which it
 computes too; overlapped, in which an earlier collective counts as exposed. With --warm-up keep,
 first calls of communicators and warm-up executions of XLA programs count, too.
@@ -60,7 +63,7 @@ _SIZES = {
     "group_size": "ranks",
     "count": "count",
     "exposed_ns": "exposed",
-    "wait_ns_mean": "mean wait",
+    "wait_ns_mean": "longest wait",
     "transfer_bus_gbps_max": "best bus GB/s",
     "transfer_bus_gbps_median": "median",
     "transfer_bus_gbps_std": "std",
@@ -91,8 +94,6 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
     import polars as pl
     from rich.text import Text
 
-    from thence.writers.text.printable import printable
-
     output = console()
     late = times.stragglers.filter(pl.col("caused_ns") > 0)
     if not late.is_empty():
@@ -117,8 +118,7 @@ def _show(times: Collectives, result: Result, notes: Sequence[str]) -> None:
     print_table(output, "")
     for text in _totals(times, result.most_devices):
         print_table(output, Text(text))
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)
 
 
 def _says_something(rows: pl.DataFrame, column: str) -> bool:

@@ -87,6 +87,7 @@ def command(
     if output == "-":
         _to_stdout(inputs, _TO_STDOUT[to], shown)
         return
+    from thence.writers.text.merged import merged
     from thence.writers.timelines.write import ending_of, write_timeline
 
     ending = ending_of(output)  # before anything is read
@@ -96,7 +97,7 @@ def command(
         write_timeline(timeline, output, progress)
     for note in timeline.notes:
         say(note)
-    for warning in timeline.trace.meta.warnings:
+    for warning in merged(timeline.trace.meta.warnings):
         say(f"warning: {warning}")
     tables = timeline.trace
     wrote(output, f"{tables.gpu.height:,} device activities, {tables.host.height:,} host ranges")

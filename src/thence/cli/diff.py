@@ -41,7 +41,7 @@ would tell. With one run a side only the noise within the runs is known.
 --fail-on WHAT>BOUND: total, busy, idle, communication, or a kind and a name, and a bound in %, ns,
 us, ms or s. With one run a side it needs --within-run.
 \b
-Exit code: 0, also where the sides differ; 1 if a bound is exceeded for sure (with --strict: if it
+Exit code: 0, also where the sides differ; 1 if a bound is certainly exceeded (with --strict: if it
 may be); 2 if the sides cannot be compared (--anyway does) or could not be read.
 """
 
@@ -107,7 +107,7 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     "bounds",
     multiple=True,
     metavar="BOUND",
-    help="Exit with 1 if the change exceeds this bound for sure, such as 'total>5%'. Repeatable.",
+    help="Exit with 1 if the change certainly exceeds this bound, such as 'total>5%'. Repeatable.",
 )
 @click.option(
     "--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded."
@@ -208,7 +208,7 @@ def _sides(
     elif before or after:
         if paths:
             raise UsageError(
-                f"{paths[0]}: with --before and --after, every run belongs behind one of them"
+                f"{paths[0]}: with --before and --after, every run must follow one of them"
             )
         sides = tuple(before), tuple(after)
     elif len(paths) == 2:
@@ -235,7 +235,7 @@ def _runs_in(folder: str) -> tuple[str, ...]:
     # What commonly lies beside: notes on the runs.
     runs = [path for path in runs if path.suffix not in (".md", ".txt", ".log")]
     if not runs:
-        raise UsageError(f"{folder}: holds no run; every file or folder in it is one")
+        raise UsageError(f"{folder}: is empty; every file or folder in it would be a run")
     return tuple(map(str, runs))
 
 
@@ -268,7 +268,7 @@ def _refuse(diff: Diff, result: Result) -> int:
         result.json({**whole, **left_out})
     for refusal in diff.refusals:
         say(f"not comparable ({refusal.code}): {refusal.text}")
-    say("thence: these sides cannot be compared; --anyway does it all the same")
+    say("thence: these sides cannot be compared; --anyway compares them nevertheless")
     return 2
 
 

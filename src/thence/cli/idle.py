@@ -11,6 +11,7 @@ from thence.cli.output import (
     console,
     document_of,
     notes_of,
+    print_notes,
     print_table,
     result_options,
 )
@@ -82,8 +83,6 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
         return
     from rich.text import Text
 
-    from thence.writers.text.printable import printable
-
     output = console()
     print_table(output, Text(f"idle: {format_ns(found.idle_ns)}", "bold"))
     result.table(found.causes, _CAUSES)
@@ -93,5 +92,4 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
         if not rows.is_empty():
             print_table(output, "")
             Result(result.form, None, result.top or _ROWS_SHOWN).table(rows, headings)
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)

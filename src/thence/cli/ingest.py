@@ -26,7 +26,7 @@ _EXAMPLES = """\b
 Every rank is read once, by a process of its own; a store then answers without reading it again:
   report --by rank and ranks from summaries alone, report and sql rank by rank, other verbs
   from the tables of the ranks that --rank chooses.
-What was interrupted goes on where it was when it is called again. A file that changed, or a recording
+After an interruption the same command continues where it stopped. A file that changed, or a recording
 that grew, is read again; what cannot be read is left out, with the reason, and the exit code is 1.
 
 \b

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from thence.cli.progress import bytes_read, working
+from thence.credentials import without_credentials
 from thence.errors import InputError
 from thence.model.selection import APART, WARM_UP, Selection, parse_steps, parse_window
 from thence.readers.expansion import DEFAULT
@@ -146,16 +147,19 @@ class Inputs:
 
     @property
     def typed(self) -> str:
-        """The inputs as a command line names them; several of one folder as a pattern that names them alone."""
+        """The inputs as a command line names them; several of one folder as a pattern that names them alone.
+
+        Credentials in URLs are left out: the command is printed.
+        """
         if len(self.paths) < 3:
-            return shlex.join(self.paths)
+            return shlex.join(map(without_credentials, self.paths))
         before = _common_start(self.paths)
         after = _common_start([path[len(before) :][::-1] for path in self.paths])[::-1]
         one_folder = len({*map(os.path.dirname, self.paths)}) == 1
         found = glob(f"{before}*{after}") if one_folder else []  # noqa: PTH207 - as a shell finds them
         if sorted(found) == sorted(self.paths):
             return f"{shlex.quote(before) if before else ''}*{shlex.quote(after) if after else ''}"
-        return f"{shlex.quote(self.paths[0])} ..."
+        return f"{shlex.quote(without_credentials(self.paths[0]))} ..."
 
     def whole(self) -> Trace:
         """Reads the trace; shows its progress if standard error is a terminal."""

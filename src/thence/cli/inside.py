@@ -105,13 +105,15 @@ def _check_options(
     check_inputs(merge)
     if output is None:
         if merge or launch is not None:
-            raise UsageError("--merge and --launch are for timelines: -o says where to write it")
+            raise UsageError(
+                "--merge and --launch are for timelines: name the file to write with -o"
+            )
         return
     from thence.writers.timelines.write import ending_of
 
     ending_of(output)
     if launch is not None and not merge:
-        raise UsageError("--launch is one of a trace: --merge says which")
+        raise UsageError("--launch is a launch in a trace: name the trace with --merge")
     check_output(output, force=force)
 
 
@@ -134,7 +136,7 @@ def _timeline(
     if not merge:
         return standalone(parts)
     if launch is not None and len(parts) > 1:
-        raise UsageError("--launch says which launch one buffer is of; there are several buffers")
+        raise UsageError("--launch is for a single buffer; several are given")
     return merged(Inputs(merge).open().timeline(), parts, launch)
 
 

@@ -16,6 +16,7 @@ from thence.cli.output import (
     force_option,
     output_option,
     print_json,
+    print_notes,
     print_table,
 )
 from thence.errors import MissingData, UsageError
@@ -184,8 +185,7 @@ def _show(trace: Trace, output: str | None, form: str, edges: pl.DataFrame | Non
         lines.append(f"wrote {output}")
     for line in filter(None, lines):
         print_table(screen, Text(line))
-    for warning in trace.meta.warnings:
-        print_table(screen, Text(warning, "dim"))
+    print_notes(screen, trace.meta.warnings)
 
 
 def _edge_lines(edges: pl.DataFrame) -> Iterator[str]:

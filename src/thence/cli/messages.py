@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from thence.credentials import without_credentials
 from thence.units import format_bytes
 
 __all__ = ["put", "say", "unexpected", "wrote"]
@@ -16,14 +17,14 @@ _MOST_CHARACTERS = 200
 def say(text: str) -> None:
     """Prints lines on standard error; other control characters are replaced.
 
-    Every message goes through here: names of files, members and GPUs may hold escape sequences. Where standard
-    error is closed, nobody wants to know.
+    Every message goes through here: names of files, members and GPUs may hold escape sequences, and URLs
+    credentials. Where standard error is closed, nobody wants to know.
     """
     if sys.stderr is None:
         return
     from thence.writers.text.printable import printable_lines
 
-    sys.stderr.write(printable_lines(text) + "\n")
+    sys.stderr.write(printable_lines(without_credentials(text)) + "\n")
 
 
 def put(text: str) -> None:
@@ -73,7 +74,7 @@ def _kept(text: str) -> str:
             "w", prefix="thence-error-", suffix=".txt", encoding="utf-8",
             errors="backslashreplace", delete=False,
         ) as file:  # fmt: skip
-            file.write(text)
+            file.write(without_credentials(text))
     except OSError:
         return ""
     return f" with the traceback in {file.name}"

@@ -37,6 +37,7 @@ __all__ = [
     "output_option",
     "print_command",
     "print_json",
+    "print_notes",
     "print_table",
     "result_options",
     "top_rows",
@@ -110,7 +111,7 @@ def check_output(output: str, *, force: bool) -> None:
         UsageError: something is there already, or there is no such folder.
     """
     if "\0" in output:
-        raise UsageError(f"{output}: no name of a file")
+        raise UsageError(f"{output}: is not a valid file name")
     if os.path.lexists(output) and not force:
         raise UsageError(f"{output}: exists already; --force replaces it")
     if not Path(output).absolute().parent.is_dir():
@@ -181,14 +182,13 @@ class Result:
             self.json({**document, "warnings": list(notes)})
         elif self.form == "csv":
             self.text(rows.write_csv())
-            for note in notes:
+            from thence.writers.text.merged import merged
+
+            for note in merged(notes):
                 say(note)
         else:
             self.table(rows, headings)
-            for note in notes:
-                from rich.text import Text
-
-                print_table(console(), Text(note, "dim"))
+            print_notes(console(), notes)
 
     def table(self, rows: pl.DataFrame, headings: Mapping[str, str]) -> None:
         """Rows on the terminal, at most ``top`` of them.
@@ -290,6 +290,17 @@ def error_console() -> Console:
 def print_table(output: Console, table: RenderableType) -> None:
     """A table on standard output."""
     output.print(table)
+
+
+def print_notes(output: Console, notes: Iterable[str]) -> None:
+    """Sentences below a table, those that say the same of several inputs as one."""
+    from rich.text import Text
+
+    from thence.writers.text.merged import merged
+    from thence.writers.text.printable import printable
+
+    for note in merged(notes):
+        print_table(output, Text(printable(note), "dim"))
 
 
 def print_command(output: Console, command: RenderableType) -> None:

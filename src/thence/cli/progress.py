@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thence.credentials import without_credentials
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -45,7 +47,8 @@ def bytes_read() -> Iterator[Callable[[str, int, int], None]]:
 
         def show(name: str, done: int, size: int) -> None:
             if name not in tasks:
-                tasks[name] = bar.add_task(Path(name).name, total=size or None)
+                shown = Path(without_credentials(name)).name
+                tasks[name] = bar.add_task(shown, total=size or None)
             bar.update(tasks[name], completed=done)
             if size and done >= size:
                 bar.update(tasks[name], visible=False)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options
-from thence.cli.output import Result, console, document_of, notes_of, print_table, result_options
+from thence.cli.output import (
+    Result,
+    console,
+    document_of,
+    notes_of,
+    print_notes,
+    print_table,
+    result_options,
+)
 from thence.errors import ThenceError
 from thence.units import format_ns, format_share
 
@@ -29,11 +37,11 @@ Examples:
   thence ranks traces/ -o ranks.html         heat map of ranks and steps
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
 \b
-A straggler makes others wait for more than 2 % of a step on average, and for more than by chance:
-the lower bound over the steps, for all devices together, is above 0 with 99 %; the bound shown is
-that with 95 %. Waiting is time in which the others compute nothing; what a late rank waited itself
-for another is not its fault.
-Causes of the late rank's extra time, compared with the rank in the middle, before its late arrivals:
+A straggler makes others wait for more than 2 % of a step on average, and for more than chance explains:
+with 99 % confidence over all devices together, its mean over the steps is above 0. The bound that is
+shown has 95 % confidence. "waits" is the time in which a device waits in collectives and computes
+nothing; what a late rank itself waited for another is not charged to it.
+The extra time of a late rank before its late arrivals, compared with the rank in the middle, by cause:
   slower GPU    the same kernels of the same shapes take longer, most of them
   more work     kernels ran more often, or with other shapes
   compute       some kernels take longer
@@ -56,30 +64,6 @@ _RANKS = {
     "copy_ns": "copies",
     "busy_ns": "busy",
     "steps_per_second": "steps/s",
-}
-_GROUPS = {
-    "kind": "group",
-    "size": "ranks",
-    "collectives": "collectives",
-    "exposed_wait_ns": "waits",
-    "transfer_ns": "transfers",
-    "members": "members",
-    "description": "description",
-}
-_STAGES = {
-    "stage": "stage",
-    "rank": "rank",
-    "device": "GPU",
-    "step_ns": "step",
-    "own_ns": "own time",
-    "bubble_ns": "bubble",
-    "bubble_share": "share",
-}
-_LINKS = {
-    "members": "slow link: ranks",
-    "extra_ns": "longer a step",
-    "low_ns": "at least",
-    "since_step": "since",
 }
 _CLOCKS = {
     "rank": "rank",
@@ -168,7 +152,7 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
     from rich.text import Text
 
     from thence.writers.text.printable import printable
-    from thence.writers.text.ranks import straggler_lines
+    from thence.writers.text.ranks import GROUPS, LINKS, STAGES, straggler_lines
 
     output = console()
     print_table(output, Text(printable(job.statement), "bold"))
@@ -178,10 +162,10 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
         _show_causes(output, why)
     shown = Result(result.form, None, result.top or _SHOWN)
     tables = [
-        (job.links, _LINKS),
+        (job.links, LINKS),
         (job.ranks, _RANKS),
-        (job.groups, _GROUPS),
-        (job.stages, _STAGES),
+        (job.groups, GROUPS),
+        (job.stages, STAGES),
     ]
     if clocks:
         tables.append((job.clocks.rows, _CLOCKS))
@@ -189,5 +173,4 @@ def _show(job: Job, result: Result, notes: Sequence[str], *, clocks: bool) -> No
         if not rows.is_empty():
             print_table(output, "")
             shown.table(rows, headings)
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)

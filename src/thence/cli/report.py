@@ -78,6 +78,8 @@ def command(inputs: Inputs, by: By | None, details: bool, result: Result) -> Non
 
 def _document(trace: Trace, by: By, result: Result) -> None:
     """The summary for programs: a file, or standard output."""
+    from thence.writers.text.merged import merged
+
     summary = trace.summary(by)
     if result.form == "json":
         steps = trace.step_kinds() if by == STEP_KIND else None
@@ -87,7 +89,7 @@ def _document(trace: Trace, by: By, result: Result) -> None:
     result.text(summary.rows.write_csv())
     for line in summary.soundness.lines:
         say(line)
-    for warning in summary.meta.warnings:
+    for warning in merged(summary.meta.warnings):
         say(f"warning: {warning}")
 
 

@@ -136,7 +136,7 @@ def checked_streams() -> Iterator[None]:
 
 
 def _open_descriptors() -> None:
-    """Takes up closed standard descriptors, lest the next file that is opened gets their number.
+    """Occupies closed standard descriptors, so that no file that is opened later gets their number.
 
     Whatever libraries write as an error would then go into that file.
     """

@@ -10,6 +10,7 @@ from thence.cli.output import (
     console,
     document_of,
     notes_of,
+    print_notes,
     print_table,
     result_options,
 )
@@ -63,9 +64,6 @@ def command(inputs: Inputs, result: Result) -> None:
         document = {"kind": found.steps.kind, **found.json_tables()}
         result.emit(document_of(trace, document), found.frame, {}, notes)
         return
-    from rich.text import Text
-
-    from thence.writers.text.printable import printable
 
     output = console()
     causes = [
@@ -76,5 +74,4 @@ def command(inputs: Inputs, result: Result) -> None:
     result.table(found.frame, _STEPS | headings)
     print_table(output, "")
     result.table(found.spread, _SPREAD)
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)

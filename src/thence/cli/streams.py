@@ -13,6 +13,7 @@ from thence.cli.output import (
     console,
     document_of,
     notes_of,
+    print_notes,
     print_table,
     result_options,
 )
@@ -37,12 +38,12 @@ Examples:
 Groups: GEMM, attention, communication, elementwise, reduction, copy, other. A --group comes before
 them, and is tried on kernel names and on the names, opcodes and op_names of HLO instructions; one
 of their names extends that group. --expect takes >=, ==, <= and a number of streams, or != and a
-group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, as of a group without kernels.
+group. The exit code is 1 if a condition fails, and 2 if one cannot be judged, such as one on a group without kernels.
 """
 
 _ROWS = {
     "rank": "rank",
-    "device": "device",
+    "device": "GPU",
     "stream": "stream",
     "group": "group",
     "count": "count",
@@ -51,7 +52,7 @@ _ROWS = {
 }
 _LANES = {
     "rank": "rank",
-    "device": "device",
+    "device": "GPU",
     "stream": "stream",
     "busy_ns": "busy",
     "concurrent_ns": "while another ran",
@@ -121,8 +122,7 @@ def _show(streams: Streams, notes: tuple[str, ...], result: Result) -> None:
     if devices > result.most_devices:
         more = f"... {devices - result.most_devices:,} more devices; --top {devices} shows all"
         print_table(output, Text(more, "dim"))
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)
 
 
 def _lines(of: Concurrency) -> Iterator[str]:
@@ -132,7 +132,7 @@ def _lines(of: Concurrency) -> Iterator[str]:
     shares = [
         f"{name} {format_ns(ns)} ({format_share(ns, of.busy_ns)})" for name, ns in times if ns
     ]
-    where = f"rank {of.rank} device {of.device}"
+    where = f"rank {of.rank} GPU {of.device}"
     yield f"{where}: busy {format_ns(of.busy_ns)}{': ' if shares else ''}{', '.join(shares)}"
     pairs = [(ns, a, b) for a, row in of.overlap_ns.items() for b, ns in row.items() if a <= b]
     pairs.sort(reverse=True)

@@ -12,6 +12,7 @@ from thence.cli.output import (
     console,
     document_of,
     notes_of,
+    print_notes,
     print_table,
     result_options,
 )
@@ -101,9 +102,6 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
         document = {**found.to_json(), "critical_path": path.to_dicts()}
         result.emit(document_of(trace, document), found.rows, {}, notes)
         return
-    from rich.text import Text
-
-    from thence.writers.text.printable import printable
 
     output = console()
     width = min(max(output.width - _OTHER_COLUMNS, _LEAST_WIDTH), _WIDTH)
@@ -113,8 +111,7 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     Result(result.form, None, result.top or _PATH_SHOWN).table(
         path.with_columns(_short(path["name"], width)), _PATH
     )
-    for note in notes:
-        print_table(output, Text(printable(note), "dim"))
+    print_notes(output, notes)
 
 
 def _shown(rows: pl.DataFrame, width: int) -> pl.DataFrame:

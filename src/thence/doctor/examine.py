@@ -183,10 +183,10 @@ def _probe_text() -> str:
 def _lines_text() -> str:
     """In which way modules and lines of a PyTorch program are known here."""
     if not hasattr(sys, "monitoring"):
-        return "modules and lines of programs that nobody annotated take Python 3.12"
+        return "modules and lines of programs without annotations need Python 3.12 or newer"
     why = why_no_stacks()
     if why is None:
-        return "modules and lines are read of the program's stack at each launch"
+        return "modules and lines are read from the program's stack at each launch"
     return f"modules and lines are followed by events, which cost more: {why}"
 
 

@@ -65,7 +65,7 @@ def probe(command: tuple[str, ...] | None = None) -> dict[str, Finding]:
     for step in STEPS:
         if step not in findings:
             findings[step] = {"error": ending or "the step printed no result"}
-            ending = "not tried, because what comes before it failed"
+            ending = "not tried, because an earlier check failed"
     return findings
 
 

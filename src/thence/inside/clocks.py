@@ -150,14 +150,14 @@ def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
     who = "all traces" if count == of else several(count, "trace")
     rate = f"{ghz:.3f} GHz for the SM clock of {who}"
     if how == _GIVEN:
-        return f"cycles became ns by {rate}, as given"
+        return f"cycles are converted to ns with {rate}, as given"
     if how == _NEIGHBOURS:
-        return f"cycles became ns by {rate}, the median of the others"
+        return f"cycles are converted to ns with {rate}, the median of the others"
     if how == _ESTIMATED:
-        return f"cycles became ns by {rate}, estimated from successive blocks on the same SMs"
+        return f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
     return (
-        f"cycles became ns by {rate}, which is assumed: the buffer does not say how fast the clock"
-        " ran, and lengths are off by as much as it ran slower; give the rate if you know it"
+        f"cycles are converted to ns with {rate}, an assumption: the buffer does not say how fast the clock"
+        " ran, and durations are too short if it ran slower; give the rate if you know it"
     )
 
 

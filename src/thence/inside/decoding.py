@@ -163,11 +163,11 @@ def _overhead(columns: Columns, description: Description) -> tuple[float, list[s
         return float(least), [
             f"{_net_time_note(least)}: the least that two neighbouring events are apart"
         ]
-    return 0.0, ["what recording an event takes is not known, and not subtracted"]
+    return 0.0, ["the cost of recording an event is not known and not subtracted"]
 
 
 def _net_time_note(cycles: float) -> str:
-    return f"net times are less {cycles:g} cycles for each event recorded in them"
+    return f"from net times {cycles:g} cycles are subtracted for each event recorded in them"
 
 
 def _ends(columns: Columns, clocks: Clocks) -> Int64:

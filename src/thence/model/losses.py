@@ -1,7 +1,7 @@
 """What an input says it has lost, or a reader had to leave out or repair: facts, beside the warnings in words.
 
 A warning is for people; a `Loss` says the same to `thence.analysis.soundness`, which judges it. This module
-imports only the standard library.
+imports the standard library and `thence.credentials`, which does as well.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from thence.credentials import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +42,7 @@ class Loss:
 
     Attributes:
         code: of `LOSSES`.
-        input: the input that it is of, as the user named it.
+        input: the input that it is of, as the user named it, without credentials.
         count: how many records; 1 where that is not known.
         text: a sentence about it.
     """
@@ -49,6 +51,11 @@ class Loss:
     input: str
     count: int
     text: str
+
+    def __post_init__(self) -> None:
+        """Leaves credentials out of what names the input."""
+        for name in ("input", "text"):
+            object.__setattr__(self, name, without_credentials(getattr(self, name)))
 
 
 def says_lost(message: str) -> bool:

@@ -97,7 +97,7 @@ KINDS: tuple[Kind, ...] = (
         verbs=_verbs("stated-xla", "page-xla"),
     ),
     Kind(
-        "hlo", "HLO instruction", "hlo", missing="no_xla",
+        "hlo", "HLO instruction", "hlo", heading="HLO op", missing="no_xla",
         verbs=_verbs("stated-xla", "page-xla", "only", "diff"),
     ),
     Kind("opcode", "opcode of the HLO instruction", "hlo", missing="no_xla", verbs=_verbs("page-xla")),

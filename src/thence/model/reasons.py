@@ -24,6 +24,7 @@ __all__ = [
     "RULES",
     "Reason",
     "advice",
+    "reason_of",
     "text_of",
 ]
 
@@ -95,7 +96,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "launched_together": "launched while two threads were launching",
         "launched_unseen": "launched while all threads that were watched had said that they launch nothing",
         "launched_before": "launched before thence noted the first place",
-        "number_reused": "CUPTI gave its number to two launches",
+        "number_reused": "CUPTI gave its correlation number to two launches",
         "no_ranges": "no named ranges recorded",
         "no_modules": "no nn.Module calls recorded",
         "no_operators": "no operators recorded",
@@ -120,7 +121,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "graph_not_joined": "inside a CUDA graph that fits none of the labels",
         "graph_captures_differ": "inside a CUDA graph: it can be several launches of the captures, which differ",
         # Code that torch.compile made.
-        "compiled_before": "compiled before thence was there: cached code does not tell which module it is of",
+        "compiled_before": "compiled before the recording: cached code does not say which module it belongs to",
         "made_by_compiler": "made by the compiler itself, for no line of the program",
         # XLA.
         "no_xla": "no XLA programs in this trace",
@@ -300,6 +301,29 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.text} ({self.advice})" if self.advice else self.text
+
+
+def reason_of(
+    code: str,
+    total_ns: int,
+    sum_ns: int,
+    formats: Iterable[str],
+    *,
+    labels_joined: bool = False,
+    accelerators: Iterable[str] = (),
+) -> Reason:
+    """The reason of a code with its text and advice.
+
+    Args:
+        code: of `REASONS`.
+        total_ns: durations of the work without a place for this reason.
+        sum_ns: durations of all work.
+        formats: of the inputs, as `advice` takes them.
+        labels_joined: likewise.
+        accelerators: likewise.
+    """
+    how = advice(code, formats, labels_joined=labels_joined, accelerators=accelerators)
+    return Reason(code, total_ns, total_ns / max(sum_ns, 1), text_of(code), how)
 
 
 def text_of(code: str) -> str:

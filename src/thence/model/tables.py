@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.credentials import without_credentials
 from thence.model.phases import POSITIONS
 from thence.model.reasons import CODES
 from thence.model.schema import Column, Table
@@ -301,6 +302,8 @@ def named_inputs(inputs: Sequence[str]) -> str:
 class Meta:
     """Facts of a whole trace.
 
+    Credentials in URLs of the inputs are left out: what is here is shown and stored.
+
     Attributes:
         inputs: what was read, as the user named it.
         formats: format of each input.
@@ -324,6 +327,12 @@ class Meta:
     notes: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     ranks_stated: bool = False
+
+    def __post_init__(self) -> None:
+        """Leaves credentials out of what names the inputs."""
+        for name in ("inputs", "warnings", "notes"):
+            shown = tuple(map(without_credentials, getattr(self, name)))
+            object.__setattr__(self, name, shown)
 
     @property
     def named(self) -> str:

@@ -121,7 +121,9 @@ def _parsed(content: bytes, source: Source) -> GraphLabels:
             file.notes,
         )
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
-        raise DamagedInput(name, f"does not hold what labels hold: {error}; {_HOW}") from error
+        raise DamagedInput(
+            name, f"does not hold labels as thence writes them: {error}; {_HOW}"
+        ) from error
     except pl.exceptions.PolarsError as error:
         raise DamagedInput(name, f"holds a number out of range: {error}; {_HOW}") from error
 
@@ -300,9 +302,7 @@ def _check_objects(content: bytes, name: str) -> None:
     """
     objects = content.count(b"{")
     if objects > _FEW_OBJECTS + len(content) // _LEAST_BYTES:
-        raise DamagedInput(
-            name, f"holds {objects:,} objects, most of them with next to nothing inside"
-        )
+        raise DamagedInput(name, f"holds {objects:,} objects, most of them empty or nearly so")
 
 
 def _content(source: Source) -> bytes:

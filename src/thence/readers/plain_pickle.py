@@ -92,7 +92,7 @@ def _reason_to_refuse(content: bytes) -> str | None:
         if stack.refusal is not None:
             return stack.refusal
     if stack.containers > _FEW + len(content) // _LEAST_BYTES:
-        return f"the pickle holds {stack.containers:,} containers, most of them with next to nothing inside"
+        return f"the pickle holds {stack.containers:,} containers, most of them empty or nearly so"
     return None
 
 

@@ -39,7 +39,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     for frame, what in ((gpu, "device activities"), (tables.host, "host ranges")):
         late = frame.filter(~pl.col("start").is_between(-LATEST_NS, LATEST_NS)).height
         if late:
-            raise DamagedInput(name, f"has {late:,} {what} at times that no clock shows")
+            raise DamagedInput(name, f"has {late:,} {what} at impossible times")
     gpu, repaired = _with_possible_durations(gpu)
     host, on_host = _with_possible_durations(tables.host)
     if float(gpu["duration"].cast(pl.Float64).sum()) > _MOST_TOTAL_NS:
@@ -47,8 +47,8 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     if not repaired + on_host:
         return tables
     text = (
-        f"{name}: {repaired:,} device activities and {on_host:,} host ranges last less than nothing or longer than "
-        f"{LONGEST_NS // (86_400 * 10**9)} days; counted as 0"
+        f"{name}: {repaired:,} device activities and {on_host:,} host ranges have negative durations, or longer "
+        f"ones than {LONGEST_NS // (86_400 * 10**9)} days; counted as 0"
     )
     losses = (*tables.meta.losses, *([Loss("repaired", name, repaired, text)] if repaired else []))
     meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text), losses=losses)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thence.credentials import without_credentials
 from thence.errors import DamagedInput, InputError, UsageError
 from thence.model.formats import DESCRIPTION
 from thence.readers.recording.read import process_folders
@@ -262,8 +263,8 @@ def _joined(
     parts = _parts(root, settings)
     left = [
         Left(
-            _utf8(o.source),
-            _utf8(o.reason),
+            _utf8(without_credentials(o.source)),
+            _utf8(without_credentials(o.reason)),
             "unreadable" if o.source in sources.given and o.why == "no_trace" else o.why,
         )
         for o in outcomes.values()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from thence.atomic_files import atomic_write
+from thence.credentials import without_credentials
 from thence.errors import DamagedInput, InputError
 from thence.store.files import content_of, is_there
 
@@ -218,8 +219,9 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def key_of(source: str) -> str:
-    """A short name for a source, the same in every run: 48 bits of SHA-256."""
-    return hashlib.sha256(source.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    """A short name for a source, the same in every run, whatever the password: 48 bits of SHA-256."""
+    name = without_credentials(source)
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def folder_name(rank: int, source: str) -> str:

@@ -20,6 +20,7 @@ from thence.analysis.soundness.check import check
 from thence.atomic_files import temporary_path
 from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.labelling import with_labels
+from thence.credentials import without_credentials
 from thence.errors import ThenceError, UnknownFormat
 from thence.readers.expansion import Expansion
 from thence.readers.registry import read
@@ -132,7 +133,7 @@ def _written(job: Job, trace: Attributed, was: Fingerprint, began: float) -> str
         for name, frame in summaries_of(trace, soundness).items():
             write_table(frame, unfinished / summary_file(name))
         part = Part(
-            source=job.source,
+            source=without_credentials(job.source),
             fingerprint=was,
             settings=job.settings,
             ranks=ranks,

@@ -134,7 +134,7 @@ def test_a_cause_of_idle_time_is_named_before_all_of_it() -> None:
 def test_what_is_not_told_apart_says_how_many_runs_would_tell() -> None:
     text = first(rows(("label", "x", 1e6, 1.1e6, "slower", 1, 1)), verdict="unknown")
     assert (
-        "not told apart from noise; some 3 more runs a side would tell; but for sure label x +100.0 us"
+        "cannot be told from noise; about 3 more runs a side would tell; but certainly label x +100.0 us"
         in text
     )
     assert first(rows(), verdict="same").endswith(": the same")

@@ -186,7 +186,7 @@ def test_equal_layers_show_that_operators_lie_one_place_further(tmp_path: Path) 
         tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[calls])
     )
     assert labelled.places["op"].to_list() == planted([calls], 1)
-    with pytest.raises(thence.MissingData, match="paired as nowhere else"):
+    with pytest.raises(thence.MissingData, match="in another order"):
         places(tmp_path, replayed(amd=False, graphs=[calls]), captured(amd=False, captures=[moved]))
 
 

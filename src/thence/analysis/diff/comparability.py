@@ -64,7 +64,7 @@ class NotChecked:
 
 
 def refusals(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[Refusal, ...]:
-    """What stands against comparing two sides; every run is compared with the first."""
+    """The reasons why two sides cannot be compared; every run is held against the first."""
     runs = [*before, *after]
     found = [
         *_duplicates(before, "before"),

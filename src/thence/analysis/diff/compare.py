@@ -20,6 +20,7 @@ from thence.analysis.diff.estimates import (
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
+from thence.analysis.diff.steps import WHOLE_TRACE
 from thence.errors import UsageError
 from thence.model.kernel_names import short_names
 from thence.notebook import Form, Shown
@@ -117,9 +118,10 @@ class Diff(Shown):
         total: the length of a step.
         rows: one per row that takes at least a thousandth of a step on one side, in the columns of `ROWS`. by:
             busy, idle, communication or a kind of place. low_ns and high_ns: 95 % interval of the difference,
-            null where nothing is known of the noise. more_runs: how many more runs a side would tell, null
-            where it is told. p: before correction, null for new and gone. matched: the rule by which rows of
-            different names are one (`Match`). The largest differences that are more than noise come first.
+            null where nothing is known of the noise. more_runs: how many more runs a side would tell, null where
+            the verdict is certain, or no noise is known. p: before correction, null for new and gone. matched: the
+            rule by which rows of different names are one (`Match`). The largest differences that are more than
+            noise come first.
         moved: as `moved_time` returns it.
         explanation: sentences; the first names the cause.
         between: whether the noise is that between runs, or within single ones.
@@ -171,13 +173,13 @@ class Diff(Shown):
         if self.between:
             runs = f"{len(self.before)} runs before and {len(self.after)} after"
             yield (
-                f"noise is what the means of {runs} vary by; verdicts hold at a false discovery rate of 5 % among "
+                f"noise is how much the means of {runs} vary; verdicts hold at a false discovery rate of 5 % among "
                 f"{format_count(tested)} rows (Benjamini-Hochberg), intervals at 95 % for each row by itself"
             )
         else:
             yield (
-                "one run a side: the noise is only that of the steps within them; whether another run of the same "
-                "program would differ as much is not known: give several runs a side (--before, --after)"
+                "one run a side: noise is how much the steps within each run vary; how much runs of the same program "
+                "vary is not known: give several runs a side (--before, --after)"
             )
 
     def _steps(self) -> Iterator[str]:
@@ -189,18 +191,21 @@ class Diff(Shown):
                 for code, count in codes.drop_nulls().value_counts(sort=True, name="n").iter_rows()
             ]
             left = f"; left out: {', '.join(parts)}" if parts else ""
-            what = samples[0].what
-            yield f"{side}: {format_count(counted)} of {format_count(len(codes))} {what} count{left}"
+            if samples[0].what == WHOLE_TRACE:
+                yield f"{side}: there are no steps, so each run counts as one step"
+            else:
+                of_all = f"{format_count(counted)} of {format_count(len(codes))} {samples[0].what}"
+                yield f"{side}: {of_all} count{left}"
             outside = max(sample.outside_share for sample in samples)
             if outside > 0.01:
-                yield f"{side}: {format_share(outside, 1)} of the device time is of no step, and in no row"
+                yield f"{side}: {format_share(outside, 1)} of the device time belongs to no step, and is in no row"
 
     def _left_out(self) -> Iterator[str]:
         for side, samples in (("before", self.before), ("after", self.after)):
             if any(sample.idle_is_total for sample in samples):
                 yield (
-                    f"{side}: why the GPU was idle is not told of so many steps and host ranges in one trace "
-                    "(--idle causes takes the time to)"
+                    f"{side}: idle time is not divided by cause, because that takes long for so many steps and host "
+                    "ranges; --idle causes does it"
                 )
         if self.left_out:
             yield (
@@ -301,7 +306,8 @@ def _rows(
     whole = np.array([key in _ALWAYS for key in means.keys], np.bool_)
     kept = np.flatnonzero(whole | (np.maximum(found.before, found.after) >= least))
     new, gone = (
-        (_alone(means, one, other) & ~parts)[kept] for one, other in ((sides[1], sides[0]), sides)
+        (_new_or_gone(means, one, other) & ~parts)[kept]
+        for one, other in ((sides[1], sides[0]), sides)
     )
     margin = np.maximum(same_share * found.before[kept], least)
     verdicts, needed = _verdicts(found, kept, (new, gone), margin, min(map(len, sides)))
@@ -340,7 +346,7 @@ def _rows(
     return _ordered(frame), len(means.keys) - len(kept)
 
 
-def _alone(means: RunMeans, one: range, other: range) -> Mask:
+def _new_or_gone(means: RunMeans, one: range, other: range) -> Mask:
     """Rows that every run of a side has in at least half of its steps, and no run of the other at all."""
     there = (means.share[:, [*one]] >= 0.5).all(axis=1)
     absent: Mask = there & (means.share[:, [*other]] == 0).all(axis=1)
@@ -354,7 +360,7 @@ def _verdicts(
     margin: npt.NDArray[np.float64],
     runs: int,
 ) -> tuple[list[str], list[int]]:
-    """The verdict of each row, and how many more runs would tell; 0 where it is told."""
+    """The verdict of each row, and how many more runs would tell; 0 where it is certain or no noise is known."""
     new, gone = alone
     tested = np.flatnonzero(~(new | gone))
     differs = np.zeros(len(kept), np.bool_)
@@ -368,9 +374,11 @@ def _verdicts(
     )
     verdicts = [VERDICTS[number] for number in code]
     level = LEVEL * (1 + int(differs.sum())) / max(1, len(tested))
-    deviation = np.nan_to_num(found.deviation[kept], nan=np.inf, posinf=np.inf)
+    deviation = found.deviation[kept]
+    known = np.isfinite(deviation)
+    deviation = np.where(known, deviation, np.inf)
     needed = more_runs(np.maximum(np.abs(difference), margin), deviation, runs, min(level, LEVEL))
-    unknown = code == VERDICTS.index("unknown")
+    unknown = (code == VERDICTS.index("unknown")) & known
     if not found.between:
         needed = np.maximum(needed, 2)  # fewer than three runs a side say little of how runs differ
     return verdicts, np.where(unknown, np.minimum(needed, MOST_RUNS), 0).tolist()

@@ -241,7 +241,7 @@ def _between(
 
 
 def _filled(errors: Float) -> Float:
-    """Errors of which at least one is a number, so that means of nothing make no noise."""
+    """Errors of which at least one is a number, so that the mean of an empty set causes no warning."""
     return np.where(np.isnan(errors).all(axis=1, keepdims=True), 0.0, errors)
 
 

@@ -74,7 +74,7 @@ def explain(
     """
     found = signs(*kernels)
     head = _head(total, between=between)
-    certain = _told_once(rows.filter(pl.col("verdict").is_in(_TOLD)))
+    certain = _without_own_parts(rows.filter(pl.col("verdict").is_in(_TOLD)))
     if total["verdict"] in _TOLD:
         causes = _causes(total["difference_ns"], rows, certain, found)
         named = [cause.text for cause in causes[:1]] or ["no single row explains it"]
@@ -84,13 +84,13 @@ def explain(
         certainly = [sign.text for sign in found[:1]]
         certainly += [text for text in [_largest(certain)] if text is not None]
         if certainly:
-            named.append(f"but for sure {certainly[0]}")
+            named.append(f"but certainly {certainly[0]}")
         others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
 
 
-def _told_once(rows: pl.DataFrame) -> pl.DataFrame:
-    """Without what a path has by itself, where there is a row of it with its parts: time often moves between them."""
+def _without_own_parts(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows without that of a path alone, where another row holds it with all below: time moves between both."""
     whole = rows.filter(pl.col("name").str.ends_with(PARTS))
     heads = whole.select("by", name=pl.col("name").str.strip_suffix(PARTS))
     return rows.join(heads, on=["by", "name"], how="anti", maintain_order="left")
@@ -112,7 +112,7 @@ def _head(total: Mapping[str, Any], *, between: bool) -> str:
         return times
     change = signed_share(total["difference_share"])
     if total["low_share"] is None:
-        return f"{times} ({change}, interval not known: single steps show no noise)"
+        return f"{times} ({change}, interval unknown: one step a side shows no noise)"
     low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
     scope = "" if between else " within these two runs"
     return f"{times} ({change}, 95 % interval {low} to {high} %{scope})"
@@ -122,11 +122,11 @@ def _undecided(total: Mapping[str, Any]) -> str:
     if total["verdict"] == "same":
         return "the same"
     if total["more_runs"] is None:
-        return "not told apart from noise"
+        return "cannot be told from noise"
     more = total["more_runs"]
     if more >= MOST_RUNS:
-        return f"not told apart from noise, and {MOST_RUNS:,} runs a side would not, either"
-    return f"not told apart from noise; some {more:,} more run{'s' if more > 1 else ''} a side would tell"
+        return f"cannot be told from noise, not even with {MOST_RUNS:,} runs a side"
+    return f"cannot be told from noise; about {more:,} more run{'s' if more > 1 else ''} a side would tell"
 
 
 def _causes(
@@ -213,7 +213,7 @@ def _text(row: Mapping[str, Any]) -> str:
 
 
 def _largest(certain: pl.DataFrame) -> str | None:
-    """The row that differs most for sure, of the kind that says most among those nearly as large."""
+    """The row with the largest certain difference; of several nearly as large, the one of the most telling kind."""
     known = [r for r in certain.iter_rows(named=True) if r["name"] != UNATTRIBUTED]
     if not known:
         return None

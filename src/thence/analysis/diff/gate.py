@@ -71,7 +71,7 @@ class Gate:
     high_ns: float | None
 
     def fails(self, *, strict: bool) -> bool:
-        """Whether the change is refused: it is for sure too large, or, strictly, it may be."""
+        """Whether the change is refused: it is certainly too large or, if strict, may be."""
         return self.verdict == EXCEEDED or (strict and self.verdict == MAY_BE)
 
     def to_json(self) -> dict[str, Any]:

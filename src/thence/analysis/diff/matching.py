@@ -191,7 +191,7 @@ def moved_time(before: pl.DataFrame, after: pl.DataFrame, step_ns: float) -> lis
         per step) and ``before_count`` and ``after_count``; most time first.
     """
     gone, new = (
-        _alone(one, other)
+        _on_one_side_only(one, other)
         for one, other in ((_placed(before), _placed(after)), (_placed(after), _placed(before)))
     )
     rows = []
@@ -233,7 +233,7 @@ def _placed(side: pl.DataFrame) -> _Placed:
     return result
 
 
-def _alone(one: _Placed, other: _Placed) -> _Placed:
+def _on_one_side_only(one: _Placed, other: _Placed) -> _Placed:
     """The kernels of one side that the other has not at the same place."""
     result: _Placed = {}
     for key, kernels in one.items():

@@ -141,7 +141,7 @@ def _backend(sides: Sequence[pl.DataFrame]) -> Sign | None:
 
 
 def _waits(sides: Sequence[pl.DataFrame]) -> list[Sign]:
-    """Operators for which the host waits that a step has more or fewer of: their copies take next to no time."""
+    """Operators for which the host waits that a step has more or fewer of: their copies take almost no time."""
     counts = [dict(side.group_by("op").agg(pl.col("count").sum()).rows()) for side in sides]
     found = []
     for op in sorted(_WAITING_OPS & (counts[0].keys() | counts[1].keys())):

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["IDLE_CAUSE", "RunSteps", "run_steps"]
+__all__ = ["IDLE_CAUSE", "WHOLE_TRACE", "RunSteps", "run_steps"]
 
+WHOLE_TRACE = "the whole trace"
+"""What the one step of a trace without steps is."""
 IDLE_CAUSE = r"^idle_(.+)_ns$"
 """Columns of `RunSteps.times` with idle time by cause."""
 _WHAT = {"step": "steps", "program": "executions of the program with most time"}
@@ -118,7 +120,7 @@ def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
 
 
 def _one_step(trace: Attributed) -> RunSteps:
-    """The whole trace as one step; why its devices were idle is asked for by steps only."""
+    """The whole trace as one step, whose idle time is not divided by cause."""
     gpu = trace.gpu.select("rank", "device", "start", end=pl.col("start") + pl.col("duration"))
     device = gpu.select(pl.struct("rank", "device").rank("dense").cast(pl.Int64) - 1).to_series()
     spans = gpu.group_by("rank", "device").agg(pl.col("end").max() - pl.col("start").min())
@@ -133,6 +135,4 @@ def _one_step(trace: Attributed) -> RunSteps:
     times = pl.DataFrame(
         {"name": ["all"], "start_ns": [gpu["start"].min()], "total_ns": [total], "busy_ns": [busy]}
     ).with_columns(idle_ns=pl.lit(total - busy), **{k: pl.lit(v) for k, v in per_device.items()})
-    return RunSteps(
-        "the whole trace", times, np.ones(1, np.bool_), np.zeros(trace.gpu.height, np.int64)
-    )
+    return RunSteps(WHOLE_TRACE, times, np.ones(1, np.bool_), np.zeros(trace.gpu.height, np.int64))

@@ -73,8 +73,8 @@ class Clocks:
         if alone and self.alignment.matched:
             shown = ", ".join(map(str, alone[:8])) + (", ..." if len(alone) > 8 else "")
             said.append(
-                f"rank{'s' if len(alone) > 1 else ''} {shown}: no collective is shared with another rank, so that "
-                "nothing is known of waits there"
+                f"rank{'s' if len(alone) > 1 else ''} {shown}: no collective is shared with another rank, so waits "
+                "there are unknown"
             )
         return said
 

@@ -84,16 +84,16 @@ class Job:
             return "one device, so no device waits for another"
         if count < FEWEST_STEPS:
             return (
-                f"cannot tell a late rank from chance: that needs {FEWEST_STEPS} steps, and "
-                f"only {count} count{'s' if count == 1 else ''}"
+                f"too few steps to tell a late rank from chance: {count} count{'s' if count == 1 else ''}, and "
+                f"{FEWEST_STEPS} are needed"
             )
         found = self.stragglers.height
         if found:
             return f"{found} straggler{'s' if found > 1 else ''} among {self.ranks.height:,} devices, {count:,} steps"
         most = self.ranks.row(0, named=True)
         return (
-            f"no straggler: no device makes others wait for more than {format_share(LEAST_SHARE, 1)} of a step and "
-            f"more than by chance, in {count:,} steps of {self.ranks.height:,} devices; most: rank {most['rank']} "
+            f"no straggler: in {count:,} steps none of {self.ranks.height:,} devices makes others wait for more than "
+            f"{format_share(LEAST_SHARE, 1)} of a step and more than chance explains; most: rank {most['rank']} "
             f"GPU {most['device']}, {format_share(most['caused_share'], 1)}"
         )
 
@@ -167,7 +167,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job:
         for place, late_keys in zip(places, since, strict=True)
     ]
     said += _left_out_of_causes(places, since, usual)
-    said += _nobodys(found.late, counted, step_ns)
+    said += _host_bound_notes(found.late, counted, step_ns)
     links = slow_links(together, steps, counted, step_ns)
     return Job(
         ranks=ranks,
@@ -196,7 +196,7 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
     )
     keys = order["key"].to_list()
     if devices["step_kind"].null_count() == devices.height:
-        return keys, keys, ["the ranks hold no steps: all that was recorded counts as one"]
+        return keys, keys, ["the traces name no steps: the whole recording counts as one step"]
     last = np.zeros(len(keys), np.bool_)
     compute = order["compute_ns"].to_numpy()
     # A recording's last step is what came after the last optimizer, and ends with the recording.
@@ -213,7 +213,9 @@ def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], lis
         )
     missing = order["len"].max() != order["len"].min()
     if missing:
-        said.append("not all devices show all steps: what is missing counts as no wait")
+        said.append(
+            "some devices lack some of the steps: a missing step counts as one without waits"
+        )
     return keys, counted, said
 
 
@@ -260,14 +262,14 @@ def _usual(
     return [key for key in keys if of.get(key, 0) <= _UNUSUAL * median]
 
 
-def _nobodys(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
+def _host_bound_notes(late: pl.DataFrame, counted: list[str], step_ns: float) -> list[str]:
     """What is said of waits for hosts that are as fast as the others."""
     rows = late.filter(pl.col("key").is_in(counted))
-    waited = float(rows["nobody_ns"].sum() or 0) / max(len(counted), 1)
+    waited = float(rows["host_bound_ns"].sum() or 0) / max(len(counted), 1)
     if waited < LEAST_SHARE * step_ns:
         return []
     text = (
-        f"{format_ns(waited)} of waits per step are nobody's fault: the hosts of the waiting ranks had launched "
+        f"{format_ns(waited)} of waits per step are due to no late rank: the hosts of the waiting ranks had launched "
         "ahead and need that time anyway, so the steps are host-bound"
     )
     return [text]

@@ -4,22 +4,23 @@ For a collective in which others waited for a rank:
 
     wait        the part of each other's wait in which it computed nothing
     stretch     from the last earlier collective of the group whose end the late device and most others had to await
-                (nothing computed there when it ended, and next to nothing while they waited) to the late arrival:
-                both ranks were together at its begin. Who computes while it waits is ahead afterwards, and the late
-                device has still to compute the same. Without such a collective, from the first activity, if that of
-                both began together (`_TOGETHER` of the wait apart)
+                (nothing computed there when it ended, and almost nothing while they waited) to the late arrival:
+                both ranks were together when it began. (A rank that computes while it waits is ahead afterwards, and
+                the late one has yet to compute the same.) Without such a collective, from the first activity, if
+                those of both began together (at most `_TOGETHER` of the wait apart)
     extra       compute, copies, idle time and communication in the stretch, less those of the rank that arrived in
                 the middle of all, in its own stretch between the same two collectives
     inherited   the extra time in which the late rank itself waited for others, in other groups
     behind      where the median rank's host had launched the collective before the stretch began, and the late one's
-                launched it later: how much longer the late host took between both launches, net of the step. Both may
-                take as long, and the GPU of the one that is ahead waits for the other instead of for its own host
-    own         wait less what is inherited, and where behind is known no more than that and the other extra time:
-                what the late rank is to blame for
+                launched it later: how much longer the late host took between both launches, summed with its sign
+                over the step. Two hosts that take equally long are not behind, though the GPU of the one that is
+                ahead waits for the other GPU
+    own         what the late rank itself caused: wait less inherited, where behind is known at most behind plus the
+                other extra time
 
 The own wait is divided in the proportion of the extra compute, copies, idle time and transfers, so that the parts
-add up to it. Waits of sends and receives are the schedule's before they are anybody's
-(`thence.analysis.ranks.pipelines`).
+add up to it. Waits in sends and receives are first due to the schedule of
+the pipeline (`thence.analysis.ranks.pipelines`).
 
 What a rank caused in a step is the own wait of the device that waited longest for it, summed over the step.
 """
@@ -52,9 +53,9 @@ class Lateness:
 
     Attributes:
         late: one row per collective in which others waited for a device: instance, group, rank and device (the
-            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, nobody_ns (not its own, as its
-            host was not behind), and of own_ns compute_ns, copy_ns, idle_ns, transfer_ns and unknown_ns (where the
-            stretch is not known); median_rank and median_device (null where the stretch is not known).
+            late ones), key (of the step), wait_ns (the longest exposed wait), own_ns, host_bound_ns (not its own,
+            as its host was not behind), and of own_ns compute_ns, copy_ns, idle_ns, transfer_ns and unknown_ns (where
+            the stretch is not known); median_rank and median_device (null where the stretch is not known).
         caused: rank, device, key, caused_ns: what each device caused in each step, where it is not 0.
         messages: as caused, for sends and receives, nothing taken off.
         waited: rank, device, key, wait_ns: exposed waits of each device in each step.
@@ -281,8 +282,8 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     bounded = pl.col("behind").is_not_null()
     parts = parts.with_columns(more_idle=pl.when(bounded).then(limited).otherwise("more_idle"))
     total = pl.sum_horizontal(f"more_{name}" for name in PARTS)
-    nobody = pl.when(bounded).then((pl.col("own_ns") - total).clip(lower_bound=0)).otherwise(0)
-    parts = parts.with_columns(nobody_ns=nobody).with_columns(pl.col("own_ns") - nobody)
+    host_bound = pl.when(bounded).then((pl.col("own_ns") - total).clip(lower_bound=0)).otherwise(0)
+    parts = parts.with_columns(host_bound_ns=host_bound).with_columns(pl.col("own_ns") - host_bound)
     scale = pl.when(total > 0).then(pl.col("own_ns") / total)
     shares = parts.with_columns(
         (pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns")
@@ -291,6 +292,6 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     unknown = pl.when(scale.is_null()).then("own_ns").otherwise(0)
     names = [f"{name}_ns" for name in PARTS]
     return shares.select(
-        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", "nobody_ns", *names, unknown_ns=unknown,
+        "instance", "group", *_PLACE, "key", "wait_ns", "own_ns", "host_bound_ns", *names, unknown_ns=unknown,
         median_rank=pl.when(known).then("median_rank"), median_device=pl.when(known).then("median_device"),
     )  # fmt: skip

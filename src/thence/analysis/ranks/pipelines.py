@@ -5,9 +5,9 @@ schedule's: the first and the last stage fill and drain. So a stage is not late 
 where its own time (compute, copies and idle time, all that is no exposed communication) is longer than that of
 the median stage; the others then wait for it by as much, at most.
 
-A stage whose GPU waits for its host shows as idle time of its own what the host of the median stage may take as well,
-where its GPU waits for others meanwhile. A step can be no shorter than that host works for it: idle time of a late
-stage counts as far as the step is longer than that. What is left is nobody's fault.
+A GPU that waits for its host is idle, and that counts as its stage's own time; in the median stage, whose host may
+take as long, the GPU waits for other stages instead. A step cannot be shorter than the host of the median stage works
+for it, so idle time of a late stage counts only by as much as the step is longer. The rest is due to no late stage.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def stages(messages: pl.DataFrame, steps: pl.DataFrame, waits: pl.DataFrame) -> 
 def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """What a stage makes the others wait beyond the schedule, in the columns of `Lateness.late`.
 
-    It is divided as the stage's own time is longer than that of the stage in the middle; nobody_ns is what both hosts
-    take.
+    It is divided by what makes the stage's own time longer than that of the median stage; host_bound_ns is the time
+    that both hosts take.
 
     Args:
         rows: of `stages`.
@@ -69,14 +69,14 @@ def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) 
     late = times.join(caused, on=[*_PLACE, "key"]).join(middle, on="key")
     late = _divided(late.filter(pl.col("own_ns") > pl.col("middle_ns"), pl.col("caused_ns") > 0))
     return late.select(
-        *_PLACE, "key", "own_ns", "nobody_ns", "median_rank", "median_device",
+        *_PLACE, "key", "own_ns", "host_bound_ns", "median_rank", "median_device",
         *(f"{name}_ns" for name in _OWN),
         wait_ns="caused_ns", transfer_ns=pl.lit(0, pl.Int64), unknown_ns="unknown_ns",
     )  # fmt: skip
 
 
 def _divided(late: pl.DataFrame) -> pl.DataFrame:
-    """With own_ns as what others waited for the stage of its own making, nobody_ns, and own_ns in parts."""
+    """With own_ns as what others waited for the stage of its own making, host_bound_ns, and own_ns in parts."""
     more = {
         f"more_{name}": (pl.col(f"{name}_ns") - pl.col(f"middle_{name}")).clip(lower_bound=0)
         for name in _OWN
@@ -93,6 +93,6 @@ def _divided(late: pl.DataFrame) -> pl.DataFrame:
     scale = pl.when(total > 0).then(pl.col("own_ns") / total)
     return parts.with_columns(
         *((pl.col(f"more_{name}") * scale).fill_null(0).round().cast(pl.Int64).alias(f"{name}_ns") for name in _OWN),
-        nobody_ns=pl.col("waited") - pl.col("own_ns"),
+        host_bound_ns=pl.col("waited") - pl.col("own_ns"),
         unknown_ns=pl.when(scale.is_null()).then("own_ns").otherwise(0),
     )  # fmt: skip

@@ -227,15 +227,13 @@ def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int,
     if added > max(slower, 0.0):
         cause, rows = "more_work", unlike
         late, other = (int(unlike[f"{side}_count"].sum()) for side in ("late", "other"))
-        detail = f"{late:,} kernels of other shapes or counts, {other:,} on the median rank"
+        detail = f"kernels with other shapes or counts: {late:,} here, {other:,} on the median rank"
     else:
         typical, whole = _ratios(alike)
         cause, rows = "compute", alike
         if typical >= max(1 + (whole - 1) / 2, _LEAST_SLOWER):
             cause = "slower_gpu"
-            detail = (
-                f"the same kernels take {typical:.3f} times as long, half of their time at least"
-            )
+            detail = f"the same kernels take {typical:.3f} times as long (median, weighted by time)"
     result = [_row(cause, "cause", None, amount, detail)]
     if cause == "slower_gpu":
         return result
@@ -276,7 +274,9 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     )
     whole = float(causes["more"].sum())
     if whole <= 0:
-        return [_row("unknown", "cause", None, amount, "idle time that its steps do not show")]
+        return [
+            _row("unknown", "cause", None, amount, "idle time for which its steps show no cause")
+        ]
     result = []
     for cause, more in (
         causes.filter(pl.col("more") > 0)
@@ -286,6 +286,8 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     ):
         part = amount * more / whole
         result.append(_row(cause, "cause", None, part))
+        if cause == "unknown":
+            continue  # what is not known has no place either
         of = rows.filter(pl.col("cause") == cause)
         for by in _IDLE_BY:
             result += _named(of.filter(pl.col("by") == by), by, cause, part)

@@ -5,15 +5,15 @@ ranks, whoever comes last by chance, their mean is 0. A straggler is a device
 
 - that caused more than `LEAST_SHARE` of a step's time on average, and
 - the lower bound of whose mean sample is above 0, where the bounds of all devices hold together (Bonferroni's
-  correction for the devices, and for the steps since which one may be late) with `SURE`: of a hundred jobs in which
-  nobody is late, one names somebody at most. The bound that is told holds with `CONFIDENCE`.
+  correction for the devices, and for the steps since which one may be late) with `SURE`: of a hundred jobs without a
+  late rank at most one names a straggler. The bound that is shown holds with `CONFIDENCE`.
 
 Single steps that take far longer than all others say little of the rest, and much of the mean's error: beside the mean
 of all samples, that of the samples without the fifth at either end is tested (Yuen, 1974), for both tests corrected.
 
-It may be late since a later step only: all steps are tried, and where the run as a whole does not pass, the part since
-the step that divides the samples best (least squares) is tested, corrected for the number of steps. Since then it is
-late if it was in time before, or caused less than half as much (medians) in at least `FEWEST_STEPS` steps.
+A device may become late in a later step: all steps are tried, and where the run as a whole does not pass, the part
+since the step that divides the samples best (least squares) is tested, corrected for the number of steps. Since then
+it is late if it was in time before, or caused less than half as much (medians) in at least `FEWEST_STEPS` steps.
 """
 
 from __future__ import annotations

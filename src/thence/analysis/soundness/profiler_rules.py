@@ -44,7 +44,7 @@ def profiler_overhead(evidence: Evidence) -> Judgement:
         wasted = int((idle[1] - idle[0]).sum())
         names = ", ".join(_longest(part))
         text = (
-            f"rank {rank} device {device}: {format_ns(shared)} of its {format_ns(wasted)} idle time"
+            f"rank {rank} GPU {device}: {format_ns(shared)} of its {format_ns(wasted)} idle time"
             f" is time in which the profiler worked: {names}"
         )
         finding = Finding(

@@ -142,7 +142,7 @@ class ByCapture:
             rows: of gpu, (launches, activities): launches with equal kernels.
         """
         done = np.zeros(len(rows), np.bool_)
-        windows = [w for w in self._as_long(rows) if w.named]
+        windows = [w for w in self._with_equal_counts(rows) if w.named]
         for launches, ordered, known in self._sequences(rows):
             kernel = self.kernel[self.replays.variant[ordered[0]]]
             if known:
@@ -170,7 +170,7 @@ class ByCapture:
             which launches were labelled, and why others were not.
         """
         done = np.zeros(len(rows), np.bool_)
-        windows = self._as_long(rows)
+        windows = self._with_equal_counts(rows)
         reasons = []
         for launches, ordered, known in self._sequences(rows):
             variant = self.replays.variant[ordered[0]]
@@ -196,7 +196,7 @@ class ByCapture:
                     reasons.append(why)
         return done, reasons
 
-    def _as_long(self, rows: NDArray[np.int64]) -> list[_Window]:
+    def _with_equal_counts(self, rows: NDArray[np.int64]) -> list[_Window]:
         """Captures with as many kernels, copies and sets as a launch has activities of these kinds."""
         counts = np.sort(np.minimum(self.kernel[self.replays.variant[rows[0]]], 0))
         counts[counts == _FOREIGN] = 0
@@ -264,8 +264,8 @@ class ByCapture:
             shifted = _shifted(variant, window)
             if shifted is not None:
                 why = (
-                    f"from activity {shifted}, `{short_name(names[shifted])}`, on, kernels and the operators of "
-                    f"{window.title} are paired as nowhere else: they are in another order there"
+                    f"from activity {shifted}, `{short_name(names[shifted])}`, on, the kernels are in another order "
+                    f"than the operators of {window.title}"
                 )
                 continue
             fits.append(window)

@@ -71,7 +71,7 @@ def join_eager(tables: Tables, eager: Sequence[Attributed]) -> Joined:
         rows = replays.rows[(tables.gpu["rank"] == rank).to_numpy()[replays.rows]]
         labels = Numbered.of(replays)
         notes += _join_rank(sources, labels, rows)
-        notes += _said_of_order(sources, labels, rows)
+        notes += _order_notes(sources, labels, rows)
         if sources.book.frames:
             frames.append(joined_rows(labels, sources.book.frame))
     return Joined(pl.concat(frames) if frames else Joined().places, tuple(dict.fromkeys(notes)))
@@ -201,7 +201,7 @@ def _join_group(
     return reasons, said
 
 
-def _said_of_order(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
+def _order_notes(sources: _Sources, labels: Numbered, rows: NDArray[np.int64]) -> list[str]:
     """A note on what is labelled by order alone, with its share of the time in graphs."""
     captures = sources.captures
     if captures is None or not captures.ordered:

@@ -179,7 +179,9 @@ def _matched(
     of_child = place.children(inside, row_of_number)
     if of_child is None and (rule == "graph_number" or not top_level):
         number = inside[0][0]
-        return Match(refused=f"node {number} ran, but the captured graph {graph.id} has none such")
+        return Match(
+            refused=f"node {number} ran, but the captured graph {graph.id} has no such node"
+        )
     of_child = of_child or {}
     numbers = [n for n, _ in dict(top_level).items()]
     rows = [row_of_number[n] for n in numbers] + [*of_child.values()]

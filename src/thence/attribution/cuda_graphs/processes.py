@@ -32,7 +32,7 @@ def process_mismatch(labels: GraphLabels, tables: Tables, rank: int) -> str | No
         return reason
     boots = {f["boot"] for f in tables.meta.facts if isinstance(f.get("boot"), str)}
     if process.boot and boots and process.boot not in boots:
-        return "the machine was started anew between capture and trace"
+        return "the machine was restarted between capture and trace"
     began = tables.gpu.filter(pl.col("rank") == rank)["start"].min()
     if process.started_ns is None or tables.meta.epoch_ns is None or not isinstance(began, int):
         return None

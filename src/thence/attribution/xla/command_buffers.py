@@ -171,7 +171,7 @@ def _of_device(rows: pl.DataFrame, schedule: Schedule, origin: _Origins) -> pl.D
         found = _by_creation(graphs, launches, origin, schedule)
         rest = [nodes for nodes in graphs if nodes.graph not in found]
         if origin.in_order:
-            found |= _by_thunk(rest, launches, _alone(rows, schedule), schedule)
+            found |= _by_thunk(rest, launches, _outside_of_graphs(rows, schedule), schedule)
     other = _recorded_otherwise(found, whole, schedule)
     agreeing = [one for graph, one in found.items() if graph not in other]
     refused = [_refused(found[graph].nodes, "command_buffer_contradicted") for graph in other]
@@ -214,7 +214,7 @@ def _recorded_otherwise(
     return sorted(other)
 
 
-def _alone(rows: pl.DataFrame, schedule: Schedule) -> set[int]:
+def _outside_of_graphs(rows: pl.DataFrame, schedule: Schedule) -> set[int]:
     """Commands that ran outside of graphs."""
     names = rows.filter(pl.col("graph").is_null())["hlo"].drop_nulls().unique()
     return {schedule.number_of[name] for name in names if name in schedule.number_of}

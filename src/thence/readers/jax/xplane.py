@@ -12,32 +12,30 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from thence.errors import DamagedInput, InputError
+from thence.errors import DamagedInput
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, KINDS, PROGRAMS, Device, Meta, Tables
-from thence.readers.jax.hlo import decode_hlo
-from thence.readers.jax.hlo_dump import PATTERNS as HLO_PATTERNS
 from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.jax.host_ranges import host_table, threads_table
+from thence.readers.jax.xplane_programs import RunPrograms
 from thence.readers.jax.xspace import XSpace, decode_xspace
 from thence.readers.source import STANDARD_INPUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from thence.model.hlo import HloModule
     from thence.readers.source import Source
+
 __all__ = ["NAME", "PATTERNS", "hlo_dump_modules", "read", "sniff"]
 
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
@@ -79,7 +77,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     process = int(space.devices["process"].drop_nulls().first() or 0)  # type: ignore[arg-type]
     host = host_table(space, rank, process)
     events = _activities(space)
-    programs = _Programs.of(space, events, source.name)
+    programs = RunPrograms.of(space, events, source.name)
     events = _with_executions(events, host)
     executions = _executions(events, host, programs, rank)
     events = events.with_columns(iteration=_iterations(events))
@@ -185,84 +183,6 @@ def _null_if_match(name: pl.Expr, pattern: str) -> pl.Expr:
     return pl.when(~name.str.contains(pattern) & (name != "")).then(name)
 
 
-@dataclass(frozen=True)
-class _Programs:
-    """The programs that ran: HLO modules, and where each program number leads.
-
-    Attributes:
-        modules: of those whose HLO is known.
-        index: program number to position in ``modules``.
-        warnings: about those whose HLO is not.
-    """
-
-    modules: tuple[HloModule, ...]
-    index: dict[int, int]
-    warnings: tuple[str, ...]
-
-    @classmethod
-    def of(cls, space: XSpace, events: pl.DataFrame, path: str) -> _Programs:
-        """The programs of the device events, from the file itself or from dumps beside it."""
-        used = events.select("program", pl.col("hlo_module").cast(pl.String)).drop_nulls("program")
-        names = dict(used.unique("program", keep="first", maintain_order=True).rows())
-        protos = dict(space.programs.select("program", "proto").reverse().rows())
-        hlo_of: dict[int, HloModule] = {}
-        warnings = []
-        for program in (p for p in names if p in protos):
-            try:
-                hlo_of[program] = decode_hlo(protos[program], path)
-            except DamagedInput:
-                warnings.append(f"the HLO of program {names[program]} ({program}) is damaged")
-        lacking = {p: name for p, name in names.items() if p not in hlo_of}
-        if lacking:
-            dumped, damaged = _dumps_beside(path)
-            warnings += damaged
-            hlo_of |= _dumps_of_programs(lacking, dumped, events)
-        without = [str(name or p) for p, name in lacking.items() if p not in hlo_of]
-        if without:
-            warnings.append(
-                f"no HLO of {', '.join(sorted(set(without)))}: their device time has no source lines, "
-                "op names or labels (jax.profiler.ProfileOptions.enable_hlo_proto records it, "
-                "XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_proto writes it; put it beside the trace)"
-            )
-        numbers = list(hlo_of)
-        index = {program: numbers.index(program) for program in numbers}
-        return cls(tuple(hlo_of[p] for p in numbers), index, tuple(warnings))
-
-    def identities(self, program: Iterable[int]) -> list[str]:
-        """The fingerprint of each program, equal on all ranks, or else its number."""
-        fingerprints = {p: self.modules[i].fingerprint for p, i in self.index.items()}
-        return [fingerprints.get(p) or str(p) for p in program]
-
-
-def _dumps_beside(path: str) -> tuple[tuple[HloModule, ...], list[str]]:
-    """HLO dumps in the folder of the trace, and what was wrong with some of them."""
-    folder = PurePath(path).parent
-    if path == STANDARD_INPUT:
-        return (), []
-    files = sorted({str(p) for pattern in HLO_PATTERNS for p in Path(folder).glob(pattern)})
-    modules: list[HloModule] = []
-    warnings = []
-    for file in files:
-        try:
-            modules += hlo_dump_modules(file)
-        except InputError as error:
-            warnings.append(f"HLO dump left out: {error}")
-    return tuple(modules), warnings
-
-
-def _dumps_of_programs(
-    lacking: dict[int, str | None], dumped: tuple[HloModule, ...], events: pl.DataFrame
-) -> Iterator[tuple[int, HloModule]]:
-    """The dump of each program: same name, and an instruction for every HLO op that ran."""
-    for program, name in lacking.items():
-        ops_that_ran = events.filter(pl.col("program") == program)["hlo"].drop_nulls().unique()
-        wanted = set(ops_that_ran.cast(pl.String))
-        fits = [m for m in dumped if m.name == name and wanted <= set(m.instructions["name"])]
-        exact = [m for m in fits if m.id == program]
-        if exact or len(fits) == 1:
-            yield program, (exact or fits)[0]
-
-
 def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
     """Columns launch_row (host row that launched the execution) and execution (row in programs)."""
     launch = pl.Series("launch_row", _launching_ranges(events, host)).replace(NO_ROW, None)
@@ -284,7 +204,7 @@ def _with_executions(events: pl.DataFrame, host: pl.DataFrame) -> pl.DataFrame:
 
 
 def _executions(
-    events: pl.DataFrame, host: pl.DataFrame, programs: _Programs, rank: int
+    events: pl.DataFrame, host: pl.DataFrame, programs: RunPrograms, rank: int
 ) -> pl.DataFrame:
     """Rows of `PROGRAMS`: one for each execution of a program on a device."""
     end = pl.col("start") + pl.col("duration")

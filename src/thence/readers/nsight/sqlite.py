@@ -28,7 +28,8 @@ from thence.errors import DamagedInput, UnknownFormat
 from thence.model.losses import Loss
 from thence.readers.nsight.read import NAME as EXPORT
 from thence.readers.nsight.read import tables_of
-from thence.readers.nsight.sqlite_pages import MAGIC, PageFile, Records, Unusual
+from thence.readers.nsight.sqlite_pages import MAGIC, PageFile, Unusual
+from thence.readers.nsight.sqlite_records import Records
 from thence.readers.nsight.store import PAYLOADS, READABLE, Part
 
 if TYPE_CHECKING:

@@ -315,7 +315,7 @@ class Timed:
             what: plural noun for the rows.
         """
         if self.lost:
-            missing = "have no start time, or one that no clock shows, and are left out"
+            missing = "have no start time, or an impossible one, and are left out"
             yield "no_times", self.lost, f"{self.lost:,} {what} {missing}"
         if self.unusable:
             wrong = "have no end, or one before their start; their duration counts as 0"

@@ -179,11 +179,11 @@ def _cut(about: Description, gpu: pl.DataFrame) -> str:
     if about.written_ns is None or about.began_ns is None:
         return text
     if about.version > 2 and not any(about.counts.values()):
-        return "the recording was cut: the process ended before the first of it was written; all is missing"
+        return "the recording was cut: the process ended before anything was written: all records are missing"
     if about.flush_seconds is None:
         return f"{text}: records are written by full buffers while XLA launches graphs, the last ones were not full"
     seconds = (about.written_ns - about.began_ns) / 1e9
-    lost = f"{text}: what ran later than {seconds:.1f} s after its beginning and was not written"
+    lost = f"{text}: what ran later than {seconds:.1f} s after it began was not written"
     if not 0 < about.flush_seconds < 1e6:
         return lost
     lost += f", normally at most {about.flush_seconds:.1g} s of it"

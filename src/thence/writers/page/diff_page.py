@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.diff.steps import WHOLE_TRACE
 from thence.units import format_ns
 from thence.writers.page.sections import scrolled
 from thence.writers.page.template import filled
@@ -71,6 +72,9 @@ def _side(name: str, samples: Sequence[Sample]) -> str:
         counted = sample.steps.filter(pl.col("left_out").is_null())["total_ns"]
         mean, spread = float(counted.mean() or 0), float(counted.std() or 0)  # type: ignore[arg-type]
         inputs = ", ".join(sample.inputs)
+        if sample.what == WHOLE_TRACE:
+            runs.append(f"{inputs}: no steps; the whole trace takes {format_ns(mean)}")
+            continue
         runs.append(
             f"{inputs}: {len(counted)} of {sample.steps.height} {sample.what}, {format_ns(mean)} each "
             f"(standard deviation {format_ns(spread)})"

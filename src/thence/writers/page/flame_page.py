@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from thence.model.phases import Phase
 from thence.units import format_count, format_ns, format_share
 from thence.writers.page.template import as_data, filled
+from thence.writers.text.merged import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def _data(flame: Flame, inputs: str) -> dict[str, Any]:
         "title": flame.title,
         "inputs": inputs,
         "facts": _facts(flame),
-        "notes": [*flame.notes, *(f"warning: {printable(text)}" for text in flame.meta.warnings)],
+        "notes": [
+            *flame.notes,
+            *(f"warning: {printable(text)}" for text in merged(flame.meta.warnings)),
+        ],
         "files": flame.of_files,
         "strings": list(strings),
         "kinds": kinds,

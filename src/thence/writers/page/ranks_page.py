@@ -17,10 +17,10 @@ import polars as pl
 
 from thence.analysis.ranks.folded import opened, step_columns
 from thence.writers.text.printable import printable
-from thence.writers.text.ranks import reason_rows, straggler_lines
+from thence.writers.text.ranks import GROUPS, LINKS, STAGES, reason_rows, straggler_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -79,11 +79,11 @@ def _data(job: Job, inputs: str, notes: Sequence[str]) -> dict[str, Any]:
         "reasons": _reasons(job),
         "open": [list(place) for place in opened(job)],
         "tables": [
-            _table("Groups", job.groups, ("kind", "size", "collectives", "exposed_wait_ns", "transfer_ns", "members")),
-            _table("Pipeline stages", job.stages, ("stage", "rank", "device", "step_ns", "own_ns", "bubble_ns")),
-            _table("Slow links", job.links, ("members", "extra_ns", "low_ns", "since_step")),
+            _table("Groups", job.groups, GROUPS),
+            _table("Pipeline stages", job.stages, STAGES),
+            _table("Slow links", job.links, LINKS),
         ],
-    }  # fmt: skip
+    }
 
 
 def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]:
@@ -138,10 +138,11 @@ def _packed(values: npt.NDArray[Any]) -> str:
     return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
-def _table(title: str, rows: pl.DataFrame, columns: Sequence[str]) -> dict[str, Any]:
-    values = rows.select(columns).head(200).rows()
+def _table(title: str, rows: pl.DataFrame, headings: Mapping[str, str]) -> dict[str, Any]:
+    values = rows.select(*headings).head(200).rows()
     return {
         "title": title,
-        "columns": list(columns),
+        "columns": list(headings),
+        "headings": list(headings.values()),
         "rows": [[printable(v) if isinstance(v, str) else v for v in row] for row in values],
     }

@@ -20,6 +20,7 @@ from thence.writers.page.sections import notes
 from thence.writers.page.template import as_data, filled
 from thence.writers.page.timeline_data import timeline_data
 from thence.writers.text.printable import printable
+from thence.writers.text.summary import activity_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,7 +94,7 @@ def _header(report: Report) -> str:
         f"{format_count(summary.ranks)} rank" + ("s" if summary.ranks != 1 else ""),
         f"{format_count(summary.devices)} GPU" + ("s" if summary.devices != 1 else ""),
         *models,
-        ", ".join(f"{format_count(n)} {kind}s" for kind, n in summary.counts.items() if n),
+        activity_counts(summary),
     )
     inputs = escape(_inputs(report))
     facts_html = " · ".join(escape(printable(fact)) for fact in facts if fact)
@@ -124,13 +125,12 @@ def _strip(report: Report) -> str:
         (idle, format_ns(summary.idle_ns), "of the span", summary.idle_ns / max(span, 1)),
         _communication_card(report, span),
     ]
-    best = sorted(summary.attributed_ns.items(), key=lambda item: -item[1])
+    kinds = sorted(summary.attributed_ns.items(), key=lambda item: -item[1])
     lines = "".join(
         f"<span>{escape(kind)} <b>{format_share(ns, summary.sum_ns)}</b></span>"
-        for kind, ns in best
-        if ns
+        for kind, ns in kinds
     )
-    attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines or "nothing"}</div></div>'
+    attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
     return '<div class="strip">' + "".join(_card(*card) for card in cards) + attributed + "</div>"
 
 

@@ -29,6 +29,7 @@ from thence.writers.page.report_tables import (
     summary_data,
 )
 from thence.writers.page.sections import Section, absent, chart, notes, scrolled, table
+from thence.writers.text.merged import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _attribution(report: Report) -> Section:
             f'<th scope="col" class="text">why</th></tr></thead><tbody>{reasons}</tbody></table>'
         )
         html += scrolled(why, "Why a part is not attributed")
-    warnings = summary.meta.warnings
+    warnings = merged(summary.meta.warnings)
     shown = [*warnings[:MOST_WARNINGS]]
     if len(warnings) > MOST_WARNINGS:
         shown.append(f"{format_count(len(warnings) - MOST_WARNINGS)} more warnings")
@@ -265,7 +266,7 @@ def _attribution(report: Report) -> Section:
     return Section(
         "attribution",
         "Attribution and warnings",
-        f"{html}{notes(summary.notes)}<h3>Warnings</h3>{listed}",
+        f"{html}{notes(merged(summary.notes))}<h3>Warnings</h3>{listed}",
     )
 
 

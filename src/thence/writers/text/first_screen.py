@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from thence.writers.text.merged import merged
 from thence.writers.text.printable import printable
 from thence.writers.text.summary import attribution_table, flowed, heading, row_table
 
@@ -38,8 +39,8 @@ def first_screen(glance: Glance, top: int, width: int) -> RenderableType:
         "",
         attribution_table(summary, width),
         *(Text(printable(line), "bold red") for line in summary.soundness.lines),
-        *(Text(printable(note), "dim") for note in summary.notes),
-        *(Text(f"warning: {printable(text)}", "yellow") for text in summary.meta.warnings),
+        *(Text(printable(note), "dim") for note in merged(summary.notes)),
+        *(Text(f"warning: {printable(text)}", "yellow") for text in merged(summary.meta.warnings)),
     )
 
 

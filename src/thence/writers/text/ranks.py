@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.job import Job
     from thence.analysis.ranks.reasons import Reasons
 
-__all__ = ["MEANINGS", "cause_name", "reason_rows", "straggler_lines"]
+__all__ = ["GROUPS", "LINKS", "MEANINGS", "STAGES", "cause_name", "reason_rows", "straggler_lines"]
 
 MEANINGS = {
     "slower_gpu": "slower GPU",
@@ -27,6 +27,34 @@ MEANINGS = {
     "unknown": "unknown",
 }
 """Causes that are not causes of idle time, as people read them; those are ``idle: <cause>``."""
+
+GROUPS = {
+    "kind": "group",
+    "size": "ranks",
+    "collectives": "collectives",
+    "exposed_wait_ns": "waits",
+    "transfer_ns": "transfers",
+    "members": "members",
+    "description": "description",
+}
+"""Columns of `Job.groups` that are shown, with their headings."""
+STAGES = {
+    "stage": "stage",
+    "rank": "rank",
+    "device": "GPU",
+    "step_ns": "step",
+    "own_ns": "own time",
+    "bubble_ns": "bubble",
+    "bubble_share": "share",
+}
+"""Columns of `Job.stages` that are shown, with their headings."""
+LINKS = {
+    "members": "slow link: ranks",
+    "extra_ns": "longer by (per step)",
+    "low_ns": "at least",
+    "since_step": "since",
+}
+"""Columns of `Job.links` that are shown, with their headings."""
 
 
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
@@ -55,7 +83,7 @@ def _sentence(row: dict[str, Any], why: Reasons, step_ns: float) -> str:
     else:
         text = (
             f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
-            f"{printable(row['since_step'])}; at least {format_ns(row['low_ns'])} more than by chance"
+            f"{printable(row['since_step'])}; at least {format_ns(row['low_ns'])} more than chance explains"
         )
     if why.median_rank is not None:
         text += f". Compared with rank {why.median_rank} GPU {why.median_device}:"
