@@ -161,19 +161,24 @@ def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     ops = host.of("op")
     sequence = host.tables.host["sequence"].fill_null(NO_ROW).to_numpy()
     numbered = ops & (sequence != NO_ROW)
-    # A function of the engine, and the range of the engine around it, share their sequence number, or have none.
-    rows = np.flatnonzero(numbered if numbered[engine].all() else ops)
+    rows = np.flatnonzero(numbered)
     around = host.climb(host.parent[rows], ops)
-    function = engine | backward
+    # A function of the engine, and the range of the engine around it, share their sequence number, or have none.
+    function, bare = engine | backward, engine & ~numbered
     of_engine = values_at(engine, around, missing=False)
     of_engine &= sequence[rows] == values_at(sequence, around, NO_ROW)
     function[rows[of_engine]] = True
-    direct = numbered[rows] & ~function[rows] & values_at(function, around, missing=False)
-    if direct.any():  # a backward pass that nothing was run again for is not looked at further
+    holding = np.zeros(len(ops), np.bool_)
+    holding[around[around != NO_ROW]] = True
+    holders = np.flatnonzero(holding & ~numbered & ~function)
+    of_bare = values_at(bare, host.climb(host.parent[holders], ops), missing=False)
+    function[holders[of_bare]] = True
+    direct = ~function[rows] & values_at(function, around, missing=False)
+    if direct.any():  # without, nothing was run again, and operators without a number are not looked at
         others = np.flatnonzero(ops & ~numbered & ~function)
         inside = host.climb(host.parent[others], ops)
-        without_gradients = np.zeros(len(roots), np.bool_)
-        without_gradients[inside[inside != NO_ROW]] = True
+        without_gradients = np.zeros(len(ops), np.bool_)
+        without_gradients[inside[(inside != NO_ROW) & ~values_at(bare, inside, missing=False)]] = True
         roots[rows[direct & values_at(without_gradients, around, missing=False)]] = True
     return roots
 
