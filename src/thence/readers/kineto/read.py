@@ -92,8 +92,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     moved = _table(columns, "collective")
     places, sentences = graph_places(_table(columns, "joined"), annotated, gpu_order)
     warnings += [f"{source.name}: {text}" for text in sentences]
-    on_host = np.isin(threads["lane"], host["lane"])
-    used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
+    on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
@@ -107,7 +106,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
         facts=(describe.facts(metadata) | ran_on,),
-        devices=describe.described_devices(metadata, used),
+        devices=describe.described_devices(metadata, _used_devices(gpu, gpu_order)),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
         losses=lost,
@@ -214,9 +213,10 @@ def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
 def _launches(host: Arrays, gpu: Arrays, lanes: list[tuple[Any, Any]]) -> Arrays:
     """Lane and correlation of the API calls that something on a device came from; none where one process made all."""
     calls: Array = IS_API_CALL[host["category"]]
-    correlation, lane = host["correlation"][calls], host["lane"][calls]
+    lane = host["lane"][calls]
     if len({lanes[number][0] for number in _distinct(lane, len(lanes)).tolist()}) < 2:
-        return {"lane": lane[:0], "correlation": correlation[:0]}
+        return {"lane": lane[:0], "correlation": host["correlation"][:0]}
+    correlation = host["correlation"][calls]
     launched = np.isin(correlation, gpu["correlation"]) & (correlation != MISSING)
     return {"lane": lane[launched], "correlation": correlation[launched]}
 
@@ -247,6 +247,19 @@ def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[
 def _gpu_order(gpu: Arrays) -> Array:
     order: Array = np.lexsort((gpu["stream"], gpu["start"], gpu["device"], gpu["rank"]))
     return order
+
+
+def _used_devices(gpu: Arrays, order: Array) -> set[tuple[int, int]]:
+    """Rank and device of every device that did something.
+
+    Args:
+        gpu: columns of the file.
+        order: of `_gpu_order`, in which the rows of a device follow each other.
+    """
+    rank, device = gpu["rank"][order], gpu["device"][order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = (rank[1:] != rank[:-1]) | (device[1:] != device[:-1])
+    return set(zip(rank[first].tolist(), device[first].tolist(), strict=True))
 
 
 def _host_order(host: Arrays, lanes: Lanes) -> Array:
