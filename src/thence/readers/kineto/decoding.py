@@ -28,6 +28,7 @@ from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, Processes, f
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from io import BufferedReader, BufferedWriter
 
     from thence.readers.kineto.events import Columns
 
@@ -124,7 +125,7 @@ class _Workers:
     def __init__(self, path: str, processes: Processes) -> None:
         self._path = path
         self._processes = processes
-        self._free: queue.SimpleQueue[tuple[IO[bytes], IO[bytes]]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[tuple[BufferedWriter, BufferedReader]] = queue.SimpleQueue()
         for pair in processes.pipes:
             self._free.put(pair)
         self._threads = ThreadPoolExecutor(len(processes.pipes))
@@ -180,16 +181,16 @@ def _send_columns(stream: IO[bytes], columns: Columns) -> None:
     _send(stream, (others, [(name, a.dtype.str, a.shape) for name, a in arrays.items()]))
     for array in arrays.values():
         if array.size:
-            stream.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+            stream.write(np.ascontiguousarray(array).data.cast("B"))
     stream.flush()
 
 
-def _received_columns(stream: IO[bytes]) -> Columns:
+def _received_columns(stream: BufferedReader) -> Columns:
     """What `_send_columns` sent; `EOFError` where the other process is gone."""
     columns, arrays = _received(stream)
     for name, dtype, shape in arrays:
         array = columns[name] = np.empty(shape, dtype)
-        if array.size and stream.readinto(memoryview(array).cast("B")) < array.nbytes:  # type: ignore[attr-defined]
+        if array.size and stream.readinto(array.data.cast("B")) < array.nbytes:
             raise EOFError
     return dict(columns)
 

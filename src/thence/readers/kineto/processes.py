@@ -14,10 +14,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import TYPE_CHECKING
 
 if sys.platform == "linux":
     import fcntl
+
+if TYPE_CHECKING:
+    from io import BufferedReader, BufferedWriter
 
 __all__ = ["BYTES_BEFORE_PROCESSES", "PIECE_BYTES", "Processes", "fitting"]
 
@@ -66,7 +69,7 @@ class Processes:
     """
 
     first: subprocess.Popen[bytes]
-    pipes: tuple[tuple[IO[bytes], IO[bytes]], ...]
+    pipes: tuple[tuple[BufferedWriter, BufferedReader], ...]
 
     @classmethod
     def start(cls, count: int) -> Processes:
@@ -106,7 +109,7 @@ class Processes:
         self.first.wait()
 
 
-def _widen(answers: IO[bytes]) -> None:
+def _widen(answers: BufferedReader) -> None:
     """Makes a pipe hold more; one user's pipes may not be of any size together."""
     if sys.platform == "linux":
         with suppress(OSError):
