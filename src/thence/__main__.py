@@ -50,11 +50,12 @@ def reading_ahead(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _large_trace(arguments: Sequence[str]) -> str | None:
-    """The trace that a command line names, if it names a single one and nothing that may be another's."""
+    """The one large trace that a command line names; None where there are several, or none."""
     if not arguments or (arguments[0] not in _READING and not arguments[0].endswith(_ENDINGS)):
         return None
-    named = [name for name in arguments if name.endswith(_ENDINGS) and Path(name).is_file()]
-    return named[0] if len(named) == 1 and Path(named[0]).stat().st_size >= _LEAST_BYTES else None
+    files = [name for name in arguments if name.endswith(_ENDINGS) and Path(name).is_file()]
+    large = [name for name in files if Path(name).stat().st_size >= _LEAST_BYTES]
+    return large[0] if len(large) == 1 else None
 
 
 def loaded() -> Callable[[], None]:

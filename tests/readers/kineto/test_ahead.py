@@ -98,6 +98,8 @@ def test_what_is_wrong_with_a_file_is_left_for_its_reader(
         (["report", "large.json"], True),
         (["large.json", "--by", "module"], True),
         (["convert", "large.json", "-o", "new.json"], True),
+        (["report", "large.json", "-o", "small.json"], True),
+        (["report", "./large.json"], True),
         (["report", "large.json", "second.json"], False),
         (["report", "small.json"], False),
         (["report", "absent.json"], False),
@@ -118,7 +120,7 @@ def test_command_lines_that_read_one_large_trace_begin_with_it(
     begun: list[str] = []
     monkeypatch.setattr(ahead, "begin", begun.append)
     with reading_ahead(arguments):
-        assert begun == (["large.json"] if begins else [])
+        assert begun == [name for name in arguments if begins and name.endswith("large.json")]
 
 
 def test_decoding_begins_without_polars() -> None:

@@ -112,9 +112,10 @@ _ahead = _Ahead()
 def begin(name: str) -> None:
     """Begins to decode a file, if it is a Kineto trace that is large enough for decoding processes.
 
-    What is wrong with the file is left for its reader to say.
+    What is wrong with the file or its name is left for its reader to say.
     """
-    with suppress(ThenceError, OSError):
+    with suppress(ThenceError, OSError, ValueError, MemoryError):
+        name.encode()  # a name that is no text cannot be told to other processes
         _ahead.begin(name)
 
 

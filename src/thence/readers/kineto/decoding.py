@@ -168,10 +168,13 @@ def _send(stream: IO[bytes], message: object) -> None:
 
 
 def _received(stream: IO[bytes]) -> Any:
+    """What `_send` sent; `EOFError` where the other process is gone."""
     head = stream.read(8)
-    if len(head) < 8:
+    size = int.from_bytes(head, "little")
+    packed = stream.read(size)
+    if len(head) < 8 or len(packed) < size:
         raise EOFError
-    return msgspec.msgpack.decode(stream.read(int.from_bytes(head, "little")))
+    return msgspec.msgpack.decode(packed)
 
 
 def _send_columns(stream: IO[bytes], columns: Columns) -> None:
