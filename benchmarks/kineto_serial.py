@@ -1,8 +1,7 @@
 """What one process alone does while a large Kineto trace becomes a report: the part that more cores do not shorten.
 
-    import     of thence: of its verb ``report`` where click is installed, else of what ``thence.open`` needs
-    begin      from the call to the first decoded piece: processes are started
-    pieces     to the last decoded piece: processes decode, this one joins their columns
+    begin      from the start of the interpreter to the first decoded piece: imports, processes are started
+    pieces     to the last decoded piece: processes decode, this one imports what it lacks and joins their columns
     frames     to the tables
     attribute  to attributed tables
     summary    to the report
@@ -10,13 +9,16 @@
     alone      all of these, of pieces only the CPU seconds that this process itself needs: what would be left if
                there were any number of decoding processes and none had to be waited for
 
+thence is imported as by its verb ``report`` where click is installed, else as by ``thence.open``.
+
 Seconds per GB, wall and CPU of the process itself; ``all`` has the CPU seconds of the decoding processes, too. The
 peaks are those of the process and of the largest decoding process. Each number is the least of all rounds; every
 round is printed as it ends.
 
 Another checkout is measured in the same run, its rounds in turn with ours (``git worktree add /tmp/before REVISION``
-makes one). With several counts of cores, the last lines say how much faster the whole is on the last than on the
-first.
+makes one), and its serial part compared with ours. With several counts of cores, the last lines say how much faster
+the whole is on the last than on the first, and how much of it is serial if the rest is shared among the cores
+(Amdahl's law).
 
     python benchmarks/kineto_serial.py [--megabytes 1000] [--repeat 3] [--cores 2 16] [--against /tmp/before/src]
 
@@ -41,35 +43,37 @@ from kineto_input import write_repeated
 from read_kineto import RECORDING, physical_cores
 
 PACKAGES = ("numpy", "polars", "msgspec", "isal")
-STAGES = ("import", "begin", "pieces", "frames", "attribute", "summary")
+STAGES = ("begin", "pieces", "frames", "attribute", "summary")
 ROUND = """
 import time, json, os, resource, sys
+from concurrent.futures import Future
+from contextlib import nullcontext
 from importlib.util import find_spec
-marks = [(time.perf_counter(), time.process_time())]
-marks[0] = (marks[0][0], 0.0)  # the start of the interpreter counts as import
+marks = [(time.perf_counter(), 0.0)]  # the CPU time of starting the interpreter counts, too
 mark = lambda: marks.append((time.perf_counter(), time.process_time()))
-import thence.__main__
-if find_spec("click"):
-    getattr(thence.__main__, "loaded", lambda: __import__("thence.cli"))()
-    import thence.cli.report
-import thence.opening
-from thence.attribution.attribute import attribute
-from thence.analysis.summary import summarize
-from thence.readers import registry
-from thence.readers.kineto import read as kineto
-mark()
-whole = kineto.collected
-def collected(pieces, *options):
-    def watched():
-        for number, piece in enumerate(pieces):
-            if number == 0:
-                mark()
-            yield piece
-    columns = whole(watched(), *options)
+decoded = Future.set_result
+def first(self, result):
+    Future.set_result = decoded
+    decoded(self, result)
     mark()
-    return columns
-kineto.collected = collected
-tables = registry.read([sys.argv[1]])
+Future.set_result = first
+import thence.__main__
+with getattr(thence.__main__, "reading_ahead", lambda _: nullcontext())(["report", sys.argv[1]]):
+    if find_spec("click"):
+        getattr(thence.__main__, "loaded", lambda: __import__("thence.cli"))()
+        import thence.cli.report
+    import thence.opening
+    from thence.attribution.attribute import attribute
+    from thence.analysis.summary import summarize
+    from thence.readers import registry
+    from thence.readers.kineto import read as kineto
+    whole = kineto.collected
+    def collected(*options):
+        columns = whole(*options)
+        mark()
+        return columns
+    kineto.collected = collected
+    tables = registry.read([sys.argv[1]])
 mark()
 trace = attribute(tables, ())
 mark()
@@ -164,6 +168,10 @@ def show(best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float) 
             else:
                 line += f"{first / gigabytes:10.2f} wall{second / gigabytes:6.2f} CPU"
         print(line, flush=True)
+    if len(best) > 1:
+        before, now = (found["serial"] for found in best.values())
+        wall, cpu = (after / earlier for earlier, after in zip(before, now, strict=True))
+        print(f"  the serial part is {wall:.2f} of that before in wall, {cpu:.2f} in CPU seconds")
 
 
 def main() -> None:
@@ -194,10 +202,13 @@ def main() -> None:
             show(best, len(cores), gigabytes)
             for which, found in best.items():
                 wall[which].append(found["all"][0])
-    for which, seconds in wall.items():
-        if len(seconds) > 1:
-            counts = f"{options.cores[-1]} cores are {seconds[0] / seconds[-1]:.2f} x as fast as"
-            print(f"{which}: {counts} {options.cores[0]}")
+    first, last = options.cores[0], options.cores[-1]
+    for which, seconds in wall.items() if last > first else ():
+        serial = (last * seconds[-1] - first * seconds[0]) / (last - first) / gigabytes
+        print(
+            f"{which}: {last} cores are {seconds[0] / seconds[-1]:.2f} x as fast as {first}; "
+            f"by Amdahl's law {serial:.2f} s per GB are serial"
+        )
 
 
 if __name__ == "__main__":

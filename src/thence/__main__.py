@@ -4,21 +4,58 @@ from __future__ import annotations
 
 import gc
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["loaded", "run"]
+__all__ = ["loaded", "reading_ahead", "run"]
+
+_READING = (
+    "report", "convert", "flame", "programs", "collectives", "ranks", "streams", "compile", "idle", "steps",
+    "whatif", "check", "sql",
+)  # fmt: skip
+"""Verbs that read their inputs in this process."""
+_ENDINGS = (".json", ".json.gz")
+_LEAST_BYTES = 4 << 20
+"""Of a file that may be worth decoding processes, as it is stored."""
 
 
 def run() -> None:
     """Runs the command line; Ctrl-C while it is still being loaded ends it without a traceback."""
     try:
-        main = loaded()
+        with reading_ahead(sys.argv[1:]):
+            main = loaded()
+            main()
     except KeyboardInterrupt:
         sys.exit(130)
-    main()
+
+
+@contextmanager
+def reading_ahead(arguments: Sequence[str]) -> Iterator[None]:
+    """Has the one large trace that a command line names decoded from now on, by other processes."""
+    name = _large_trace(arguments)
+    if name is None:
+        yield
+        return
+    from thence.readers.kineto import ahead
+
+    ahead.begin(name)
+    try:
+        yield
+    finally:
+        ahead.forget()
+
+
+def _large_trace(arguments: Sequence[str]) -> str | None:
+    """The one large trace that a command line names; None where there are several, or none."""
+    if not arguments or (arguments[0] not in _READING and not arguments[0].endswith(_ENDINGS)):
+        return None
+    files = [name for name in arguments if name.endswith(_ENDINGS) and Path(name).is_file()]
+    large = [name for name in files if Path(name).stat().st_size >= _LEAST_BYTES]
+    return large[0] if len(large) == 1 else None
 
 
 def loaded() -> Callable[[], None]:

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 READING = """
 import os, sys
 from thence.cli import main
-from thence.readers.kineto import decoding
+from thence.readers.kineto import decoding, processes
 
 class Workers(decoding._Workers):
     def __init__(self, path, processes):
         super().__init__(path, processes)
-        pid = self._first.pid
+        pid = processes.first.pid
         where = "reached by Ctrl-C" if os.getpgid(pid) == os.getpgrp() else "apart"
         print("started", pid, where, file=sys.stderr, flush=True)
 
 decoding._Workers = Workers
-decoding.PIECE_BYTES = 1000
-decoding._BYTES_BEFORE_PROCESSES = 0
-decoding._usable_cores = lambda: 2
+decoding.BYTES_BEFORE_PROCESSES = 0
+processes.PIECE_BYTES = 1000
+processes._usable_cores = lambda: 2
 main(sys.argv[1:])
 """
 ANSWERING = """

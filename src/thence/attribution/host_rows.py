@@ -102,8 +102,22 @@ class HostRows:
         """Which host rows are of one of the categories."""
         if categories not in self._masks:
             chosen = np.array([category in categories for category in HOST_CATEGORIES], np.bool_)
-            self._masks[categories] = chosen[self.category]
+            chosen &= self._recorded
+            self._masks[categories] = chosen[self.category] if chosen.any() else self._none
         return self._masks[categories]
+
+    @cached_property
+    def _recorded(self) -> Mask:
+        """Which of `HOST_CATEGORIES` occur."""
+        counts: Mask = np.bincount(self.category, minlength=len(HOST_CATEGORIES)) > 0
+        return counts
+
+    @cached_property
+    def _none(self) -> Mask:
+        """No host row."""
+        none = np.zeros(len(self.parent), np.bool_)
+        none.flags.writeable = False
+        return none
 
     def climb(self, rows: Rows, wanted: Mask) -> Rows:
         """The nearest wanted host row among each row and its ancestors."""
@@ -134,12 +148,12 @@ class HostRows:
         """Which host rows of these categories have a name in which the pattern finds something."""
         used = self.used_names(*categories)
         found = used.filter(used.cast(pl.String).str.contains(pattern))
-        return self.of(*categories) & self.with_names(found)
+        return self.of(*categories) & self.with_names(found) if len(found) else self._none
 
     def with_names(self, names: pl.Series) -> Mask:
         """Which host rows have one of these names, Categorical."""
         if names.is_empty():
-            return np.zeros(len(self.parent), np.bool_)
+            return self._none
         codes = self._codes
         wanted = np.zeros(int(codes.max(initial=0)) + 1, np.bool_)
         numbers = names.to_physical().to_numpy().astype(np.int64) + 1

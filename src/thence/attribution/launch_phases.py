@@ -68,10 +68,10 @@ _NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
 
 def launch_phases(host: HostRows) -> tuple[pl.Series, Codes]:
     """The phase of each device activity, null where it is unknown, and the code of the rule or ``no_backward``."""
-    phase_of_row, rule_of_row = _phases_of_rows(host)
-    row = host.climb(host.launch, phase_of_row > 0)
-    phase = values_at(phase_of_row, row, 0).astype(np.int64)
-    rule = values_at(rule_of_row, row, 0)
+    told, ways = _phases_of_rows(host)
+    way = values_at(told, host.climb(host.launch, told > 0), 0)
+    phase = np.array([0, *(_NUMBER[phase] for phase, _ in ways)])[way]
+    rule = np.array([0, *(_code(code) for _, code in ways)])[way]
     in_operator = host.climb(host.launch, host.of("op")) != NO_ROW
     unknown = (phase == 0) & ~host.in_graph
     left = unknown & in_operator
@@ -104,8 +104,14 @@ def _code(code: str) -> int:
     return CODES.index(code)
 
 
-def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], Codes]:
-    """The phase that each host row tells for what is inside it, 0 for none, and the code of the rule."""
+def _phases_of_rows(
+    host: HostRows,
+) -> tuple[npt.NDArray[np.uint8], list[tuple[Phase, str]]]:
+    """Which phase each host row tells for what is inside it.
+
+    Returns:
+        0 for none, or else the position, from 1 on, in the list: of phases, each with the code of the rule.
+    """
     engine = host.named(_ENGINE, "op")
     backward = engine | (host.forward != NO_ROW)
     forward = _forward_ops(host, backward)
@@ -125,11 +131,10 @@ def _phases_of_rows(host: HostRows) -> tuple[npt.NDArray[np.uint8], Codes]:
         found += [
             (host.named(f"^{phase.value}$", "phase"), phase, "phase_noted") for phase in Phase
         ]
-    phase = np.zeros(len(host.parent), np.uint8)
-    rule = np.zeros(len(host.parent), np.int64)
-    for rows, name, code in found:  # where a row tells two, the later one
-        phase[rows], rule[rows] = _NUMBER[name], _code(code)
-    return phase, rule
+    told = np.zeros(len(host.parent), np.uint8)
+    for way, (rows, _, _) in enumerate(found, 1):  # where a row tells two, the later one
+        told[rows] = way
+    return told, [(phase, code) for _, phase, code in found]
 
 
 def _forward_ops(host: HostRows, backward: Mask) -> Mask:
@@ -150,23 +155,35 @@ def _optimizer_frames(host: HostRows) -> Mask:
 
 def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     """Host rows inside which a checkpoint runs its forward pass again."""
-    ops = np.flatnonzero(host.of("op"))
     roots = host.named(_REENTRANT, "op") | host.named(_RECOMPUTING, "python")
     if not engine.any():
         return roots
-    # A function of the engine, and the range of the engine around it, share their sequence number.
-    around = host.climb(host.parent[ops], host.of("op"))
+    ops = host.of("op")
     sequence = host.tables.host["sequence"].fill_null(NO_ROW).to_numpy()
-    numbered = sequence[ops] != NO_ROW
-    function = engine | backward
+    numbered = ops & (sequence != NO_ROW)
+    rows = np.flatnonzero(numbered)
+    around = host.climb(host.parent[rows], ops)
+    # A function of the engine, and the range of the engine around it, share their sequence number, or have none.
+    function, bare = engine | backward, engine & ~numbered
     of_engine = values_at(engine, around, missing=False)
-    of_engine &= sequence[ops] == values_at(sequence, around, NO_ROW)
-    function[ops[of_engine]] = True
-    direct = ~function[ops] & values_at(function, around, missing=False)
-    without_gradients = np.zeros(len(roots), np.bool_)
-    without_gradients[around[direct & ~numbered]] = True
-    again = direct & numbered & values_at(without_gradients, around, missing=False)
-    roots[ops[again]] = True
+    of_engine &= sequence[rows] == values_at(sequence, around, NO_ROW)
+    function[rows[of_engine]] = True
+    holding = np.zeros(len(ops), np.bool_)
+    holding[around[around != NO_ROW]] = True
+    holders = np.flatnonzero(holding & ~numbered & ~function)
+    of_bare = values_at(bare, host.climb(host.parent[holders], ops), missing=False)
+    function[holders[of_bare]] = True
+    direct = ~function[rows] & values_at(function, around, missing=False)
+    if (
+        direct.any()
+    ):  # without, nothing was run again, and operators without a number are not looked at
+        others = np.flatnonzero(ops & ~numbered & ~function)
+        inside = host.climb(host.parent[others], ops)
+        without_gradients = np.zeros(len(ops), np.bool_)
+        without_gradients[inside[(inside != NO_ROW) & ~values_at(bare, inside, missing=False)]] = (
+            True
+        )
+        roots[rows[direct & values_at(without_gradients, around, missing=False)]] = True
     return roots
 
 

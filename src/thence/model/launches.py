@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from thence.model.intervals import NO_ROW
@@ -13,7 +14,6 @@ from thence.model.tables import API_CALLS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     import numpy.typing as npt
 
 __all__ = ["CALLS", "COUNTED", "IDENTIFIED", "UNCERTAIN", "launch_correlations", "matched_rows"]
@@ -57,28 +57,32 @@ def matched_rows(
     Returns:
         Row numbers in ``host``, one for each row of ``gpu``; `NO_ROW` where there is none.
     """
-    if key == "correlation":
-        gpu = gpu.with_columns(launch_correlations(gpu))
-    used = gpu.select("rank", key).filter(pl.col(key).is_not_null()).unique().lazy()
-    once = (
-        host.with_row_index("launch")
-        .lazy()
-        .filter(among)
-        .select("rank", key, "launch")
-        .join(used, on=["rank", key], how="semi")
-        .unique(["rank", key], keep="none")
+    ids = launch_correlations(gpu) if key == "correlation" else gpu[key]
+    asked = np.flatnonzero(ids.is_not_null().to_numpy())
+    counted = host.select(among & pl.col(key).is_not_null()).to_series()
+    rows = np.flatnonzero(counted.fill_null(value=False).to_numpy())
+    keys = np.concatenate([host[key].gather(rows).to_numpy(), ids.gather(asked).to_numpy()])
+    ranks = np.concatenate(
+        [host["rank"].gather(rows).to_numpy(), gpu["rank"].gather(asked).to_numpy()]
     )
-    joined = (
-        gpu.lazy()
-        .select("rank", key)
-        .join(once, on=["rank", key], how="left", maintain_order="left")
-    )
-    return (
-        joined.select(pl.col("launch").cast(pl.Int64).fill_null(NO_ROW))
-        .collect()
-        .to_series()
-        .to_numpy()
-    )
+    number = _numbered(ranks, keys)
+    of_host = number[: len(rows)]
+    row = np.full(len(number), NO_ROW, np.int64)
+    row[of_host] = rows
+    row[np.flatnonzero(np.bincount(of_host) > 1)] = NO_ROW
+    result = np.full(gpu.height, NO_ROW, np.int64)
+    result[asked] = row[number[len(rows) :]]
+    return result
+
+
+def _numbered(ranks: npt.NDArray[np.int32], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A number for each pair, equal for equal pairs; sorting is fast, as ids ascend with time."""
+    order = np.lexsort((keys, ranks))
+    first = np.zeros(len(order), np.bool_)
+    first[1:] = (np.diff(keys[order]) != 0) | (np.diff(ranks[order]) != 0)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.cumsum(first)
+    return number
 
 
 def launch_correlations(gpu: pl.DataFrame) -> pl.Series:

@@ -10,18 +10,13 @@ import time
 from collections import deque
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from thence.errors import ThenceError
 from thence.readers.kineto import decoding
-from thence.readers.kineto.envelope import PIECE_BYTES, Piece
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from thence.readers.kineto.events import Columns
+from thence.readers.kineto.envelope import Piece
+from thence.readers.kineto.processes import PIECE_BYTES, fitting
 
 LARGE = 1 << 40
 """Bytes of a file for which processes start at once."""
@@ -42,19 +37,8 @@ def test_columns_come_in_the_order_of_the_pieces() -> None:
 @pytest.mark.parametrize(
     ("cores", "pieces", "processes"), [(16, 12.5, 13), (4, 12.5, 4), (64, 1e6, 16), (3, 0, 3)]
 )
-def test_there_are_no_more_processes_than_pieces(
-    cores: int, pieces: float, processes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = []
-
-    def noted(_pieces: object, _path: str, count: int) -> Iterator[Columns]:
-        started.append(count)
-        return iter([])
-
-    monkeypatch.setattr(decoding, "_in_processes", noted)
-    monkeypatch.setattr(decoding, "_BYTES_BEFORE_PROCESSES", 0)
-    assert list(decoding.decoded([], "no file", int(pieces * PIECE_BYTES), cores)) == []
-    assert started == [processes]
+def test_there_are_no_more_processes_than_pieces(cores: int, pieces: float, processes: int) -> None:
+    assert fitting(int(pieces * PIECE_BYTES), cores) == processes
 
 
 def children(parent: int) -> list[int]:
@@ -69,8 +53,8 @@ def children(parent: int) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_process_is_told_and_the_others_end() -> None:
-    found = decoding.decoded(map(piece, repeat("k")), "no file", LARGE, 2)
     before = set(children(os.getpid()))
+    found = decoding.decoded(map(piece, repeat("k")), "no file", LARGE, 2)
     next(found)
     (first,) = set(children(os.getpid())) - before
     workers = children(first)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import thence
 from helpers import RECORDINGS, assert_same_tables, examples, recording, unzipped
-from thence.readers.kineto import decoding, envelope, events
+from thence.readers.kineto import decoding, envelope, events, processes
 from thence.readers.kineto import envelope as chunks
 from thence.readers.kineto.envelope import boundaries, split_events
 
@@ -144,9 +144,9 @@ def test_columns_of_one_piece_count_its_events(document: list[dict[str, Any]]) -
 
 def small_pieces(patch: pytest.MonkeyPatch, size: int) -> None:
     """Everything that the envelope measures, in proportion."""
-    if size < envelope.PIECE_BYTES:
+    if size < processes.PIECE_BYTES:
         patch.setattr(envelope, "PIECE_BYTES", size)
-        patch.setattr(decoding, "PIECE_BYTES", size)
+        patch.setattr(processes, "PIECE_BYTES", size)
         patch.setattr(envelope, "_WINDOW_BYTES", max(32, size // 2))
         patch.setattr(envelope, "_READ_BYTES", max(32, size // 4))
 
@@ -173,8 +173,8 @@ def test_decoding_in_processes_gives_the_same_tables(
     plain = tmp_path / "torch_fsdp_rank3.json"
     plain.write_bytes(unzipped(stored))
     small_pieces(monkeypatch, 200_000)
-    monkeypatch.setattr(decoding, "_BYTES_BEFORE_PROCESSES", 1)
-    monkeypatch.setattr(decoding, "_usable_cores", lambda: 2)
+    monkeypatch.setattr(decoding, "BYTES_BEFORE_PROCESSES", 1)
+    monkeypatch.setattr(processes, "_usable_cores", lambda: 2)
     assert_same_tables(thence.open(stored if packed else plain).tables, whole.tables)
 
 

@@ -81,9 +81,8 @@ def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
 
 def _gathered(numbers: Array, values: Array) -> Array:
     """The number that stands for each value, -1 for -1."""
-    if not len(numbers):
-        return values
-    return np.where(values < 0, np.int32(-1), numbers[values])
+    with_none: Array = np.append(numbers, np.int32(-1))  # which -1 finds from the end
+    return with_none[values]
 
 
 class _GrowingArray:

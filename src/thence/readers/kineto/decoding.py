@@ -1,10 +1,7 @@
 """Decodes the pieces of a file to columns, in this process or, for large files, in several processes.
 
-The first decoding process is started with ``python -m`` on this module: unlike multiprocessing's
-spawn this does not import the caller's main module again, and unlike fork it is safe beside the
-threads of Polars. It has no threads itself, and forks the others. Pieces and columns travel as
-msgpack over pipes; of a plain file only the offset of a piece travels, and the process reads it
-itself.
+Pieces and columns travel as msgpack over pipes; of a plain file only the offset of a piece travels, and the
+process reads it itself. As a program this module is such a process (`thence.readers.kineto.processes`).
 """
 
 from __future__ import annotations
@@ -13,12 +10,11 @@ import gc
 import os
 import queue
 import signal
-import subprocess
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,39 +22,31 @@ import msgspec
 import numpy as np
 
 from thence.errors import ThenceError
-from thence.readers.kineto.envelope import PIECE_BYTES, Piece
+from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.events import decode
-
-if sys.platform == "linux":
-    import fcntl
+from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, Processes, fitting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from io import BufferedReader, BufferedWriter
 
     from thence.readers.kineto.events import Columns
 
 __all__ = ["decoded"]
 
-_BYTES_BEFORE_PROCESSES = 48 << 20
-"""JSON that is decoded here before other processes are started: below, starting costs more than it gains."""
-_MOST_PROCESSES = 16
-"""One process joins what all others decode: more would wait for it."""
-_PIPE_BYTES = 1 << 20
-"""Asked of the system for each pipe of columns: with its 64 KiB, threads take turns for every 64 KiB that arrive."""
-# glibc gives freed memory back to the system at once and fetches it again for the next piece, which
-# doubles the system time; these make it keep what one piece needs. Other systems ignore them. NumPy
-# would start a thread for each core, for algebra that is not done here.
-_ENVIRONMENT = {
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
-    "OPENBLAS_NUM_THREADS": "1",
-}
+_MOST_AHEAD = 96
+"""Pieces of a plain file that may be decoded before they are asked for; their columns take some 65 MB, while those
+of the file are still small."""
 
 
 def decoded(
-    pieces: Iterable[Piece], path: str, expected_bytes: int, cores: int | None = None
+    pieces: Iterable[Piece],
+    path: str,
+    expected_bytes: int,
+    cores: int | None = None,
+    processes: Processes | None = None,
 ) -> Iterator[Columns]:
-    """The columns of each piece, in order.
+    """The columns of each piece, in order; of a large file, the first are being decoded when this returns.
 
     Args:
         pieces: as `Envelope.pieces` gives them.
@@ -66,21 +54,26 @@ def decoded(
         expected_bytes: how much JSON there will be, 0 where unknown; decides only how soon other
             processes are started.
         cores: how many processes may decode; None: as many as there are usable cores.
+        processes: those that decode, where they have been started; they end with the last piece.
     """
-    processes = min(cores or _usable_cores(), _MOST_PROCESSES)
-    if expected_bytes:
-        processes = min(processes, -(-expected_bytes // PIECE_BYTES))
     pieces = iter(pieces)
-    if processes < 2:
-        yield from (_decoded_here(piece, path) for piece in pieces)
-        return
-    done = 0 if expected_bytes < _BYTES_BEFORE_PROCESSES else _BYTES_BEFORE_PROCESSES
-    while done < _BYTES_BEFORE_PROCESSES:
+    count = fitting(expected_bytes, cores)
+    if processes is None and count < 2:
+        return (_decoded_here(piece, path) for piece in pieces)
+    if processes is None and expected_bytes < BYTES_BEFORE_PROCESSES:
+        return _first_here(pieces, path, count)
+    return _in_processes(pieces, path, processes or Processes.start(count))
+
+
+def _first_here(pieces: Iterator[Piece], path: str, count: int) -> Iterator[Columns]:
+    """The columns of each piece, decoded by processes only where there is more than was expected."""
+    done = 0
+    while done < BYTES_BEFORE_PROCESSES:
         if (piece := next(pieces, None)) is None:
             return
         yield _decoded_here(piece, path)
         done += piece.size
-    yield from _in_processes(pieces, path, processes)
+    yield from _in_processes(pieces, path, Processes.start(count))
 
 
 def _decoded_here(piece: Piece, path: str) -> Columns:
@@ -94,13 +87,7 @@ def _decoded_here(piece: Piece, path: str) -> Columns:
     return decode(array, annotated=piece.annotated)
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _in_processes(pieces: Iterator[Piece], path: str, processes: int) -> Iterator[Columns]:
+def _in_processes(pieces: Iterator[Piece], path: str, processes: Processes) -> Iterator[Columns]:
     """The columns of each piece, in order, decoded by several worker processes."""
     workers = _Workers(path, processes)
     running: deque[Future[Columns]] = deque()
@@ -108,10 +95,24 @@ def _in_processes(pieces: Iterator[Piece], path: str, processes: int) -> Iterato
         for piece in pieces:
             running.append(workers.submit(piece))
             # Twice as many pieces as processes: the next is at hand when a process is done.
-            if len(running) == 2 * processes:
-                yield running.popleft().result()
+            most = 2 * len(processes.pipes)
+            if len(running) >= (most if piece.events is not None else max(most, _MOST_AHEAD)):
+                break
+    except BaseException:
+        workers.stop()
+        raise
+    return _results(running, pieces, workers)
+
+
+def _results(
+    running: deque[Future[Columns]], pieces: Iterator[Piece], workers: _Workers
+) -> Iterator[Columns]:
+    """The columns of the pieces that are being decoded, and of those that follow."""
+    try:
         while running:
-            yield running.popleft().result()
+            columns = running.popleft().result()
+            running.extend(map(workers.submit, islice(pieces, 1)))
+            yield columns
     except BaseException:
         workers.stop()
         raise
@@ -119,37 +120,15 @@ def _in_processes(pieces: Iterator[Piece], path: str, processes: int) -> Iterato
 
 
 class _Workers:
-    """Decoding processes, each asked over one pipe and answering on another.
+    """Decoding processes, and a thread for each that waits for its answers."""
 
-    One process is started, which forks these once it has imported what they need, and waits for them.
-    """
-
-    def __init__(self, path: str, processes: int) -> None:
+    def __init__(self, path: str, processes: Processes) -> None:
         self._path = path
-        pipes = [(os.pipe(), os.pipe()) for _ in range(processes)]
-        theirs = [end for asked, answered in pipes for end in (asked[0], answered[1])]
-        try:
-            self._first = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-                [sys.executable, "-m", __name__, *map(str, theirs)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                # Out of reach of Ctrl-C, which a terminal sends to all of its group, from the first moment on.
-                process_group=0,
-                pass_fds=theirs,
-                env=os.environ
-                | _ENVIRONMENT
-                | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        finally:
-            for end in theirs:
-                os.close(end)
-            ours = [(os.fdopen(a[1], "wb"), os.fdopen(b[0], "rb")) for a, b in pipes]
-        self._free: queue.SimpleQueue[tuple[IO[bytes], IO[bytes]]] = queue.SimpleQueue()
-        for questions, answers in ours:
-            _widen(answers)
-            self._free.put((questions, answers))
-        self._pipes = [pipe for pair in ours for pipe in pair]
-        self._threads = ThreadPoolExecutor(processes)
+        self._processes = processes
+        self._free: queue.SimpleQueue[tuple[BufferedWriter, BufferedReader]] = queue.SimpleQueue()
+        for pair in processes.pipes:
+            self._free.put(pair)
+        self._threads = ThreadPoolExecutor(len(processes.pipes))
         import numpy.ma  # noqa: F401 - Polars needs it in the end; while processes start it takes no time
 
     def submit(self, piece: Piece) -> Future[Columns]:
@@ -160,7 +139,7 @@ class _Workers:
         questions, answers = self._free.get()
         try:
             _send(questions, (self._path, piece))
-            return {name: _unpacked(value) for name, value in _received(answers).items()}
+            return _received_columns(answers)
         except (OSError, EOFError) as error:
             raise ThenceError(
                 "a process that decodes the trace was killed; is there enough memory?"
@@ -170,27 +149,15 @@ class _Workers:
 
     def end(self) -> None:
         """Lets the processes end by themselves, once all pieces are decoded; does not wait for that."""
-        for pipe in self._pipes:
-            pipe.close()
-        self._threads.submit(self._first.wait)
+        self._processes.dismiss()
+        self._threads.submit(self._processes.first.wait)
         self._threads.shutdown(wait=False)
 
     def stop(self) -> None:
         """Ends the processes, whatever they are doing."""
-        if self._first.poll() is None:  # else its number may be another's by now
-            os.killpg(self._first.pid, signal.SIGKILL)
-        self._first.wait()
+        self._processes.kill()
         self._threads.shutdown(cancel_futures=True)
-        for pipe in self._pipes:
-            with suppress(OSError):  # what was to be sent last reaches nobody
-                pipe.close()
-
-
-def _widen(answers: IO[bytes]) -> None:
-    """Makes a pipe hold more; one user's pipes may not be of any size together."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            fcntl.fcntl(answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._processes.dismiss()
 
 
 def _send(stream: IO[bytes], message: object) -> None:
@@ -201,22 +168,34 @@ def _send(stream: IO[bytes], message: object) -> None:
 
 
 def _received(stream: IO[bytes]) -> Any:
+    """What `_send` sent; `EOFError` where the other process is gone."""
     head = stream.read(8)
-    if len(head) < 8:
+    size = int.from_bytes(head, "little")
+    packed = stream.read(size)
+    if len(head) < 8 or len(packed) < size:
         raise EOFError
-    return msgspec.msgpack.decode(stream.read(int.from_bytes(head, "little")))
+    return msgspec.msgpack.decode(packed)
 
 
-def _packed(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return {"dtype": value.dtype.str, "shape": value.shape, "data": value.tobytes()}
-    return value
+def _send_columns(stream: IO[bytes], columns: Columns) -> None:
+    """Sends what is no array first, with what the arrays are, and then their bytes, without a copy of them."""
+    arrays = {name: value for name, value in columns.items() if isinstance(value, np.ndarray)}
+    others = {name: value for name, value in columns.items() if name not in arrays}
+    _send(stream, (others, [(name, a.dtype.str, a.shape) for name, a in arrays.items()]))
+    for array in arrays.values():
+        if array.size:
+            stream.write(np.ascontiguousarray(array).data.cast("B"))
+    stream.flush()
 
 
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return np.frombuffer(value["data"], value["dtype"]).reshape(value["shape"])
-    return value
+def _received_columns(stream: BufferedReader) -> Columns:
+    """What `_send_columns` sent; `EOFError` where the other process is gone."""
+    columns, arrays = _received(stream)
+    for name, dtype, shape in arrays:
+        array = columns[name] = np.empty(shape, dtype)
+        if array.size and stream.readinto(array.data.cast("B")) < array.nbytes:
+            raise EOFError
+    return dict(columns)
 
 
 def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
@@ -226,8 +205,7 @@ def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
             path, piece = msgspec.convert(_received(questions), tuple[str, Piece])
         except EOFError:
             return
-        columns = _decoded_here(piece, path)
-        _send(answers, {name: _packed(value) for name, value in columns.items()})
+        _send_columns(answers, _decoded_here(piece, path))
 
 
 def _serve_forked(pipes: list[tuple[int, int]]) -> None:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from thence.errors import DamagedInput
+from thence.readers.kineto.processes import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from thence.readers.source import Source
 __all__ = [
     "INLINE_ANNOTATED",
-    "PIECE_BYTES",
     "Boundaries",
     "Envelope",
     "Piece",
@@ -43,8 +43,6 @@ _EVENT_START = re.compile(rb"\}\s*,\s*(?=\{\s*\"(?:ph|cat|name|args|ts|dur|pid|t
 _EXPORTERS_SEPARATORS = (b"\n  },\n  {", b"},\n{")
 INLINE_ANNOTATED = "cudaGraphInlineAnnotated"
 """Member before the events by which torch 2.15 says that it annotated graphed activities."""
-PIECE_BYTES = 4 << 20
-"""Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the caches."""
 _BLOCK_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 18

@@ -6,7 +6,6 @@ A lane is one (pid, tid) pair of the file; a track is a host thread in the order
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,10 +23,10 @@ from thence.readers.categories import (
     ranges_among_ops,
 )
 from thence.readers.kineto import metadata as describe
+from thence.readers.kineto.ahead import Begun
 from thence.readers.kineto.annotations import Written
 from thence.readers.kineto.collecting import collected
-from thence.readers.kineto.decoding import decoded
-from thence.readers.kineto.envelope import INLINE_ANNOTATED, PIECE_BYTES, Envelope
+from thence.readers.kineto.envelope import INLINE_ANNOTATED
 from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
 from thence.readers.kineto.frames import (
     collective_frame,
@@ -38,7 +37,9 @@ from thence.readers.kineto.frames import (
     threads_frame,
 )
 from thence.readers.kineto.losses import losses
+from thence.readers.kineto.processes import PIECE_BYTES
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
+from thence.readers.kineto.sniffing import sniff
 from thence.readers.nesting import IS_API_CALL, host_order
 
 if TYPE_CHECKING:
@@ -52,19 +53,6 @@ PATTERNS = ("*.json", "*.json.gz")
 """Files of a directory that may be Kineto traces."""
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
-_FIRST_KEYS = re.compile(
-    rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
-)
-# jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
-_OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
-
-
-def sniff(head: bytes) -> bool:
-    """Whether a file that begins like this may be a Kineto trace."""
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start[:1] not in (b"{", b"[") or _FIRST_KEYS.search(head) is None:
-        return False
-    return _OF_JAX not in head[:_OF_JAX_WITHIN]
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:
@@ -77,8 +65,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     Raises:
         DamagedInput: nothing in it could be read.
     """
-    envelope = Envelope(source)
-    columns = _decoded_columns(source, envelope, progress)
+    begun = Begun.of(source)
+    envelope, columns = begun.envelope, _decoded_columns(begun, progress)
     gpu, host = _table(columns, "gpu"), _table(columns, "host")
     metadata = envelope.metadata
     names = pl.Series("name", columns["names"], pl.String)
@@ -104,8 +92,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     moved = _table(columns, "collective")
     places, sentences = graph_places(_table(columns, "joined"), annotated, gpu_order)
     warnings += [f"{source.name}: {text}" for text in sentences]
-    on_host = np.isin(threads["lane"], host["lane"])
-    used = set(zip(gpu["rank"].tolist(), gpu["device"].tolist(), strict=True))
+    on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
@@ -119,7 +106,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
         facts=(describe.facts(metadata) | ran_on,),
-        devices=describe.described_devices(metadata, used),
+        devices=describe.described_devices(metadata, _used_devices(gpu, gpu_order)),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
         losses=lost,
@@ -129,10 +116,11 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     return with_waiting(dataclasses.replace(tables, meta=meta), said)
 
 
-def _decoded_columns(source: Source, envelope: Envelope, progress: Callable[[int], None]) -> Arrays:
+def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
     """The columns of all events; raises `DamagedInput` if none could be read."""
+    source = begun.source
     columns = collected(
-        decoded(envelope.pieces(), source.name, source.expected_bytes, source.cores),
+        begun.columns,
         lambda: progress(source.consumed),
         source.expected_bytes / PIECE_BYTES,
     )
@@ -225,9 +213,10 @@ def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
 def _launches(host: Arrays, gpu: Arrays, lanes: list[tuple[Any, Any]]) -> Arrays:
     """Lane and correlation of the API calls that something on a device came from; none where one process made all."""
     calls: Array = IS_API_CALL[host["category"]]
-    correlation, lane = host["correlation"][calls], host["lane"][calls]
+    lane = host["lane"][calls]
     if len({lanes[number][0] for number in _distinct(lane, len(lanes)).tolist()}) < 2:
-        return {"lane": lane[:0], "correlation": correlation[:0]}
+        return {"lane": lane[:0], "correlation": host["correlation"][:0]}
+    correlation = host["correlation"][calls]
     launched = np.isin(correlation, gpu["correlation"]) & (correlation != MISSING)
     return {"lane": lane[launched], "correlation": correlation[launched]}
 
@@ -258,6 +247,19 @@ def _warnings(columns: Arrays, gpu: Arrays, host: Arrays, lanes: Lanes) -> list[
 def _gpu_order(gpu: Arrays) -> Array:
     order: Array = np.lexsort((gpu["stream"], gpu["start"], gpu["device"], gpu["rank"]))
     return order
+
+
+def _used_devices(gpu: Arrays, order: Array) -> set[tuple[int, int]]:
+    """Rank and device of every device that did something.
+
+    Args:
+        gpu: columns of the file.
+        order: of `_gpu_order`, in which the rows of a device follow each other.
+    """
+    rank, device = gpu["rank"][order], gpu["device"][order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = (rank[1:] != rank[:-1]) | (device[1:] != device[:-1])
+    return set(zip(rank[first].tolist(), device[first].tolist(), strict=True))
 
 
 def _host_order(host: Arrays, lanes: Lanes) -> Array:

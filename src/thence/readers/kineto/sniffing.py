@@ -1,0 +1,21 @@
+"""What tells a Kineto file, from its first bytes."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["sniff"]
+
+_FIRST_KEYS = re.compile(
+    rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'
+)
+# jax.profiler writes a JSON for viewers beside its xplane.pb, in which most of the facts are missing.
+_OF_JAX, _OF_JAX_WITHIN = b'"highres-ticks"', 1000
+
+
+def sniff(head: bytes) -> bool:
+    """Whether a file that begins like this may be a Kineto trace."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if start[:1] not in (b"{", b"[") or _FIRST_KEYS.search(head) is None:
+        return False
+    return _OF_JAX not in head[:_OF_JAX_WITHIN]

@@ -1,0 +1,132 @@
+"""Decoding that begins before its file is asked for: who goes on with it, and what ends it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from helpers import assert_same_tables, recording, unzipped
+from thence.__main__ import reading_ahead
+from thence.readers import registry
+from thence.readers.kineto import ahead, decoding, processes
+from thence.readers.kineto.processes import Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file for which decoding processes start, however small it is."""
+    path = tmp_path / "rank0.json"
+    path.write_bytes(unzipped(recording("torch_eager_rank0")))
+    for module in (ahead, decoding):
+        monkeypatch.setattr(module, "BYTES_BEFORE_PROCESSES", 1)
+    monkeypatch.setattr(processes, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(processes, "_usable_cores", lambda: 2)
+    yield path
+    ahead.forget()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Processes]:
+    """The decoding processes that have been started."""
+    found: list[Processes] = []
+    start = Processes.start
+
+    def noted(count: int) -> Processes:
+        found.append(start(count))
+        return found[-1]
+
+    monkeypatch.setattr(Processes, "start", noted)
+    return found
+
+
+def test_the_reader_goes_on_with_what_has_begun(trace: Path, started: list[Processes]) -> None:
+    expected = registry.read([trace], cores=1)
+    ahead.begin(str(trace))
+    assert len(started) == 1
+    assert_same_tables(registry.read([trace]), expected)
+    assert len(started) == 1
+    assert_same_tables(registry.read([trace]), expected)  # what has begun is read once
+    assert len(started) == 2
+
+
+def test_a_file_that_changed_meanwhile_is_read_as_it_is_now(
+    trace: Path, started: list[Processes]
+) -> None:
+    whole = registry.read([trace], cores=1)
+    ahead.begin(str(trace))
+    text = trace.read_text().replace('"cat": "kernel"', '"cat": "no"', 1)
+    trace.write_text(text)
+    assert registry.read([trace]).gpu.height == whole.gpu.height - 1
+    assert len(started) == 2
+
+
+def test_other_settings_read_the_file_themselves(trace: Path, started: list[Processes]) -> None:
+    ahead.begin(str(trace))
+    registry.read([trace], cores=1)
+    assert len(started) == 1
+    assert started[0].first.poll() is None
+
+
+def test_what_nobody_asks_for_ends(trace: Path, started: list[Processes]) -> None:
+    ahead.begin(str(trace))
+    assert started[0].first.poll() is None
+    ahead.forget()
+    assert started[0].first.poll() is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"no trace", b'{"traceEvents": ['])
+def test_what_is_wrong_with_a_file_is_left_for_its_reader(
+    content: bytes, trace: Path, started: list[Processes]
+) -> None:
+    trace.write_bytes(content)
+    ahead.begin(str(trace))
+    ahead.begin(str(trace.with_name("absent.json")))
+    ahead.forget()
+    assert all(one.first.poll() is not None for one in started)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [
+        (["report", "large.json"], True),
+        (["large.json", "--by", "module"], True),
+        (["convert", "large.json", "-o", "new.json"], True),
+        (["report", "large.json", "-o", "small.json"], True),
+        (["report", "./large.json"], True),
+        (["report", "large.json", "second.json"], False),
+        (["report", "small.json"], False),
+        (["report", "absent.json"], False),
+        (["record", "python", "train.py", "large.json"], False),
+        (["ingest", "large.json", "-o", "store"], False),
+        (["report", "large.txt"], False),
+        ([], False),
+    ],
+)
+def test_command_lines_that_read_one_large_trace_begin_with_it(
+    arguments: list[str], begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("large.json", "second.json", "large.txt"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(64 << 20)
+    (tmp_path / "small.json").write_bytes(b"{}")
+    monkeypatch.chdir(tmp_path)
+    begun: list[str] = []
+    monkeypatch.setattr(ahead, "begin", begun.append)
+    with reading_ahead(arguments):
+        assert begun == [name for name in arguments if begins and name.endswith("large.json")]
+
+
+def test_decoding_begins_without_polars() -> None:
+    code = (
+        "import sys, thence.__main__, thence.readers.kineto.ahead\n"
+        "print('polars' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["False", "False"]
