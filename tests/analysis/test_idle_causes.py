@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import thence
 from helpers import DATA, RECORDINGS, TORCH, event, examples, kernel, launch, opened
 from thence.analysis.idle_causes import idle_causes
+from thence.analysis.idle_places import names_of_pieces
 from thence.analysis.idle_rules import CAUSES, host_causes
-from thence.analysis.idle_table import names_of_pieces
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
 from thence.attribution.launch_places import places_of_rows

@@ -12,7 +12,7 @@ import pytest
 import thence
 from helpers import DATA, FSDP, TORCH, event, kernel, launch, opened, output
 from thence.analysis.critical_path import path_summary
-from thence.analysis.whatif import what_if
+from thence.analysis.whatif import suggestions, what_if
 from thence.analysis.whatif_changes import parse_change
 from thence.analysis.whatif_graph import program_graph
 from thence.analysis.whatif_replay import replayed
@@ -156,6 +156,19 @@ RECORDED = (
     list(FSDP[:2]),
     [DATA / "nsight" / "torch_ddp.sqlite.gz"],
 )
+
+
+@pytest.mark.parametrize("paths", RECORDED[:2], ids=lambda paths: paths[0].name)
+def test_without_changes_the_largest_gains_of_all_are_answered(paths: list[Path]) -> None:
+    """What cannot gain enough is not replayed then, so all of them are, one by one, and sorted here."""
+    trace = thence.open(paths)
+    each = what_if(trace.whole, suggestions(trace.whole), *trace._of_ranks).rows
+    gaining = [row for row in each.rows(named=True) if row["verdict"] == "gain"]
+    gaining.sort(key=lambda row: (-row["gain_ns"], row["change"]))
+    found = what_if(trace.whole, [], *trace._of_ranks).rows.rows(named=True)
+    assert found == gaining[:10]
+    assert found
+    assert len(gaining) < each.height
 
 
 @pytest.mark.parametrize("paths", RECORDED, ids=lambda paths: paths[0].name)

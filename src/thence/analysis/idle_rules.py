@@ -167,14 +167,12 @@ def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:
 def _from_around(given: Codes, parent: Int64) -> Codes:
     """What the nearest row around each one gives to those inside, itself included, 255 for nothing.
 
-    Parents come before their rows, so that each round of pointer jumping doubles the distance.
+    By pointer jumping: each round looks twice as far up.
     """
-    result = given.copy()
-    above = parent.copy()
-    looking = np.flatnonzero((result == 255) & (above != NO_ROW))
-    while len(looking):
-        up = above[looking]
-        result[looking] = result[up]
-        above[looking] = np.where(result[looking] == 255, above[up], NO_ROW)
-        looking = looking[above[looking] != NO_ROW]
-    return result
+    top = len(given)  # what is around the outermost rows: it gives nothing
+    above = np.append(np.where(parent == NO_ROW, top, parent), top).astype(np.int32)
+    result = np.append(given, np.uint8(255))
+    while (above != top).any():
+        result = np.where(result == 255, result[above], result)
+        above = above[above]
+    return result[:top]
