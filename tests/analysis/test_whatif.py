@@ -15,6 +15,7 @@ from thence.analysis.critical_path import path_summary
 from thence.analysis.whatif import suggestions, what_if
 from thence.analysis.whatif_changes import parse_change
 from thence.analysis.whatif_graph import program_graph
+from thence.analysis.whatif_health import health
 from thence.analysis.whatif_replay import replayed
 from thence.errors import MissingData, UsageError
 
@@ -92,7 +93,9 @@ def test_an_interval_is_wider_the_more_of_the_step_the_host_decides(
     half = (row["high_share"] - row["low_share"]) / 2
     # The loader, the launch of attention and what follows the wait; then the device works, and the host waits.
     of_host = (load + 40 + 10) / (load + 45 + ATTENTION + MLP + 10)
-    assert half == pytest.approx((0.04**2 + (0.08 * of_host) ** 2) ** 0.5, rel=0.03)
+    expected = pytest.approx((0.04**2 + (0.08 * of_host) ** 2) ** 0.5, rel=0.03)
+    assert half == expected
+    assert health(trace.whole, program_graph(trace.whole)).noise == expected
 
 
 def test_the_thread_of_autograd_begins_after_what_gave_it_its_work(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ ELSEWHERE = {
     "analysis/whatif_changes.py": "analysis/test_whatif.py",
     "analysis/whatif_edges.py": "analysis/test_whatif.py::test_where_the_device_is_the_limit_the_loader_gains_nothing",
     "analysis/whatif_graph.py": "analysis/test_whatif.py",
-    "analysis/whatif_health.py": "analysis/test_whatif_intervals.py",
+    "analysis/whatif_health.py": (
+        "analysis/test_whatif.py::test_an_interval_is_wider_the_more_of_the_step_the_host_decides"
+    ),
     "cli/streams.py": "analysis/test_streams.py::test_json_keeps_its_contract",
     "attribution/host_rows.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "attribution/cuda_graphs/captures.py": (

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Codes = npt.NDArray[np.uint8]
 
-__all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "host_causes"]
+__all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "REASON_TITLES", "host_causes"]
 
 MEANINGS = {
     "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
@@ -70,6 +70,15 @@ REASONS = {
     ),
 }
 """Why a cause is unknown."""
+REASON_TITLES = {
+    "no_launch": "no launch recorded",
+    "started_late": "started late",
+    "only_calls": "between API calls",
+    "outside": "outside of all ranges and calls",
+    "profiler": "the profiler itself",
+    "too_many": "not divided",
+}
+"""The reasons in few words, as tables name them."""
 CAUSES = tuple(MEANINGS)
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 """Number of each cause in the arrays."""

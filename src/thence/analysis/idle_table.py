@@ -11,7 +11,7 @@ import polars as pl
 
 from thence.analysis.idle_causes import REASONS, idle_causes
 from thence.analysis.idle_places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
-from thence.analysis.idle_rules import CAUSES, MEANINGS
+from thence.analysis.idle_rules import CAUSES, MEANINGS, REASON_TITLES
 from thence.analysis.waits import participants
 from thence.errors import MissingData, UsageError
 from thence.model.questions import IDLE_BY
@@ -71,10 +71,17 @@ class IdleTime(Shown):
         return self.found.hstack(self.names.columns())
 
     @property
+    def shown_rows(self) -> pl.DataFrame:
+        """The rows with reasons in words."""
+        titles = pl.col("name").replace(REASON_TITLES)
+        of_reason = pl.col("by") == "reason"
+        return self.rows.with_columns(name=pl.when(of_reason).then(titles).otherwise("name"))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Why a part is unknown, one sentence for each reason; and how much is Python only because nothing else is."""
         notes = [
-            f"unknown: {format_ns(total)}: {REASONS[reason]}"
+            f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
         ]
         if not self.silent_ns:
@@ -94,7 +101,7 @@ class IdleTime(Shown):
         return Form(
             f"idle: {format_ns(self.idle_ns)}",
             ", ".join(causes),
-            self.rows,
+            self.shown_rows,
             {"name": "idle at", "by": "by", "cause": "cause", "total_ns": "idle", "share": "share"},
             "total_ns",
             {"cause": 1 - unknown / max(self.idle_ns, 1)},

@@ -286,6 +286,8 @@ def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, No
     ):
         part = amount * more / whole
         result.append(_row(cause, "cause", None, part))
+        if cause == "unknown":
+            continue  # what is not known has no place either
         of = rows.filter(pl.col("cause") == cause)
         for by in _IDLE_BY:
             result += _named(of.filter(pl.col("by") == by), by, cause, part)
