@@ -7,7 +7,7 @@ these are looked up once for each: there are hundreds of contexts where there ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +81,15 @@ class Contexts:
         found: Numbers = self.number[rows.fill_null(NO_ROW).to_numpy()]
         return found
 
+    def table(self, host: pl.DataFrame) -> pl.DataFrame:
+        """The first rows of all contexts as a host table: around them is what is around all rows of theirs."""
+        rows = host[self.row]
+        references = {name: self.at(rows[name]) for name in ("parent", "forward")}
+        return rows.with_columns(
+            pl.when(pl.lit(pl.Series(at)) != NO_ROW).then(pl.lit(pl.Series(at))).alias(name)
+            for name, at in references.items()
+        )
+
 
 @dataclass(frozen=True)
 class HostPlaces:
@@ -117,7 +126,8 @@ class HostPlaces:
         position = np.full(len(contexts.row), NO_ROW)
         position[used] = np.arange(len(used))
         own = OwnCode.of(trace.own, trace.installed)
-        found = places_of_rows(trace, contexts.row[used], own, list(dict.fromkeys(kinds)))
+        tables = replace(trace, host=contexts.table(trace.host))
+        found = places_of_rows(tables, used, own, list(dict.fromkeys(kinds)))
         return cls(contexts, {kind: gathered(names, position) for kind, names in found.items()})
 
 

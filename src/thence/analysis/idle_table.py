@@ -72,10 +72,16 @@ class IdleTime(Shown):
 
     @property
     def shown_rows(self) -> pl.DataFrame:
-        """The rows with reasons in words."""
-        titles = pl.col("name").replace(REASON_TITLES)
-        of_reason = pl.col("by") == "reason"
-        return self.rows.with_columns(name=pl.when(of_reason).then(titles).otherwise("name"))
+        """The rows with reasons in words, and with words for Python that nothing else is known of."""
+        silent = (pl.col("cause") == "python") & (pl.col("by") == "call") & pl.col("name").is_null()
+        return self.rows.with_columns(
+            by=pl.when(~silent).then("by"),
+            name=pl.when(pl.col("by") == "reason")
+            .then(pl.col("name").replace(REASON_TITLES))
+            .when(silent)
+            .then(pl.lit("(in nothing recorded)"))
+            .otherwise("name"),
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -143,7 +149,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
             f"{by!r} is nothing that idle time can be by; choose one of {', '.join(IDLE_BY)}"
         )
     if trace.gpu.is_empty():
-        raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no device activity")
+        raise MissingData(f"{trace.meta.named}: holds no device activity")
     pieces, contexts = both(lambda: idle_causes(trace), lambda: Contexts.of(trace.host))
     total = int(pieces["duration"].sum())
     after = pieces.drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum())
