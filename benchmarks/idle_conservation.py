@@ -22,8 +22,8 @@ import thence
 from thence.analysis.idle_causes import idle_causes
 from thence.analysis.idle_table import idle_time
 from thence.analysis.summary import summarize
-from thence.analysis.whatif import health
 from thence.analysis.whatif_graph import program_graph
+from thence.analysis.whatif_health import health
 from thence.analysis.whatif_replay import replayed
 from thence.errors import ThenceError
 from thence.model.tables import Tables

@@ -47,8 +47,10 @@ def check(folder: Path) -> int:
 def _traces(folder: Path, name: str, variant: int) -> dict[int, list[Path]]:
     """The files of all ranks, by round; variant 0 is the unchanged program."""
     found: dict[int, list[Path]] = {}
-    for pattern in (f"??_{variant:02}_{name}.json.gz", f"??_{variant:02}_{name}_rank?.json.gz"):
-        for path in sorted(folder.glob(pattern)):
+    for ranks in ("", "_rank?"):
+        for path in sorted(
+            folder.glob(f"??_{variant:02}_{name}{ranks}.json*")
+        ):  # .json.gz or unpacked
             found.setdefault(int(path.name[:2]), []).append(path)
     return found
 

@@ -24,9 +24,10 @@ from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collect
 from thence.analysis.report import part
 from thence.analysis.select import select
 from thence.analysis.steps_table import step_table
-from thence.analysis.whatif import MOST_UNEXPLAINED, health, what_if
+from thence.analysis.whatif import what_if
 from thence.analysis.whatif_changes import parse_change
 from thence.analysis.whatif_graph import program_graph
+from thence.analysis.whatif_health import MOST_UNEXPLAINED, health
 from thence.errors import MissingData
 from thence.model.places import TABLE_KINDS
 

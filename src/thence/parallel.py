@@ -10,13 +10,14 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["in_threads"]
+__all__ = ["both", "in_threads"]
 
 _MOST = 4
 """Threads at once: each needs memory of its own, and more gain little."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Other = TypeVar("Other")
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -30,3 +31,12 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> lis
         return [function(item) for item in every]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, every))
+
+
+def both(first: Callable[[], Result], second: Callable[[], Other]) -> tuple[Result, Other]:
+    """What two functions return that run at once; one after the other where Polars has one thread."""
+    if pl.thread_pool_size() < 2:
+        return first(), second()
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(second)
+        return first(), later.result()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import thence
 from helpers import DATA, RECORDINGS, TORCH, event, examples, kernel, launch, opened
 from thence.analysis.idle_causes import idle_causes
-from thence.analysis.idle_rules import CAUSES, host_causes
-from thence.analysis.idle_table import names_of_pieces
+from thence.analysis.idle_places import names_of_pieces
+from thence.analysis.idle_rules import CAUSES, REASON_TITLES, REASONS, host_causes
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
 from thence.attribution.launch_places import places_of_rows
@@ -321,3 +321,19 @@ def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_pa
         "<built-in function collect>": "gc", "cudaHostAlloc": "allocation", "cudaLaunchKernel": "loader",
         "download_model": "python",
     }  # fmt: skip
+
+
+def test_tables_name_reasons_in_words_and_documents_by_their_code(tmp_path: Path) -> None:
+    found = opened(tmp_path, [kernel(1, 5, 5), kernel(2, 60, 5)]).idle()
+    assert found.rows.select("by", "name").rows() == [("reason", "no_launch")]
+    assert found.shown_rows["name"].to_list() == ["no launch recorded"]
+    assert found.notes[0].startswith("unknown (no launch recorded): 50.00 us: ")
+    assert REASON_TITLES.keys() == REASONS.keys()
+
+
+def test_python_in_silence_is_in_nothing_recorded() -> None:
+    found = thence.open(DATA / "recording" / "two_ranks").idle()
+    silent = found.shown_rows.filter(pl.col("by").is_null())
+    assert silent.select("cause", "name").rows() == [("python", "(in nothing recorded)")]
+    pieces = found.pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+    assert silent["total_ns"].to_list() == [pieces["duration"].sum()] == [found.silent_ns]

@@ -12,9 +12,10 @@ import pytest
 import thence
 from helpers import DATA, FSDP, TORCH, event, kernel, launch, opened, output
 from thence.analysis.critical_path import path_summary
-from thence.analysis.whatif import what_if
+from thence.analysis.whatif import suggestions, what_if
 from thence.analysis.whatif_changes import parse_change
 from thence.analysis.whatif_graph import program_graph
+from thence.analysis.whatif_health import health
 from thence.analysis.whatif_replay import replayed
 from thence.errors import MissingData, UsageError
 
@@ -92,7 +93,9 @@ def test_an_interval_is_wider_the_more_of_the_step_the_host_decides(
     half = (row["high_share"] - row["low_share"]) / 2
     # The loader, the launch of attention and what follows the wait; then the device works, and the host waits.
     of_host = (load + 40 + 10) / (load + 45 + ATTENTION + MLP + 10)
-    assert half == pytest.approx((0.04**2 + (0.08 * of_host) ** 2) ** 0.5, rel=0.03)
+    expected = pytest.approx((0.04**2 + (0.08 * of_host) ** 2) ** 0.5, rel=0.03)
+    assert half == expected
+    assert health(trace.whole, program_graph(trace.whole)).noise == expected
 
 
 def test_the_thread_of_autograd_begins_after_what_gave_it_its_work(tmp_path: Path) -> None:
@@ -156,6 +159,19 @@ RECORDED = (
     list(FSDP[:2]),
     [DATA / "nsight" / "torch_ddp.sqlite.gz"],
 )
+
+
+@pytest.mark.parametrize("paths", RECORDED[:2], ids=lambda paths: paths[0].name)
+def test_without_changes_the_largest_gains_of_all_are_answered(paths: list[Path]) -> None:
+    """What cannot gain enough is not replayed then, so all of them are, one by one, and sorted here."""
+    trace = thence.open(paths)
+    each = what_if(trace.whole, suggestions(trace.whole), *trace._of_ranks).rows
+    gaining = [row for row in each.rows(named=True) if row["verdict"] == "gain"]
+    gaining.sort(key=lambda row: (-row["gain_ns"], row["change"]))
+    found = what_if(trace.whole, [], *trace._of_ranks).rows.rows(named=True)
+    assert found == gaining[:10]
+    assert found
+    assert len(gaining) < each.height
 
 
 @pytest.mark.parametrize("paths", RECORDED, ids=lambda paths: paths[0].name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from thence.analysis import whatif_replay
-from thence.analysis.whatif_replay import Graph, replayed
+from thence.analysis.whatif_replay import TOGETHER, Graph, replayed, replayed_together
 
 
 def visited(graph: Graph) -> list[int]:
@@ -54,6 +56,22 @@ def test_against_visiting_every_node(
 def test_the_replay_of_what_was_recorded_is_exact(seed: int) -> None:
     graph = made(seed, 300, 4, 200)
     assert replayed(graph.exact()).tolist() == graph.time.tolist()
+
+
+@pytest.mark.parametrize("count", [2, TOGETHER + 1])
+def test_graphs_of_other_weights_are_replayed_together(count: int) -> None:
+    graph = made(5, 200, 3, 150)
+    random = np.random.default_rng(1)
+    graphs = [
+        replace(
+            graph, weight=random.integers(0, 100, 200), delay=random.integers(0, 9, 200),
+            edge_weight=random.integers(-5, 200, len(graph.source)), shared=graph.order,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+    together = [times.tolist() for times in replayed_together(graphs)]
+    assert together == [visited(one) for one in graphs]
+    assert len(set(map(tuple, together))) == count
 
 
 def test_a_graph_of_one_node() -> None:

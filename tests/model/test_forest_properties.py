@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,17 +63,28 @@ def test_what_is_around_rows(parent: list[int], data: st.DataObject) -> None:
     assert found.tolist() == nearest
 
 
-@given(forests(), st.data())
+@pytest.mark.parametrize("levels", [0, 1000], ids=["by hashes", "by levels"])
+@given(parent=forests(), data=st.data())
 def test_rows_are_one_node_where_all_codes_above_are_the_same(
-    parent: list[int], data: st.DataObject
+    levels: int, parent: list[int], data: st.DataObject
 ) -> None:
     code = [data.draw(st.integers(-1, 2)) for _ in parent]
     paths = [tuple(code[r] for r in reversed(way_up(parent, row))) for row in range(len(parent))]
-    node, first = forest.trie(np.array(parent, np.int64), np.array(code, np.int64))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forest, "_MOST_LEVELS", levels)
+        node, first = forest.trie(np.array(parent, np.int64), np.array(code, np.int64))
     # By depth, then by first row.
     distinct = sorted(dict.fromkeys(paths), key=lambda path: (len(path), paths.index(path)))
     assert [distinct[n] for n in node.tolist()] == paths
     assert first.tolist() == [paths.index(path) for path in distinct]
+
+
+@given(st.lists(st.sampled_from([-(2**40), -3, 0, 1, 2, 70_000, 2**40]), max_size=20))
+def test_values_are_numbered_in_order_of_their_first_rows(values: list[int]) -> None:
+    number, first = forest.numbered(np.array(values, np.int64))
+    distinct = list(dict.fromkeys(values))
+    assert [distinct[n] for n in number.tolist()] == values
+    assert first.tolist() == [values.index(value) for value in distinct]
 
 
 def test_steps_of_doubling_length_find_what_single_steps_find() -> None:

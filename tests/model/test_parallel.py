@@ -35,3 +35,11 @@ def test_where_polars_has_one_thread_no_other_is_started(monkeypatch: pytest.Mon
     monkeypatch.setattr(pl, "thread_pool_size", lambda: 1)
     ran_on = parallel.in_threads(lambda _: threading.get_ident(), range(3))
     assert set(ran_on) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_both_give_what_they_give_alone(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pl, "thread_pool_size", lambda: threads)
+    assert parallel.both(lambda: 1, lambda: "two") == (1, "two")
+    with pytest.raises(ZeroDivisionError):
+        parallel.both(lambda: 1, lambda: 1 // 0)

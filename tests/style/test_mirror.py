@@ -36,6 +36,7 @@ ELSEWHERE = {
     "analysis/critical_path.py": "analysis/test_whatif.py",
     "analysis/expectations.py": "analysis/test_streams.py",
     "analysis/flame_tree.py": "analysis/test_flame.py",
+    "analysis/idle_places.py": "analysis/test_idle_causes.py::test_a_piece_has_the_place_of_its_own_host_row",
     "analysis/idle_rules.py": "analysis/test_idle_causes.py",
     "analysis/idle_table.py": "analysis/test_idle_causes.py::test_idle_by_each_kind_adds_up",
     "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
@@ -48,9 +49,13 @@ ELSEWHERE = {
     "analysis/soundness/evidence.py": f"{SOUNDNESS}/test_launch_rules.py::test_captured_launches_have_no_work",
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "analysis/summary_merge.py": "store/test_stored_trace.py::test_a_report_by_anything_is_that_of_the_files",
+    "analysis/whatif_answers.py": "analysis/test_whatif.py::test_without_changes_the_largest_gains_of_all_are_answered",
     "analysis/whatif_changes.py": "analysis/test_whatif.py",
     "analysis/whatif_edges.py": "analysis/test_whatif.py::test_where_the_device_is_the_limit_the_loader_gains_nothing",
     "analysis/whatif_graph.py": "analysis/test_whatif.py",
+    "analysis/whatif_health.py": (
+        "analysis/test_whatif.py::test_an_interval_is_wider_the_more_of_the_step_the_host_decides"
+    ),
     "cli/streams.py": "analysis/test_streams.py::test_json_keeps_its_contract",
     "attribution/host_rows.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "attribution/cuda_graphs/captures.py": (

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Codes = npt.NDArray[np.uint8]
 
-__all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "host_causes"]
+__all__ = ["CAUSES", "MEANINGS", "NUMBER", "REASONS", "REASON_TITLES", "host_causes"]
 
 MEANINGS = {
     "launch": "from the beginning of the launch to the beginning of its kernel, or another launch before it",
@@ -70,6 +70,15 @@ REASONS = {
     ),
 }
 """Why a cause is unknown."""
+REASON_TITLES = {
+    "no_launch": "no launch recorded",
+    "started_late": "started late",
+    "only_calls": "between API calls",
+    "outside": "outside of all ranges and calls",
+    "profiler": "the profiler itself",
+    "too_many": "not divided",
+}
+"""The reasons in few words, as tables name them."""
 CAUSES = tuple(MEANINGS)
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 """Number of each cause in the arrays."""
@@ -167,14 +176,12 @@ def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:
 def _from_around(given: Codes, parent: Int64) -> Codes:
     """What the nearest row around each one gives to those inside, itself included, 255 for nothing.
 
-    Parents come before their rows, so that each round of pointer jumping doubles the distance.
+    By pointer jumping: each round looks twice as far up.
     """
-    result = given.copy()
-    above = parent.copy()
-    looking = np.flatnonzero((result == 255) & (above != NO_ROW))
-    while len(looking):
-        up = above[looking]
-        result[looking] = result[up]
-        above[looking] = np.where(result[looking] == 255, above[up], NO_ROW)
-        looking = looking[above[looking] != NO_ROW]
-    return result
+    top = len(given)  # what is around the outermost rows: it gives nothing
+    above = np.append(np.where(parent == NO_ROW, top, parent), top).astype(np.int32)
+    result = np.append(given, np.uint8(255))
+    while (above != top).any():
+        result = np.where(result == 255, result[above], result)
+        above = above[above]
+    return result[:top]

@@ -128,7 +128,7 @@ def steps(attributed: Attributed) -> Steps:
     ranges = _of_host(attributed, host) if of_host else _of_programs(attributed, device, devices)
     if not (ranges.of != NO_ROW).any():
         raise MissingData(
-            f"{', '.join(attributed.meta.inputs)}: holds no steps; torch.profiler's step(), thence.step() and "
+            f"{attributed.meta.named}: holds no steps; torch.profiler's step(), thence.step() and "
             "jax.profiler.StepTraceAnnotation record them"
         )
     of_device, windows = _windows(attributed, ranges, device)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.collective_kinds import kind_of
+from thence.analysis.idle_places import Contexts, HostPlaces
 from thence.analysis.idle_rules import CAUSES, NUMBER, host_causes
 from thence.analysis.idle_silence import python_threads
 from thence.analysis.idle_timeline import leaves_of_threads
 from thence.analysis.whatif_edges import EDGES
 from thence.analysis.whatif_graph import stream_weights
 from thence.analysis.whatif_replay import BEFORE_ALL
+from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import UsageError
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths
@@ -27,6 +30,7 @@ from thence.model.tables import API_CALLS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from thence.analysis.idle_timeline import Leaves
     from thence.analysis.whatif_graph import Program
     from thence.analysis.whatif_replay import Graph
     from thence.model.attributed import Attributed
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
     Intervals = dict[int, tuple[Int64, Int64]]
 
-__all__ = ["Change", "activities_of", "changed", "parse_change"]
+__all__ = ["Change", "ChangeFacts", "activities_of", "changed", "parse_change"]
 
 Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
 _OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
@@ -140,24 +144,74 @@ def activities_of(trace: Attributed, change: Change) -> Mask:
 
 def _matching(names: pl.Series, pattern: str) -> Mask:
     """Which names the pattern finds something in; each distinct one is searched once."""
-    texts = names.cast(pl.String)
+    distinct = names.unique().drop_nulls()
     expression = re.compile(pattern)
-    found = [text for text in texts.drop_nulls().unique() if expression.search(text)]
-    return texts.is_in(found).fill_null(value=False).to_numpy()
+    found = [expression.search(text) is not None for text in distinct.cast(pl.String)]
+    chosen = distinct.filter(pl.Series(found, dtype=pl.Boolean))
+    return names.is_in(chosen.implode()).fill_null(value=False).to_numpy()
 
 
-def changed(trace: Attributed, program: Program, change: Change) -> Graph | None:
-    """The graph of the program with a change; None where the trace holds nothing that it is about."""
+@dataclass(frozen=True)
+class ChangeFacts:
+    """What several changes of one program look at, each found when it is first asked for.
+
+    Attributes:
+        trace: attributed.
+        program: its graph.
+    """
+
+    trace: Attributed
+    program: Program
+    _places: dict[str, pl.Series] = field(default_factory=dict)
+
+    @cached_property
+    def contexts(self) -> Contexts:
+        """The contexts of all host rows."""
+        return Contexts.of(self.trace.host)
+
+    @cached_property
+    def causes(self) -> npt.NDArray[np.uint8]:
+        """Number of the cause that each host row stands for."""
+        return host_causes(self.trace.host)
+
+    @cached_property
+    def leaves(self) -> list[Leaves]:
+        """The innermost row of every thread over time."""
+        is_call = self.trace.host["category"].is_in(API_CALLS).to_numpy()
+        return leaves_of_threads(self.trace.host, is_call, self.program.thread_of_row)
+
+    def rows_at(self, by: str, pattern: str) -> Mask:
+        """Which host rows of the categories of a kind have a place in which the pattern finds something."""
+        of_kind = self.trace.host["category"].is_in(_OF_HOST[by]).to_numpy()
+        if by not in self._places:
+            rows = pl.Series(np.flatnonzero(of_kind))
+            found = HostPlaces.of(self.trace, self.contexts, [rows], [by])
+            self._places[by] = found.names[by]
+        matching = np.append(_matching(self._places[by], pattern), False)
+        result: Mask = of_kind & matching[self.contexts.number[:-1]]
+        return result
+
+
+def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
+    """The graph of a program with a change; None where the trace holds nothing that it is about.
+
+    Args:
+        facts: of the program.
+        change: which.
+        of: `activities_of` it.
+    """
+    trace, program = facts.trace, facts.program
     if change.action == "no-wait":
         return _without_waits(trace, program, change)
     if change.action == "on-time":
         return _on_time(trace, program, int(change.pattern))
     graph = program.graph
-    of = activities_of(trace, change)
     if change.by == "cause":
-        intervals = _in_cause(trace, program, change)
+        intervals = _in_cause(facts, change)
+    elif change.part == "with host work":
+        intervals = _inside(program, _host_rows_of(facts, change))
     else:
-        intervals = _inside(program, _host_rows_of(trace, change))
+        intervals = {}
     if not of.any() and not intervals:
         return None
     left = np.where(of, change.factor, 1.0)
@@ -186,38 +240,26 @@ def _edge_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
     return result
 
 
-def _host_rows_of(trace: Attributed, change: Change) -> Mask:
+def _host_rows_of(facts: ChangeFacts, change: Change) -> Mask:
     """Host rows whose work a change takes away, those of backward operators through their forward ones included."""
-    host = trace.host
-    if change.part != "with host work":
-        return np.zeros(host.height, np.bool_)
-    rows = np.flatnonzero(host["category"].is_in(_OF_HOST[change.by]).to_numpy())
-    own = OwnCode.of(trace.own, trace.installed)
-    places = (
-        places_of_rows(trace, rows, own, [change.by])[change.by]
-        if len(rows)
-        else pl.Series([], dtype=pl.String)
-    )
-    result = np.zeros(host.height, np.bool_)
-    result[rows] = _matching(places, change.pattern)
-    parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
-    forward = host["forward"].fill_null(NO_ROW).to_numpy().astype(np.int64)
+    host = facts.trace.host
+    result = facts.rows_at(change.by, change.pattern)
+    parent, forward = (row_numbers(host[name]) for name in ("parent", "forward"))
     backward = np.flatnonzero(forward != NO_ROW)
     result[backward] |= chain_to(parent, forward[backward], result.copy()) != NO_ROW
     return result
 
 
-def _in_cause(trace: Attributed, program: Program, change: Change) -> Intervals:
+def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
     """When each thread is in something that stands for a cause: its innermost row tells, as of idle time.
 
     Of Python also when the main thread of a Python program is in nothing recorded.
     """
+    trace, program = facts.trace, facts.program
     host = trace.host
     if host.is_empty():
         return {}
-    is_call = host["category"].is_in(API_CALLS).to_numpy()
-    wanted: Mask = host_causes(host) == NUMBER[change.pattern]
-    leaves = leaves_of_threads(host, is_call, program.thread_of_row)
+    wanted: Mask = facts.causes == NUMBER[change.pattern]
     begins = np.flatnonzero(np.diff(program.thread_of_row, prepend=-1))
     shift = program.host[0][begins] - host["start"].to_numpy()[begins]
     runs = {}
@@ -226,7 +268,7 @@ def _in_cause(trace: Attributed, program: Program, change: Change) -> Intervals:
             shift, np.diff(np.append(begins, host.height))
         ))  # fmt: skip
     result = {}
-    for number, of_thread in enumerate(leaves):
+    for number, of_thread in enumerate(facts.leaves):
         start, end, _ = of_thread.chosen(wanted, runs.get(number))
         if len(start):
             result[number] = (start + shift[number], end + shift[number])

@@ -7,13 +7,15 @@ A node happens after the one before it in its chain (a thread, a stream), and af
 Along a chain that is a prefix maximum of ``x - cumsum(weight + delay)``, so that no node is visited by itself.
 Nodes are in an order in which every edge leads forward, and are done in blocks of that order: within a block chains
 are solved and edges are followed in turns, until nothing changes, which takes as many turns as paths inside
-the block change their chain.
+the block change their chain. Graphs that differ in weights and delays alone are replayed together, as the rows of
+two-dimensional arrays: a block is small, and what an operation costs beside its numbers is shared.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,36 +23,94 @@ import numpy as np
 from thence.model.intervals import NO_ROW
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-__all__ = ["BEFORE_ALL", "Graph", "Order", "replayed"]
+__all__ = ["BEFORE_ALL", "TOGETHER", "Graph", "Order", "replayed", "replayed_together"]
 
 BEFORE_ALL = -(1 << 44)
 """A time before all others, in ns; what is no constraint has it. Times are less than 4 hours from 0."""
 _APART = 1 << 46
-_BLOCK = 4096
+_BLOCK = 512
+TOGETHER = 8
+"""Graphs that are replayed at once at most: each has a copy of all weights then."""
+
+
+@dataclass(frozen=True)
+class _Into:
+    """Edges into nodes of a block.
+
+    Attributes:
+        edge: which of the edges by target.
+        source: node that each comes from; of edges inside of the block its place in the block.
+        first: the first of the edges of each target.
+        target: place in the block of each target.
+    """
+
+    edge: Int64
+    source: Int64
+    first: Int64
+    target: Int64
+
+    @classmethod
+    def of(cls, edge: Int64, source: Int64, target: Int64) -> _Into:
+        """Of edges in order of their targets' nodes."""
+        first = np.flatnonzero(np.append(True, target[1:] != target[:-1])[: len(target)])
+        return cls(edge, source, first, target[first])
+
+    def raised(self, least: Int64, offered: Int64) -> bool:
+        """Raises the least times of the targets to what their edges offer; whether any was less."""
+        best = np.maximum.reduceat(offered, self.first, axis=1)
+        before = least[:, self.target]
+        if (best <= before).all():
+            return False
+        least[:, self.target] = np.maximum(before, best)
+        return True
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some nodes that follow each other, in order of their chains.
+
+    Attributes:
+        nodes: which of the nodes by chain.
+        rows: these nodes.
+        group: number of the chain of each, from 1, times `_APART`: what keeps chains apart.
+        begins, lengths: where each chain begins in the block, and how many nodes it has there.
+        carried, carried_from: places of the nodes whose previous one is in an earlier block, and that one.
+        outer, inner: edges from earlier blocks, and those inside.
+    """
+
+    nodes: slice
+    rows: Int64
+    group: Int64
+    begins: Int64
+    lengths: Int64
+    carried: Int64
+    carried_from: Int64
+    outer: _Into
+    inner: _Into
 
 
 @dataclass(frozen=True)
 class Order:
-    """The nodes of a graph by block and chain, and its edges by block: what all replays of it share.
+    """The nodes of a graph by block and chain, and its edges by target: what all replays of it share.
 
     Attributes:
         by_chain: nodes by block, chain and order.
-        first: whether each of these is the first of its chain in its block.
-        block_of_nodes: where each block begins among them.
         by_target: edges by target.
-        block_of_edges: where each block begins among these.
+        alone: nodes without any constraint.
+        blocks: in order.
     """
 
     by_chain: Int64
-    first: Mask
-    block_of_nodes: Int64
     by_target: Int64
-    block_of_edges: Int64
+    alone: Mask
+    blocks: tuple[_Block, ...]
 
 
 @dataclass(frozen=True)
@@ -85,18 +145,44 @@ class Graph:
         count = len(self.time)
         block = np.arange(count) // _BLOCK
         by_chain = np.lexsort((np.arange(count), self.chain, block))
-        key = self.chain[by_chain]
-        first = np.ones(count, np.bool_)
-        first[1:] = (key[1:] != key[:-1]) | (block[by_chain][1:] != block[by_chain][:-1])
         by_target = np.argsort(self.target, kind="stable")
-        borders = np.arange(0, count + _BLOCK, _BLOCK)
-        return Order(
-            by_chain,
-            first,
-            np.minimum(borders, count),
-            by_target,
-            np.searchsorted(self.target[by_target], borders),
+        alone = self.previous == NO_ROW
+        alone[self.target] = False
+        borders = np.minimum(np.arange(0, count + _BLOCK, _BLOCK), count)
+        edges = np.searchsorted(self.target[by_target], borders)
+        blocks = tuple(
+            self._block(slice(*nodes), by_chain[slice(*nodes)], by_target[slice(*into)], into[0])
+            for nodes, into in zip(
+                pairwise(borders.tolist()), pairwise(edges.tolist()), strict=True
+            )
         )
+        return Order(by_chain, by_target, alone, blocks)
+
+    def _block(self, nodes: slice, rows: Int64, into: Int64, edge: int) -> _Block:
+        """One block.
+
+        Args:
+            nodes: which of the nodes by chain.
+            rows: these nodes.
+            into: the edges into them, by target.
+            edge: number of the first of these among all by target.
+        """
+        place = np.empty(len(rows), np.int64)
+        place[rows - nodes.start] = np.arange(len(rows))
+        chain = self.chain[rows]
+        first = np.append(True, chain[1:] != chain[:-1])[: len(rows)]
+        begins = np.flatnonzero(first)
+        carried = begins[self.previous[rows[begins]] != NO_ROW]
+        source, target = self.source[into], place[self.target[into] - nodes.start]
+        number = np.arange(edge, edge + len(into))
+        inner = source >= nodes.start
+        outer = ~inner
+        return _Block(
+            nodes, rows, np.cumsum(first) * _APART, begins, np.diff(np.append(begins, len(rows))),
+            carried, self.previous[rows[carried]],
+            _Into.of(number[outer], source[outer], target[outer]),
+            _Into.of(number[inner], place[source[inner] - nodes.start], target[inner]),
+        )  # fmt: skip
 
     def explained(self) -> Int64:
         """When each node would have happened, had it not been delayed, given the recorded times of the others."""
@@ -117,67 +203,63 @@ class Graph:
         return replace(self, delay=delay, shared=self.order)
 
 
-def replayed(graph: Graph, start: Int64 | None = None) -> Int64:
-    """The time of every node.
+def replayed(graph: Graph) -> Int64:
+    """The time of every node; of nodes without constraints the recorded one."""
+    times: Int64 = replayed_together([graph])[0]
+    return times
 
-    Args:
-        graph: whose replay is asked for.
-        start: of nodes without constraints, by node; None: their recorded times.
-    """
-    order = graph.order
-    result = np.empty(len(graph.time), np.int64)
-    alone = graph.previous == NO_ROW
-    alone[graph.target] = False
-    fixed = np.where(alone, graph.time if start is None else start, BEFORE_ALL)
-    source, target = graph.source[order.by_target], graph.target[order.by_target]
-    edge_weight = graph.edge_weight[order.by_target]
-    for number in range(len(order.block_of_nodes) - 1):
-        low, high = order.block_of_nodes[number], order.block_of_nodes[number + 1]
-        edges = slice(order.block_of_edges[number], order.block_of_edges[number + 1])
-        _block(
-            graph, order, slice(low, high),
-            (source[edges], target[edges], edge_weight[edges]), fixed, result,
-        )  # fmt: skip
+
+def replayed_together(graphs: Sequence[Graph]) -> list[Int64]:
+    """As `replayed`, of each of several graphs that differ in weights and delays alone."""
+    return [
+        times
+        for low in range(0, len(graphs), TOGETHER)
+        for times in _replayed(graphs[low : low + TOGETHER])
+    ]
+
+
+def _replayed(graphs: Sequence[Graph]) -> Int64:
+    """The time of every node, in a row for each graph."""
+    first, order = graphs[0], graphs[0].order
+    weight = np.stack([graph.weight[order.by_chain] for graph in graphs])
+    delay = np.stack([graph.delay[order.by_chain] for graph in graphs])
+    edge_weight = np.stack([graph.edge_weight[order.by_target] for graph in graphs])
+    fixed = np.where(order.alone, first.time, BEFORE_ALL)
+    result = np.empty((len(graphs), len(first.time)), np.int64)
+    for block in order.blocks:
+        part = block.nodes
+        least = np.repeat(fixed[block.rows][None], len(graphs), axis=0)
+        _fill(block, weight[:, part], delay[:, part], edge_weight, least, result)
     return result
 
 
-def _block(
-    graph: Graph,
-    order: Order,
-    nodes: slice,
-    edges: tuple[Int64, Int64, Int64],
-    fixed: Int64,
-    result: Int64,
+def _fill(
+    block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, least: Int64, result: Int64
 ) -> None:
-    """Fills in the times of one block."""
-    rows, first = order.by_chain[nodes], order.first[nodes]
-    place = np.empty(len(rows), np.int64)
-    place[rows - nodes.start] = np.arange(len(rows))
-    group = np.cumsum(first)
-    step = graph.weight[rows] + graph.delay[rows]
-    total = np.cumsum(step)
-    begins = np.flatnonzero(first)
-    total -= np.repeat(total[begins], np.diff(np.append(begins, len(rows))))
-    least = fixed[rows]
-    carried = graph.previous[rows[begins]]
-    known = carried != NO_ROW
-    least[begins[known]] = np.maximum(
-        least[begins[known]], result[carried[known]] + graph.weight[rows[begins[known]]]
-    )
-    source, target, weight = edges
-    inner = source >= nodes.start
-    outer = ~inner
-    np.maximum.at(least, place[target[outer] - nodes.start], result[source[outer]] + weight[outer])
-    source, weight = source[inner] - nodes.start, weight[inner]
-    at = place[target[inner] - nodes.start]
-    source = place[source]
-    delay = graph.delay[rows]
-    lifted = group * _APART - total
-    while True:
-        times = np.maximum.accumulate(least + delay + lifted) - lifted
-        offered = times[source] + weight
-        late = offered > least[at]
-        if not late.any():
-            break
-        np.maximum.at(least, at[late], offered[late])
-    result[rows] = times
+    """Fills in the times of one block.
+
+    Args:
+        block: whose times are wanted.
+        weight: of its nodes, by chain.
+        delay: of the same.
+        edge_weight: of all edges, by target.
+        least: recorded times of its nodes without constraints, `BEFORE_ALL` for others.
+        result: times of all nodes; those of earlier blocks are known.
+    """
+    total = np.cumsum(weight + delay, axis=1)
+    total -= np.repeat(total[:, block.begins], block.lengths, axis=1)
+    lifted = block.group - total
+    carried, outer, inner = block.carried, block.outer, block.inner
+    if len(carried):
+        least[:, carried] = np.maximum(
+            least[:, carried], result[:, block.carried_from] + weight[:, carried]
+        )
+    if len(outer.edge):
+        outer.raised(least, result[:, outer.source] + edge_weight[:, outer.edge])
+    delayed = delay + lifted
+    times = np.maximum.accumulate(least + delayed, axis=1) - lifted
+    if len(inner.edge):
+        lag = edge_weight[:, inner.edge]
+        while inner.raised(least, times[:, inner.source] + lag):
+            times = np.maximum.accumulate(least + delayed, axis=1) - lifted
+    result[:, block.rows] = times

@@ -87,7 +87,7 @@ def command(inputs: Inputs, by: str, result: Result) -> None:
     print_table(output, Text(f"idle: {format_ns(found.idle_ns)}", "bold"))
     result.table(found.causes, _CAUSES)
     print_table(output, "")
-    Result(result.form, None, result.top or _ROWS_SHOWN).table(found.rows, _ROWS)
+    Result(result.form, None, result.top or _ROWS_SHOWN).table(found.shown_rows, _ROWS)
     for rows, headings in ((found.waits, _WAITS), (found.late, _LATE)):
         if not rows.is_empty():
             print_table(output, "")

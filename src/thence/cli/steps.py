@@ -56,7 +56,7 @@ def command(inputs: Inputs, result: Result) -> None:
     found = trace.steps()
     notes = [
         f"rank {row['rank']} GPU {row['device']}: {row['step']} took {format_ns(row['excess_ns'])} longer than the "
-        f"median step, most of it {row['because'].replace('idle_', 'idle by ')} {format_ns(row['because_ns'])} longer"
+        f"median step; {row['because'].replace('idle_', 'idle by ')} grew most, by {format_ns(row['because_ns'])}"
         for row in found.outliers.iter_rows(named=True)
     ]
     notes = list(notes_of(trace, notes))

@@ -51,6 +51,10 @@ _ROWS = {
 }  # fmt: skip
 _PATH = {"kind": "on the critical path", "name": "name", "total_ns": "time", "share": "share"}
 _PATH_SHOWN = 8
+_LEFT_OUT = (
+    "changes that gain no more than their interval are left out; --free and others ask about any"
+)
+_NOTHING = "no single change gains more than its interval; --free and others ask about any"
 _WIDTH, _LEAST_WIDTH = 60, 26
 _OTHER_COLUMNS = 54
 """What the columns of the table take beside the change."""
@@ -95,8 +99,8 @@ def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
             f"waits for events whose record is inferred or unknown: {100 * health.inferred:.0f} %"
         ),
     ]
-    if found.rows.is_empty():
-        said.insert(0, "no single change gains more than the interval")
+    if not any(asked.values()):
+        said.insert(0, _LEFT_OUT if found.rows.height else _NOTHING)
     notes = notes_of(trace, said)
     if result.form != "table":
         document = {**found.to_json(), "critical_path": path.to_dicts()}
@@ -130,7 +134,7 @@ def _short(names: pl.Series, width: int, prefix: str = "") -> pl.Series:
 
     from thence.model.kernel_names import clip, short_names
 
-    given = [name or "" for name in names]
+    given = [name or "-" for name in names]
     kernels = [name.removeprefix(prefix) for name in given if name.startswith(prefix)]
     short = short_names(kernels)
     shown = [

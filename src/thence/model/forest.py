@@ -1,12 +1,14 @@
 """Forests as parent arrays: subtree sums, depths and prefix trees, for any depth.
 
 A forest is an int64 array: the parent row of every row, `NO_ROW` for roots. Cycles are not allowed.
-Nothing here loops over rows or levels: pointer doubling handles n rows of depth d in O(n log d).
+Nothing here loops over rows: pointer doubling handles n rows of depth d in O(n log d). Only prefix trees of forests
+that are not deep are made level by level.
 """
 
 from __future__ import annotations
 
 import secrets
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -17,7 +19,7 @@ from thence.model.intervals import NO_ROW
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ancestors", "depths", "subtree_minima", "subtree_sums", "trie"]
+__all__ = ["ancestors", "depths", "numbered", "subtree_minima", "subtree_sums", "trie"]
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 UInt64: TypeAlias = npt.NDArray[np.uint64]
@@ -25,14 +27,22 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _ROUND = 1000
 """What one round of array operations costs beside its rows, in rows."""
+_MOST_LEVELS = 1000
+"""Levels of a forest whose prefix tree is made level by level: each costs some 50 us beside its rows."""
+_SMALL_TABLE = 1 << 16
+"""Entries that a table of all possible values may have, however few of them there are."""
 
 
 def depths(parent: Int64) -> Int64:
     """The depth of each row: 1 for roots."""
-    result = np.ones(len(parent), np.int64)
-    for rows, above in _jumps(parent):
-        result[rows] += result[above]
-    return result
+    top = len(parent)  # the parent of roots, whose depth is 0
+    jump = np.append(np.where(parent < 0, top, parent), top).astype(np.int32)
+    result = np.ones(top + 1, np.int32)
+    result[top] = 0
+    while (further := result[jump]).any():
+        result += further
+        jump = jump[jump]
+    return result[:top].astype(np.int64)
 
 
 def subtree_sums(parent: Int64, values: Int64) -> Int64:
@@ -77,11 +87,30 @@ def ancestors(parent: Int64, rows: Int64) -> Mask:
     return marked
 
 
+def numbered(values: Int64) -> tuple[Int64, Int64]:
+    """Numbers distinct values from 0, in order of their first rows.
+
+    Returns:
+        The number of each value, shape (n,), and the first row of each number, shape (m,).
+    """
+    least = int(values.min(initial=0))
+    size = int(values.max(initial=-1)) - least + 1
+    if size > 4 * len(values) + _SMALL_TABLE:
+        _, first, number = np.unique(values, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        of_sorted = np.empty(len(order), np.int64)
+        of_sorted[order] = np.arange(len(order))
+        return of_sorted[number], first[order]
+    at = values - least
+    table = np.full(size, NO_ROW)
+    table[at[::-1]] = np.arange(len(at) - 1, -1, -1)  # of several rows the first one stays
+    first = np.sort(table[table != NO_ROW])
+    table[at[first]] = np.arange(len(first))
+    return table[at], first
+
+
 def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
     """The prefix tree of a forest: rows with equal sequences of codes from the root share a node.
-
-    Each path is hashed with a random seed by pointer doubling. The result is then verified exactly; in
-    case of a collision the loop repeats with another seed.
 
     Args:
         parent: of every row, shape (n,).
@@ -90,6 +119,40 @@ def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
     Returns:
         The node of every row, shape (n,), and the first row of every node, shape (m,). Nodes are in
         order of their depth, those of one depth in order of their first rows.
+    """
+    depth = depths(parent)
+    if int(depth.max(initial=0)) <= _MOST_LEVELS:
+        return _trie_by_levels(parent, numbered(code)[0], depth)
+    return _trie_by_hashes(parent, code)
+
+
+def _trie_by_levels(parent: Int64, code: Int64, depth: Int64) -> tuple[Int64, Int64]:
+    """As `trie`: the nodes of a level are the different pairs of a node of the level above and a code.
+
+    Args:
+        parent: of every row, shape (n,).
+        code: of every row, numbered from 0.
+        depth: of every row, 1 for roots.
+    """
+    order = np.argsort(depth.astype(np.uint16), kind="stable")
+    around, code = parent[order], code[order]
+    codes = int(code.max(initial=0)) + 1
+    node = np.full(len(parent) + 1, NO_ROW)  # the last one is that of what is around roots
+    firsts = [np.empty(0, np.int64)]
+    above, count = NO_ROW, 0  # the first node of the level above, and how many nodes there are
+    for low, high in pairwise(np.cumsum(np.bincount(depth, minlength=1)).tolist()):
+        number, first = numbered((node[around[low:high]] - above) * codes + code[low:high])
+        node[order[low:high]] = number + count
+        firsts.append(order[low:high][first])
+        above, count = count, count + len(first)
+    return node[:-1], np.concatenate(firsts)
+
+
+def _trie_by_hashes(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
+    """As `trie`, for deep forests.
+
+    Each path is hashed with a random seed by pointer doubling. The result is then verified exactly; in
+    case of a collision the loop repeats with another seed.
     """
     has_parent = parent >= 0
     while True:

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.idle_causes import idle_causes
-from thence.analysis.idle_table import names_of_pieces
+from thence.analysis.idle_places import names_of_pieces
 from thence.analysis.kernel_groups import communicates, computes
 from thence.analysis.ranks.host_work import host_work
 from thence.analysis.ranks.summary_collectives import Coverage, collective_tables
