@@ -55,5 +55,7 @@ def test_names_of_formats_and_files_stand_in_one_module(wanted: str) -> None:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_names_that_kineto_gives_stand_in_one_module(key: str) -> None:
-    holding = [module for module, found in texts_of_modules().items() if any(key in text for text in found)]
+    holding = [
+        module for module, found in texts_of_modules().items() if any(key in text for text in found)
+    ]
     assert holding == ["model/collectives.py"]
