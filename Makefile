@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_OPTIONS ?=
+INSTALL := $(BIN)/pip install --quiet $(PIP_OPTIONS)
 
 .PHONY: demo test test-fast test-thorough fuzz check format docs check-docs pictures clean
 
@@ -46,16 +48,16 @@ clean:
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	$(INSTALL) --upgrade pip
 
 $(VENV)/installed: $(BIN)/python pyproject.toml
-	$(BIN)/pip install --quiet --editable .
+	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed pyproject.toml
-	$(BIN)/pip install --quiet --group docs
+	$(INSTALL) --group docs
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed pyproject.toml
-	$(BIN)/pip install --quiet --group dev
+	$(INSTALL) --group dev
 	touch $@

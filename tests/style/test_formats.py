@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -23,20 +24,22 @@ KEYS = tuple(key for key in KINETO_KEYS.values() if " " in key)
 
 def texts(path: Path) -> set[str]:
     """Text of a module's code: parts of f-strings too, docstrings and text that nothing uses not."""
-    tree = ast.parse(path.read_text())
-    unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    found = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in unused)
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    unused = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    found = (n for n in nodes if isinstance(n, ast.Constant) and id(n) not in unused)
     values = (
         n.value.decode(errors="replace") if isinstance(n.value, bytes) else n.value for n in found
     )
     return {value.replace("\\", "") for value in values if isinstance(value, str)}
 
 
-TEXTS = {
-    path.relative_to(PACKAGE).as_posix(): texts(path)
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if GENERATED not in path.parents
-}
+@functools.cache
+def texts_of_modules() -> dict[str, set[str]]:
+    return {
+        path.relative_to(PACKAGE).as_posix(): texts(path)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if GENERATED not in path.parents
+    }
 
 
 @pytest.mark.parametrize("wanted", FORMATS)
@@ -44,7 +47,7 @@ def test_names_of_formats_and_files_stand_in_one_module(wanted: str) -> None:
     said = re.compile(rf"{re.escape(wanted)}(?![\w.])")  # not thence.recording.record, a module
     holding = [
         module
-        for module, found in TEXTS.items()
+        for module, found in texts_of_modules().items()
         if any(said.search(text) and "\n" not in text for text in found)
     ]
     assert holding == ["model/formats.py"]
@@ -52,5 +55,7 @@ def test_names_of_formats_and_files_stand_in_one_module(wanted: str) -> None:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_names_that_kineto_gives_stand_in_one_module(key: str) -> None:
-    holding = [module for module, found in TEXTS.items() if any(key in text for text in found)]
+    holding = [
+        module for module, found in texts_of_modules().items() if any(key in text for text in found)
+    ]
     assert holding == ["model/collectives.py"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import thence
+from source_trees import import_statements
 
 PACKAGE = Path(thence.__file__).parent
 
@@ -69,7 +71,7 @@ def target(name: str) -> str | None:
 def imports(path: Path) -> set[str]:
     """Modules of thence that a file imports anywhere: for types only and in functions, too."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
@@ -79,7 +81,9 @@ def imports(path: Path) -> set[str]:
     return {module for module in map(target, names) if module is not None}
 
 
-GRAPH = {module: imports(path) for module, path in MODULES.items()}
+@functools.cache
+def graph_of_imports() -> dict[str, set[str]]:
+    return {module: imports(path) for module, path in MODULES.items()}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -117,7 +121,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 def test_what_answers_questions_knows_no_file_format() -> None:
     known = [
         (module, other)
-        for module, others in GRAPH.items()
+        for module, others in graph_of_imports().items()
         if module.startswith(("thence.attribution", "thence.analysis"))
         for other in others
         if other.startswith("thence.readers")
@@ -132,7 +136,7 @@ def test_a_module_belongs_to_a_layer() -> None:
 def test_imports_go_down_only() -> None:
     upwards = [
         (module, other)
-        for module, others in GRAPH.items()
+        for module, others in graph_of_imports().items()
         for other in others
         if layer(other) > layer(module)
     ]
@@ -140,7 +144,7 @@ def test_imports_go_down_only() -> None:
 
 
 def test_nothing_is_imported_in_a_circle() -> None:
-    assert circles(GRAPH) == []
+    assert circles(graph_of_imports()) == []
 
 
 def test_circles_are_found() -> None:

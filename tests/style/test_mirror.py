@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import thence
+from source_trees import import_statements
 
 PACKAGE = Path(thence.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -165,7 +166,7 @@ def own_tests(module: str) -> list[Path]:
 def imported(path: Path) -> set[str]:
     """Dotted names that a test file imports anywhere."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):

@@ -17,8 +17,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 HERE = Path(__file__).parent
 LAYOUTS = json.loads((HERE.parent / "data" / "cupti" / "layouts.json").read_text())
 CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -30,6 +28,8 @@ def library_path() -> str:
     named = os.environ.get("CC")
     compiler = named or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
+        import pytest  # not above: recorded programs import this module too, and pytest takes longer than they do
+
         pytest.skip("no C compiler on the path, and none named in the variable CC")
     path = Path(tempfile.mkdtemp(prefix="thence-fake-cupti-"), "libcupti.so.13")
     command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
