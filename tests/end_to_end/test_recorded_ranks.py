@@ -65,7 +65,7 @@ def test_the_collectives_align_the_clocks(trace: thence.Trace) -> None:
     assert trace.alignment.residual_median_ns is not None
     assert trace.alignment.residual_median_ns < 2_000
     done = run_thence("collectives", str(RECORDED / "two_ranks"))
-    assert f"by the ends of {shared} shared collectives" in " ".join(done.stdout.decode().split())
+    assert f"the ends of {shared} shared collectives" in " ".join(done.stdout.decode().split())
 
 
 def test_nothing_of_nccl_stays_open(trace: thence.Trace) -> None:

@@ -156,7 +156,7 @@ def _rate_note(count: int, of: int, ghz: float, how: int) -> str:
     if how == _ESTIMATED:
         return f"cycles are converted to ns with {rate}, estimated from successive blocks on the same SMs"
     return (
-        f"cycles are converted to ns with {rate}, an assumption: the buffer does not say how fast the clock"
+        f"cycles are converted to ns with {rate}, which is assumed: the buffer does not say how fast the clock"
         " ran, and durations are too short if it ran slower; give the rate if you know it"
     )
 
