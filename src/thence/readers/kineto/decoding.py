@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["decoded"]
 
-_MOST_AHEAD = 96
-"""Pieces of a plain file that may be decoded before the first is asked for; their columns take some 65 MB, while
+_MOST_AHEAD = 64
+"""Pieces of a plain file that may be decoded before the first is asked for; their columns take some 45 MB, while
 those of the file are still small."""
 
 
