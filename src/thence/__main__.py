@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +53,16 @@ def _large_trace(arguments: Sequence[str]) -> str | None:
     """The one large trace that a command line names; None where there are several, or none."""
     if not arguments or (arguments[0] not in _READING and not arguments[0].endswith(_ENDINGS)):
         return None
-    files = [name for name in arguments if name.endswith(_ENDINGS) and Path(name).is_file()]
-    large = [name for name in files if Path(name).stat().st_size >= _LEAST_BYTES]
+    large = [n for n in arguments if n.endswith(_ENDINGS) and _size(n) >= _LEAST_BYTES]
     return large[0] if len(large) == 1 else None
+
+
+def _size(name: str) -> int:
+    """Bytes of a file as it is stored; 0 for what is no file, or cannot be looked at."""
+    with suppress(OSError, ValueError):
+        path = Path(name)
+        return path.stat().st_size if path.is_file() else 0
+    return 0
 
 
 def loaded() -> Callable[[], None]:

@@ -103,6 +103,7 @@ def test_what_is_wrong_with_a_file_is_left_for_its_reader(
         (["report", "large.json", "second.json"], False),
         (["report", "small.json"], False),
         (["report", "absent.json"], False),
+        (["report", f"{'long' * 2000}.json"], False),
         (["record", "python", "train.py", "large.json"], False),
         (["ingest", "large.json", "-o", "store"], False),
         (["report", "large.txt"], False),

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["decoded"]
 
-_MOST_AHEAD = 96
-"""Pieces of a plain file that may be decoded before they are asked for; their columns take some 65 MB, while those
-of the file are still small."""
+_MOST_AHEAD = 64
+"""Pieces of a plain file that may be decoded before the first is asked for; their columns take some 45 MB, while
+those of the file are still small."""
 
 
 def decoded(
@@ -90,28 +90,28 @@ def _decoded_here(piece: Piece, path: str) -> Columns:
 def _in_processes(pieces: Iterator[Piece], path: str, processes: Processes) -> Iterator[Columns]:
     """The columns of each piece, in order, decoded by several worker processes."""
     workers = _Workers(path, processes)
+    # Twice as many pieces as processes: the next is at hand when a process is done.
+    enough = 2 * len(processes.pipes)
     running: deque[Future[Columns]] = deque()
     try:
         for piece in pieces:
             running.append(workers.submit(piece))
-            # Twice as many pieces as processes: the next is at hand when a process is done.
-            most = 2 * len(processes.pipes)
-            if len(running) >= (most if piece.events is not None else max(most, _MOST_AHEAD)):
+            if len(running) >= (enough if piece.events is not None else max(enough, _MOST_AHEAD)):
                 break
     except BaseException:
         workers.stop()
         raise
-    return _results(running, pieces, workers)
+    return _results(running, pieces, workers, enough)
 
 
 def _results(
-    running: deque[Future[Columns]], pieces: Iterator[Piece], workers: _Workers
+    running: deque[Future[Columns]], pieces: Iterator[Piece], workers: _Workers, enough: int
 ) -> Iterator[Columns]:
-    """The columns of the pieces that are being decoded, and of those that follow."""
+    """The columns of the pieces that are being decoded, and of those that follow, so many of them at once."""
     try:
         while running:
             columns = running.popleft().result()
-            running.extend(map(workers.submit, islice(pieces, 1)))
+            running.extend(map(workers.submit, islice(pieces, max(enough - len(running), 0))))
             yield columns
     except BaseException:
         workers.stop()
