@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thence.model.intervals import NEVER, NO_ROW, reached_before
-from thence.parallel import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,11 +181,10 @@ def leaves_of_threads(host: pl.DataFrame, is_call: Mask, thread: Int64) -> list[
     same = (following > call) & (thread[following] == thread[call])
     end[call] = np.minimum(np.minimum(end[call], limit), np.where(same, start[following], _LATEST))
     cuts = [0, *(np.flatnonzero(thread[1:] != thread[:-1]) + 1).tolist(), len(start)]
-
-    def of_thread(rows: slice) -> Leaves:
-        return _leaves(rows.start, start[rows], end[rows], parent[rows])
-
-    return in_threads(of_thread, [slice(low, high) for low, high in pairwise(cuts)])
+    return [
+        _leaves(low, start[low:high], end[low:high], parent[low:high])
+        for low, high in pairwise(cuts)
+    ]
 
 
 def _leaves(low: int, start: Int64, end: Int64, parent: Rows) -> Leaves:

@@ -280,10 +280,11 @@ def _inside(program: Program, rows: Mask) -> Intervals:
     start, end = program.host
     chosen = np.flatnonzero(rows & (end > start))
     thread = program.thread_of_row[chosen]
-    return {
-        int(number): (start[chosen[thread == number]], end[chosen[thread == number]])
-        for number in np.unique(thread)
-    }
+    result = {}
+    for number in np.flatnonzero(np.bincount(thread)):
+        ours = chosen[thread == number]
+        result[int(number)] = (start[ours], end[ours])
+    return result
 
 
 def _less_host_work(program: Program, weight: Int64, intervals: Intervals, factor: float) -> Int64:
