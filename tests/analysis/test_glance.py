@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, FSDP, event, kernel, launch, opened, recording
+from helpers import DATA, FSDP, event, kernel, launch, opened, recording, shared
 from slow_kineto import SlowTrace
 from thence.analysis.default_kind import default_kind
 from thence.analysis.glance import glance
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def eager() -> thence.Trace:
-    return thence.open(recording("torch_eager_rank0"))
+    return shared(recording("torch_eager_rank0"))
 
 
 @pytest.fixture(scope="module")
 def ranks() -> thence.Trace:
-    return thence.open(*FSDP)
+    return shared(*FSDP)
 
 
 def test_types_of_by_are_the_kinds() -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import polars.selectors as cs
 import pytest
 
-import thence
-from helpers import recording
+from helpers import recording, shared
 from thence.analysis.query import TABLES
 from thence.analysis.query_tables import ANNOTATIONS, DESCRIBED_TABLES, described
 
 if TYPE_CHECKING:
+    import thence
     from thence.model.schema import Table
 
 NUMBERS = {"integer": cs.integer(), "real": cs.float()}
@@ -20,7 +20,7 @@ NUMBERS = {"integer": cs.integer(), "real": cs.float()}
 
 @pytest.fixture(scope="module")
 def trace() -> thence.Trace:
-    return thence.open(recording("torch-2.12_graph_replay_rank0"))
+    return shared(recording("torch-2.12_graph_replay_rank0"))
 
 
 def test_every_table_is_described() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import thence
 from collective_jobs import skewed
-from helpers import FSDP, RECORDINGS, kernel, launch, opened
+from helpers import FSDP, RECORDINGS, kernel, launch, opened, shared
 from thence.analysis import timeline_overview
 
 if TYPE_CHECKING:
@@ -118,6 +118,6 @@ def test_ranks_are_on_one_clock(tmp_path: Path) -> None:
 
 
 def test_clocks_that_agree_are_left_alone_and_the_timeline_says_so() -> None:
-    notes = thence.open(*FSDP).overview().notes
+    notes = shared(*FSDP).overview().notes
     assert any("already agree" in note and note.endswith("none is shifted") for note in notes)
     assert not any("all times of" in note for note in notes)

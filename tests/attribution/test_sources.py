@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 import thence
-from helpers import DATA, STACK, event, kernel, launch, opened
+from helpers import DATA, STACK, event, kernel, launch, opened, shared
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
 from thence.model.joined_tables import concat
@@ -64,7 +64,7 @@ def test_a_function_that_several_classes_share_is_named_without_one(tmp_path: Pa
 
 
 def test_tables_and_json_say_that_they_are_functions() -> None:
-    summary = thence.open(STACK).summary("source")
+    summary = shared(STACK).summary("source")
     assert summary.heading == "function"
     rows = json.loads(json.dumps(summary.to_json()))["rows"]
     # Read in the program's text: the lines of the def statements.
@@ -98,7 +98,7 @@ def test_the_hlo_holds_lines() -> None:
 
 
 def test_other_tables_have_no_position() -> None:
-    assert "position" not in thence.open(STACK).summary("label").rows.columns
+    assert "position" not in shared(STACK).summary("label").rows.columns
 
 
 def test_frames_that_hold_lines_are_worded_as_lines(tmp_path: Path) -> None:

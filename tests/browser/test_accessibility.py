@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import thence
 from browser.chromium import ABSENT, CHROMIUM
-from helpers import FSDP, STACK, recording
+from helpers import FSDP, STACK, recording, shared
 from thence.writers.page.diff_page import diff_html
 from thence.writers.page.flame_page import flame_html
 
@@ -47,9 +46,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One page of each sort."""
     folder = tmp_path_factory.mktemp("pages")
-    before, after = thence.open(recording("torch_eager_rank0")), thence.open(STACK)
+    before, after = shared(recording("torch_eager_rank0")), shared(STACK)
     texts = {
-        "report": thence.open(*FSDP).report_html(),
+        "report": shared(*FSDP).report_html(),
         "flame": flame_html(after.flame("module")),
         SCRIPTLESS: diff_html(before.diff(after)),
     }

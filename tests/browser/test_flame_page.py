@@ -10,9 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-import thence
 from browser.chromium import ABSENT, CHROMIUM, driven
-from helpers import STACK
+from helpers import STACK, shared
 from thence.analysis.flame import Flame, Split
 from thence.analysis.flame_tree import FRAMES, PHASE_SUMS, Groups, build_tree
 from thence.model.tables import Meta
@@ -35,7 +34,7 @@ HOSTILE = (
 
 @functools.cache
 def page() -> str:
-    return flame_html(thence.open(STACK).flame("module"))
+    return flame_html(shared(STACK).flame("module"))
 
 
 def made(stacks: Sequence[tuple[tuple[str, ...], int]], inputs: str = "made.json") -> Flame:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import thence
 from browser.chromium import ABSENT, CHROMIUM
-from helpers import FSDP, STACK, kernel, launch, opened
+from helpers import FSDP, STACK, kernel, launch, opened, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("report") / "fsdp.html"
-    file.write_text(thence.open(*FSDP).report_html(), encoding="utf-8")
+    file.write_text(shared(*FSDP).report_html(), encoding="utf-8")
     return file
 
 
@@ -161,7 +160,7 @@ def test_names_are_shown_and_do_nothing(page: Page, tmp_path: Path) -> None:
 
 def test_python_stacks_of_one_gpu(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "stack.html"
-    file.write_text(thence.open(STACK).report_html(), encoding="utf-8")
+    file.write_text(shared(STACK).report_html(), encoding="utf-8")
     page.open(file)
     drawn_everywhere(page)
     tabs = page.js("[...document.querySelectorAll('.tabs button')].map((x) => x.textContent)")

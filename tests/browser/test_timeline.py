@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import thence
 from browser.chromium import ABSENT, CHROMIUM
-from helpers import STACK, event, kernel, launch, opened
+from helpers import STACK, event, kernel, launch, opened, shared
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -272,7 +271,7 @@ def test_what_is_outside_of_the_window_is_not_drawn_over_the_names(open_page: Pa
 
 
 def test_activities_of_a_recording_are_all_found_by_name(page: Page, tmp_path: Path) -> None:
-    trace = thence.open(STACK)
+    trace = shared(STACK)
     file = tmp_path / "stack.html"
     file.write_text(trace.report_html(), encoding="utf-8")
     page.open(file)

@@ -45,6 +45,12 @@ def limited_files(size: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace for what does not depend on how much is written."""
+    return written(tmp_path_factory.mktemp("small") / "t.json", [launch(1, 10), kernel(1, 20)])
+
+
 def one_sentence(text: str) -> str:
     assert text.startswith("thence: "), text
     assert text.count("\n") == 1, text
@@ -75,28 +81,28 @@ def test_a_full_device_is_one_sentence(arguments: tuple[Any, ...]) -> None:
     assert "standard output cannot be written: No space left on device" in one_sentence(done.stderr)
 
 
-def test_closed_standard_output_is_one_sentence(tmp_path: Path) -> None:
-    done = thence("report", STACK, before=lambda: os.close(1))
+def test_closed_standard_output_is_one_sentence(small: Path, tmp_path: Path) -> None:
+    done = thence("report", small, before=lambda: os.close(1))
     assert done.returncode == 2
     assert "standard output cannot be written: it is closed" in one_sentence(done.stderr)
-    to_file = thence("report", STACK, "-o", tmp_path / "r.json", before=lambda: os.close(1))
+    to_file = thence("report", small, "-o", tmp_path / "r.json", before=lambda: os.close(1))
     assert to_file.returncode == 0
     assert to_file.stderr.startswith("wrote ")
     assert to_file.stderr.count("\n") == 1
 
 
-def test_closed_standard_error_loses_messages_only() -> None:
+def test_closed_standard_error_loses_messages_only(small: Path) -> None:
     closed = lambda: os.close(2)  # noqa: E731
-    assert thence("report", STACK, before=closed).returncode == 0
+    assert thence("report", small, before=closed).returncode == 0
     assert thence("report", "nothing-here.json", before=closed).returncode == 2
 
 
-def test_both_closed_still_end_with_exit_code_2() -> None:
+def test_both_closed_still_end_with_exit_code_2(small: Path) -> None:
     def closed() -> None:
         for descriptor in (0, 1, 2):
             os.close(descriptor)
 
-    assert thence("report", STACK, before=closed).returncode == 2
+    assert thence("report", small, before=closed).returncode == 2
 
 
 def test_a_full_standard_error_is_exit_code_2() -> None:
@@ -143,11 +149,11 @@ def test_a_timeline_on_a_full_disk_is_one_sentence_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("form", ["table", "json", "csv"])
-def test_a_reader_that_has_seen_enough_is_no_error(form: str) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(form: str, small: Path) -> None:
     # The pipe is closed before anything is written.
     read, write = os.pipe()
     os.close(read)
-    done = thence("report", STACK, "--format", form, stdout=write)
+    done = thence("report", small, "--format", form, stdout=write)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
 

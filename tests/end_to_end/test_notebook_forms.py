@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import DATA, FSDP, event, kernel, launch, opened, recording
+from helpers import DATA, FSDP, event, kernel, launch, opened, recording, shared
 from thence.errors import MissingRequirement
 from thence.notebook import MOST_ROWS, Form, Shown
 
@@ -42,8 +42,8 @@ RESULTS: dict[str, Callable[[dict[str, thence.Trace]], Any]] = {
 @pytest.fixture(scope="module")
 def traces() -> dict[str, thence.Trace]:
     return {
-        "one": thence.open(recording("torch_eager_rank0")),
-        "ranks": thence.open(*FSDP),
+        "one": shared(recording("torch_eager_rank0")),
+        "ranks": shared(*FSDP),
         "xla": thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz"),
         "compiled": thence.open(DATA / "jax" / "recording"),
     }

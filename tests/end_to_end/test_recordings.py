@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import FSDP, RECORDINGS, STACK, TORCH, assert_same_tables, recording, unzipped
+from helpers import FSDP, RECORDINGS, STACK, TORCH, assert_same_tables, recording, shared, unzipped
 from slow_kineto import KINDS, SlowTrace, nanoseconds, start
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def test_op_is_the_innermost_operator_around_the_launch() -> None:
 
 
 def test_four_ranks_at_once_keep_their_numbers_apart() -> None:
-    trace = thence.open(*FSDP)
+    trace = shared(*FSDP)
     trace.self_check()
     assert trace.meta.warnings == ()
     assert trace.gpu["rank"].unique().sort().to_list() == [0, 1, 2, 3]

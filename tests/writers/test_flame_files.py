@@ -12,8 +12,7 @@ from xml.etree import ElementTree as ET
 import polars as pl
 import pytest
 
-import thence
-from helpers import FSDP, STACK, run_thence
+from helpers import FSDP, STACK, run_thence, shared
 from thence.analysis.flame import Flame, Split
 from thence.analysis.flame_tree import PHASE_SUMS, Groups, build_tree
 from thence.cli import main
@@ -75,7 +74,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 
 
 
 def test_folded_stacks_read_back() -> None:
-    graph = thence.open(STACK).flame("module")
+    graph = shared(STACK).flame("module")
     found = parsed("".join(folded_lines(graph)))
     assert found == {
         tuple(re.sub(";", "\uff1b", name) for name in names): ns for names, ns in graph.stacks()
@@ -116,7 +115,7 @@ def check_speedscope(document: dict[str, Any]) -> None:
 
 
 def test_speedscope_follows_its_schema_and_loses_nothing() -> None:
-    graph = thence.open(*FSDP[:2]).flame("ops")
+    graph = shared(*FSDP[:2]).flame("ops")
     document = json.loads(json.dumps(speedscope_document(graph, "thence")))
     check_speedscope(document)
     frames = [frame["name"] for frame in document["shared"]["frames"]]
@@ -207,7 +206,7 @@ def test_the_suffix_says_the_format(tmp_path: Path, capsys: pytest.CaptureFixtur
         "a.folded", "a.html", "a.speedscope.json",
     ]  # fmt: skip
     check_speedscope(json.loads((tmp_path / "a.speedscope.json").read_text()))
-    total = thence.open(STACK).flame().total_ns
+    total = shared(STACK).flame().total_ns
     assert sum(parsed((tmp_path / "a.folded").read_text()).values()) == total
     assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
     assert "must end in one of" in run(capsys, STACK, "-o", tmp_path / "a.png", code=2)
@@ -229,7 +228,7 @@ def test_a_file_is_overwritten_only_when_told(
 def test_a_dash_prints_folded_stacks(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*FSDP[:2], "-o", "-", "--by", "ops", "--rank", "1", "--split", "phase")
     found = parsed(run(capsys, *arguments, "--idle", "exclude"))
-    assert sum(found.values()) == thence.open(FSDP[1]).summary().sum_ns
+    assert sum(found.values()) == shared(FSDP[1]).summary().sum_ns
     assert {"forward", "backward"} <= {path[0] for path in found}
 
 
@@ -294,7 +293,7 @@ def test_svg_says_what_it_does_not_draw() -> None:
 def test_svg_from_the_command_line(tmp_path: Path) -> None:
     done = run_thence("flame", STACK, "--by", "stack", "-o", tmp_path / "flame.svg")
     assert done.returncode == 0, done.stderr
-    flame = thence.open(STACK).flame("stack")
+    flame = shared(STACK).flame("stack")
     drawn = [tip for tip, *_ in svg_boxes(flame)]
     image = ET.parse(tmp_path / "flame.svg")
     assert len(list(image.getroot().iter(f"{SVG}g"))) == len(drawn) > 10

@@ -12,7 +12,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
-from helpers import DATA, FSDP, unzipped
+from helpers import DATA, FSDP, shared, unzipped
 from late_ranks import BACKWARD, FORWARD, TRANSFER, RealJob, SleepyJob
 from rank_jobs import LINE, MODULE, Plant, RankJob
 from thence.analysis.ranks.job import job_of
@@ -304,6 +304,6 @@ def test_reasons_add_up_to_what_the_rank_caused() -> None:
 
 
 def test_one_rank_has_nobody_to_wait_for() -> None:
-    found = thence.open(FSDP[0]).late_ranks()
+    found = shared(FSDP[0]).late_ranks()
     assert found.statement == "one device, so no device waits for another"
     assert found.reasons == ()

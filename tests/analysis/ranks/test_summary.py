@@ -10,7 +10,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
-from helpers import FSDP, kernel, launch, opened, unzipped
+from helpers import FSDP, kernel, launch, opened, shared, unzipped
 from thence.analysis.ranks.summary import concatenated, summarise_rank, summarise_ranks
 from thence.analysis.ranks.summary_tables import MOST_ROWS, SUMMARY
 
@@ -46,7 +46,7 @@ def activities(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def both() -> thence.Trace:
-    return thence.open(*FSDP[:2])
+    return shared(*FSDP[:2])
 
 
 def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
@@ -59,7 +59,7 @@ def test_a_rank_among_others_is_summarised_as_alone(both: thence.Trace) -> None:
 
 
 def test_what_lies_between_collectives_is_what_the_file_says() -> None:
-    rows = summarise_rank(thence.open(FSDP[0]).attributed)["collectives"].sort("start")
+    rows = summarise_rank(shared(FSDP[0]).attributed)["collectives"].sort("start")
     events = activities(FSDP[0])
     first = min(e["start"] for e in events)
     compute = merged(
@@ -83,7 +83,7 @@ def test_what_lies_between_collectives_is_what_the_file_says() -> None:
 
 
 def test_the_longest_exposed_piece_lies_in_its_kernel_and_nothing_computes_there() -> None:
-    rows = summarise_rank(thence.open(FSDP[0]).attributed)["collectives"].sort("start")
+    rows = summarise_rank(shared(FSDP[0]).attributed)["collectives"].sort("start")
     events = activities(FSDP[0])
     compute = merged(
         [(e["start"], e["end"]) for e in events if e["cat"] == "kernel" and not e["talks"]]
@@ -100,7 +100,7 @@ def test_the_longest_exposed_piece_lies_in_its_kernel_and_nothing_computes_there
 
 
 def test_kernels_places_and_idle_time_add_up_to_the_steps() -> None:
-    trace = thence.open(FSDP[1])
+    trace = shared(FSDP[1])
     found = summarise_rank(trace.attributed)
     events = [e for e in activities(FSDP[1]) if not e["talks"]]
     assert found["kernels"]["total_ns"].sum() == sum(e["end"] - e["start"] for e in events)

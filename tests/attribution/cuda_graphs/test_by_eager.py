@@ -13,7 +13,7 @@ import pytest
 
 import thence
 from graph_data import Made, Ran, as_eager, replay, tables_of
-from helpers import TORCH, recording, written
+from helpers import TORCH, recording, shared, written
 from thence.trace import Trace
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def test_one_recorded_layer_labels_three_in_each_of_five_recorded_replays(
     labelled = trace.label(eager=thence.open(eager))
     truth = json.loads((TORCH / "graphs" / "graph_truth_rank0.json").read_text())["nodes"]
     expected = (
-        thence.open(recording("torch-2.12_graph_replay_rank0")) if version == "torch-2.12" else None
+        shared(recording("torch-2.12_graph_replay_rank0")) if version == "torch-2.12" else None
     )
     assert labelled.graph_coverage.labelled == 240
     assert labelled.graph_coverage.rules == {"eager_repetition": 240}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import DATA, FSDP, recording
+from helpers import DATA, FSDP, recording, shared
 from thence.pictures import Pictures
 from thence.writers.page.figure_axes import axis_of
 from thence.writers.page.figure_svg import figure_svg
@@ -26,10 +26,10 @@ STATIC, LIVE = "image/svg+xml", "application/vnd.plotly.v1+json"
 @pytest.fixture(scope="module")
 def traces() -> dict[str, thence.Trace]:
     return {
-        "ranks": thence.open(*FSDP),
+        "ranks": shared(*FSDP),
         "xla": thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz"),
         "compiled": thence.open(DATA / "jax" / "recording"),
-        "one": thence.open(recording("torch_eager_rank0")),
+        "one": shared(recording("torch_eager_rank0")),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import DATA, FSDP, STACK, kernel, launch, opened, run_thence
+from helpers import DATA, FSDP, STACK, kernel, launch, opened, run_thence, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,7 @@ def absent(page: str) -> list[str]:
 
 
 def test_every_section_of_four_ranks() -> None:
-    page = thence.open(*FSDP).report_html()
+    page = shared(*FSDP).report_html()
     content, outline = data(page), Outline(page)
     assert outline.sections == SECTIONS
     assert set(outline.places) == {*content["figures"], *content["tables"]}
@@ -91,13 +91,13 @@ def test_every_section_of_a_jax_program() -> None:
 
 
 def test_one_gpu_has_no_collectives_and_says_so() -> None:
-    page = thence.open(STACK).report_html()
+    page = shared(STACK).report_html()
     assert "The trace describes no collectives, because it is of a single GPU." in absent(page)
     assert {"by-module", "by-source"} <= set(data(page)["tables"])
 
 
 def test_the_numbers_are_those_of_the_summary() -> None:
-    trace = thence.open(STACK)
+    trace = shared(STACK)
     table = data(trace.report_html())["tables"]["by-kernel"]
     columns = [column["title"] for column in table["columns"]]
     assert columns == ["kernel", "count", "total", "share", "mean", "backward"]
@@ -132,7 +132,7 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
                                   "plot_bandwidth", "plot_waits", "plot_wait_histogram",
                                   "plot_wait_sizes", "plot_stragglers", "plot_spread"])  # fmt: skip
 def test_figures_for_notebooks(name: str) -> None:
-    figure = getattr(thence.open(*FSDP), f"{name}")()
+    figure = getattr(shared(*FSDP), f"{name}")()
     assert figure.data
 
 
@@ -175,7 +175,7 @@ def test_figures_of_programs() -> None:
 def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(thence.MissingRequirement, match=r"pip install plotly"):
-        thence.open(STACK).plot_by()
+        shared(STACK).plot_by()
 
 
 def test_the_command_writes_a_page_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import thence
-from helpers import FSDP, STACK, kernel, launch, opened
+from helpers import FSDP, STACK, kernel, launch, opened, shared
 from thence.analysis.activity_timeline import ActivityTimeline, activity_timeline
 from thence.writers.page import timeline_data as written
 from thence.writers.page.template import as_data, filled
@@ -85,7 +85,7 @@ def test_a_launch_after_its_kernel_and_no_launch_at_all(tmp_path: Path) -> None:
 
 
 def test_a_timeline_too_large_for_a_page_is_made_coarser(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = timeline(thence.open(*FSDP))
+    view = timeline(shared(*FSDP))
     whole = len(written.timeline_data(view)[0])
     monkeypatch.setattr(written, "MOST_BYTES", whole * 2 // 3)
     monkeypatch.setattr(written, "_FEWEST_ROWS", 10)

@@ -13,7 +13,17 @@ from polars.testing import assert_frame_equal
 
 import thence
 from collective_jobs import skewed
-from helpers import FSDP, PAIR, RECORDINGS, assert_same_tables, event, kernel, launch, opened
+from helpers import (
+    FSDP,
+    PAIR,
+    RECORDINGS,
+    assert_same_tables,
+    event,
+    kernel,
+    launch,
+    opened,
+    shared,
+)
 from thence.writers.timelines.chrome import write_chrome
 
 if TYPE_CHECKING:
@@ -72,7 +82,7 @@ def test_reading_back_collectives_of_kernels_and_ops(tmp_path: Path) -> None:
 
 
 def test_several_ranks_in_one_file_are_told_apart_again(tmp_path: Path) -> None:
-    trace = thence.open(*FSDP)
+    trace = shared(*FSDP)
     trace.write(tmp_path / "all.json", clocks="recorded")
     again = thence.open(tmp_path / "all.json")
     for table in ("gpu", "host", "threads"):
@@ -91,7 +101,7 @@ def test_corrected_clocks_are_said_in_the_file(tmp_path: Path) -> None:
     assert len(offsets) == len(said["clock_corrections_ns"]) > 0
     assert rule.startswith("durations are as recorded")
     assert document(trace, "recorded")["thence"]["clock_corrections_ns"] == {}
-    assert document(thence.open(*FSDP))["thence"]["clock_corrections_ns"] == {}  # one host
+    assert document(shared(*FSDP))["thence"]["clock_corrections_ns"] == {}  # one host
 
 
 def test_events_are_what_viewers_expect(tmp_path: Path) -> None:
@@ -146,7 +156,7 @@ def test_a_trace_of_jax_becomes_json(tmp_path: Path) -> None:
 
 
 def test_parquet_tables_are_the_traces(tmp_path: Path) -> None:
-    trace = thence.open(FSDP[0])
+    trace = shared(FSDP[0])
     trace.write(tmp_path / "tables.parquet")
     for name in ("gpu", "host", "places", "collectives", "threads"):
         again = pl.read_parquet(tmp_path / "tables.parquet" / f"{name}.parquet")

@@ -11,7 +11,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 import thence
-from helpers import FSDP, LABEL, OP, PAIR, RECORDINGS, event, kernel, launch, opened
+from helpers import FSDP, LABEL, OP, PAIR, RECORDINGS, event, kernel, launch, opened, shared
 from perfetto_reading import Decoded, decoded, written_bytes
 from thence.writers.timelines.perfetto.tracks import Process, Track
 
@@ -214,7 +214,7 @@ def test_lanes_show_kernels_again_beside_the_streams(tmp_path: Path) -> None:
 
 
 def test_lanes_by_collective_and_process_group() -> None:
-    trace = thence.open(FSDP[0])
+    trace = shared(FSDP[0])
     result = of(trace, "collective", "process-group")
     device = next(
         result.path(u) for u, t in result.tracks.items() if "GPU 0" in t.process.process_name
@@ -260,7 +260,7 @@ def test_bus_bandwidth_of_an_all_reduce(tmp_path: Path) -> None:
 
 
 def test_ranks_share_one_clock_and_it_is_said() -> None:
-    trace = thence.open(*FSDP)
+    trace = shared(*FSDP)
     corrections = dict(trace.alignment.corrections.select("rank", "correction_ns").rows())
     result = of(trace)
     for rank, correction in corrections.items():
@@ -284,7 +284,7 @@ def test_ranks_share_one_clock_and_it_is_said() -> None:
 
 
 def test_clocks_as_recorded_move_nothing() -> None:
-    trace = thence.open(*FSDP)
+    trace = shared(*FSDP)
     result = of(trace, clocks="recorded")
     starts = sorted(s.start for s in result.slices if s.category in ("kernel", "memcpy", "memset"))
     assert starts == trace.gpu["start"].sort().to_list()
@@ -336,7 +336,7 @@ def test_odd_names_and_process_ids(tmp_path: Path) -> None:
 
 
 def test_an_empty_timeline_is_a_valid_trace() -> None:
-    result = of(thence.Trace(thence.open(FSDP[0]).tables.__class__()))
+    result = of(thence.Trace(shared(FSDP[0]).tables.__class__()))
     assert result.slices == []
 
 
