@@ -404,6 +404,15 @@ def test_files_round_trip(tmp_path: Path) -> None:
         save(tmp_path / "missing" / "k.npz", buffer, about)
 
 
+def test_a_header_with_a_null_byte_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "raw.json").write_bytes(description(1, 4).to_bytes())
+    header = b"{'descr': '<u4', 'fortran_o}al\xef\xbb\xbfpe': (144,), }{\"ph\": \"X\"}\x93NUMPY\n] \n \x01\0\0\0\x04\n"
+    length = len(header).to_bytes(2, "little")
+    (tmp_path / "raw.npy").write_bytes(b"\x93NUMPY\x01\0" + length + header + bytes(576))
+    with pytest.raises(thence.DamagedInput, match=r"raw\.npy: is cut or damaged"):
+        thence.inside.open(tmp_path / "raw.npy")
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "k.npz"
     with pytest.raises(thence.InputError, match="no such file"):

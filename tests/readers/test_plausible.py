@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from thence.cli import main
 from thence.errors import ThenceError
 from thence.inside.files import load
 from thence.model.column_file import DamagedPart, decode
-from thence.model.tables import GPU, Meta, Tables
+from thence.model.tables import GPU, PROGRAMS, Meta, Tables
 from thence.readers.plausible import plausible
 
 if TYPE_CHECKING:
@@ -66,6 +67,21 @@ def test_a_row_without_what_every_row_has_is_refused(column: str) -> None:
 def test_a_time_that_no_clock_shows_is_refused(start: int) -> None:
     with pytest.raises(thence.DamagedInput, match="1 device activities at impossible times"):
         plausible(gpu(start=[0, start]), "x")
+
+
+@pytest.mark.parametrize(("column", "what"), [("start", "executions"), ("launch", "launches")])
+def test_a_time_of_a_program_that_no_clock_shows_is_refused(column: str, what: str) -> None:
+    known = {
+        "rank": [0],
+        "device": [0],
+        "program": ["p"],
+        "execution": [0],
+        "start": [10],
+        "duration": [5],
+    }
+    programs = PROGRAMS.frame(known | {column: [-(1 << 63)]})
+    with pytest.raises(thence.DamagedInput, match=f"1 {what} of programs at impossible times"):
+        plausible(dataclasses.replace(gpu(), programs=programs), "x")
 
 
 @pytest.mark.parametrize("duration", [-1, 200 * 86_400 * 10**9])

@@ -39,6 +39,7 @@ _DAMAGE = (
     ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError,
     # What zipfile and NumPy raise of a member without a name, fields cut short and an unclosed header.
     IndexError, struct.error, OverflowError, SyntaxError, tokenize.TokenError, RecursionError, TypeError,
+    SystemError,  # of Python 3.12's tokenizer, which NumPy asks about a header with a null byte
 )  # fmt: skip
 
 

@@ -36,8 +36,13 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     missing = [column for column in _GIVEN if gpu[column].null_count()]
     if missing:
         raise DamagedInput(name, f"has device activities without {', '.join(missing)}")
-    for frame, what in ((gpu, "device activities"), (tables.host, "host ranges")):
-        late = frame.filter(~pl.col("start").is_between(-LATEST_NS, LATEST_NS)).height
+    for frame, column, what in (
+        (gpu, "start", "device activities"),
+        (tables.host, "start", "host ranges"),
+        (tables.programs, "start", "executions of programs"),
+        (tables.programs, "launch", "launches of programs"),
+    ):
+        late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
         if late:
             raise DamagedInput(name, f"has {late:,} {what} at impossible times")
     gpu, repaired = _with_possible_durations(gpu)

@@ -10,6 +10,7 @@ import pytest
 from faults import changed
 from helpers import DATA, event, kernel, launch, opened, recording
 from thence.analysis.soundness.check import check
+from thence.model.times import LATEST_NS
 from thence.readers.registry import read
 
 if TYPE_CHECKING:
@@ -131,3 +132,9 @@ def test_a_negative_duration_that_a_reader_let_through_is_found() -> None:
         duration=pl.when(pl.int_range(pl.len()) == 9).then(-5).otherwise("duration")
     )
     assert "impossible_time" in codes(check(changed(tables, gpu=gpu)))
+
+
+def test_starts_as_far_apart_as_clocks_reach_are_judged() -> None:
+    tables = read([recording("torch_eager_rank0")])
+    far = LATEST_NS * (2 * (pl.int_range(pl.len()) % 2) - 1)
+    assert not check(changed(tables, gpu=tables.gpu.with_columns(start=far))).sound

@@ -153,7 +153,7 @@ def impossible_time(evidence: Evidence) -> Judgement:
 def _impossible(start: Int64, duration: Int64) -> Mask:
     """Activities a day and ten windows away from the middle half of the others, or with negative durations."""
     low, middle, high = np.quantile(start, (0.25, 0.5, 0.75), method="nearest")
-    reach = _DAY_NS + 10 * int(high - low)
+    reach = min(_DAY_NS + 10 * (int(high) - int(low)), np.iinfo(np.int64).max - max(int(middle), 0))
     result: Mask = (
         (np.abs(start - middle) > reach) | (duration < 0) | (start + duration > middle + reach)
     )
