@@ -20,11 +20,13 @@ from thence.model.forest import depths
 from thence.model.intervals import NO_ROW, chain_to, enclosing
 from thence.model.phases import POSITIONS, Position
 from thence.readers.nesting import host_order
+from thence.readers.recording.engine_places import Noted, engine_calls, with_places_of_calls
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from thence.readers.recording.counted import Boundaries
+    from thence.readers.recording.engine_places import EngineCalls
 
     Int64 = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
@@ -58,8 +60,14 @@ def place_ranges(
     if (fixed["category"] == "step").any():
         kinds.remove(STEP)
     parts = []
+    calls: EngineCalls | None = None
     for kind in kinds:
-        ranges = _cut(_ranges_of_kind(boundaries, tree, kind, last), around)
+        noted = _noted(boundaries, tree, kind)
+        if kind == PHASE:
+            calls = engine_calls(noted, tree.names, last)
+        if calls is not None and kind in {PHASE, LINE}:
+            noted = with_places_of_calls(noted, tree.depth > 0, calls)
+        ranges = _cut(_ranges_of_kind(noted, tree, kind, last), around)
         parts.append(ranges.with_columns(category=pl.lit(_CATEGORY[kind])))
         around = pl.concat([around, ranges.select(*_RANGE)])
     whole = pl.concat(parts)
@@ -79,6 +87,7 @@ class _Tree:
         kind: of each, 0 for row 0.
         depth: 1 for those without another around them, 0 where it says that there is no place of its kind.
         parent: row of the place around it, 0 for none.
+        names: of each, null for row 0 and where it says that there is no place of its kind.
         shown: name of its host range.
         line: number of the line.
     """
@@ -97,6 +106,7 @@ class _Tree:
         depth = np.minimum(depths(above), _MOST_LEVELS)
         self.depth = np.where(named, np.concatenate([[0], depth]), 0)
         nothing = pl.Series([None], dtype=pl.String)
+        self.names = pl.concat([nothing, known["name"]])
         self.shown = pl.concat([nothing, known.select(_shown()).to_series()]).cast(pl.Categorical())
         self.line = pl.concat([pl.Series([0]), known["line"].fill_null(0).cast(pl.Int64)])
 
@@ -123,14 +133,18 @@ def _shown() -> pl.Expr:
     )
 
 
-def _ranges_of_kind(boundaries: Boundaries, tree: _Tree, kind: int, last: int) -> pl.DataFrame:
-    """Ranges of the places of one kind, those of a thread nested in each other: place (row), thread, start, end."""
+def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
+    """In which places of a kind threads are."""
     place = tree.of(boundaries.place)
     rows = np.flatnonzero(tree.kind[place] == kind)
     rows = rows[np.argsort(boundaries.thread[rows], kind="stable")]
-    place = place[rows]
-    thread, time = boundaries.thread[rows], boundaries.time[rows]
-    new_thread = np.ones(len(rows), np.bool_)
+    return Noted(boundaries.thread[rows], boundaries.time[rows], place[rows])
+
+
+def _ranges_of_kind(noted: Noted, tree: _Tree, kind: int, last: int) -> pl.DataFrame:
+    """Ranges of the places of one kind, those of a thread nested in each other: place (row), thread, start, end."""
+    thread, time, place = noted.thread, noted.time, noted.place
+    new_thread = np.ones(len(place), np.bool_)
     new_thread[1:] = thread[1:] != thread[:-1]
     found = []
     ancestor = np.arange(len(tree.depth))
@@ -142,7 +156,7 @@ def _ranges_of_kind(boundaries: Boundaries, tree: _Tree, kind: int, last: int) -
         if kind == STEP:
             change[:] = True  # steps of one name follow each other
         begin = np.flatnonzero(change)
-        following = np.append(begin[1:], len(rows))
+        following = np.append(begin[1:], len(place))
         ends = np.append(time, last)[following]
         ends[np.append(new_thread, True)[following]] = last
         wanted = here[begin] > 0
