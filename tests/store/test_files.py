@@ -179,6 +179,17 @@ def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, 
         _ = thence.open(store).gpu
 
 
+@pytest.mark.parametrize("row", [-1, 1 << 30])
+def test_references_to_rows_that_are_not_there(
+    store: Path, row: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(store, "collectives")
+    pl.read_parquet(path).with_columns(gpu=pl.lit(row, pl.Int32)).write_parquet(path)
+    told = output(capsys, "report", "--only", "kernel", store, code=2)[1]
+    assert "has tables that refer to rows that are not there" in told
+    assert len(told.splitlines()) == 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").symlink_to("/dev/full")

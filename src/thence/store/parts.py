@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.analysis.consistency import consistent_references
+from thence.errors import Contradiction, DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed
 from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.joined_tables import renumbered
@@ -169,7 +171,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         new: numbers to show of its ranks that have others in the tables.
 
     Raises:
-        DamagedInput: it cannot be read.
+        DamagedInput: it cannot be read, or its tables refer to rows that are not there.
     """
     facts = read_facts(folder)
     activities = read_table(folder, ACTIVITIES)
@@ -196,7 +198,12 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             own=facts.own,
             installed=facts.installed,
         )
-    sound = plausible(trace, str(folder))
+        sound = plausible(trace, str(folder))
+        try:
+            consistent_references(sound)
+        except Contradiction as error:
+            message = "has tables that refer to rows that are not there: make the store again with thence ingest"
+            raise DamagedInput(str(folder), message) from error
     return renumbered(sound, new) if new else sound
 
 
