@@ -362,13 +362,24 @@ def test_serving_is_told_by_the_tokens(tmp_path: Path) -> None:
         (place.detail if (place := program.place(one, STEP)) else None) for one in program.launches
     ]
     assert said == ["prefill batch=2 tokens=7"] + ["decode batch=2 tokens=1"] * 3
-    assert len(steps(program)) == 5
+    assert len(steps(program)) == 4
     assert places(program, PHASE)["table"] == {"other"}
 
 
 def test_the_program_may_say_where_steps_begin(tmp_path: Path) -> None:
     program = watched(TRAINING + "step()\ntrain([a], 4)\nstep()\n", tmp_path)
-    assert len(steps(program)) == 3
+    assert len(steps(program)) == 2
+
+
+def test_where_cuda_is_in_use_the_first_step_begins_with_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the program is at its beginning, and what makes the model is no part of a step."""
+    program = TRAINING + 'kernel(torch.ones(2), "made")\ntrain([a], 2)\n'
+    without = steps(watched(program, tmp_path))
+    assert without[0] > 0
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert steps(watched(program, tmp_path)) == [0, *without[1:]]
 
 
 def test_what_is_compiled_stays_the_same(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class Hooks:
         self._live = True
         self._way.start(lines=self._options.lines)
         if self._options.modules:
-            if "torch" in sys.modules:
+            if _cuda_is_used():
                 self._steps.begin(self._threads.now)
             self._waiting.append(when_imported("torch", self._torch_is_there))
             self._waiting += phase_functions(self._phase_function)
@@ -265,3 +265,9 @@ class Hooks:
             arguments = frame.f_locals.get("args")
             if arguments:
                 self._steps.optimizer_stepped(thread, arguments[0])
+
+
+def _cuda_is_used() -> bool:
+    """Whether PyTorch has begun to use CUDA: a program that has not is at its beginning, before any step."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())

@@ -1,7 +1,7 @@
 """Where a step of the program ends and the next one begins, without being told.
 
-Where the recording begins before PyTorch is imported, the first step begins with the first call of a model: making
-and loading the model is no part of it. Else it begins with the recording.
+Where the recording begins before PyTorch uses CUDA, the first step begins with the first call of a model: making and
+loading the model is no part of it. Else it begins with the recording.
 
 In training a step ends with the optimizer's; of several optimizers with that of the last one before the first one's
 turn comes again, which is known after one turn. Before any optimizer stepped, each call without gradients
