@@ -174,15 +174,12 @@ def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     of_bare = values_at(bare, host.climb(host.parent[holders], ops), missing=False)
     function[holders[of_bare]] = True
     direct = ~function[rows] & values_at(function, around, missing=False)
-    if (
-        direct.any()
-    ):  # without, nothing was run again, and operators without a number are not looked at
+    if direct.any():  # else nothing was run again, and operators without a number tell nothing
         others = np.flatnonzero(ops & ~numbered & ~function)
         inside = host.climb(host.parent[others], ops)
+        inside = inside[(inside != NO_ROW) & ~values_at(bare, inside, missing=False)]
         without_gradients = np.zeros(len(ops), np.bool_)
-        without_gradients[inside[(inside != NO_ROW) & ~values_at(bare, inside, missing=False)]] = (
-            True
-        )
+        without_gradients[inside] = True
         roots[rows[direct & values_at(without_gradients, around, missing=False)]] = True
     return roots
 
