@@ -23,7 +23,7 @@ from thence.cli import main
 from thence.errors import ThenceError
 from thence.inside.files import load
 from thence.model.column_file import DamagedPart, decode
-from thence.model.tables import GPU, PROGRAMS, Meta, Tables
+from thence.model.tables import GPU, HOST, PROGRAMS, Meta, Tables
 from thence.readers.plausible import plausible
 
 if TYPE_CHECKING:
@@ -63,6 +63,19 @@ def test_a_row_without_what_every_row_has_is_refused(column: str) -> None:
         plausible(gpu(**{column: [known, None]}), "x")
 
 
+@pytest.mark.parametrize("column", ["process", "thread", "category", "name", "start", "duration"])
+def test_a_host_range_without_what_every_range_has_is_refused(column: str) -> None:
+    known = {
+        "rank": [0], "process": [1], "thread": [1], "category": ["op"], "name": ["mm"], "start": [0],
+        "duration": [10],
+    }  # fmt: skip
+    whole = Tables(host=HOST.frame(known), meta=Meta(inputs=("x",), formats=("made",)))
+    assert plausible(whole, "x") is whole
+    lacking = Tables(host=HOST.frame(known | {column: [None]}), meta=whole.meta)
+    with pytest.raises(thence.DamagedInput, match=f"x: has host ranges without {column}"):
+        plausible(lacking, "x")
+
+
 @pytest.mark.parametrize("start", [5 * 10**18, -5 * 10**18])
 def test_a_time_that_no_clock_shows_is_refused(start: int) -> None:
     with pytest.raises(thence.DamagedInput, match="1 device activities at impossible times"):
@@ -75,6 +88,7 @@ def test_a_time_of_a_program_that_no_clock_shows_is_refused(column: str, what: s
         "rank": [0],
         "device": [0],
         "program": ["p"],
+        "name": ["jit_step"],
         "execution": [0],
         "start": [10],
         "duration": [5],

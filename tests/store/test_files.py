@@ -30,7 +30,7 @@ RECORDING = DATA / "recording" / "two_ranks"
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("files") / "job.store"
-    stored(store, FSDP[:2])
+    stored(store, FSDP[:2], host=True)
     return store
 
 
@@ -169,6 +169,7 @@ def test_times_that_no_clock_shows(
     [
         ("activities", "rank", "rows without a rank"),
         ("collectives", "gpu", "collectives without an activity"),
+        ("host", "duration", "has host ranges without duration"),
     ],
 )
 def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, told: str) -> None:

@@ -45,7 +45,15 @@ def consistent_references(trace: Attributed) -> Attributed:
         ("activities of collectives", trace.collectives["gpu"], rows),
         ("activities of parts of collectives", trace.collective_parts["gpu"], rows),
         ("host ranges of parts of collectives", trace.collective_parts["host"], ranges),
+        ("host ranges of collectives", trace.collectives["host"], ranges),
+        ("host ranges that describe collectives", trace.host_collectives["host"], ranges),
+        ("calls of CUDA events", trace.events["host"], ranges),
+        ("records of CUDA events", trace.events["record"], trace.events.height),
+        ("calls that wait", trace.waits["host"], ranges),
+        ("records that are waited for", trace.waits["record"], trace.events.height),
         ("activities in CUDA graphs", trace.graph_places["gpu"], rows),
+        ("activities of programs", trace.gpu["program"], trace.programs.height),
+        ("HLO modules of programs", trace.programs["hlo"], len(trace.hlo)),
     )
     for what, column, count in references:
         inside = column.drop_nulls().is_between(0, count - 1).all()

@@ -225,7 +225,7 @@ THREADS = Table(
         Column("rank", pl.Int32(), "rank of the process in its job"),
         Column("process", pl.Int64(), "process id"),
         Column("thread", pl.Int64(), "thread id"),
-        Column("name", pl.String(), "name that the producer gave"),
+        Column("name", pl.String(), "name that the producer gave; null where it gave none"),
     ),
 )
 

@@ -17,8 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["plausible"]
 
 _Tables = TypeVar("_Tables", bound="Tables")
-_GIVEN = ("rank", "device", "stream", "kind", "name", "start", "duration")
-"""Columns of gpu that every row has."""
+_GIVEN = {
+    "gpu": ("device activities", ("rank", "device", "stream", "kind", "name", "start", "duration")),
+    "host": (
+        "host ranges",
+        ("rank", "process", "thread", "category", "name", "start", "duration"),
+    ),
+    "programs": (
+        "executions of programs",
+        ("rank", "device", "name", "execution", "start", "duration"),
+    ),
+    "threads": ("threads", ("rank", "process", "thread")),
+    "events": ("CUDA events", ("rank", "kind", "host")),
+    "waits": ("waits", ("rank", "kind", "host")),
+    "graph_places": ("places in CUDA graphs", ("gpu", "rule")),
+}
+"""What the rows of each table are, and the columns that every one of them has."""
 _MOST_TOTAL_NS = 1 << 62
 
 
@@ -33,9 +47,11 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         DamagedInput: rows lack what every row has, or their times are none that a clock shows.
     """
     gpu = tables.gpu
-    missing = [column for column in _GIVEN if gpu[column].null_count()]
-    if missing:
-        raise DamagedInput(name, f"has device activities without {', '.join(missing)}")
+    for table, (rows, given) in _GIVEN.items():
+        frame = getattr(tables, table)
+        missing = [column for column in given if frame[column].null_count()]
+        if missing:
+            raise DamagedInput(name, f"has {rows} without {', '.join(missing)}")
     for frame, column, what in (
         (gpu, "start", "device activities"),
         (tables.host, "start", "host ranges"),
@@ -61,7 +77,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
 
 
 def _with_possible_durations(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    possible = pl.col("duration").is_between(0, LONGEST_NS) | pl.col("duration").is_null()
+    possible = pl.col("duration").is_between(0, LONGEST_NS)
     count = frame.filter(~possible).height
     if not count:
         return frame, 0

@@ -15,6 +15,7 @@ import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.losses import Loss
+from thence.model.names import UNNAMED
 from thence.model.tables import GPU, Device, Meta, Tables
 from thence.readers.kineto.metadata import rank_of
 from thence.readers.nsight.activities import copy_name, set_name
@@ -252,7 +253,7 @@ def _names(frame: pl.DataFrame) -> dict[str, pl.Series]:
 def _kind_and_name(
     name: str | None, source: str | None, destination: str | None
 ) -> tuple[str, str]:
-    name = name or "(unnamed)"
+    name = name or UNNAMED
     if copy := re.match(_COPY, name):
         return "memcpy", copy_name(_DIRECTION_LABELS.get(copy[1], copy[1]), source, destination)
     if re.match(_SET, name):

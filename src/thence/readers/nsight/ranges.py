@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.names import UNNAMED
 from thence.model.tables import HOST_CATEGORIES
 from thence.readers.categories import category_of
 from thence.readers.nesting import host_order, host_parents, parent_column
 from thence.readers.nsight.store import (
-    UNNAMED,
     distinct_values,
     gathered,
     lasting,
@@ -267,7 +267,7 @@ def _events_with_names(store: Store) -> pl.DataFrame:
     joined = events.with_columns(domain, pl.col("row").cast(pl.Int64)).join(
         texts, left_on="textId", right_on="id", how="left", maintain_order="left"
     )
-    unnamed = pl.lit("(unnamed)").cast(pl.Categorical())
+    unnamed = pl.lit(UNNAMED).cast(pl.Categorical())
     return joined.with_columns(name=pl.coalesce("text", "value", unnamed)).drop("text", "value")
 
 

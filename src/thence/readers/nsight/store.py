@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
+from thence.model.names import UNNAMED
 from thence.model.times import LATEST_NS
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = [
     "PAYLOADS",
     "READABLE",
-    "UNNAMED",
     "Part",
     "Store",
     "Timed",
@@ -53,8 +53,6 @@ _SLOT_BITS = 14  # tables of this size stay in the processor's cache
 _HASH_ROUNDS = 8
 _BLOCK_ROWS = 1 << 17
 _HASH_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
-UNNAMED = "(unnamed)"
-"""Name of activities and ranges whose name id is null or has no text."""
 Part = TypeVar("Part")
 READABLE = frozenset(
     {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.names import UNNAMED
 from thence.model.tables import GPU, KINDS
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ _UNTIMED = (
     "have neither start nor end, because CUPTI could not time them, and are left out: so it is with work in branches "
     "and loops of CUDA graphs that were created before the recording began"
 )
-_UNNAMED = pl.lit("(unnamed)").cast(pl.Categorical())
 
 
 def activities(
@@ -67,7 +67,9 @@ def _kernels(folder: Folder, names: pl.DataFrame) -> pl.DataFrame:
         names, on="number", how="left", maintain_order="left"
     )
     return frame.with_columns(
-        named.select(pl.col("text").fill_null(_UNNAMED).alias("name")).to_series(),
+        named.select(
+            pl.col("text").fill_null(pl.lit(UNNAMED).cast(pl.Categorical())).alias("name")
+        ).to_series(),
         _sizes("grid").alias("grid"),
         _sizes("block").alias("block"),
         kind=pl.lit("kernel"),

@@ -24,6 +24,7 @@ import polars as pl
 from thence.model.collective_columns import described, described_structs
 from thence.model.collectives import NUMBERS, TEXTS, split
 from thence.model.formats import BACKWARD_OPENED, CLOSED, OPENED, STEP
+from thence.model.names import UNNAMED
 from thence.model.phases import POSITIONS
 from thence.model.tables import COLLECTIVES, HOST, HOST_CATEGORIES
 from thence.readers.categories import category_of
@@ -225,7 +226,7 @@ class _Facts:
 def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     runtime = pl.col("api") == _RUNTIME
     return frame.with_columns(
-        _names_of_numbers(frame, "function", names).alias("name"),
+        _names_of_numbers(frame, "function", names).fill_null(UNNAMED).alias("name"),
         category=pl.when(runtime).then(pl.lit("runtime")).otherwise(pl.lit("driver")),
     )
 
@@ -243,7 +244,7 @@ def _marks(
             f"{still_open:,} marks were open when the recording ended and are shown until then"
         )
     backward = pl.col("what") == BACKWARD_OPENED
-    name = _text(frame, "name", names).fill_null("(unnamed)").alias("name")
+    name = _text(frame, "name", names).fill_null(UNNAMED).alias("name")
     # Collectives are marks too, named as PyTorch names its own ranges for them: nccl:allreduce.
     categories = {text: category_of("range", text) for text in name.unique()}
     frame = frame.with_columns(
@@ -301,7 +302,7 @@ def _nvtx(folder: Folder, ranges: pl.DataFrame, names: pl.DataFrame, last: int) 
         folder.warnings.append(
             f"{still_open:,} NVTX ranges were open when the recording ended and are shown until then"
         )
-    name = _text(frame, "name", names).fill_null("(unnamed)")
+    name = _text(frame, "name", names).fill_null(UNNAMED)
     categories = {text: category_of("range", text) for text in name.unique()}
     of_library = domain.str.contains(LIBRARIES).fill_null(value=False)
     frame = frame.with_columns(
