@@ -327,6 +327,30 @@ def test_of_several_optimizers_the_last_one_ends_a_step(tmp_path: Path) -> None:
     assert steps(program)[2:] == stepped[3::2]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_with_a_gradient_scaler_a_step_ends_with_its_update(tmp_path: Path, enabled: bool) -> None:
+    """Also the steps in which it leaves out the optimizer's, because gradients overflowed."""
+    program = watched(
+        TRAINING
+        + f"""
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled={enabled})
+for i in range(4):
+    scaler.scale(net(x).sum()).backward()
+    for p in net.parameters():
+        p.grad *= float("inf") if i == 1 else 1
+    scaler.step(a)
+    launch("scaler stepped")
+    scaler.update()
+    a.zero_grad()
+""",
+        tmp_path,
+    )
+    optimized = [one for one in program.launches if one.name == "optimizer"]
+    assert len(optimized) == (3 if enabled else 4)
+    updated = [one.counter for one in program.launches if one.name == "scaler stepped"]
+    assert steps(program)[1:] == updated
+
+
 def test_accumulated_gradients_are_a_phase_of_their_own(tmp_path: Path, way: str) -> None:
     program = watched(
         """

@@ -188,7 +188,8 @@ class Hooks:
             watch(code)
 
     def _phase_function(self, phase: str, code: CodeType) -> None:
-        calls = PhaseCalls(self._common, self._threads, getattr(self._phases, phase))
+        over = self._scaler_updated if code.co_qualname == "GradScaler.update" else None
+        calls = PhaseCalls(self._common, self._threads, getattr(self._phases, phase), over)
         self._watch(code, calls, f"the phase {phase} is")
 
     def _torch_is_there(self, torch: Any) -> None:
@@ -261,10 +262,15 @@ class Hooks:
             self._common.phase(thread, self._phases.none)
 
     def _optimizer_over(self, thread: Thread, frame: Any) -> None:
-        if self._backward is not None and not self._backward.inside():
+        # Within GradScaler.step: its update ends the step.
+        scaled = thread.phase == self._phases.gradient
+        if not scaled and self._backward is not None and not self._backward.inside():
             arguments = frame.f_locals.get("args")
             if arguments:
                 self._steps.optimizer_stepped(thread, arguments[0])
+
+    def _scaler_updated(self, thread: Thread, frame: Any) -> None:
+        self._steps.optimizer_stepped(thread, frame.f_locals["self"])
 
 
 def _cuda_is_used() -> bool:

@@ -4,7 +4,8 @@ Where the recording begins before PyTorch uses CUDA, the first step begins with 
 loading the model is no part of it. Else it begins with the recording.
 
 In training a step ends with the optimizer's; of several optimizers with that of the last one before the first one's
-turn comes again, which is known after one turn. Before any optimizer stepped, each call without gradients
+turn comes again, which is known after one turn. Of an optimizer that a gradient scaler steps, or leaves out because
+gradients overflowed, a step ends with the scaler's update. Before any optimizer stepped, each call without gradients
 of the model that is called most begins a step: prefill or decode, where its input is token ids. Who calls
 `recording.step` decides alone from then on.
 """
@@ -70,7 +71,7 @@ class Steps:
             self.begin(thread)
 
     def optimizer_stepped(self, thread: Thread, optimizer: Any) -> None:
-        """An optimizer has changed the parameters."""
+        """An optimizer has changed the parameters, or the gradient scaler that calls it was updated."""
         self._trains = True
         if self._told:
             return
