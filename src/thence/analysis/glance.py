@@ -16,7 +16,6 @@ from thence.analysis.report import Part
 from thence.analysis.soundness.findings import RULES
 from thence.model.fitted_names import fitted
 from thence.model.formats import LABELS_FILE
-from thence.model.selection import WARM_UP
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
 
@@ -125,10 +124,9 @@ def glance(trace: Attributed, summary: Summary) -> Glance:
 
 
 def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
-    chosen = trace.selection
     if not summary.idle_ns:
         return Part(None)
-    if chosen.only is not None or chosen.warm_up in WARM_UP:
+    if trace.selection.leaves_out_between:
         return Part(None, "not computed: the selected part of the trace leaves out work in between")
     if trace.host.is_empty():
         return Part(None, "the trace holds no host ranges")
