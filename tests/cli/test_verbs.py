@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from click.shell_completion import BashComplete
 
 import thence.cli
+from helpers import recording
 from thence.cli.verbs import VERBS, commands, group
 
 _RUN = (
@@ -65,3 +67,18 @@ def test_completion_of_a_verb_and_of_its_choices() -> None:
     assert {"module", "op"} <= {
         item.value for item in completion.get_completions(["report", "--by"], "")
     }
+
+
+@pytest.mark.parametrize(("verb", "query"), [("idle", ()), ("sql", ("select name from gpu",))])
+def test_help_says_how_many_rows_there_are_without_top(
+    verb: str, query: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below a table that ends early stand the rows that are left out, and the number of all."""
+    with pytest.raises(SystemExit):
+        thence.cli.main([verb, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    (stated,) = re.findall(r"Rows of the table to show\. Without it, \D*(\d+)", text)
+    with pytest.raises(SystemExit):
+        thence.cli.main([verb, str(recording("torch_eager_rank0")), *query])
+    found = re.findall(r"\.\.\. (\d+) more[^;]*; --top (\d+) shows all", capsys.readouterr().out)
+    assert [int(every) - int(more) for more, every in found][-1] == int(stated)

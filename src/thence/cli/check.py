@@ -32,7 +32,7 @@ Exit code: 0 if nothing wrong was found, even if something could not be checked,
 
 @click.command("check", epilog=_EXAMPLES)
 @trace_options()
-@result_options()
+@result_options(without="all")
 def command(inputs: Inputs, result: Result) -> int:
     """Whether the figures of a trace can be trusted: lost work, impossible times, ranks recorded apart."""
     trace = inputs.whole()

@@ -50,11 +50,13 @@ _TABLE = {
     "row": "name",
     "before_ns": "before",
     "after_ns": "after",
-    "verdict": "verdict",
     "change": "change",
     "interval": "95 % interval",
+    "verdict": "verdict",
     "calls": "calls per step",
 }
+_RANKED = ("row", "change", "verdict", "by")
+"""Columns that a narrow terminal shows before others."""
 _SIDES = ("--before", "--after")
 _ENDINGS = {
     ".json": "json",
@@ -308,7 +310,7 @@ def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
     for number, text in enumerate(diff.explanation):
         line(text, "" if number else "bold")
     put("\n")
-    result.table(shown_rows(diff), _TABLE)
+    result.table(shown_rows(diff), _TABLE, _RANKED)
     put("\n")
     for gate in gates:
         line(str(gate), "bold red" if gate.verdict == "exceeded" else "bold")

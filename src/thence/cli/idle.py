@@ -72,7 +72,7 @@ _ROWS_SHOWN = 15
     choices=IDLE_BY,
     meaning="What the rows of a cause are by; place is the first of line, label, module, op and call.",
 )
-@result_options()
+@result_options(without=f"{_ROWS_SHOWN}")
 def command(inputs: Inputs, by: str, result: Result) -> None:
     """Why the GPU was idle: every nanosecond by cause and line, module, op, label or step."""
     trace = inputs.open()

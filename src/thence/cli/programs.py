@@ -38,7 +38,7 @@ _HEADINGS = {
 @click.command("programs", epilog=_EXAMPLES)
 @trace_options("rank", "device", "hlo")
 @warm_up_option
-@result_options()
+@result_options(without="those of at least 1 % of the time")
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """XLA programs: executions, span and busy time, idle time inside and between, launch latency.
 

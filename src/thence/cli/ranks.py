@@ -87,7 +87,11 @@ _INDENT = " " * 4
     help="Also replay the job without each straggler's delay (reads all ranks' activities).",
 )
 @click.option("--clocks", is_flag=True, help="Also list offset, drift and residual of each clock.")
-@result_options(_ENDINGS, "File ending in .html (heat map of ranks and steps), .json or .csv.")
+@result_options(
+    _ENDINGS,
+    "File ending in .html (heat map of ranks and steps), .json or .csv.",
+    without=f"{_SHOWN}",
+)
 def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None:  # noqa: FBT001 - click flags
     """Who made the other ranks wait, how long, since which step, and why."""
     trace = inputs.open()

@@ -80,7 +80,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     callback=_list_tables,
     help="List every table with its columns, their types, units and meanings, and exit.",
 )
-@result_options()
+@result_options(without=f"{_ROWS_SHOWN}, or {_RECORDS_SHOWN} where a row takes several lines")
 def command(
     inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result
 ) -> None:

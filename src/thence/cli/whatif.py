@@ -74,7 +74,7 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
     "WHAT",
 )
 @_repeated("on-time", "No rank waits for this one in collectives.", "rank:N")
-@result_options()
+@result_options(without=f"all changes and {_PATH_SHOWN} rows of the critical path")
 def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     """What a change would gain: the recorded program replayed with it."""
     from thence.analysis.critical_path import path_summary
