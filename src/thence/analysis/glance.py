@@ -44,6 +44,14 @@ _LEAST_SHARE = 0.005
 _CODE = ("module", "label", "source", "op_name")
 
 
+_APART_WORDS = {
+    "warm_up": "warm-up",
+    "incomplete": "incomplete executions",
+    "autotuning": "autotuning",
+}
+"""Of `thence.model.reasons.APART`, in a few words."""
+
+
 @dataclass(frozen=True, slots=True)
 class NextStep:
     """The question that a trace suggests.
@@ -226,7 +234,8 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
                 f"{phase} {format_share(ns, summary.sum_ns)}"
                 for phase, ns in known.rows()
                 if ns >= _LEAST_SHARE * summary.sum_ns
-            ],
+            ]
+            + _included(summary),
         )
     if glance.communication_ns:
         share = format_share(glance.communication_ns, summary.busy_ns)
@@ -240,6 +249,12 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
         )
     yield from _idle_answers(glance)
     yield "sound", _sound_answer(glance)
+
+
+def _included(summary: Summary) -> list[str]:
+    """What the table above keeps in rows of its own, and shares of all GPU time hold."""
+    apart = [words for code, words in _APART_WORDS.items() if code in summary.apart["code"]]
+    return [f"{' and '.join(apart)} included"] if apart else []
 
 
 def _idle_answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:

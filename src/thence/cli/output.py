@@ -169,6 +169,7 @@ class Result:
         rows: pl.DataFrame,
         headings: Mapping[str, str],
         notes: Iterable[str],
+        ranked: Sequence[str] = (),
     ) -> None:
         """Writes a result; its notes go below the table, into the JSON, or to standard error.
 
@@ -177,6 +178,7 @@ class Result:
             rows: the result's main table.
             headings: columns that the terminal shows, with their headings.
             notes: sentences.
+            ranked: as in `table`.
         """
         if self.form == "json":
             self.json({**document, "warnings": list(notes)})
@@ -187,7 +189,7 @@ class Result:
             for note in merged(notes):
                 say(note)
         else:
-            self.table(rows, headings)
+            self.table(rows, headings, ranked)
             print_notes(console(), notes)
 
     def table(
