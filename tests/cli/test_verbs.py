@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import BashComplete
 
@@ -58,6 +59,15 @@ def test_lines_of_help_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> Non
     for name, text in VERBS.items():
         assert any(line.split() == [name, *text.split()] for line in lines)
     assert max(map(len, lines)) < 80
+
+
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+def test_sentences_of_help_fit_80_columns(command: click.Command) -> None:
+    """Examples and choices stay whole, and stand further to the right than sentences."""
+    context = click.Context(command, info_name=f"thence {command.name}", terminal_width=80)
+    lines = command.get_help(context).splitlines()
+    sentences = [line for line in lines if not line.startswith(("    ", "  --"))]
+    assert max(map(len, sentences)) <= 80
 
 
 def test_completion_of_a_verb_and_of_its_choices() -> None:

@@ -21,6 +21,7 @@ Examples:
   thence compile rank0.zip
   thence compile rank0.zip --autotuning detail --format json
   thence compile rank*.zip                   time of all ranks, of the fastest and the slowest
+
 Compile threads that work at the same time share the wall time, so that the parts add up to the
 whole. The table ends at 99 % of it; --top shows more.
 """

@@ -23,8 +23,7 @@ _MOST_GB = 1e9
 _ROWS_SHOWN = 100
 _RECORDS_SHOWN = 10
 
-_EXAMPLES = """\b
-Tables: gpu, host, places, activities (gpu and places side by side), annotations
+_EXAMPLES = """Tables: gpu, host, places, activities (gpu and places side by side), annotations
 (metadata of marks, a column for each field), collectives, threads, programs,
 events (records and waits of CUDA events), waits (host calls that wait).
 --tables lists their columns. Times are ns. A query can read these tables and no files.
