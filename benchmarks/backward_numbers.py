@@ -12,12 +12,13 @@ compiler.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import time
 from types import SimpleNamespace
 from typing import Any
+
+from command_line import documented_parser
 
 SETTLING, TIMED = 4, 10
 OFF, ON = 0, 1
@@ -164,7 +165,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=8)
     given = parser.parse_args()

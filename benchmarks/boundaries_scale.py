@@ -9,7 +9,6 @@ run in processes of their own, so that each one's memory is its own.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -17,6 +16,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from command_line import documented_parser
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 MODULES, LINES, DEPTH = 200, 600, 5
@@ -97,7 +98,7 @@ def read(directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("--kernels", type=int, default=10_000_000)
     parser.add_argument("--boundaries", type=int, default=2_000_000)
     parser.add_argument("--part", choices=("record", "read"), help="as this script calls itself")

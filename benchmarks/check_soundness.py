@@ -6,13 +6,13 @@ python benchmarks/check_soundness.py trace.json.gz
 
 from __future__ import annotations
 
-import sys
 import time
 
 import numpy as np
 import polars as pl
 
 import thence
+from command_line import documented_parser
 from thence.analysis.soundness.check import check
 from thence.model.tables import GPU, HOST, Meta, Tables
 from thence.trace import Trace
@@ -71,8 +71,11 @@ def names(texts: object) -> pl.Series:
 
 
 def main() -> None:
-    numbers = [int(text) for text in sys.argv[1:] if text.isdigit()]
-    paths = [text for text in sys.argv[1:] if not text.isdigit()]
+    options = documented_parser(__doc__)
+    options.add_argument("what", nargs="+", help="number of activities of a made trace, or a trace")
+    what = options.parse_args().what
+    numbers = [int(text) for text in what if text.isdigit()]
+    paths = [text for text in what if not text.isdigit()]
     tables = [*(made(n) for n in numbers), *(thence.open(path).tables for path in paths)]
     check(made(1000))  # what Polars prepares once
     for part in tables:

@@ -44,7 +44,6 @@ that its regular expression finds, such as "^(streams|label)" or "fsdp".
 
 from __future__ import annotations
 
-import argparse
 import collections
 import functools
 import gzip
@@ -67,6 +66,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from command_line import documented_parser
 from output_differences import Renamed, Report
 
 if TYPE_CHECKING:
@@ -407,7 +407,7 @@ def renamed_of(path: Path | None) -> Renamed:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("before")
     parser.add_argument("after")
     parser.add_argument("--data", type=Path, action="append", default=[])

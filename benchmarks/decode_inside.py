@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from command_line import documented_parser
 from thence.inside.decoding import decode
 from thence.inside.description import Description
 
@@ -150,7 +151,7 @@ def by_jax(python: str, count: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--jax-events", type=int, default=400_000)
     parser.add_argument("--jax-python", help="interpreter with jax 0.8 or newer")

@@ -15,7 +15,6 @@ Depths are 1,000, 10,000 and 100,000 if none is given. Kinds of input:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from command_line import documented_parser
 from thence.model.column_file import encode
 from thence.readers.recording.parts import SCHEMAS
 
@@ -181,7 +181,7 @@ def written(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = documented_parser(__doc__)
     parser.add_argument("depths", nargs="*", type=int, default=[1_000, 10_000, 100_000])
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--verb", action="append", help="only verbs that begin so")

@@ -13,7 +13,6 @@ gate lets the program pass that our own recorder records: it may take 2 % longer
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import numpy as np
 import polars as pl
 
 import thence
+from command_line import documented_parser
 from kineto_input import write_repeated
 from thence.analysis.diff.compare import compare
 from thence.analysis.diff.estimates import RunMeans, discoveries, estimates
@@ -241,7 +241,7 @@ def speed(megabytes: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     checking = verbs.add_parser("check")
     checking.add_argument("runs", type=Path)

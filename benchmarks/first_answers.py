@@ -8,7 +8,6 @@ trainer, a JAX engineer, an inference engineer, and CI with a notebook type firs
 
 from __future__ import annotations
 
-import argparse
 import resource
 import shutil
 import subprocess
@@ -17,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from command_line import documented_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +57,7 @@ class Seconds(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("--python", default=sys.executable)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="thence-first-") as name:

@@ -12,6 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from command_line import documented_parser
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -58,6 +60,7 @@ def measure(launches: int) -> None:
 
 
 def main() -> None:
+    documented_parser(__doc__).parse_args()
     if not hasattr(sys, "monitoring"):
         raise SystemExit("sys.monitoring came with Python 3.12")
     sys.monitoring.use_tool_id(TOOL, "benchmark")

@@ -12,7 +12,6 @@ callback   what a callback in C on every launch would add: by it threads that la
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import shutil
@@ -20,6 +19,8 @@ import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from command_line import documented_parser
 
 os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back when a profile ends
 
@@ -197,7 +198,7 @@ def callback() -> None:
 
 def main() -> None:
     parts: dict[str, Callable[[], None]] = {"floor": floor, "callback": callback}
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("part", nargs="*", default=list(parts), help=f"of {', '.join(parts)}")
     wanted = parser.parse_args().part
     if unknown := set(wanted) - set(parts):

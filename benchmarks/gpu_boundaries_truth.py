@@ -12,7 +12,6 @@ check      the same recording through the reader: whether the threads that it ca
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import threading
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from command_line import documented_parser
 from cupti_sessions import SCRATCH, Session
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def check(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("what", choices=("record", "check"))
     parser.add_argument("path", type=Path)
     given = parser.parse_args()

@@ -27,6 +27,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from command_line import documented_parser
+
 LAYERS = {1: 2, 4: 3, 16: 3, 64: 5}
 """Layers by batch size; two have the same number, so that nothing tells their captures apart but kernels."""
 WIDTH, HEADS, TIME, WORDS, REPLAYS = 256, 4, 64, 1000, 3
@@ -368,9 +370,11 @@ def damaged(folder: Path, way: str, wanted: dict[tuple[int, int], tuple[str | No
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("record", "check"):
-        sys.exit(__doc__)
-    if sys.argv[1] == "record":
-        record(Path(sys.argv[2]))
+    options = documented_parser(__doc__)
+    options.add_argument("verb", choices=("record", "check"))
+    options.add_argument("folder", type=Path, help="of the traces")
+    given = options.parse_args()
+    if given.verb == "record":
+        record(given.folder)
     else:
-        sys.exit(min(check(Path(sys.argv[2])), 1))
+        sys.exit(min(check(given.folder), 1))

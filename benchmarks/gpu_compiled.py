@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from command_line import documented_parser
+
 STEPS, WARM_UP = 3, 4
 GEMM = re.compile(r"gemm|nvjet|cutlass|splitk|cublas", re.IGNORECASE)
 VARIANTS = {
@@ -173,16 +175,23 @@ def check(folder: Path) -> None:
 
 
 def main() -> None:
-    command, folder, *rest = sys.argv[1:]
-    if command == "run":
-        run(Path(folder), rest[0])
-    elif command == "record":
+    options = documented_parser(__doc__)
+    options.add_argument(
+        "verb", choices=("record", "check", "run"), help="run: one variant, in this process"
+    )
+    options.add_argument("folder", type=Path, help="of the recordings")
+    options.add_argument("variants", nargs="*", metavar="VARIANT", help="all but hf without it")
+    given = options.parse_args()
+    rest = given.variants
+    if given.verb == "run":
+        run(given.folder, rest[0])
+    elif given.verb == "record":
         chosen = (
             [*VARIANTS] if not rest else [n for n in (*VARIANTS, *HF) if n.split("-")[0] in rest]
         )
-        record(Path(folder), chosen)
+        record(given.folder, chosen)
     else:
-        check(Path(folder))
+        check(given.folder)
 
 
 if __name__ == "__main__":

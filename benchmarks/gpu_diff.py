@@ -20,7 +20,6 @@ It ends, with what it has, when the seconds are over; the variants come early, t
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -30,6 +29,17 @@ import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from command_line import documented_parser
+
+if __name__ == "__main__":
+    OPTIONS = documented_parser(__doc__)
+    VERB = OPTIONS.add_subparsers(required=True).add_parser("record")
+    VERB.add_argument("out", type=Path)
+    VERB.add_argument("--runs", type=int, default=40, help="of the unchanged program")
+    VERB.add_argument("--seconds", type=float, default=225)
+    VERB.add_argument("--only", action="append", default=[], metavar="VARIANT")
+    GIVEN = OPTIONS.parse_args()
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as PyTorch's own documentation names it
@@ -228,15 +238,10 @@ def record(out: Path, runs: int, seconds: float, only: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    verbs = parser.add_subparsers(required=True)
-    verb = verbs.add_parser("record")
-    verb.add_argument("out", type=Path)
-    verb.add_argument("--runs", type=int, default=40, help="of the unchanged program")
-    verb.add_argument("--seconds", type=float, default=225)
-    verb.add_argument("--only", action="append", default=[], choices=("base", *RUNS))
-    given = parser.parse_args()
-    record(given.out, given.runs, given.seconds, tuple(given.only))
+    unknown = {*GIVEN.only} - {"base", *RUNS}
+    if unknown:
+        OPTIONS.error(f"--only: no variant {', '.join(sorted(unknown))}; see above for the names")
+    record(GIVEN.out, GIVEN.runs, GIVEN.seconds, tuple(GIVEN.only))
 
 
 if __name__ == "__main__":

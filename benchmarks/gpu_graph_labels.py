@@ -25,6 +25,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from command_line import documented_parser
+
+if __name__ == "__main__":
+    OPTIONS = documented_parser(__doc__)
+    OPTIONS.add_argument("out", type=Path, metavar="OUT", help="folder that it writes to")
+    OPTIONS.add_argument("part", nargs="?", choices=("cost", "collectives"))
+    GIVEN = OPTIONS.parse_args()
+
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -463,13 +471,13 @@ def collectives(out: Path) -> None:
 
 
 def main() -> None:
-    out = Path(sys.argv[1])
+    out = GIVEN.out
     out.mkdir(parents=True, exist_ok=True)
-    if "collectives" in sys.argv[2:]:
+    if GIVEN.part == "collectives":
         collectives(out)
         return
     print("torch", torch.__version__, torch.cuda.get_device_name())
-    if "cost" in sys.argv[2:]:  # in a process that thence is not yet imported in
+    if GIVEN.part == "cost":  # in a process that thence is not yet imported in
         cost()
         return
     block(out)

@@ -14,7 +14,6 @@ synchronize) it is the idle time that stands behind that call in the table of wa
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
@@ -23,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from command_line import documented_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -295,7 +296,7 @@ def check(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("what", choices=("record", "check"))
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()

@@ -9,19 +9,21 @@ last end inside with what CUPTI says of the same launch. Buffers go to FOLDER, w
 from __future__ import annotations
 
 import os
-import sys
 import traceback
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+from command_line import documented_parser, folder_argument
 from inside_measuring import RESULTS, Run, Spans, compare, example, judge, of_launches, said
 from inside_merging import merging
 from thence.inside.files import save
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def cupy_kernels(folder: Path | None) -> None:
@@ -294,11 +296,15 @@ PARTS = (
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    options = documented_parser(__doc__)
+    folder_argument(options, "for the buffers")
+    options.add_argument("parts", nargs="*", metavar="PART", help="all of them without it")
+    given = options.parse_args()
+    folder = given.folder
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     for part in PARTS:
-        if len(sys.argv) > 2 and part.__name__ not in sys.argv[2:]:
+        if given.parts and part.__name__ not in given.parts:
             continue
         try:
             part(folder)

@@ -26,6 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from command_line import documented_parser
 from gpu_jax_comparison import ENOUGH, compare
 
 STEPS, WARM_UP = 20, 3
@@ -468,16 +469,25 @@ def check(folder: Path, names: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     """The command line; see the module."""
-    if arguments[:1] == ["run"]:
-        return run_here(arguments[1], arguments[2] if len(arguments) > 2 else None)
-    if arguments[:1] == ["try"]:
-        codes = [run_here(name, None) for name in arguments[1:] or PROGRAMS]
+    options = documented_parser(__doc__)
+    options.add_argument("verb", choices=("record", "check", "try", "run"))
+    options.add_argument(
+        "rest",
+        nargs="*",
+        metavar="ARGUMENT",
+        help="DIR of record and check, then names of programs",
+    )
+    given = options.parse_args(arguments)
+    verb, rest = given.verb, given.rest
+    if verb != "try" and not rest:
+        options.error(f"{verb} needs an argument")
+    if verb == "run":
+        return run_here(rest[0], rest[1] if len(rest) > 1 else None)
+    if verb == "try":
+        codes = [run_here(name, None) for name in rest or PROGRAMS]
         return int(any(code not in (0, SKIPPED) for code in codes))
-    if len(arguments) < 2 or arguments[0] not in ("record", "check"):
-        print(__doc__)
-        return 2
-    folder, names = Path(arguments[1]), arguments[2:] or list(PROGRAMS)
-    return record(folder, names) if arguments[0] == "record" else check(folder, names)
+    folder, names = Path(rest[0]), rest[1:] or list(PROGRAMS)
+    return record(folder, names) if verb == "record" else check(folder, names)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from command_line import documented_parser, folder_argument
+
 FLAGS = {"no command buffers": "--xla_gpu_enable_command_buffer=", "default": ""}
 
 
@@ -145,12 +147,16 @@ def compare(title: str, folder: Path) -> int:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--train"]:
-        train(Path(sys.argv[2]))
+    options = documented_parser(__doc__)
+    folder_argument(options, "for the traces; a temporary one without it")
+    options.add_argument("--train", action="store_true", help="only train, in this process")
+    given = options.parse_args()
+    if given.train:
+        train(given.folder)
         return
     failures = 0
     with tempfile.TemporaryDirectory() as temporary:
-        root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
+        root = given.folder or Path(temporary)
         for title, flags in FLAGS.items():
             folder = root / title.replace(" ", "_")
             environment = os.environ | {

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import thence
+from command_line import documented_parser, folder_argument
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "jax_two_streams.py"
 ENVIRONMENT = {
@@ -59,8 +60,11 @@ def verdict(folder: Path, variant: str, moved: bool) -> bool:  # noqa: FBT001 - 
 
 
 def main() -> None:
+    options = documented_parser(__doc__)
+    folder_argument(options, "for the traces; a temporary one without it")
+    given = options.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
+        root = given.folder or Path(temporary)
         verdicts = [
             verdict(root / f"{variant}_{'moved' if moved else 'default'}", variant, moved)
             for variant in ("forward", "grad", "vmap")

@@ -15,7 +15,6 @@ bubbles beside what was planted; cost per rank; time and memory of verbs. Exit c
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -27,6 +26,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from command_line import documented_parser
 from job_turns import Turns
 
 HERE = Path(__file__).parent
@@ -264,9 +264,7 @@ def main() -> int:
     """One of the three."""
     if sys.argv[1:2] == ["launch"]:
         return launch(Path(sys.argv[2]), sys.argv[4:])
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("what", choices=("record", "check", "try"))
     parser.add_argument("out", type=Path)
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=", ".join(ENTRIES))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import thence
+from command_line import documented_parser
 from thence.cuda import cupti
 from thence.cuda.layouts import KERNEL
 from thence.recorder.buffers import Buffers
@@ -198,9 +199,12 @@ def profiler_after_measure() -> None:
 
 
 if __name__ == "__main__":
+    options = documented_parser(__doc__)
+    options.add_argument("frameworks", nargs="*", metavar="FRAMEWORK", help="torch, jax or both")
+    given = options.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     begin = time.perf_counter()
-    wanted = sys.argv[1:] or ["torch", "jax"]
+    wanted = given.frameworks or ["torch", "jax"]
     if len(wanted) > 1:  # torch.profiler keeps CUPTI: a process for each
         for framework in wanted:
             subprocess.run([sys.executable, __file__, framework], check=True)

@@ -15,10 +15,17 @@ import inspect
 import json
 import runpy
 import statistics
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from command_line import documented_parser
+
+if __name__ == "__main__":
+    OPTIONS = documented_parser(__doc__)
+    OPTIONS.add_argument("folder", type=Path, metavar="FOLDER", help="of what each profiler wrote")
+    OPTIONS.add_argument("check", nargs="?", choices=("check",), help="only decode what is there")
+    GIVEN = OPTIONS.parse_args()
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +91,8 @@ def check(folder: Path) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    if sys.argv[2:] == ["check"]:
+    folder = GIVEN.folder
+    if GIVEN.check:
         check(folder)
         return
     examples = Path(__file__).parent.parent / "examples"

@@ -23,6 +23,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from command_line import documented_parser
+
+if __name__ == "__main__":
+    OPTIONS = documented_parser(__doc__)
+    OPTIONS.add_argument("parts", nargs="*", metavar="PART", help="all of them without it")
+    GIVEN = OPTIONS.parse_args()
+
 os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back when a profile ends
 
 import torch
@@ -386,7 +393,7 @@ def launcher() -> None:
 def main() -> None:
     """Run what is named, or everything."""
     everything = (agreement, labels, overhead, volume, killed, launcher)
-    wanted = sys.argv[1:] or [one.__name__ for one in everything]
+    wanted = GIVEN.parts or [one.__name__ for one in everything]
     print(torch.cuda.get_device_name(), torch.__version__, "thence", thence.__version__)
     for one in everything:
         if one.__name__ in wanted:

@@ -32,6 +32,8 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
+from command_line import documented_parser
+
 STEPS = 20
 PROGRAMS = {"train": "train_step", "products": "chain"}
 """The programs, and the function in each that is compared."""
@@ -299,7 +301,7 @@ def shown(*arguments: str) -> None:
 
 def main() -> None:
     """Everything."""
-    directory = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="thence-jax-"))
+    directory = GIVEN.directory or Path(tempfile.mkdtemp(prefix="thence-jax-"))
     directory.mkdir(parents=True, exist_ok=True)
     for name in PROGRAMS:
         for way in ("recorded-dumped", "recorded", "profiled", "recorded-cached"):
@@ -337,8 +339,16 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--program"]:
-        program(sys.argv[2], int(sys.argv[3]), *sys.argv[4:6])
+    OPTIONS = documented_parser(__doc__)
+    OPTIONS.add_argument(
+        "directory", type=Path, nargs="?", metavar="DIR", help="for the recordings"
+    )
+    OPTIONS.add_argument(
+        "--program", nargs="+", metavar="PART", help="only run: name, number of steps, folders"
+    )
+    GIVEN = OPTIONS.parse_args()
+    if GIVEN.program:
+        program(GIVEN.program[0], int(GIVEN.program[1]), *GIVEN.program[2:4])
     else:
         sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
         import polars as pl

@@ -10,7 +10,6 @@ others, and the recording of several processes one rank for each.
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 import polars as pl
 
 import thence
+from command_line import documented_parser
 
 STEPS = 20
 
@@ -121,7 +121,7 @@ def shown(processes: int) -> None:
 
 def main() -> None:
     """Both ways."""
-    arguments = argparse.ArgumentParser()
+    arguments = documented_parser(__doc__)
     arguments.add_argument("--gpus", type=int, default=2)
     arguments.add_argument("--processes", type=int)
     arguments.add_argument("--worker", action="store_true")

@@ -11,7 +11,6 @@ worker, run once more without thence.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 import polars as pl
 
 import thence
+from command_line import documented_parser
 
 STEPS, REDUCTIONS, OTHERS = 20, 15, 5
 SECONDS = 60
@@ -196,7 +196,7 @@ def compare(trace: thence.Trace, profiles: Path, ranks: int) -> None:
 
 def main() -> None:
     """Record the workers, profile them, and compare."""
-    arguments = argparse.ArgumentParser()
+    arguments = documented_parser(__doc__)
     arguments.add_argument("--ranks", type=int, default=2)
     arguments.add_argument("--worker", action="store_true")
     arguments.add_argument("--profiled", type=Path)

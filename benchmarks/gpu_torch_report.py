@@ -17,6 +17,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from command_line import documented_parser, folder_argument
+
+if __name__ == "__main__":
+    OPTIONS = documented_parser(__doc__)
+    folder_argument(OPTIONS, "for the traces; a temporary one without it")
+    GIVEN = OPTIONS.parse_args()
+
 import polars as pl
 import torch
 from torch import nn
@@ -182,7 +189,7 @@ def graph(folder: Path) -> None:
 def main() -> None:
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, thence {thence.__version__}")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
+        folder = GIVEN.folder or Path(temporary)
         training(folder)
         graph(folder)
     print(f"{failures} differences")

@@ -18,7 +18,6 @@ check: of OUT, without a GPU: shares of GPU time with a module, a line, a phase;
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -28,6 +27,8 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from command_line import documented_parser
 
 os.environ["TEARDOWN_CUPTI"] = "1"  # torch.profiler gives CUPTI back when a profile ends
 
@@ -365,7 +366,7 @@ def modules_in_order(trace: thence.Trace) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("what", nargs="*", default=["cost", "truth", "programs"])
     parser.add_argument("--repetitions", type=int, default=15)

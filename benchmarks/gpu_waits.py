@@ -18,12 +18,13 @@ transfers and late ranks, by hand and by thence, and exits with 1 where they dif
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from command_line import documented_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,7 +233,7 @@ def record(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("what", choices=("record", "worker", "check"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--job", choices=tuple(JOBS))

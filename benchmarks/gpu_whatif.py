@@ -23,7 +23,6 @@ of a host takes 0.6 to 1.5 times as long from second to second. ``check`` says w
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -36,6 +35,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from command_line import documented_parser
 from whatif_checks import check
 from whatif_programs import ONE, TWO, Model, Planned, Program, changed
 
@@ -196,7 +196,7 @@ def record_two(folder: Path, plans: dict[str, Planned], until: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("what", choices=("record", "record-two", "check"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, help="how long to record, about")

@@ -9,7 +9,6 @@ times the decompressed size. A result of `refused` is an error of one sentence.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import itertools
@@ -29,6 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
+
+from command_line import documented_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -336,7 +337,7 @@ def measured(made: Made, most_bytes: int, most_seconds: int) -> tuple[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of inputs; all without it")
     parser.add_argument(
         "--most-memory", type=int, default=16, metavar="GB", help="of address space"

@@ -14,7 +14,6 @@ nan is printed where HTA has no such row, or fails.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 import polars as pl
 
 import thence
+from command_line import documented_parser
 from thence.analysis.idle_causes import idle_causes
 
 OF_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -105,7 +105,7 @@ def main(traces: list[Path], python: str | None) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--hta", help="an interpreter that has HolisticTraceAnalysis")
     given = parser.parse_args()

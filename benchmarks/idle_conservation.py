@@ -10,7 +10,6 @@ exact, and the peak of memory. ``--times N`` also measures the first trace repea
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 import thence
+from command_line import documented_parser
 from thence.analysis.idle_causes import idle_causes
 from thence.analysis.idle_table import idle_time
 from thence.analysis.summary import summarize
@@ -101,7 +101,7 @@ def measure(name: str, trace: thence.Trace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--times", type=int, default=1)
     given = parser.parse_args()

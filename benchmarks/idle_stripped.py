@@ -9,7 +9,6 @@ unknown, by how long each piece is, what the whole traces say of the same time.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import polars as pl
 
 import thence
+from command_line import documented_parser
 from thence.analysis.idle_causes import idle_causes
 from thence.model.tables import API_CALLS, Tables
 
@@ -79,7 +79,7 @@ def measure(path: str, found: dict[str, dict[str, int]]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("traces", nargs="+")
     silences: dict[str, dict[str, int]] = {}
     for given in parser.parse_args().traces:

@@ -11,7 +11,6 @@ compiled program has on a device. With ``--device cpu`` it runs small, on as man
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from command_line import documented_parser
 from job_turns import Turns
 
 STEPS, SETTLING, LAYERS = 15, 5, 4
@@ -133,7 +133,7 @@ def launched(arguments: list[str], processes: int) -> int:
 
 def main() -> int:
     """A process with all devices, or as many processes."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("processes", type=int)
     parser.add_argument("--devices", type=int, required=True)
     parser.add_argument("--name", required=True)

@@ -10,7 +10,6 @@ collectives it counts (FOLDER/NAME.referenceR.json). With ``--device cpu`` all o
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -22,6 +21,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from command_line import documented_parser
+
+if __name__ == "__main__":
+    OPTIONS = documented_parser(__doc__)
+    OPTIONS.add_argument("names", nargs="+")
+    OPTIONS.add_argument("--out", type=Path, required=True)
+    OPTIONS.add_argument("--device", default="cuda")
+    OPTIONS.add_argument("--reference", action="store_true")
+    GIVEN = OPTIONS.parse_args()
 
 import torch
 import torch.distributed as dist
@@ -425,12 +434,7 @@ def references(names: list[str], at: Place, out: Path) -> None:
 
 def main() -> None:
     """One rank."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--reference", action="store_true")
-    given = parser.parse_args()
+    given = GIVEN
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if given.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -9,13 +9,14 @@ launches: the interval between two writes when it last wrote.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from command_line import documented_parser
 
 sys.path[:0] = [
     str(Path(__file__).parents[1] / "tests"),
@@ -24,7 +25,7 @@ sys.path[:0] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--longest", type=float, default=3.0, help="seconds until a kill")
     parser.add_argument("--at-once", type=int, default=4)

@@ -29,7 +29,6 @@ for the trace in --folder, by default that of temporary files.
 
 from __future__ import annotations
 
-import argparse
 import compileall
 import importlib.util
 import json
@@ -39,6 +38,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from command_line import documented_parser
 from kineto_input import write_repeated
 from read_kineto import RECORDING, physical_cores
 
@@ -175,9 +175,7 @@ def show(best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])

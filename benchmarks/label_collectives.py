@@ -18,6 +18,11 @@ import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from command_line import documented_parser
+
+if __name__ == "__main__":
+    documented_parser(__doc__).parse_args()
+
 import torch
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -9,12 +9,12 @@ times, and its side work on other streams. All labels are checked. Prints second
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 
 import numpy as np
 import polars as pl
 
+from command_line import documented_parser
 from thence.attribution.attribute import attribute
 from thence.attribution.cuda_graphs.join_labels import join_labels, with_places
 from thence.model.graph_labels import NODES, CapturedGraph, GraphLabels, Kernel, Label
@@ -101,7 +101,9 @@ def trace(replays: int, *, ids: bool) -> tuple[Tables, np.ndarray]:
 
 
 def main() -> None:
-    kernels = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    options = documented_parser(__doc__)
+    options.add_argument("kernels", type=int, nargs="?", default=1_000_000, metavar="KERNELS")
+    kernels = options.parse_args().kernels
     labels = captured()
     replays = -(-kernels // (LAYERS * PER_LAYER))
     expected = np.array(["/".join(label.path) for label in labels.labels])

@@ -21,6 +21,7 @@ import timeit
 from typing import TYPE_CHECKING
 
 import thence
+from command_line import documented_parser
 from thence.boundaries.probe import choose_probe
 from thence.marks import listen, unlisten
 from thence.recorder.names import Names
@@ -138,6 +139,7 @@ def emptied(log: MarkLog, spent: list[float]) -> None:
 
 
 def main() -> None:
+    documented_parser(__doc__).parse_args()
     print(f"Python {sys.version.split()[0]}, no framework imported")
     all_of_it()
     if importlib.util.find_spec("torch") is not None:

@@ -8,12 +8,12 @@ second, the profile of every second rank begins some calls later, and some calls
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
 import polars as pl
 
+from command_line import documented_parser
 from thence.analysis.clock_sync import align_clocks
 from thence.analysis.collective_instances import collective_instances
 from thence.analysis.communication import collectives
@@ -77,7 +77,7 @@ def tables(ranks: int, calls: int, *, numbered: bool) -> Tables:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--calls", type=int, default=50_000, help="of each rank")
     given = parser.parse_args()

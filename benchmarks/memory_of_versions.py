@@ -8,11 +8,12 @@ Python and libraries. Each run is a process of its own, the versions in turns; l
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from command_line import documented_parser
 
 MB = 1000  # of ru_maxrss, in kB
 OURS = Path(__file__).parents[1] / "src"
@@ -41,7 +42,7 @@ def measured(source: Path, verb: str, inputs: list[str]) -> tuple[float, float, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("other", type=Path, metavar="OTHER_SRC")
     parser.add_argument(
         "inputs", nargs="+", metavar="INPUT", help="several of one trace with commas"

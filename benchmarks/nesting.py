@@ -8,11 +8,11 @@ without end. The same rows are put through a stack in Python for comparison.
 
 from __future__ import annotations
 
-import sys
 import time
 
 import numpy as np
 
+from command_line import documented_parser
 from thence.model.intervals import enclosing
 
 
@@ -43,7 +43,9 @@ def by_stack(start: np.ndarray, end: np.ndarray) -> list[int]:
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    options = documented_parser(__doc__)
+    options.add_argument("rows", type=int, nargs="?", default=1_000_000, metavar="ROWS")
+    rows = options.parse_args().rows
     shapes = {"nested calls": nested(rows)}
     start = np.arange(rows, dtype=np.int64) * 10
     shapes["siblings"] = (start, start + 10)

@@ -11,7 +11,6 @@ agree exactly, other numbers to 1e-6.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from command_line import documented_parser
 from thence.analysis.clock_sync import align_clocks
 from thence.analysis.communication import Collectives, collectives
 from thence.analysis.compilation import LIBRARY_LOADING, compilation
@@ -47,7 +47,7 @@ Ours = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("archives", nargs="+", type=Path)
     parser.add_argument("--expected", required=True, type=Path)
     options = parser.parse_args()

@@ -5,13 +5,13 @@ python benchmarks/programs_scale.py [--thunks 850000] [--executions 640]
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 
 import numpy as np
 import polars as pl
 
+from command_line import documented_parser
 from thence.analysis.programs import By, programs
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
@@ -63,7 +63,7 @@ def synthetic(thunks: int, executions: int) -> Tables:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("--thunks", type=int, default=850_000)
     parser.add_argument("--executions", type=int, default=640)
     options = parser.parse_args()

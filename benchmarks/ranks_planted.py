@@ -12,13 +12,14 @@ everyone waits for the late one.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+
+from command_line import documented_parser
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -98,9 +99,7 @@ def named(job: RankJob, found: Job) -> Counter[str]:
 
 def main() -> None:
     """Prints the counts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--null", type=int, default=1000)
     parser.add_argument("--planted", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 import thence
+from command_line import documented_parser
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -125,9 +126,7 @@ def opened(folder: Path) -> str:
 
 def main() -> None:
     """Prints a line for each size."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[64, 512, 4096, 10_000])
     parser.add_argument("--groups", nargs="*", default=["all", "apart", "unnumbered"])
     parser.add_argument("--steps", type=int, default=10)

@@ -18,7 +18,6 @@ Times of a machine that does other work are too long; CPU seconds suffer less.
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import os
@@ -36,6 +35,7 @@ import msgspec
 import polars as pl
 
 import thence
+from command_line import documented_parser
 from kineto_input import write_repeated
 from thence.store.ingest import Sources, ingest
 from thence.store.layout import MANIFEST, SUMMARIES, Settings, read_manifest, write_json
@@ -262,9 +262,7 @@ def renumbered(frame: pl.DataFrame, first: int, known: int) -> pl.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = documented_parser(__doc__)
     parser.add_argument("--megabytes", type=float, default=80, help="of JSON a rank")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))

@@ -16,7 +16,6 @@ resident sets of the process and its children.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import importlib.util
 import os
@@ -27,6 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from command_line import documented_parser
 from kineto_input import write_repeated
 
 RECORDING = Path(__file__).parent.parent / "tests/data/torch/torch_eager_rank0.json.gz"
@@ -109,7 +109,7 @@ def best(name: str, command: list[str], cores: int, repeat: int) -> tuple[float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3)

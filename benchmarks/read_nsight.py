@@ -25,6 +25,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from command_line import documented_parser
+
 RECORDING = Path(__file__).parents[1] / "tests" / "data" / "nsight" / "torch_ddp.sqlite.gz"
 SHIFTED_NS = ("start", "end")
 SHIFTED_IDS = ("correlationId",)
@@ -132,7 +134,7 @@ def compared(path: Path, times: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--recording", type=Path, default=RECORDING)
     parser.add_argument("--keep", type=Path)

@@ -28,6 +28,8 @@ import time
 import zipfile
 from pathlib import Path
 
+from command_line import documented_parser
+
 TABLES = (".parquet", ".csv.xz")
 
 
@@ -107,7 +109,7 @@ def text(seconds: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("archives", nargs="+")
     parser.add_argument("--times", type=int, default=7)
     parser.add_argument("--report", action="store_true", help="also the commands report, programs")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from command_line import documented_parser
 from thence.cuda.layouts import DRIVER, KERNEL, LAYOUTS, RUNTIME
 from thence.model.column_file import encode
 from thence.recorder.names import Names
@@ -92,6 +93,7 @@ def measured(read: Callable[[np.ndarray, int], int], buffers: list[tuple[np.ndar
 
 
 def main() -> None:
+    documented_parser(__doc__).parse_args()
     print(f"{'ms per 20,000 kernels':28}       columns    with names and a part")
     for name, pattern in PATTERNS.items():
         walker, names = Walker(Library()), Names()

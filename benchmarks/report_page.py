@@ -8,7 +8,6 @@ Chromium is the one on the path, or that of the variable CHROMIUM; without one, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -16,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from command_line import documented_parser
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -76,7 +77,7 @@ def browsed(page: Path, profile: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--before", type=Path, help="src folder of another checkout")
     parser.add_argument("--rounds", type=int, default=3)

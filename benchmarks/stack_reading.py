@@ -11,7 +11,6 @@ with calls of library code between the program's own and the launch. Needs a C c
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import statistics
 import sys
@@ -19,6 +18,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from command_line import documented_parser
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 INFERENCE, TRAINING = "stack", "stack, training"
@@ -173,7 +174,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = documented_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=8)
     given = parser.parse_args()

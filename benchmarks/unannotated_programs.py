@@ -6,8 +6,14 @@ python benchmarks/unannotated_programs.py NAME
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
+
+from command_line import documented_parser
+
+if __name__ == "__main__":
+    OPTIONS = documented_parser(__doc__)
+    OPTIONS.add_argument("name", metavar="NAME", help="a function of this file")
+    GIVEN = OPTIONS.parse_args()
 
 import torch
 from torch import nn
@@ -201,5 +207,5 @@ PROGRAMS = {
 
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]]()
+    PROGRAMS[GIVEN.name]()
     torch.cuda.synchronize()

@@ -16,7 +16,6 @@ Memory is the largest resident set of this process until thence is done, tables 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import json
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from command_line import documented_parser
 from thence.analysis.timeline import timeline
 from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, HOST, Meta, Tables
@@ -137,7 +137,7 @@ def peer(view: Timeline, slices: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("--slices", type=int, default=1_000_000)
     parser.add_argument("--peer-slices", type=int, default=50_000)
     options = parser.parse_args()

@@ -46,12 +46,23 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+_ROUNDING = 1e-9
+"""Of per cent, in sums of shares."""
+
+
 def format_share(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in per cent; a dash where there is no whole."""
+    """``part`` of ``whole`` in per cent; a dash where there is no whole.
+
+    Little is not rounded to nothing, nor nearly all to all.
+    """
     if not whole:
         return "-"
     percent = 100 * part / whole
-    return "<0.1 %" if 0 < percent < 0.05 else f"{percent:.1f} %"
+    if 0 < percent < 0.05:
+        return "<0.1 %"
+    if 99.95 <= percent < 100 - _ROUNDING:
+        return ">99.9 %"
+    return f"{percent:.1f} %"
 
 
 def format_count(count: int) -> str:

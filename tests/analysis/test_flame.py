@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from thence.analysis.default_kind import default_kind
 from thence.analysis.flame import IDLE, Flame, Idle, Split, flame
 from thence.analysis.flame_tree import PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.idle import idle_gaps
+from thence.analysis.idle_rules import CAUSES
 from thence.analysis.programs import programs
 from thence.analysis.warmup import WarmUp
 from thence.attribution.attribute import attribute
@@ -77,17 +79,22 @@ def test_frames_are_the_ranges_even_where_names_hold_separators(tmp_path: Path) 
         ("train", "gemm"): 10_000,
         ("train", "a/b;c", "gemm"): 5_000,
         (outside, "ncclDevKernel_AllReduce"): 1_000,
-        (IDLE,): 15_000,
+        # Both kernels were launched before their gaps began: 5 us of a gap are the queue's, the rest is unknown.
+        (IDLE, "queued", "train"): 5_000,
+        (IDLE, "queued", "cudaLaunchKernel"): 5_000,
+        (IDLE, "unknown", "cudaLaunchKernel"): 5_000,
     }
     assert graph.total_ns == graph.span_ns == 31_000
-    assert row(graph, "train") == {
-        "node": row(graph, "train")["node"], "parent": 0, "depth": 1, "name": "train",
+    work = pl.col("name") == "train", ~pl.col("idle")
+    train = graph.nodes.row(by_predicate=pl.all_horizontal(work), named=True)
+    assert train == {
+        "node": train["node"], "parent": 0, "depth": 1, "name": "train",
         "full_name": None, "kind": "frame", "self_ns": 0, "total_ns": 15_000, "count": 2,
         **dict.fromkeys(PHASE_SUMS, 0), "other_ns": 5_000, "idle": False,
     }  # fmt: skip
     assert row(graph, outside)["kind"] == "unattributed"
     assert row(graph, "ncclDevKernel_AllReduce")["kind"] == "communication"
-    assert row(graph, IDLE)["count"] == 2  # gaps
+    assert row(graph, IDLE)["count"] == 3  # pieces of gaps
     assert row(graph, "GPU time")["count"] == 3  # activities
 
 
@@ -243,9 +250,33 @@ def test_ranks_are_merged_or_one_of_them_is_chosen() -> None:
     ]
     assert merged.total_ns == sum(graph.total_ns for graph in single)
     assert merged.ranks == (0, 1)
-    assert row(merged, "rank 1 device 1")["total_ns"] == row(single[1], IDLE)["total_ns"]
+    assert row(merged, IDLE)["total_ns"] == sum(row(graph, IDLE)["total_ns"] for graph in single)
     with pytest.raises(UsageError, match="no rank 7: the inputs hold rank 0, 1"):
         trace.select(ranks=[7]).flame("ops")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_idle_frames_are_the_causes_and_places_of_the_idle_table(name: str) -> None:
+    trace = trace_of(name)
+    expected: Counter[tuple[str, ...]] = Counter()
+    for cause, place, total in trace.idle().shown_rows["cause", "name", "total_ns"].iter_rows():
+        expected[(cause,) if place is None else (cause, place)] += total
+    found: Counter[tuple[str, ...]] = Counter()
+    for frames, self_ns in trace.flame("label", idle="include").stacks():
+        if frames[0] == IDLE:
+            around = next(at for at, frame in enumerate(frames) if frame in CAUSES)
+            found[frames[around:]] += self_ns
+    assert found == expected
+    assert found.total() == trace.summary().idle_ns
+
+
+def test_gaps_that_a_selection_makes_have_no_cause() -> None:
+    """Work that was left out may have run in them."""
+    trace = trace_of("stack")
+    part = trace.select(only="attention").flame("ops", idle="include")
+    assert part.nodes.filter("idle")["name"].to_list() == [IDLE]
+    kept = trace.select(warm_up="keep").flame("ops", idle="include")  # leaves nothing out
+    assert paths(kept) == paths(trace.flame("ops", idle="include"))
 
 
 def test_a_kind_that_there_is_not_and_a_trace_without_gpu_are_refused() -> None:
@@ -283,7 +314,10 @@ def test_small_frames_are_put_together_and_no_time_is_lost() -> None:
     hidden = graph.nodes.height - shown.nodes.filter(pl.col("kind") != "smaller").height
     assert f"{hidden} of {graph.nodes.height} frames were too small" in shown.notes[-1]
     assert graph.largest(graph.nodes.height) is graph
-    assert keep_largest(graph.nodes, 1)[0].height == 3  # the root, idle time, and the rest
+    least = keep_largest(graph.nodes, 1)[0]
+    assert least["kind"].to_list() == ["root", "idle", "smaller", "smaller"]
+    idle = least.filter("idle").sort("depth")  # all of it, and its causes as one frame
+    assert idle["total_ns"].to_list() == [row(graph, IDLE)["total_ns"]] * 2
 
 
 def test_long_kernel_names_are_short_with_the_whole_beside_them() -> None:

@@ -45,6 +45,25 @@ def test_causes_and_phases_add_up(eager: thence.Trace) -> None:
     assert found.communication_ns == found.exposed_ns == 0
 
 
+def test_shares_of_phases_say_that_they_hold_what_the_table_keeps_apart() -> None:
+    trace = shared(DATA / "jax" / "recording")
+    found = trace.glance("phase")
+    codes = set(found.summary.apart["code"])
+    assert codes == {"warm_up", "autotuning"}
+    ((_, phases),) = [answer for answer in found.answers if answer[0] == "phases"]
+    assert phases[-1] == "warm-up and autotuning included"
+    ((_, kept),) = [
+        a for a in trace.select(warm_up="keep").glance("phase").answers if a[0] == "phases"
+    ]
+    assert kept == phases[:-1]
+
+
+def test_warm_up_that_is_kept_leaves_no_work_out() -> None:
+    trace = shared(DATA / "jax" / "recording")
+    assert trace.select(warm_up="keep").glance().idle.result is not None
+    assert trace.select(warm_up="heuristic").glance().idle.result is None
+
+
 def test_communication_is_that_of_the_streams(ranks: thence.Trace) -> None:
     found, devices = ranks.glance(), ranks.streams().concurrency
     assert found.communication_ns == sum(device.communication_ns for device in devices) > 0

@@ -273,6 +273,16 @@ def test_idle_by_each_kind_adds_up() -> None:
     assert totals["step"].rows["name"].drop_nulls().str.starts_with("ProfilerStep#").all()
 
 
+def test_idle_by_device_is_that_of_each_device_alone() -> None:
+    trace = thence.open(TORCH / "torch_fsdp_rank0.json.gz", TORCH / "torch_fsdp_rank1.json.gz")
+    rows = trace.idle("device").rows
+    found = dict(rows.group_by("name").agg(pl.col("total_ns").sum()).rows())
+    assert found == {
+        f"rank {rank} device {rank}": trace.select(ranks=[rank]).summary().idle_ns
+        for rank in (0, 1)
+    }
+
+
 @pytest.mark.parametrize(
     ("busy_us", "expected"),
     [(5, {"ProfilerStep#1": 85_000, None: 295_000}), (110, {None: 275_000})],

@@ -121,3 +121,38 @@ def test_before_the_main_thread_is_seen_it_is_unknown(tmp_path: Path) -> None:
         ("operator", None, 15),
         ("python", None, 5),
     ]
+
+
+def test_the_critical_path_names_the_same_time_alike(tmp_path: Path) -> None:
+    """A worker launches while the main thread is in an operator (20 to 40) and in nothing recorded (40 to 60)."""
+    rows = [
+        op("aten::add", 0, 5), op("aten::add", 20, 20), op("aten::add", 100, 5), named(MAIN, "python3"),
+        launched(1, 10, 7), launched(2, 60, 7),
+        kernel(1, 15, 3), kernel(2, 70, 10),
+    ]  # fmt: skip
+    trace = opened(tmp_path, rows)
+    idle = trace.idle().found.filter(pl.col("cause") != "launch")
+    # From the first kernel's end at 18: 2 us of Python, the operator, 20 us of Python until the launch.
+    assert idle.select("start", "duration", pl.col("cause").cast(pl.String)).rows() == [
+        (18_000, 2_000, "python"), (20_000, 20_000, "operator"), (40_000, 20_000, "python"),
+    ]  # fmt: skip
+    path = trace.critical_path().filter(pl.col("kind") == "host")
+    for start, duration, cause in idle.select("start", "duration", "cause").rows():
+        inside = path.filter(
+            pl.col("start") < start + duration, pl.col("start") + pl.col("duration") > start
+        )
+        assert set(inside["cause"]) == {cause}
+
+
+@pytest.mark.parametrize("name", ["torch_eager_rank0", "torch_compile_rank0"])
+def test_what_idle_calls_python_is_python_on_the_critical_path(name: str) -> None:
+    trace = thence.open(TORCH / f"{name}.json.gz")
+    idle = trace.idle().found.filter(pl.col("cause") == "python").sort("start")
+    begins, ends = idle["start"].to_numpy(), (idle["start"] + idle["duration"]).to_numpy()
+    path = trace.critical_path().filter(pl.col("kind") == "host").sort("start")
+    middle = (path["start"] + path["duration"] // 2).to_numpy()
+    at = np.searchsorted(begins, middle, side="right") - 1
+    same = path.filter(pl.Series((at >= 0) & (middle < ends[at])))
+    assert same.height > 100
+    assert "unknown" not in set(same["cause"])  # a few are of operators of another thread
+    assert (same["cause"] == "python").mean() > 0.9

@@ -160,3 +160,18 @@ def test_traces_without_steps_are_one_step(capsys: pytest.CaptureFixture[str]) -
     assert found["total"]["verdict"] == "unknown"
     # Nothing is known of the noise, so no number of runs can be promised or denied.
     assert {row["more_runs"] for row in (found["total"], *found["rows"])} == {None}
+
+
+def test_a_narrow_terminal_shows_what_changed_and_whether_it_is_noise(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    thence(*sides(folder))
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = (line.split() for line in lines if line.startswith("by "))
+    assert [name for name in heading if name in ("by", "name", "change", "verdict")] == [
+        "by", "name", "change", "verdict",
+    ]  # fmt: skip
+    row = next(line for line in lines if "forward/mlp" in line and "slower" in line)
+    assert " +" in row
+    assert max(map(len, lines)) <= 80

@@ -160,7 +160,7 @@ def test_an_interrupted_ingest_leaves_no_process_and_goes_on(number: int, tmp_pa
     # Rank 0 is whole; what was half written has no name, and nobody takes the store for a whole one.
     names = sorted(path.name for path in (store / "ranks").iterdir())
     assert [name[:10] for name in names] == [".rank-0000", "rank-00000"]
-    with pytest.raises(InputError, match="goes on where it was"):
+    with pytest.raises(InputError, match="run the same thence ingest again to resume it"):
         open_store(store)
     done = stored(store, FSDP[:2], thence=__version__)
     assert (done.written, done.kept) == (1, 1)

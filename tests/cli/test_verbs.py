@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.shell_completion import BashComplete
 
 import thence.cli
+from helpers import recording
 from thence.cli.verbs import VERBS, commands, group
 
 _RUN = (
@@ -58,6 +61,15 @@ def test_lines_of_help_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> Non
     assert max(map(len, lines)) < 80
 
 
+@pytest.mark.parametrize("command", commands(), ids=lambda command: command.name)
+def test_sentences_of_help_fit_80_columns(command: click.Command) -> None:
+    """Examples and choices stay whole, and stand further to the right than sentences."""
+    context = click.Context(command, info_name=f"thence {command.name}", terminal_width=80)
+    lines = command.get_help(context).splitlines()
+    sentences = [line for line in lines if not line.startswith(("    ", "  --"))]
+    assert max(map(len, sentences)) <= 80
+
+
 def test_completion_of_a_verb_and_of_its_choices() -> None:
     completion = BashComplete(group, {}, "thence", "_THENCE_COMPLETE")
     assert [item.value for item in completion.get_completions([], "re")] == ["report", "record"]
@@ -65,3 +77,18 @@ def test_completion_of_a_verb_and_of_its_choices() -> None:
     assert {"module", "op"} <= {
         item.value for item in completion.get_completions(["report", "--by"], "")
     }
+
+
+@pytest.mark.parametrize(("verb", "query"), [("idle", ()), ("sql", ("select name from gpu",))])
+def test_help_says_how_many_rows_there_are_without_top(
+    verb: str, query: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below a table that ends early stand the rows that are left out, and the number of all."""
+    with pytest.raises(SystemExit):
+        thence.cli.main([verb, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    (stated,) = re.findall(r"Rows of the table to show\. Without it, \D*(\d+)", text)
+    with pytest.raises(SystemExit):
+        thence.cli.main([verb, str(recording("torch_eager_rank0")), *query])
+    found = re.findall(r"\.\.\. (\d+) more[^;]*; --top (\d+) shows all", capsys.readouterr().out)
+    assert [int(every) - int(more) for more, every in found][-1] == int(stated)

@@ -129,5 +129,5 @@ def test_what_is_almost_whole_is_not_shown_as_whole() -> None:
     form = Form(
         "t", "a", pl.DataFrame({"x": [1]}), {"x": "x"}, coverage={"most": 0.9999, "all": 1.0}
     )
-    assert "most 100.0 % ▮▮▮▮▯" in form.html()
+    assert "most &gt;99.9 % ▮▮▮▮▯" in form.html()
     assert "all 100.0 % ▮▮▮▮▮" in form.html()

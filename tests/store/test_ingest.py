@@ -61,7 +61,10 @@ def test_after_a_kill_it_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         stored(store, FSDP, InProcess(killed_before=2))
     (store / RANKS / ".rank-00002-aaaaaaaaaaaa.1234").mkdir()  # what was being written
-    with pytest.raises(InputError, match="has not come to its end"):
+    with pytest.raises(
+        InputError,
+        match="its ingest was interrupted; run the same thence ingest again to resume it",
+    ):
         thence.open(store)
     workers = InProcess()
     done = stored(store, FSDP, workers)

@@ -69,7 +69,6 @@ ELSEWHERE = {
     "attribution/xla/op_names.py": "attribution/xla/test_hlo_places.py",
     "attribution/xla/origins.py": "attribution/xla/test_hlo_places.py",
     "attribution/xla/schedules.py": f"{COMMAND_BUFFERS}::test_an_hlo_without_a_schedule_is_refused",
-    "cli/ingest.py": "store/test_ingest.py::test_json_of_an_ingest",
     "cli/inputs.py": "end_to_end/test_cli.py::test_several_ranks_count_as_such",
     "cli/inside.py": "end_to_end/test_inside.py::test_command_line_prints_json_csv_and_tables",
     "cli/output.py": "end_to_end/test_cli.py::test_csv_is_a_table_with_a_heading",

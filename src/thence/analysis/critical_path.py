@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle_rules import CAUSES, host_causes
-from thence.analysis.idle_timeline import NOWHERE, Leaves, leaves_of_threads
+from thence.analysis.idle_host import HostTime
+from thence.analysis.idle_rules import CAUSES, NUMBER, host_causes
+from thence.analysis.idle_timeline import Leaves
 from thence.analysis.whatif_edges import EDGES
 from thence.model.intervals import NEVER, NO_ROW
-from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from thence.analysis.idle_timeline import Pieces
     from thence.analysis.whatif_graph import Program
     from thence.model.attributed import Attributed
 
@@ -34,6 +35,7 @@ KINDS = ("gpu", "host", "launch", "gap", "event", "return", "handover")
 """What a tile is. gpu: an activity runs. host: a thread works. launch: from call to activity. gap: between
 activities of a stream. event: from a record to what waited for it. return: from the end of the device's work to
 that of the call that waited. handover: from one thread to another."""
+_HOST = KINDS.index("host")
 TILE = {
     "start": pl.Int64(), "duration": pl.Int64(), "kind": pl.Enum(KINDS), "rank": pl.Int32(), "gpu": pl.Int32(),
     "host": pl.Int32(), "cause": pl.Enum(CAUSES), "step": pl.Int32(),
@@ -56,7 +58,7 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
 
     Returns:
         start (ns on the clock of the graph, see `Program.origin_ns`) and duration (ns); kind; rank; gpu (row of the
-        activity, of gpu) or host (innermost row of the thread, of host) and the cause for which that stands; step
+        activity, of gpu) or host (row that the host was in, of host) and the cause, as ``thence idle`` names it; step
         (number of the step's range on the first rank, from 0; null where there is none). Each step's tiles add up to
         the time from its begin to the next one's, those of the last to the end.
     """
@@ -150,60 +152,65 @@ def _threads(program: Program, path: Int64, times: Int64) -> Int64:
 
 
 def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFrame:
-    """Tiles with their rows; cut at the begins of steps, and those of hosts where the innermost row changes."""
+    """Tiles with their rows; cut at the begins of steps, and those of hosts where what the host is in changes."""
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
     cut = Leaves(np.append(NEVER, borders), np.arange(-1, len(borders))).within(
         tiles.start, tiles.end
     )
-    begin, end, kind, row, thread, step = (
-        cut.start, cut.end, tiles.kind[cut.of], tiles.gpu[cut.of], tiles.thread[cut.of], cut.row.astype(np.int64),
-    )  # fmt: skip
-    host_kind = KINDS.index("host")
-    is_host = kind == host_kind
-    parts = [(begin, end, kind, row, np.full(len(row), NO_ROW), step)]
-    parts = [tuple(column[~is_host] for column in parts[0])]
-    leaves = (
-        leaves_of_threads(
-            trace.host, trace.host["category"].is_in(API_CALLS).to_numpy(), program.thread_of_row
-        )
-        if is_host.any()
-        else []
-    )
-    shift = program.host[0] - trace.host["start"].to_numpy()
-    for number in np.unique(thread[is_host]):
-        ours = is_host & (thread == number)
-        moved = 0 if number == NO_ROW else int(shift[np.argmax(program.thread_of_row == number)])
-        of_thread = NOWHERE if number == NO_ROW else leaves[number]
-        pieces = of_thread.within(begin[ours] - moved, end[ours] - moved)
-        parts.append((
-            pieces.start + moved, pieces.end + moved, np.full(len(pieces.of), host_kind),
-            np.full(len(pieces.of), NO_ROW), pieces.row.astype(np.int64), step[ours][pieces.of],
-        ))  # fmt: skip
-    begin, end, kind, gpu, host, step = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
+    kind, step = tiles.kind[cut.of], cut.row.astype(np.int64)
+    is_host = kind == _HOST
+    nothing = np.full(len(kind), NO_ROW)
+    columns = (cut.start, cut.end, kind, tiles.gpu[cut.of], nothing, nothing, step)
+    parts = [tuple(column[~is_host] for column in columns)]
+    if is_host.any():
+        host = cut.chosen(is_host)
+        parts.append(_of_hosts(trace, program, host, tiles.thread[host.of]))
+    begin, end, *others = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((end, begin))
     order = order[(end > begin)[order] & (begin >= since)[order]]
-    begin, end, kind, gpu, host, step = (
-        column[order] for column in (begin, end, kind, gpu, host, step)
-    )
-    return _framed(trace, (begin, end, kind, gpu, host, step))
+    return _framed(trace, tuple(column[order] for column in (begin, end, *others)))
+
+
+def _of_hosts(
+    trace: Attributed, program: Program, tiles: Pieces, thread: Int64
+) -> tuple[Int64, ...]:
+    """Tiles of hosts by what the host was in, as `thence.analysis.idle_causes` tells it.
+
+    Args:
+        trace: that the program was made of.
+        program: of the path.
+        tiles: starts and ends on the clock of the graph; row is the step of each.
+        thread: of each tile, `NO_ROW` for none.
+
+    Returns:
+        the columns that `_framed` takes.
+    """
+    hosts = HostTime.of(trace, program.thread_of_row)
+    causes = np.append(host_causes(trace.host), NUMBER["unknown"]).astype(np.int64)
+    shift = program.host[0] - trace.host["start"].to_numpy()
+    parts = []
+    for number in np.unique(thread):
+        ours = np.flatnonzero(thread == number)
+        if number == NO_ROW:
+            of, start, end = ours, tiles.start[ours], tiles.end[ours]
+            row, cause = np.full(len(ours), NO_ROW), np.full(len(ours), NUMBER["unknown"])
+        else:
+            moved, rank = int(shift[hosts.first[number]]), int(hosts.rank[number])
+            asked = tiles.start[ours] - moved, tiles.end[ours] - moved
+            found = hosts.elsewhere(rank, hosts.leaves[number].within(*asked))
+            of, start, end = ours[found.of], found.start + moved, found.end + moved
+            row = found.row.astype(np.int64)
+            cause = np.where(hosts.runs_python(rank, found), NUMBER["python"], causes[row])
+        no_activity, kind = np.full(len(of), NO_ROW), np.full(len(of), _HOST)
+        parts.append((start, end, kind, no_activity, row, cause, tiles.row[of].astype(np.int64)))
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
 def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
-    """Starts, ends, kinds, rows of gpu and host and steps as `TILE`."""
-    begin, end, kind, gpu, host, step = columns
-    host_kind = KINDS.index("host")
+    """Starts, ends, kinds, rows of gpu and host, causes and steps as `TILE`."""
+    begin, end, kind, gpu, host, cause, step = columns
     not_gpu = kind != KINDS.index("gpu")
-    causes = (
-        host_causes(trace.host).astype(np.int64) if trace.host.height else np.zeros(1, np.int64)
-    )
-    known = host != NO_ROW
-    unknown = CAUSES.index("unknown")
-    cause = np.where(
-        kind == host_kind, np.where(known, causes[np.where(known, host, 0)], unknown), -1
-    )
     of_gpu = pl.Series(np.where(not_gpu, NO_ROW, gpu)).replace(NO_ROW, None)
     of_host = pl.Series(host).replace(NO_ROW, None)
     ranks = pl.select(
@@ -221,7 +228,7 @@ def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
             "gpu": of_gpu,
             "host": of_host,
             "cause": pl.Series(CAUSES, dtype=TILE["cause"]).gather(
-                pl.Series(cause).replace(-1, None)
+                pl.Series(cause).replace(NO_ROW, None)
             ),
             "step": pl.Series(step).replace(NO_ROW, None),
         }

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.flame_idle import IDLE, idle_frames, idle_sums
 from thence.analysis.flame_tree import COLUMNS, FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.group_by import heading_of, split_by_weight
-from thence.analysis.idle import idle_gaps
 from thence.analysis.kernel_groups import communicates
 from thence.analysis.summary import summarize
-from thence.analysis.warmup import WarmUp, phases
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
@@ -30,7 +29,6 @@ from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
 from thence.model.places import FLAMES
 from thence.model.reasons import REASONS
-from thence.model.selection import APART
 from thence.notebook import Form, Shown
 from thence.units import format_ns
 
@@ -47,9 +45,6 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
 
 __all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "flame"]
-
-IDLE = "GPU idle"
-"""Name of the frame that holds idle time."""
 
 
 class Split(enum.Enum):
@@ -87,7 +82,8 @@ class Flame(Shown):
         nodes: one row per frame, a frame after the one around it: node, parent (null for the root),
             depth, name, full_name (of kernels whose name is shortened, else null), kind (root, frame,
             unattributed, compute, communication, copy, idle, or smaller: frames put together by
-            `largest`), self_ns, total_ns, count (activities; of idle frames gaps), the parts of total_ns in
+            `largest`), self_ns, total_ns, count (activities; of idle frames pieces of gaps, each with one
+            cause), the parts of total_ns in
             each phase (`PHASE_SUMS`: forward_ns, backward_ns ...; the rest is of unknown phase), idle.
         notes: what must be said beside it, one sentence each.
     """
@@ -208,11 +204,11 @@ def flame(
     groups = _groups(trace, stacks, split)
     notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
     if idle is not Idle.EXCLUDE:
-        gaps = _gaps(trace)
+        sums = idle_sums(trace)
         if idle is Idle.STEADY:
-            notes += _left_out(gaps)
-            gaps = gaps.filter(~pl.col("early"))
-        groups = groups.with_more(_idle(trace, gaps))
+            notes += _left_out(sums)
+            sums = sums.filter(~pl.col("early"))
+        groups = groups.with_more(idle_frames(sums))
     return Flame(
         meta=trace.meta,
         by=by,
@@ -234,8 +230,8 @@ def _root_name(trace: Attributed, ranks: Sequence[int]) -> str:
     return f"GPU time of rank {ranks[0]}" if trace.selection.ranks else "GPU time"
 
 
-def _left_out(gaps: pl.DataFrame) -> tuple[str, ...]:
-    early = int(gaps["duration"].filter(gaps["early"]).sum())
+def _left_out(sums: pl.DataFrame) -> tuple[str, ...]:
+    early = int(sums["total_ns"].filter(sums["early"]).sum())
     if not early:
         return ()
     note = (
@@ -375,47 +371,3 @@ def _kinds(trace: Attributed) -> pl.Series:
         .then(pl.lit("copy"))
         .otherwise(pl.lit("compute"))
     ).to_series()
-
-
-def _gaps(trace: Attributed) -> pl.DataFrame:
-    """Idle gaps, and whether each is ``early``: before a first execution, or inside one that does not count."""
-    gaps = idle_gaps(trace)
-    chosen = trace.selection.warm_up
-    if trace.programs.is_empty() or chosen == WarmUp.KEEP.value:
-        return gaps.with_columns(early=pl.lit(value=False))
-    rule = WarmUp.HEURISTIC if chosen == APART else WarmUp(chosen)
-    phase = phases(trace, rule)
-    marked = pl.DataFrame({"first": phase.first, "warm": phase.first & ~phase.counted})
-    marked = marked.select(pl.all().gather(gaps["execution"])).fill_null(value=False)
-    apart = trace.gpu["program"].filter(trace.places["apart"].is_not_null()).drop_nulls().unique()
-    of_apart = pl.col("execution").is_in(apart.cast(pl.UInt32).implode()).fill_null(value=False)
-    inside = pl.col("where") == "inside"
-    early = of_apart | pl.when(inside).then("warm").otherwise("first")
-    return gaps.hstack(marked).with_columns(early=early).drop("first", "warm")
-
-
-def _idle(trace: Attributed, gaps: pl.DataFrame) -> Groups:
-    """Idle time: inside and between programs where there are XLA programs, else by device."""
-    keys = ["rank", "device", "where", "program", "early"]
-    gaps = gaps.group_by(keys, maintain_order=True).agg(
-        self_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
-    )
-    several = trace.gpu.select("rank", "device").n_unique() > 1
-    frames = []
-    for rank, device, where, program, warm in gaps.select(keys).iter_rows():
-        outer = ("inside and before first executions",) if warm else ()
-        inner: tuple[str, ...] = (f"rank {rank} device {device}",) if several else ()
-        if where is not None:
-            inner = (*outer, *_idle_frames(where, program))
-        frames.append(tuple((name, "idle", None) for name in (IDLE, *inner)))
-    zero = pl.lit(0, pl.Int64)
-    return Groups.of_paths(
-        frames, gaps.select("self_ns", "count", **dict.fromkeys(PHASE_SUMS, zero))
-    )
-
-
-def _idle_frames(where: str, program: str | None) -> tuple[str, ...]:
-    """Frames of the idle time inside an execution of a program, before one, or after the last."""
-    if where == "inside":
-        return "inside programs", f"inside {program}"
-    return "between programs", "after the last program" if program is None else f"before {program}"

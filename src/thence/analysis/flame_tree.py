@@ -197,7 +197,7 @@ def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> I
 def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     """Keeps the largest nodes; under each of them the smaller descendants are merged into one node.
 
-    Idle nodes are always kept.
+    The frame of all idle time is always kept.
 
     Args:
         nodes: of a tree.
@@ -210,7 +210,8 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
         return nodes, 0
     # A parent is never smaller than its child and comes first among equals, so it is kept as well.
     order = nodes.sort("total_ns", "node", descending=[True, False])["node"].head(most)
-    keep = nodes["idle"] | nodes["node"].is_in(order.implode())
+    all_idle = nodes["idle"] & (nodes["depth"] == 1)
+    keep = all_idle | nodes["node"].is_in(order.implode())
     parent = nodes["parent"].fill_null(NO_ROW).to_numpy()
     hidden = nodes.filter(~keep)
     holder = chain_to(parent, hidden["node"].to_numpy(), keep.to_numpy())
@@ -219,7 +220,7 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     hidden_below = pl.DataFrame({"parent": holder}).group_by("parent").agg(hidden=pl.len())
     smaller = (
         outermost.group_by("parent", maintain_order=True)
-        .agg(pl.col("total_ns", "count", *PHASE_SUMS).sum(), pl.col("depth").first())
+        .agg(pl.col("total_ns", "count", *PHASE_SUMS).sum(), pl.col("depth", "idle").first())
         .join(hidden_below, on="parent", how="left", maintain_order="left")
         .with_columns(
             node=pl.int_range(pl.len()) + nodes.height,
@@ -227,7 +228,6 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
             full_name=pl.lit(None, pl.String),
             kind=pl.lit("smaller"),
             self_ns="total_ns",
-            idle=pl.lit(value=False),
         )
         .select(*COLUMNS)
     )

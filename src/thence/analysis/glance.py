@@ -16,7 +16,6 @@ from thence.analysis.report import Part
 from thence.analysis.soundness.findings import RULES
 from thence.model.fitted_names import fitted
 from thence.model.formats import LABELS_FILE
-from thence.model.selection import WARM_UP
 from thence.notebook import Form, Shown
 from thence.units import format_count, format_ns, format_share
 
@@ -43,6 +42,14 @@ _MOST_PLACES = 3
 _PLACE = 44
 _LEAST_SHARE = 0.005
 _CODE = ("module", "label", "source", "op_name")
+
+
+_APART_WORDS = {
+    "warm_up": "warm-up",
+    "incomplete": "incomplete executions",
+    "autotuning": "autotuning",
+}
+"""Of `thence.model.reasons.APART`, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +132,9 @@ def glance(trace: Attributed, summary: Summary) -> Glance:
 
 
 def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
-    chosen = trace.selection
     if not summary.idle_ns:
         return Part(None)
-    if chosen.only is not None or chosen.warm_up in WARM_UP:
+    if trace.selection.leaves_out_between:
         return Part(None, "not computed: the selected part of the trace leaves out work in between")
     if trace.host.is_empty():
         return Part(None, "the trace holds no host ranges")
@@ -228,7 +234,8 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
                 f"{phase} {format_share(ns, summary.sum_ns)}"
                 for phase, ns in known.rows()
                 if ns >= _LEAST_SHARE * summary.sum_ns
-            ],
+            ]
+            + _included(summary),
         )
     if glance.communication_ns:
         share = format_share(glance.communication_ns, summary.busy_ns)
@@ -242,6 +249,12 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
         )
     yield from _idle_answers(glance)
     yield "sound", _sound_answer(glance)
+
+
+def _included(summary: Summary) -> list[str]:
+    """What the table above keeps in rows of its own, and shares of all GPU time hold."""
+    apart = [words for code, words in _APART_WORDS.items() if code in summary.apart["code"]]
+    return [f"{' and '.join(apart)} included"] if apart else []
 
 
 def _idle_answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:

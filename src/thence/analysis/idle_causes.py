@@ -32,22 +32,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.idle_host import HostTime
 from thence.analysis.idle_pieces import IDLE, NO_REASON, IdlePieces
 from thence.analysis.idle_rules import NUMBER, REASONS, host_causes
-from thence.analysis.idle_silence import python_runs, says_what_runs
+from thence.analysis.idle_silence import says_what_runs
 from thence.analysis.idle_timeline import (
     NOWHERE,
-    Leaves,
     Pieces,
-    leaves_of_threads,
-    merged,
     thread_numbers,
     together,
 )
 from thence.attribution.waiting import event_edges
 from thence.model.intervals import NEVER, NO_ROW, gaps, last_begun
 from thence.model.one_timeline import numbered
-from thence.model.tables import API_CALLS, HOST_CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,17 +71,6 @@ _LATEST = int(np.iinfo(np.int64).max)
 _OF_NAMES = 32  # bits that the number of a kernel's name takes
 _UNKNOWN = NUMBER["unknown"]
 _REASON = {reason: number for number, reason in enumerate(REASONS)}
-
-
-def _categories(*names: str) -> Mask:
-    """Which categories of host rows these are."""
-    return np.isin(HOST_CATEGORIES, names)
-
-
-_LITTLE = _categories("step", "range", "framework")
-_WORKING = _categories("op", "compile", "runtime", "driver")
-_ANYTHING = _categories(*HOST_CATEGORIES)
-_CALLS = _categories(*API_CALLS)
 
 
 @dataclass(frozen=True)
@@ -186,11 +172,9 @@ class _Facts:
     trace: Attributed
     start: Int64
     end: Int64
-    category: npt.NDArray[np.uint8]
     cause: Codes
     thread: Int64
-    leaves: list[Leaves]
-    ranks: npt.NDArray[np.int32]
+    hosts: HostTime
     launch: Int64
     launch_start: Int64
     launch_end: Int64
@@ -198,32 +182,30 @@ class _Facts:
     first_of_name: Mask
     behind_event: Mask
     begun: Int64
-    python: dict[int, tuple[int, int]]
     said: dict[int, bool]
 
     @classmethod
     def of(cls, trace: Attributed) -> _Facts:
         host = trace.host
         start = host["start"].to_numpy()
-        category = host["category"].to_physical().to_numpy()
-        is_call = _CALLS[category]
+        thread = thread_numbers(host)
+        hosts = HostTime.of(trace, thread)
+        is_call = hosts.is_call
         launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
         cause = host_causes(host)
         calls = launch[launch != NO_ROW]
         calls = calls[is_call[calls] & (cause[calls] == NUMBER["operator"])]
         cause[calls] = NUMBER["launch"]
-        thread = thread_numbers(host)
-        first = np.flatnonzero(np.diff(thread, prepend=-1)) if len(thread) else thread
         end = start + host["duration"].to_numpy()
         begins, ends = _launch_times(trace, launch, start, end, is_call)
         edges = event_edges(trace, launch)
         behind = np.zeros(trace.gpu.height, np.bool_)
         behind[edges["waiting"].to_numpy()] = True
         return cls(
-            trace, start, end, category, cause, thread, leaves_of_threads(host, is_call, thread),
-            host["rank"].to_numpy()[first], launch, begins, ends, trace.gpu["name"].to_physical().to_numpy(),
+            trace, start, end, cause, thread, hosts,
+            launch, begins, ends, trace.gpu["name"].to_physical().to_numpy(),
             trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
-            _begun(trace, launch, is_call), python_runs(trace, first, end), says_what_runs(trace, first),
+            _begun(trace, launch, is_call), says_what_runs(trace, hosts.first),
         )  # fmt: skip
 
 
@@ -326,18 +308,15 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> 
     if not len(waiting):
         return
     pieces = _in_threads(facts, of, until, waiting)
-    if facts.leaves:
-        pieces = _elsewhere(facts, of.rank, pieces)
+    pieces = facts.hosts.elsewhere(of.rank, pieces)
     codes = _host_codes(facts, pieces, of.gpu[pieces.of])
     reason = np.full(len(codes), NO_REASON, np.uint8)
     unknown = np.flatnonzero(codes == _UNKNOWN)
     nowhere = pieces.row[unknown] == NO_ROW
     silent = _REASON["outside" if facts.said.get(of.rank) else "only_calls"]
     reason[unknown] = np.where(nowhere, silent, _REASON["profiler"])
-    if of.rank in facts.python:
-        low, high = facts.python[of.rank]
-        runs = unknown[nowhere & (pieces.start[unknown] >= low) & (pieces.end[unknown] <= high)]
-        codes[runs], reason[runs] = NUMBER["python"], NO_REASON
+    runs = facts.hosts.runs_python(of.rank, pieces)
+    codes[runs], reason[runs] = NUMBER["python"], NO_REASON
     parts.add(pieces.of, (pieces.start, pieces.end), codes, pieces.row, reason)
 
 
@@ -348,7 +327,7 @@ def _in_threads(facts: _Facts, of: Gaps, until: Int64, waiting: Int64) -> Pieces
     found = []
     for number in _used(thread):
         ours = waiting[thread == number]
-        leaves = NOWHERE if number == NO_ROW else facts.leaves[number]
+        leaves = NOWHERE if number == NO_ROW else facts.hosts.leaves[number]
         pieces = leaves.within(of.start[ours], until[ours])
         found.append(Pieces(ours[pieces.of], pieces.start, pieces.end, pieces.row))
     return together(found)
@@ -376,41 +355,3 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
 def _used(numbers: Int64) -> list[int]:
     """The distinct ones of numbers from `NO_ROW` on: quicker than by sorting them."""
     return [int(number) for number in np.flatnonzero(np.bincount(numbers - NO_ROW)) + NO_ROW]
-
-
-def _elsewhere(facts: _Facts, rank: int, pieces: Pieces) -> Pieces:
-    """Replaces rows that say little by what another thread of the rank was in, if that says more.
-
-    Where a thread is in little it is in none of the rows that say more, so that these are of other threads.
-
-    Args:
-        facts: of the trace.
-        rank: whose threads are asked.
-        pieces: what the threads that launched were in, in any order.
-
-    Returns:
-        finer pieces, in no order.
-    """
-    nothing = pieces.row == NO_ROW
-    little = nothing | _LITTLE[facts.category[pieces.row]]
-    if not little.any():
-        return pieces
-    asked = pieces.chosen(np.flatnonzero(little))
-    asked = asked.chosen(np.argsort(asked.start, kind="stable"))
-    working = _filled(facts, rank, asked, _WORKING)
-    # In nothing at all, anything that another thread is in says more.
-    nothing = working.row == NO_ROW
-    rest = _filled(facts, rank, working.chosen(nothing), _ANYTHING)
-    return together([pieces.chosen(~little), working.chosen(~nothing), rest])
-
-
-def _filled(facts: _Facts, rank: int, asked: Pieces, wanted: Mask) -> Pieces:
-    """Those pieces, cut where a thread of the rank is in a row of a wanted category: it takes the place of theirs."""
-    near, rows = (asked.start, asked.end), wanted[facts.category]
-    threads = np.flatnonzero(facts.ranks == rank)
-    if not len(threads) or not len(asked.row):
-        return asked
-    others = merged([facts.leaves[number].lasting(rows, near) for number in threads])
-    finer = others.within(*near)
-    row = np.where(finer.row == NO_ROW, asked.row[finer.of], finer.row)
-    return Pieces(asked.of[finer.of], finer.start, finer.end, row)

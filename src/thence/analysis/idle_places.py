@@ -20,6 +20,7 @@ from thence.attribution.launch_places import places_of_rows
 from thence.errors import MissingData
 from thence.model.forest import numbered, trie
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.one_timeline import numbered as numbered_rows
 from thence.model.own_code import OwnCode
 from thence.model.tables import HOST_CATEGORIES
 
@@ -55,7 +56,11 @@ class PieceNames:
 
     def columns(self) -> pl.DataFrame:
         """By and name of each piece, String."""
-        return pl.DataFrame({"by": self.by, "name": self.name})[self.number]
+        return self.columns_of(self.number)
+
+    def columns_of(self, number: Numbers) -> pl.DataFrame:
+        """By and name of some of the numbers, String."""
+        return pl.DataFrame({"by": self.by, "name": self.name})[number]
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,9 @@ def _numbered_names(
         return number, trace.host["name"].gather(places.contexts.row)
     if by == "step":
         return _steps(trace, pieces)
+    if by == "device":
+        number, devices = numbered_rows(pieces, "rank", "device")
+        return number, devices.select(pl.format("rank {} device {}", *devices.columns)).to_series()
     if by == "kernel":
         name = trace.gpu["name"].gather(pieces["gpu"].cast(pl.UInt32))
         number, first = numbered(_codes(name))

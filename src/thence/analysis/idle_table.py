@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["IdleTime", "idle_time", "idle_tracks", "waited_in_collectives"]
+__all__ = ["IdleTime", "idle_time", "idle_tracks", "in_words", "waited_in_collectives"]
 
 _OF_WAITS = ("source", "label", "op")
 _ROWS = {
@@ -73,15 +73,7 @@ class IdleTime(Shown):
     @property
     def shown_rows(self) -> pl.DataFrame:
         """The rows with reasons in words, and with words for Python that nothing else is known of."""
-        silent = (pl.col("cause") == "python") & (pl.col("by") == "call") & pl.col("name").is_null()
-        return self.rows.with_columns(
-            by=pl.when(~silent).then("by"),
-            name=pl.when(pl.col("by") == "reason")
-            .then(pl.col("name").replace(REASON_TITLES))
-            .when(silent)
-            .then(pl.lit("(in nothing recorded)"))
-            .otherwise("name"),
-        )
+        return in_words(self.rows)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -130,6 +122,22 @@ class IdleTime(Shown):
                 text=pl.col("reason").replace_strict(REASONS, return_dtype=pl.String)
             ).to_dicts(),
         }
+
+
+def in_words(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows with cause, by and name as people read them.
+
+    Reasons are in words, and so is Python of which nothing else is known, which is by nothing.
+    """
+    silent = (pl.col("cause") == "python") & (pl.col("by") == "call") & pl.col("name").is_null()
+    return rows.with_columns(
+        by=pl.when(~silent).then("by"),
+        name=pl.when(pl.col("by") == "reason")
+        .then(pl.col("name").replace(REASON_TITLES))
+        .when(silent)
+        .then(pl.lit("(in nothing recorded)"))
+        .otherwise("name"),
+    )
 
 
 def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = None) -> IdleTime:

@@ -14,7 +14,6 @@ from thence.analysis.whatif_changes import ChangeFacts, activities_of, changed
 from thence.analysis.whatif_health import (
     HOST_NOISE,
     at_pace,
-    counted_nodes,
     ranks_of_nodes,
     steps_took,
 )
@@ -78,9 +77,7 @@ class Base:
         """A program whose health is known."""
         paces = (found.pace, -found.pace)
         paced = replayed_together([at_pace(program, program.graph, share) for share in paces])
-        return cls(
-            trace, program, counted_nodes(trace, program), found, ChangeFacts(trace, program), paced
-        )
+        return cls(trace, program, found.counted, found, ChangeFacts(trace, program), paced)
 
     @cached_property
     def before(self) -> int:

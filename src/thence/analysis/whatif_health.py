@@ -19,7 +19,7 @@ programs, 19 to 30 of each in one process: from trace to trace the pace of the h
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,7 +49,6 @@ __all__ = [
     "PACE_NOISE",
     "Health",
     "at_pace",
-    "counted_nodes",
     "health",
     "ranks_of_nodes",
     "steps_took",
@@ -76,6 +75,7 @@ class Health:
         noise: half of the width of intervals at least, as a share of the step.
         spread: the part of that which is not the host's.
         pace: by how much the host may be faster or slower than in the trace, as a share of it.
+        counted: nodes of the steps and before them; all where there are none.
     """
 
     unexplained: float
@@ -83,6 +83,7 @@ class Health:
     noise: float
     spread: float
     pace: float
+    counted: Mask = field(repr=False, compare=False)
 
 
 def health(trace: Attributed, program: Program) -> Health:
@@ -92,7 +93,7 @@ def health(trace: Attributed, program: Program) -> Health:
         trace.gpu.select("rank", "device").n_unique(), 1
     )
     late = int(delay[delay > _LATE_NS].sum())
-    counted = counted_nodes(trace, program)
+    counted = _counted_nodes(trace, program)
     duration = program.gpu[1] - program.gpu[0]
     took = steps_took(program, program.graph.time, duration, counted)
     slower = replayed(at_pace(program, program.graph, HOST_NOISE))
@@ -100,7 +101,7 @@ def health(trace: Attributed, program: Program) -> Health:
     spread = _spread_of_steps(trace)
     pace = max(PACE_NOISE, pace_spread(host_pieces(trace, program)))
     noise = math.hypot(spread, longer / max(took, 1))
-    return Health(late / max(span, 1), program.inferred, noise, spread, pace)
+    return Health(late / max(span, 1), program.inferred, noise, spread, pace, counted)
 
 
 def _spread_of_steps(trace: Attributed) -> float:
@@ -127,8 +128,8 @@ def at_pace(program: Program, graph: Graph, share: float) -> Graph:
     return replace(graph, weight=weight, shared=graph.order)
 
 
-def counted_nodes(trace: Attributed, program: Program) -> Mask:
-    """Nodes of the steps and before them; all where there are none.
+def _counted_nodes(trace: Attributed, program: Program) -> Mask:
+    """As `Health.counted`.
 
     On the host those until the last step of their rank ended, on the device those that were launched until then:
     what the program does behind its last step is in none.

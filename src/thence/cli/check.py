@@ -24,7 +24,6 @@ Examples:
   thence check trace.json.gz --format json | jq '.findings[] | .text'
   thence check rank*.json.gz && thence report rank*.json.gz
 
-\b
 Exit code: 0 if nothing wrong was found, even if something could not be checked,
 1 if the trace is not sound, 2 if it could not be read.
 """
@@ -32,7 +31,7 @@ Exit code: 0 if nothing wrong was found, even if something could not be checked,
 
 @click.command("check", epilog=_EXAMPLES)
 @trace_options()
-@result_options()
+@result_options(without="all")
 def command(inputs: Inputs, result: Result) -> int:
     """Whether the figures of a trace can be trusted: lost work, impossible times, ranks recorded apart."""
     trace = inputs.whole()

@@ -33,7 +33,7 @@ Examples:
   thence collectives traces/                      every rank of a torch.profiler job
   thence collectives rank*.zip --format json
   thence collectives traces/ -o collectives.csv   column "table": late (devices), sizes
-\b
+
 The first table lists the devices that the others waited for. A wait lasts from a device's own start
 until the last device that it needs has started; the transfer lasts from there to the end.
 The second table has one row per collective and message size. It counts kernels, one per device and

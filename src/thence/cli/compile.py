@@ -21,6 +21,7 @@ Examples:
   thence compile rank0.zip
   thence compile rank0.zip --autotuning detail --format json
   thence compile rank*.zip                   time of all ranks, of the fastest and the slowest
+
 Compile threads that work at the same time share the wall time, so that the parts add up to the
 whole. The table ends at 99 % of it; --top shows more.
 """
@@ -37,7 +38,7 @@ _SHOWN_SHARE = 0.99
     choices=("block", "detail"),
     meaning="Autotuning as one block, or phase by phase.",
 )
-@result_options()
+@result_options(without=f"as many as hold {100 * _SHOWN_SHARE:.0f} % of the time")
 def command(inputs: Inputs, autotuning: str, result: Result) -> None:
     """Compilation: wall time by phase, parallel threads accounted for."""
     trace = inputs.open()

@@ -33,14 +33,15 @@ Examples:
   thence diff --baseline main_runs/ new* --format markdown >> "$GITHUB_STEP_SUMMARY"
   thence diff A B -o diff.html                       one page with both sides
   thence diff A B -o diff.pftrace                    their steps below each other, for ui.perfetto.dev
-\b
+
 A run is one file or folder: all ranks of one execution of the program. Times are per step and GPU.
 Each row has the 95 % interval of its difference and a verdict: slower, faster, new, gone, same (the
 interval is within 1 % of the row, or 0.1 % of the step), or unknown, with how many more runs a side
 would tell. With one run a side only the noise within the runs is known.
+
 --fail-on WHAT>BOUND: total, busy, idle, communication, or a kind and a name, and a bound in %, ns,
 us, ms or s. With one run a side it needs --within-run.
-\b
+
 Exit code: 0, also where the sides differ; 1 if a bound is certainly exceeded (with --strict: if it
 may be); 2 if the sides cannot be compared (--anyway does) or could not be read.
 """
@@ -50,11 +51,13 @@ _TABLE = {
     "row": "name",
     "before_ns": "before",
     "after_ns": "after",
-    "verdict": "verdict",
     "change": "change",
     "interval": "95 % interval",
+    "verdict": "verdict",
     "calls": "calls per step",
 }
+_RANKED = ("row", "change", "verdict", "by")
+"""Columns that a narrow terminal shows before others."""
 _SIDES = ("--before", "--after")
 _ENDINGS = {
     ".json": "json",
@@ -308,7 +311,7 @@ def _show(diff: Diff, gates: Sequence[Gate], result: Result) -> None:
     for number, text in enumerate(diff.explanation):
         line(text, "" if number else "bold")
     put("\n")
-    result.table(shown_rows(diff), _TABLE)
+    result.table(shown_rows(diff), _TABLE, _RANKED)
     put("\n")
     for gate in gates:
         line(str(gate), "bold red" if gate.verdict == "exceeded" else "bold")

@@ -25,8 +25,10 @@ Examples:
   thence idle trace.json.gz
   thence idle recording/ --by line --top 20
   thence idle traces/ --by step --format json
-\b
+
 Every idle nanosecond between the first and the last activity of a device has one cause:
+
+\b
   launch      from the beginning of the launch to that of its kernel
   queued      between two kernels that were both queued, up to 5 us
   event_wait  queued, but behind an event of another stream
@@ -39,7 +41,7 @@ Every idle nanosecond between the first and the last activity of a device has on
   python      the host ran Python between operators
   gc          the host collected garbage
   unknown     the trace does not say; the reason stands below
-\b
+
 Below stand the calls that waited and emptied the queue (no cause: without them the GPU may be idle
 all the same), and, where there are several ranks, the time in which kernels of collectives waited
 for a late one, which is busy time and in no row above.
@@ -72,7 +74,7 @@ _ROWS_SHOWN = 15
     choices=IDLE_BY,
     meaning="What the rows of a cause are by; place is the first of line, label, module, op and call.",
 )
-@result_options()
+@result_options(without=f"{_ROWS_SHOWN}")
 def command(inputs: Inputs, by: str, result: Result) -> None:
     """Why the GPU was idle: every nanosecond by cause and line, module, op, label or step."""
     trace = inputs.open()

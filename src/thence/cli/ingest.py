@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_EXAMPLES = """\b
-Every rank is read once, by a process of its own; a store then answers without reading it again:
-  report --by rank and ranks from summaries alone, report and sql rank by rank, other verbs
-  from the tables of the ranks that --rank chooses.
+_EXAMPLES = """Every rank is read once, by a process of its own; a store then answers without reading it again:
+report --by rank and ranks from summaries alone, report and sql rank by rank, other verbs
+from the tables of the ranks that --rank chooses.
 After an interruption the same command continues where it stopped. A file that changed, or a recording
 that grew, is read again; what cannot be read is left out, with the reason, and the exit code is 1.
 

@@ -169,6 +169,7 @@ class Result:
         rows: pl.DataFrame,
         headings: Mapping[str, str],
         notes: Iterable[str],
+        ranked: Sequence[str] = (),
     ) -> None:
         """Writes a result; its notes go below the table, into the JSON, or to standard error.
 
@@ -177,6 +178,7 @@ class Result:
             rows: the result's main table.
             headings: columns that the terminal shows, with their headings.
             notes: sentences.
+            ranked: as in `table`.
         """
         if self.form == "json":
             self.json({**document, "warnings": list(notes)})
@@ -187,15 +189,18 @@ class Result:
             for note in merged(notes):
                 say(note)
         else:
-            self.table(rows, headings)
+            self.table(rows, headings, ranked)
             print_notes(console(), notes)
 
-    def table(self, rows: pl.DataFrame, headings: Mapping[str, str]) -> None:
+    def table(
+        self, rows: pl.DataFrame, headings: Mapping[str, str], ranked: Sequence[str] = ()
+    ) -> None:
         """Rows on the terminal, at most ``top`` of them.
 
         Args:
             rows: to be shown.
             headings: columns that the terminal shows, with their headings.
+            ranked: columns that stay longest where the terminal is narrow, the most important first.
         """
         from rich.text import Text
 
@@ -203,7 +208,7 @@ class Result:
 
         output = console()
         shown = rows.head(self._most)
-        print_table(output, frame_table(shown, headings, output.width))
+        print_table(output, frame_table(shown, headings, output.width, ranked))
         if shown.height < rows.height:
             left = rows.slice(shown.height)
             share = ""
@@ -220,14 +225,16 @@ def result_options(
     meaning: str = "File ending in .json or .csv, instead of standard output.",
     top: int | None = None,
     forms: Callable[[_Command], _Command] = format_option,
+    without: str = f"{_MOST_SHOWN:,}",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``-o``, ``--force``, ``--format`` and ``--top``, as one parameter ``result``.
 
     Args:
         endings: of the files that the verb writes, and the form that each means.
         meaning: of ``-o``, for ``--help``.
-        top: rows that a table shows without ``--top``; None for all.
+        top: rows that a table shows without ``--top``; None where that is for the verb to say.
         forms: the option ``--format``, where a verb has other formats.
+        without: how many rows there are without ``--top``, in words for ``--help``, where ``top`` is None.
     """
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -246,8 +253,7 @@ def result_options(
                 type=top_rows,
                 default=top,
                 show_default=top is not None,
-                help="Rows of the table to show."
-                + ("" if top else f" Without it, {_MOST_SHOWN:,}."),
+                help="Rows of the table to show." + ("" if top else f" Without it, {without}."),
             ),
             forms,
             output_option(meaning, type=click.Path(dir_okay=False), metavar="OUT"),

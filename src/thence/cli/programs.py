@@ -35,10 +35,14 @@ _HEADINGS = {
 }
 
 
+_RANKED = ("name", "executions", "span_ns_total", "busy_ns_total", "idle_inside_ns")
+"""Columns that a narrow terminal shows before others."""
+
+
 @click.command("programs", epilog=_EXAMPLES)
 @trace_options("rank", "device", "hlo")
 @warm_up_option
-@result_options()
+@result_options(without="those of at least 1 % of the time")
 def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     """XLA programs: executions, span and busy time, idle time inside and between, launch latency.
 
@@ -51,4 +55,4 @@ def command(inputs: Inputs, warm_up: str, result: Result) -> None:
     notes = notes_of(trace, (times.phases.counted_statement,))
     if result.top is None:
         result = dataclasses.replace(result, top=times.large)
-    result.emit(document_of(trace, times.to_json()), times.programs, _HEADINGS, notes)
+    result.emit(document_of(trace, times.to_json()), times.programs, _HEADINGS, notes, _RANKED)

@@ -36,12 +36,15 @@ Examples:
   thence ranks traces/ --format json
   thence ranks traces/ -o ranks.html         heat map of ranks and steps
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
-\b
+
 A straggler makes others wait for more than 2 % of a step on average, and for more than chance explains:
 with 99 % confidence over all devices together, its mean over the steps is above 0. The bound that is
 shown has 95 % confidence. "waits" is the time in which a device waits in collectives and computes
 nothing; what a late rank itself waited for another is not charged to it.
+
 The extra time of a late rank before its late arrivals, compared with the rank in the middle, by cause:
+
+\b
   slower GPU    the same kernels of the same shapes take longer, most of them
   more work     kernels ran more often, or with other shapes
   compute       some kernels take longer
@@ -87,7 +90,11 @@ _INDENT = " " * 4
     help="Also replay the job without each straggler's delay (reads all ranks' activities).",
 )
 @click.option("--clocks", is_flag=True, help="Also list offset, drift and residual of each clock.")
-@result_options(_ENDINGS, "File ending in .html (heat map of ranks and steps), .json or .csv.")
+@result_options(
+    _ENDINGS,
+    "File ending in .html (heat map of ranks and steps), .json or .csv.",
+    without=f"{_SHOWN}",
+)
 def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None:  # noqa: FBT001 - click flags
     """Who made the other ranks wait, how long, since which step, and why."""
     trace = inputs.open()

@@ -23,8 +23,7 @@ _MOST_GB = 1e9
 _ROWS_SHOWN = 100
 _RECORDS_SHOWN = 10
 
-_EXAMPLES = """\b
-Tables: gpu, host, places, activities (gpu and places side by side), annotations
+_EXAMPLES = """Tables: gpu, host, places, activities (gpu and places side by side), annotations
 (metadata of marks, a column for each field), collectives, threads, programs,
 events (records and waits of CUDA events), waits (host calls that wait).
 --tables lists their columns. Times are ns. A query can read these tables and no files.
@@ -80,7 +79,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     callback=_list_tables,
     help="List every table with its columns, their types, units and meanings, and exit.",
 )
-@result_options()
+@result_options(without=f"{_ROWS_SHOWN}, or {_RECORDS_SHOWN} where a row takes several lines")
 def command(
     inputs: Inputs, query: str, time_limit: float, memory_limit: float, result: Result
 ) -> None:

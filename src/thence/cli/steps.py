@@ -22,7 +22,7 @@ _EXAMPLES = """\b
 Examples:
   thence steps traces/                       every rank of a job
   thence steps trace.json.gz --rank 0 --format csv
-\b
+
 A step begins on a GPU when the host has begun it and the work of earlier steps has ended; it ends
 when the host has ended it and its own work has. Its time is busy or idle; exposed is the part of
 the busy time in which it communicates and computes nothing. The causes of idle time are those of

@@ -34,7 +34,7 @@ Examples:
   thence streams profile_dir/ --expect 'GEMM>=2'               on two streams of a device, or more
   thence streams traces/ --expect 'communication!=GEMM'        never on the same stream
   thence streams trace.json --group 'rope=rotary|_rope_' --expect 'rope==1'
-\b
+
 Groups: GEMM, attention, communication, elementwise, reduction, copy, other. A --group comes before
 them, and is tried on kernel names and on the names, opcodes and op_names of HLO instructions; one
 of their names extends that group. --expect takes >=, ==, <= and a number of streams, or != and a

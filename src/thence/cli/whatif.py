@@ -32,12 +32,12 @@ Examples:
   thence whatif trace.json.gz --free label:attention
   thence whatif trace.json.gz --scale 'kernel:gemm=0.5' --no-wait item
   thence whatif traces/ --free collective:all-gather --on-time rank:3
-\b
+
 Each change is by itself. --free and --scale take KIND:REGEX: label, module, op, source and other places,
 or kernel, collective, or cause (of "thence idle").
 A label, module, op or source is answered twice: for its kernels alone, and with what the host did for
 them. So is a collective: without its waiting for late ranks (only moving data is free), and with.
-\b
+
 The answer is a replay of the recorded program over threads, streams, events, waits and ranks; the
 replay of what was recorded is exact. It is of the profiled program, whose host is slower. Gains within
 the interval count as noise. Nothing is predicted where activities began later than the trace explains
@@ -74,7 +74,7 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
     "WHAT",
 )
 @_repeated("on-time", "No rank waits for this one in collectives.", "rank:N")
-@result_options()
+@result_options(without=f"all changes and {_PATH_SHOWN} rows of the critical path")
 def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     """What a change would gain: the recorded program replayed with it."""
     from thence.analysis.critical_path import path_summary

@@ -9,7 +9,7 @@ __all__ = ["FREE_BY", "IDLE_BY"]
 IDLE_BY = (
     *("place", "line", "module", "op"),
     *("label", "step", "call", "kernel"),
-    *("wait", "rank", "reason"),
+    *("wait", "rank", "device", "reason"),
 )
 """What idle time of a cause can be by. place: the first of line, label, module, op and call that there is. line: the
 function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the wait.

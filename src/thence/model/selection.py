@@ -52,6 +52,11 @@ class Selection:
     def __bool__(self) -> bool:
         return self != Selection()
 
+    @property
+    def leaves_out_between(self) -> bool:
+        """Whether work is left out between activities that count, so that gaps are not idle time."""
+        return self.only is not None or self.warm_up not in (APART, "keep")
+
     def __post_init__(self) -> None:
         if self.warm_up not in (APART, *WARM_UP):
             choices = ", ".join((APART, *WARM_UP))

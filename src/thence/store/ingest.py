@@ -107,8 +107,8 @@ def ingest(
 ) -> Ingested:
     """Writes a store, or brings one up to date.
 
-    Every rank is read by a worker of its own. After a kill the same call goes on where it was. An input that cannot
-    be read is left out, with the reason in the manifest.
+    Every rank is read by a worker of its own. After a kill the same call resumes: it reads what is not in the store
+    yet. An input that cannot be read is left out, with the reason in the manifest.
 
     Args:
         sources: from `sources_of`; recordings may still be growing.

@@ -257,7 +257,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     if not manifest.complete:
         raise InputError(
             str(root),
-            "its ingest has not come to its end; the same thence ingest again goes on where it was",
+            "its ingest was interrupted; run the same thence ingest again to resume it",
         )
     if not manifest.entries:
         raise InputError(str(root), f"{MANIFEST} lists no rank")

@@ -14,6 +14,7 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, kernel, launch, opened, run_thence, shared
+from thence.analysis.idle_rules import REASON_TITLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +65,13 @@ def data(page: str) -> dict[str, Any]:
 
 def absent(page: str) -> list[str]:
     return [html.unescape(text) for text in re.findall(r'<p class="absent">(.*?)</p>', page)]
+
+
+def test_idle_time_without_a_place_is_in_words(tmp_path: Path) -> None:
+    """Kernel 2 has no launch: its idle time is unknown, and the page says why as the terminal does."""
+    page = opened(tmp_path, [launch(1, 1), kernel(1, 10), kernel(2, 100)]).report_html()
+    rows = data(page)["tables"]["idle"]["rows"]
+    assert [row[:3] for row in rows] == [["unknown", "reason", REASON_TITLES["no_launch"]]]
 
 
 def test_every_section_of_four_ranks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
@@ -10,12 +11,15 @@ from rich.console import Console
 
 from thence.writers.text.frame_table import frame_table
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-def printed(frame: pl.DataFrame, width: int) -> list[str]:
+
+def printed(frame: pl.DataFrame, width: int, ranked: Sequence[str] = ()) -> list[str]:
     """The lines of a table of all columns of a frame."""
     stream = io.StringIO()
     headings = {column: column for column in frame.columns}
-    Console(file=stream, width=width).print(frame_table(frame, headings, width))
+    Console(file=stream, width=width).print(frame_table(frame, headings, width, ranked))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
@@ -53,3 +57,20 @@ def test_the_longest_text_becomes_narrower_first() -> None:
     assert TEXTS["change"][0] in lines[1]
     assert TEXTS["verdict"][0] in lines[1]
     assert TEXTS["name"][0] not in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (120, ["by", "name", "count", "change", "verdict"]),
+        (75, ["by", "name", "change", "verdict"]),
+        (66, ["name", "change", "verdict"]),
+        (45, ["name", "verdict"]),
+    ],
+)
+def test_the_least_important_columns_give_way_and_the_order_stays(
+    width: int, shown: list[str]
+) -> None:
+    """Needed are 20 for each text, 6 for kernel, 5 for count, and 2 between any two."""
+    lines = printed(TEXTS, width, ["name", "verdict", "change", "by"])
+    assert lines[0].split() == shown

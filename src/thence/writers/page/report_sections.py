@@ -82,7 +82,7 @@ def _idle(report: Report) -> Section:
     found = report.idle
     tables = {
         "idle-causes": frame_data(found.causes, IDLE_CAUSE_FIELDS),
-        "idle": frame_data(found.rows, IDLE_FIELDS),
+        "idle": frame_data(found.shown_rows, IDLE_FIELDS),
     }
     html = table("idle-causes", "idle time by cause") + table("idle", "idle time by place")
     if not found.waits.is_empty():

@@ -34,29 +34,33 @@ _GAP = 2
 """Columns between two columns of a table."""
 
 
-def frame_table(frame: pl.DataFrame, headings: Mapping[str, str], width: int) -> RenderableType:
+def frame_table(
+    frame: pl.DataFrame, headings: Mapping[str, str], width: int, ranked: Sequence[str] = ()
+) -> RenderableType:
     """One line per row; numbers to the right, times, sizes and shares in readable units.
 
     Args:
         frame: the names of its columns say their units: `thence.units.format_cell`.
-        headings: the columns that may be shown, the most important first, with their headings.
-        width: columns of the terminal; what does not fit is left out, from the end, and named below.
+        headings: the columns that may be shown, in that order, with their headings.
+        width: columns of the terminal; what does not fit is left out and named below.
+        ranked: columns that are shown before others, the most important first; the others follow in their order.
     """
+    by_rank = [*ranked, *(column for column in headings if column not in ranked)]
     cells = {column: cells_of(frame, column) for column in headings}
-    needed = {
-        column: max(map(len, [heading, *cells[column]])) for column, heading in headings.items()
-    }
+    needed = {column: max(map(len, [headings[column], *cells[column]])) for column in by_rank}
     numeric = {column for column in headings if frame.schema[column].is_numeric()}
     widths = _widths(needed, numeric, {c: len(h) for c, h in headings.items()}, width)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    for column, columns in widths.items():
+    shown = [column for column in headings if column in widths]
+    for column in shown:
+        columns = widths[column]
         if column in numeric:
             table.add_column(escape(headings[column]), justify="right", no_wrap=True)
         else:
             table.add_column(escape(headings[column]), width=columns, overflow="fold")
             if columns < needed[column]:
                 cells[column] = fitted(cells[column], _MOST_LINES * columns)
-    for row in zip(*(cells[column] for column in widths), strict=True):
+    for row in zip(*(cells[column] for column in shown), strict=True):
         table.add_row(*map(Text, row))
     hidden = [heading for column, heading in headings.items() if column not in widths]
     return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
@@ -71,7 +75,7 @@ def _widths(
     not enough, columns are left out from the end.
 
     Args:
-        needed: width of the longest value of each column.
+        needed: width of the longest value of each column, the most important column first.
         numeric: columns of numbers.
         headings: width of each heading.
         width: of the terminal.

@@ -7,7 +7,7 @@ const SHOW = {
   ns: time,
   bytes: size,
   gbps: (x) => x.toFixed(x < 10 ? 3 : x < 100 ? 2 : 1),
-  share: (x) => (x > 0 && x < 0.0005 ? "<0.1 %" : (100 * x).toFixed(1) + " %"),
+  share: (x) => share(x, 1),
 };
 const AT_ONCE = 25, SEARCHED = 8, WORD = 26;
 

@@ -15,7 +15,9 @@ const counted = (n, what) => number(n) + " " + (n === 1 ? what : what.replace(/y
 function share(part, whole) {
   if (!whole) return "-";
   const percent = 100 * part / whole;
-  return percent > 0 && percent < 0.05 ? "<0.1 %" : percent.toFixed(1) + " %";
+  if (percent > 0 && percent < 0.05) return "<0.1 %";
+  if (percent >= 99.95 && percent < 100 - 1e-9) return ">99.9 %";
+  return percent.toFixed(1) + " %";
 }
 
 const CONTROLS = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
