@@ -113,7 +113,8 @@ def test_opening_a_trace_attributes_and_analyses_nothing() -> None:
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What `run` sets for its process is as before afterwards."""
     before = gc.get_threshold()
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "")  # so that it is removed again
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     yield
     gc.unfreeze()
     gc.set_threshold(*before)

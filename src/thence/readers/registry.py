@@ -1,4 +1,4 @@
-"""Chooses the reader of each input by its content, and reads all inputs as one set of tables."""
+"""Chooses the reader of each input by its content, imports it, and reads all inputs as one set of tables."""
 
 from __future__ import annotations
 
