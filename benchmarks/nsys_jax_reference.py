@@ -29,7 +29,7 @@ from thence.analysis.warmup import Phases, WarmUp, module_keys, phases
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.constituents import constituents_by_place
 from thence.model.joined_tables import concat
-from thence.readers.nsys_jax import read
+from thence.readers.nsys_jax.read import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

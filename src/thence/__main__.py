@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["loaded", "reading_ahead", "run"]
+__all__ = ["reading_ahead", "run"]
 
 _READING = (
     "report", "convert", "flame", "programs", "collectives", "ranks", "streams", "compile", "idle", "steps",
@@ -21,16 +22,26 @@ _READING = (
 _ENDINGS = (".json", ".json.gz")
 _LEAST_BYTES = 4 << 20
 """Of a file that may be worth decoding processes, as it is stored."""
+_BETWEEN_COLLECTIONS = 100_000
+"""Objects made before garbage is looked for: modules, classes and columns are none, and by Python's own 700 a tenth of
+a short run was spent on looking through them."""
 
 
 def run() -> None:
     """Runs the command line; Ctrl-C while it is still being loaded ends it without a traceback."""
+    gc.set_threshold(_BETWEEN_COLLECTIONS)
+    if sys.argv[1:2] != ["record"]:  # which hands its environment to another program
+        # NumPy starts a thread for each core, for algebra that is not done here.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         with reading_ahead(sys.argv[1:]):
-            main = loaded()
+            from thence.cli import main
+
             main()
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        gc.freeze()  # Python would look for garbage once more before it ends
 
 
 @contextmanager
@@ -63,16 +74,6 @@ def _size(name: str) -> int:
         path = Path(name)
         return path.stat().st_size if path.is_file() else 0
     return 0
-
-
-def loaded() -> Callable[[], None]:
-    """Imports the command line; modules are no garbage, so they are never looked through for any."""
-    gc.disable()
-    from thence.cli import main
-
-    gc.freeze()
-    gc.enable()
-    return main
 
 
 if __name__ == "__main__":

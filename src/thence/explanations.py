@@ -9,27 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
-from thence.analysis.clock_sync import align_clocks
-from thence.analysis.collective_instances import collective_instances
-from thence.analysis.consistency_of_answers import (
-    consistent_idle,
-    consistent_path,
-    consistent_steps,
-    consistent_what_if,
-)
-from thence.analysis.critical_path import critical_path, path_track
-from thence.analysis.default_kind import default_kind
-from thence.analysis.glance import Glance, glance
-from thence.analysis.idle_table import idle_time, idle_tracks, waited_in_collectives
-from thence.analysis.report import part
-from thence.analysis.select import select
-from thence.analysis.steps_table import step_table
-from thence.analysis.whatif import what_if
-from thence.analysis.whatif_changes import parse_change
-from thence.analysis.whatif_graph import program_graph
-from thence.analysis.whatif_health import MOST_UNEXPLAINED, health
 from thence.errors import MissingData
-from thence.model.places import TABLE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +17,7 @@ if TYPE_CHECKING:
     from thence.analysis.clock_sync import Alignment
     from thence.analysis.collective_instances import Instances
     from thence.analysis.communication import Collectives
+    from thence.analysis.glance import Glance
     from thence.analysis.idle_table import IdleTime
     from thence.analysis.ranks.job import Job
     from thence.analysis.steps_table import StepTable
@@ -88,6 +69,9 @@ class Explanations(ABC):
     @property
     def default_kind(self) -> By:
         """The kind of place that says most of this trace."""
+        from thence.analysis.default_kind import default_kind
+        from thence.model.places import TABLE_KINDS
+
         return cast("By", default_kind(self.attributed, TABLE_KINDS, "kernel"))
 
     def glance(self, by: By | None = None) -> Glance:
@@ -100,6 +84,8 @@ class Explanations(ABC):
             UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity, or nothing of that kind.
         """
+        from thence.analysis.glance import glance
+
         return glance(self.attributed, self.summary(by or self.default_kind))
 
     def idle(self, by: str = "place") -> IdleTime:
@@ -112,6 +98,9 @@ class Explanations(ABC):
             UsageError: ``by`` is none of them.
             MissingData: the trace holds no device activity.
         """
+        from thence.analysis.consistency_of_answers import consistent_idle
+        from thence.analysis.idle_table import idle_time
+
         found = idle_time(self.attributed, by, self._waited)
         return consistent_idle(found, self.attributed.meta)
 
@@ -144,6 +133,10 @@ class Explanations(ABC):
         Raises:
             MissingData: the trace holds no steps.
         """
+        from thence.analysis.consistency_of_answers import consistent_steps
+        from thence.analysis.select import select
+        from thence.analysis.steps_table import step_table
+
         selection = self.attributed.selection
         chosen = replace(selection, steps=None, window_ns=None, only=None)
         found = step_table(select(self.whole, chosen), selection.steps)
@@ -170,6 +163,10 @@ class Explanations(ABC):
             UsageError: a change cannot be read.
             MissingData: the trace explains too little of when its work began.
         """
+        from thence.analysis.consistency_of_answers import consistent_what_if
+        from thence.analysis.whatif import what_if
+        from thence.analysis.whatif_changes import parse_change
+
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
         found = what_if(self.whole, changes, *self._of_ranks, self._graph_labels)
@@ -181,6 +178,10 @@ class Explanations(ABC):
         Raises:
             MissingData: the trace holds no device activity.
         """
+        from thence.analysis.consistency_of_answers import consistent_path
+        from thence.analysis.critical_path import critical_path
+        from thence.analysis.whatif_graph import program_graph
+
         if self.whole.gpu.is_empty():
             raise MissingData(f"{', '.join(self.whole.meta.inputs)}: holds no device activity")
         program = program_graph(self.whole, *self._of_ranks, self._graph_labels)
@@ -192,6 +193,9 @@ class Explanations(ABC):
         """Clocks and shared collectives of the whole trace, where it holds several ranks."""
         if len(self.whole.ranks) < 2:
             return None, None
+        from thence.analysis.clock_sync import align_clocks
+        from thence.analysis.collective_instances import collective_instances
+
         instances = collective_instances(self.whole)
         return align_clocks(self.whole, instances), instances
 
@@ -200,6 +204,9 @@ class Explanations(ABC):
         """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
         if len(self.attributed.ranks) < 2:
             return None
+        from thence.analysis.idle_table import waited_in_collectives
+        from thence.analysis.report import part
+
         times = part(lambda: self.collective_times("keep")).result
         if times is None:
             return None
@@ -207,12 +214,18 @@ class Explanations(ABC):
 
     def _spans(self) -> pl.DataFrame:
         """Tracks of spans for timelines: why devices are idle, and the critical path."""
+        from thence.analysis.idle_table import idle_tracks
+
         return pl.concat([idle_tracks(self.attributed), *self._path_track()])
 
     def _path_track(self) -> list[pl.DataFrame]:
         """The critical path as a track, of one rank of a whole trace that it explains."""
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
+        from thence.analysis.critical_path import critical_path, path_track
+        from thence.analysis.whatif_graph import program_graph
+        from thence.analysis.whatif_health import MOST_UNEXPLAINED, health
+
         program = program_graph(self.whole, labels=self._graph_labels)
         if health(self.whole, program).unexplained > MOST_UNEXPLAINED:
             return []

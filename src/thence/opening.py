@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from thence.errors import UsageError
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.kineto.read import NAME, PATTERNS
+from thence.readers.kineto.sniffing import NAME, PATTERNS
 from thence.readers.registry import read
 from thence.readers.source import expand
 from thence.store.layout import is_store

@@ -5,10 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from thence.writers.page import plots, wait_plots
-from thence.writers.page.pictured import pictured
-from thence.writers.page.timeline_figure import timeline_figure
-
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
@@ -65,52 +61,91 @@ class Pictures(ABC):
 
     def plot_timeline(self) -> go.Figure:
         """Every stream over time, as a Plotly figure like all that follow."""
+        from thence.writers.page.pictured import pictured
+        from thence.writers.page.timeline_figure import timeline_figure
+
         return pictured(timeline_figure(self.overview()))
 
     def plot_by(self, by: By = "kernel", top: int = 15) -> go.Figure:
         """The largest rows of ``summary(by)``."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.by_figure(self.summary(by), top))
 
     def plot_flame(self, by: FlameBy | None = None) -> go.Figure:
         """The flame graph; ``thence flame`` writes one that searches and filters."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.flame_figure(self.flame(by)))
 
     def plot_streams(self) -> go.Figure:
         """Time of each stream by group of kernels."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.groups_figure(self.streams()))
 
     def plot_concurrency(self) -> go.Figure:
         """How long one, two or more streams of each device were busy at once."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.concurrency_figure(self.streams()))
 
     def plot_bandwidth(self) -> go.Figure:
         """Bus bandwidth of collectives against message size."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.bandwidth_figure(self.collective_times()))
 
     def plot_waits(self) -> go.Figure:
         """How long collectives waited for the last device that they need."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.waits_figure(self.collective_times()))
 
     def plot_wait_histogram(self) -> go.Figure:
         """How many collectives waited for how long."""
+        from thence.writers.page import wait_plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(wait_plots.wait_histogram_figure(self.collective_times()))
 
     def plot_wait_sizes(self) -> go.Figure:
         """How long collectives waited, against message size."""
+        from thence.writers.page import wait_plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(wait_plots.wait_sizes_figure(self.collective_times()))
 
     def plot_stragglers(self) -> go.Figure:
         """Which device of which rank the others waited for."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.stragglers_figure(self.collective_times()))
 
     def plot_programs(self) -> go.Figure:
         """Active and idle time of XLA programs."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.programs_figure(self.program_times()))
 
     def plot_spread(self) -> go.Figure:
         """Spread of durations against their mean, for each computation."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.spread_figure(self.spread()))
 
     def plot_compile(self) -> go.Figure:
         """Compile time by phase."""
+        from thence.writers.page import plots
+        from thence.writers.page.pictured import pictured
+
         return pictured(plots.compile_figure(self.compile_times()))

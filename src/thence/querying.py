@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thence.analysis.query import answer, named
-
 if TYPE_CHECKING:
     import polars as pl
 
@@ -26,8 +24,12 @@ class Querying:
         Raises:
             UsageError: the query is no valid SQL, names something that there is not, or reads a file.
         """
+        from thence.analysis.query import answer
+
         return answer(self.frames(query), query)
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that an SQL query may need; plans where they have not been read."""
+        from thence.analysis.query import named
+
         return {name: getattr(self, name) for name in named(query)}

@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thence.analysis.timeline import timeline
-from thence.analysis.timeline_overview import Overview, overview
 from thence.errors import UsageError
 from thence.model.places import LANES
 
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from thence.analysis.clock_sync import Alignment
+    from thence.analysis.timeline_overview import Overview
     from thence.model.attributed import Attributed
     from thence.model.timeline import Timeline
 
@@ -55,6 +54,8 @@ class Timelines(ABC):
         Raises:
             UsageError: a lane or clock that there is not.
         """
+        from thence.analysis.timeline import timeline
+
         if clocks not in ("aligned", "recorded") or not set(lanes) <= set(LANES):
             raise UsageError(
                 f"clocks are aligned or recorded, lanes are of {', '.join(LANES)}; got {clocks!r} and {list(lanes)!r}"
@@ -94,6 +95,8 @@ class Timelines(ABC):
         Raises:
             MissingData: the trace holds no device activity.
         """
+        from thence.analysis.timeline_overview import overview
+
         return overview(self.attributed, self._applied_alignment)
 
     @property

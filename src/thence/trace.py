@@ -1,7 +1,7 @@
 """`Trace`: the public object with tables, attribution and analyses.
 
-Writers, labels of CUDA graphs and comparisons are imported by the methods that use them: most runs of the
-command line need none of them, and they were a tenth of its start.
+A method imports the analyses and writers that it calls, here and in what `Trace` inherits from: most runs of the
+command line ask one question, and importing the answers to all of them took longer than reading a small trace.
 """
 
 from __future__ import annotations
@@ -14,44 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
-from thence.analysis.activity_timeline import activity_timeline
-from thence.analysis.annotation_table import annotation_table
-from thence.analysis.clock_sync import Alignment, align_clocks
-from thence.analysis.collective_instances import Instances, collective_instances
-from thence.analysis.communication import Collectives, collectives
-from thence.analysis.compilation import Autotuning, Compilation, compilation
-from thence.analysis.consistency import (
-    consistent_flame,
-    consistent_references,
-    consistent_streams,
-    consistent_summary,
-)
-from thence.analysis.consistency_of_answers import (
-    consistent_collectives,
-    consistent_compilation,
-    consistent_programs,
-)
-from thence.analysis.default_kind import default_kind
-from thence.analysis.flame import Flame, Idle, Split, flame
-from thence.analysis.graph_edges import graph_edges
-from thence.analysis.graph_lanes import GraphLanes, graph_lanes
-from thence.analysis.kernel_groups import NO_PATTERNS, Patterns
-from thence.analysis.missing_collectives import why_no_collectives
-from thence.analysis.programs import Programs, programs
-from thence.analysis.proof import Proof, proof
-from thence.analysis.report import Report, part
-from thence.analysis.select import select
-from thence.analysis.soundness.check import check
-from thence.analysis.spread import compute_spread
-from thence.analysis.step_kinds import StepKinds, step_kinds
-from thence.analysis.streams import Streams, streams
-from thence.analysis.summary import Summary, summarize
-from thence.analysis.warmup import WarmUp
-from thence.attribution.attribute import attribute
 from thence.comparing import Comparing
 from thence.errors import MissingData, UsageError
 from thence.explanations import Explanations
-from thence.model.places import FLAME_KINDS, page_kinds
 from thence.model.selection import APART, Selection, parse_steps, parse_window
 from thence.pictures import Pictures
 from thence.querying import Querying
@@ -61,7 +26,20 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from thence.analysis.clock_sync import Alignment
+    from thence.analysis.collective_instances import Instances
+    from thence.analysis.communication import Collectives
+    from thence.analysis.compilation import Compilation
+    from thence.analysis.flame import Flame
+    from thence.analysis.graph_lanes import GraphLanes
+    from thence.analysis.kernel_groups import Patterns
+    from thence.analysis.programs import Programs
+    from thence.analysis.proof import Proof
+    from thence.analysis.report import Report
     from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.step_kinds import StepKinds
+    from thence.analysis.streams import Streams
+    from thence.analysis.summary import Summary
     from thence.attribution.cuda_graphs.coverage import Coverage
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
@@ -88,11 +66,16 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
     @cached_property
     def whole(self) -> Attributed:
         """The tables with every device activity attributed, whatever is selected."""
+        from thence.attribution.attribute import attribute
+
         return attribute(self.tables, self.own)
 
     @cached_property
     def attributed(self) -> Attributed:
         """The selected part of `whole`: the input of all analyses and writers."""
+        from thence.analysis.consistency import consistent_references
+        from thence.analysis.select import select
+
         return consistent_references(select(self.whole, self.selection))
 
     def select(
@@ -199,11 +182,15 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
     @cached_property
     def soundness(self) -> Soundness:
         """Whether the whole trace, whatever is selected, can carry figures: findings, and what was not checked."""
+        from thence.analysis.soundness.check import check
+
         return check(self.tables)
 
     @cached_property
     def annotations(self) -> pl.DataFrame:
         """What marks say beside their names, a typed column for each field; see `annotation_table`."""
+        from thence.analysis.annotation_table import annotation_table
+
         return annotation_table(self.attributed)
 
     @property
@@ -215,6 +202,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     def graph_lanes(self) -> GraphLanes:
         """What ran in CUDA graphs, per stream as recorded and per lane as labelled."""
+        from thence.analysis.graph_lanes import graph_lanes
+
         return graph_lanes(self.timeline(("lane",), clocks="recorded"))
 
     def graph_edges(self) -> pl.DataFrame:
@@ -223,6 +212,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: no labels with edges were joined.
         """
+        from thence.analysis.graph_edges import graph_edges
+
         return graph_edges(self.tables.graph_labels)
 
     def label(
@@ -268,6 +259,9 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity.
         """
+        from thence.analysis.consistency import consistent_summary
+        from thence.analysis.summary import summarize
+
         found = consistent_summary(summarize(self.attributed, by))
         return replace(found, soundness=self.soundness)
 
@@ -277,6 +271,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no steps of a server that thence knows.
         """
+        from thence.analysis.step_kinds import step_kinds
+
         return step_kinds(self.attributed)
 
     def flame(self, by: FlameBy | None = None, split: str = "none", idle: str = "steady") -> Flame:
@@ -292,6 +288,11 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             UsageError: ``by``, ``split`` or ``idle`` is none of them.
             MissingData: the trace holds no device activity.
         """
+        from thence.analysis.consistency import consistent_flame
+        from thence.analysis.default_kind import default_kind
+        from thence.analysis.flame import Idle, Split, flame
+        from thence.model.places import FLAME_KINDS
+
         kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
         found = consistent_flame(
             flame(self.attributed, kind, _choice(Split, split), _choice(Idle, idle))
@@ -301,6 +302,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
+        from thence.analysis.clock_sync import align_clocks
+
         return align_clocks(self.attributed, self._instances)
 
     @property
@@ -310,6 +313,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     @cached_property
     def _instances(self) -> Instances:
+        from thence.analysis.collective_instances import collective_instances
+
         return collective_instances(self.attributed)
 
     def program_times(self, warm_up: str = "heuristic") -> Programs:
@@ -321,6 +326,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no XLA program.
         """
+        from thence.analysis.consistency_of_answers import consistent_programs
+        from thence.analysis.programs import programs
+        from thence.analysis.warmup import WarmUp
+
         if self.programs.is_empty():
             raise MissingData(
                 f"{self._inputs}: holds no XLA programs; jax.profiler, nsys-jax and thence record do"
@@ -337,13 +346,18 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: nothing in the trace communicates.
         """
+        from thence.analysis.communication import collectives
+        from thence.analysis.consistency_of_answers import consistent_collectives
+        from thence.analysis.missing_collectives import why_no_collectives
+        from thence.analysis.warmup import WarmUp
+
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
         times = collectives(self.attributed, _choice(WarmUp, warm_up), alignment, self._instances)
         if times.devices.is_empty():
             raise MissingData(f"{self._inputs}: {why_no_collectives(self.attributed)}")
         return consistent_collectives(times, self.meta)
 
-    def streams(self, groups: Mapping[str, str] | Patterns = NO_PATTERNS) -> Streams:
+    def streams(self, groups: Mapping[str, str] | Patterns | None = None) -> Streams:
         """What ran on which stream, by group of kernels, and what ran at the same time.
 
         Args:
@@ -354,7 +368,12 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             MissingData: the trace holds no device activity.
             UsageError: a group has a name or regular expression that cannot be used.
         """
-        patterns = groups if isinstance(groups, Patterns) else Patterns(tuple(groups.items()))
+        from thence.analysis.consistency import consistent_streams
+        from thence.analysis.kernel_groups import Patterns
+        from thence.analysis.streams import streams
+
+        given = groups or {}
+        patterns = given if isinstance(given, Patterns) else Patterns(tuple(given.items()))
         return consistent_streams(streams(self.attributed, patterns))
 
     def compile_times(self, autotuning: str = "block") -> Compilation:
@@ -366,6 +385,9 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no compilation.
         """
+        from thence.analysis.compilation import Autotuning, compilation
+        from thence.analysis.consistency_of_answers import consistent_compilation
+
         if not (self.host["category"] == "compile").any():
             raise MissingData(
                 f"{self._inputs}: holds no compilation; nsys-jax and thence record hold XLA's compile phases"
@@ -379,6 +401,9 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Args:
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
+        from thence.analysis.spread import compute_spread
+        from thence.analysis.warmup import WarmUp
+
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
 
     def report(self) -> Report:
@@ -387,6 +412,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no device activity.
         """
+        from thence.analysis.activity_timeline import activity_timeline
+        from thence.analysis.report import Report, part
+        from thence.model.places import page_kinds
+
         kinds = page_kinds(xla=not self.programs.is_empty())
         idle = self.idle()
         parts = {by: part(lambda by=by: self.summary(by)).result for by in kinds}  # type: ignore[misc]
@@ -428,6 +457,9 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             Contradiction: row references point outside their table, attributed and unattributed
                 time do not add up to the whole, or devices are busy for longer than they span.
         """
+        from thence.analysis.consistency import consistent_references
+        from thence.analysis.proof import proof
+
         checked = consistent_references(self.attributed)
         return proof(checked, self.summary() if self.gpu.height else None)
 

@@ -73,7 +73,7 @@ def test_every_collective_has_its_kernel(path: Path) -> None:
 
 
 def test_a_trace_is_attributed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from thence import trace as module
+    from thence.attribution import attribute as module
 
     calls = []
 

@@ -162,7 +162,7 @@ def test_the_table_names_formats_as_readers_do(path: Path, request: pytest.Fixtu
 
 
 def test_the_table_names_the_archives_of_nsys_jax() -> None:
-    from thence.readers.nsys_jax import NAME
+    from thence.readers.nsys_jax.archive import NAME
 
     assert NAME in ADVICE
 

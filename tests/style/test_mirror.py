@@ -86,6 +86,7 @@ ELSEWHERE = {
     "inside/ranges.py": "inside/test_defects.py::test_ranges_that_cross_keep_their_own_ends",
     "readers/recording/place_ranges.py": "readers/recording/test_counted.py",
     "notebook.py": "end_to_end/test_notebook_forms.py",
+    "pictures.py": "writers/page/test_figure_svg.py::test_every_plot_has_a_picture",
     "marks/backward.py": "marks/test_marking_torch.py",
     "marks/frames.py": "marks/test_marking.py",
     "marks/watching.py": "marks/test_marking.py",

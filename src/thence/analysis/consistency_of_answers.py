@@ -1,6 +1,7 @@
 """What must hold of the answers about collectives, programs, compilation, idle time, steps, changes and runs.
 
 As `thence.analysis.consistency`, which is about traces and their totals: sums of results, cheap beside what made them.
+A check imports what it knows of its answer itself: the others need none of it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.consistency import must
-from thence.analysis.diff.sample import ALL, BUSY, IDLE
-from thence.analysis.steps import STEP
 
 if TYPE_CHECKING:
     from thence.analysis.communication import Collectives
@@ -167,6 +166,8 @@ def consistent_steps(found: StepTable, meta: Meta) -> StepTable:
     Raises:
         Contradiction: they do not.
     """
+    from thence.analysis.steps import STEP
+
     causes = [name for name in found.frame.columns if name not in STEP]
     ordered = (
         (pl.min_horizontal("exposed_ns", "idle_ns", *causes) >= 0)
@@ -226,6 +227,8 @@ def consistent_diff(found: Diff) -> Diff:
     Raises:
         Contradiction: they do not.
     """
+    from thence.analysis.diff.sample import ALL, BUSY, IDLE
+
     inputs = [name for side in (found.before, found.after) for run in side for name in run.inputs]
     rows = found.rows
     for column, whole in (("before_ns", found.total.before_ns), ("after_ns", found.total.after_ns)):

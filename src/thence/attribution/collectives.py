@@ -14,7 +14,6 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.batched_transfers import batched_kernels, batched_parts
-from thence.attribution.xla.hlo_collectives import collective_instructions
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
@@ -73,6 +72,10 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
 
     If one of the kernels is NCCL's, the row is that kernel's, however long its helper kernels take.
     """
+    if not tables.hlo:
+        return COLLECTIVES.empty()
+    from thence.attribution.xla.hlo_collectives import collective_instructions
+
     described = [
         collective_instructions(module).select(
             pl.lit(place, pl.Int32).alias("module"),
@@ -83,8 +86,6 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
         )
         for place, module in enumerate(tables.hlo)
     ]
-    if not described:
-        return COLLECTIVES.empty()
     every = pl.concat(described).unique(["module", "instruction"], keep="first")
     of_program = tables.programs.select(
         pl.int_range(pl.len(), dtype=pl.Int32).alias("program"), pl.col("hlo").alias("module")

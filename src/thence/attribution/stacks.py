@@ -25,7 +25,6 @@ import polars as pl
 from thence.attribution.cuda_graphs.captured_stacks import SEPARATOR as SEPARATOR_OF_FRAMES
 from thence.attribution.launch_places import paths_of
 from thence.attribution.paths import SEPARATOR, PathTree
-from thence.attribution.xla.hlo_places import frame_names, stack_shares
 from thence.attribution.xla.op_names import segments_of
 from thence.model.forest import trie
 from thence.model.intervals import NO_ROW
@@ -161,6 +160,10 @@ def _used_frames(trace: Attributed) -> Iterable[tuple[int, int]]:
 
 def _hlo_stacks(trace: Attributed) -> dict[str, tuple[str, ...]]:
     """Stacks of the HLO by their text in the place column."""
+    if not trace.hlo:
+        return {}
+    from thence.attribution.xla.hlo_places import frame_names
+
     stacks = {frame_names(trace.hlo[module], frame) for module, frame in _used_frames(trace)}
     return {";".join(stack): stack for stack in stacks}
 
@@ -174,6 +177,8 @@ def _lines(stack: Sequence[Frame], own: OwnCode) -> tuple[str, ...]:
 
 def _weighted_source_stacks(trace: Attributed) -> Stacks:
     """Source stacks of XLA work, each weighted by its share of the time."""
+    from thence.attribution.xla.hlo_places import stack_shares
+
     rows = stack_shares(trace)
     own = OwnCode.of(trace.own, trace.installed)
     keys = ["module", "frame", "rule"]

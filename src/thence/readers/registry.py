@@ -1,4 +1,4 @@
-"""Chooses the reader of each input by its content, and reads all inputs as one set of tables."""
+"""Chooses the reader of each input by its content, imports it, and reads all inputs as one set of tables."""
 
 from __future__ import annotations
 
@@ -24,25 +24,33 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Tables
 
-__all__ = ["ArchiveReader", "FileReader", "files_of", "holds_labels", "read"]
+__all__ = [
+    "ArchiveFormat",
+    "ArchiveReader",
+    "FileFormat",
+    "FileReader",
+    "files_of",
+    "holds_labels",
+    "read",
+]
 
-_FILE_READERS = (
-    "thence.readers.kineto.read",
-    "thence.readers.label_files",
-    "thence.readers.jax.xplane",
-    "thence.readers.nsight.sqlite",
-    "thence.readers.nsight.csv",
-)
-"""Modules that read one file as a stream, tried in this order. Each is imported when it is tried, so
-that a Kineto trace is read without the protobuf library."""
+_FILES = {
+    "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
+    "thence.readers.label_files": "thence.readers.label_files",
+    "thence.readers.jax.sniffing": "thence.readers.jax.xplane",
+    "thence.readers.nsight.sqlite": "thence.readers.nsight.sqlite",
+    "thence.readers.nsight.csv": "thence.readers.nsight.csv",
+}
+"""Of each format that is read from one file as a stream, in the order in which they are tried: the module that tells
+its files, which imports little, and the one that reads them, imported for a file that is of it."""
 
-_ARCHIVE_READERS = (
-    "thence.readers.recording",
-    "thence.readers.nsys_jax",
-    "thence.readers.nsight.export",
-    "thence.readers.nsight.folder",
-)
-"""Modules that read from a path: a folder of several files, a zip file or the folder it was unpacked to,
+_ARCHIVES = {
+    "thence.readers.recording.sniffing": "thence.readers.recording.read",
+    "thence.readers.nsys_jax.archive": "thence.readers.nsys_jax.read",
+    "thence.readers.nsight.export": "thence.readers.nsight.export",
+    "thence.readers.nsight.folder": "thence.readers.nsight.folder",
+}
+"""The same of those that are read from a path: a folder of several files, a zip file or the folder it was unpacked to,
 or a file that another program has to convert first."""
 
 
@@ -51,8 +59,8 @@ _ON_DISK = (".zip", ".sqlite", ".sqlite.gz", ".xplane.pb")
 """Endings of files whose readers look at more than a stream: at pages, or at files beside them."""
 
 
-class FileReader(Protocol):
-    """Interface of the modules in `_FILE_READERS`."""
+class FileFormat(Protocol):
+    """Interface of the modules that tell the files in `_FILES`."""
 
     NAME: str
     """Of the format, for people."""
@@ -62,12 +70,16 @@ class FileReader(Protocol):
     def sniff(self, head: bytes) -> bool:
         """Whether a file may be of this format, from its first bytes (decompressed)."""
 
+
+class FileReader(Protocol):
+    """Interface of the modules that read the files in `_FILES`."""
+
     def read(self, source: Source, progress: Callable[[int], None]) -> Tables:
         """The tables of one file."""
 
 
-class ArchiveReader(Protocol):
-    """Interface of the modules in `_ARCHIVE_READERS`."""
+class ArchiveFormat(Protocol):
+    """Interface of the modules that tell the archives in `_ARCHIVES`."""
 
     NAME: str
     PATTERNS: tuple[str, ...]
@@ -75,16 +87,36 @@ class ArchiveReader(Protocol):
     def sniff_archive(self, path: str) -> bool:
         """Whether a file or directory is such an archive."""
 
+
+class ArchiveReader(Protocol):
+    """Interface of the modules that read the archives in `_ARCHIVES`."""
+
     def read(self, name: str, progress: Callable[[int], None], expansion: Expansion) -> Tables:
         """The tables of one archive, whose members may be larger than they are stored by ``expansion``."""
 
 
-def _file_readers() -> Iterable[FileReader]:
-    return (cast("FileReader", importlib.import_module(name)) for name in _FILE_READERS)
+def _file_formats() -> Iterable[FileFormat]:
+    return (cast("FileFormat", importlib.import_module(name)) for name in _FILES)
 
 
-def _archive_readers() -> Iterable[ArchiveReader]:
-    return (cast("ArchiveReader", importlib.import_module(name)) for name in _ARCHIVE_READERS)
+def _archive_formats() -> Iterable[ArchiveFormat]:
+    return (cast("ArchiveFormat", importlib.import_module(name)) for name in _ARCHIVES)
+
+
+def _file_reader(head: bytes) -> FileReader | None:
+    """What reads a file that begins like this; None where it is of no format."""
+    for name, reader in _FILES.items():
+        if cast("FileFormat", importlib.import_module(name)).sniff(head):
+            return cast("FileReader", importlib.import_module(reader))
+    return None
+
+
+def _archive_reader(path: str) -> ArchiveReader | None:
+    """What reads an archive; None where it is of no format."""
+    for name, reader in _ARCHIVES.items():
+        if cast("ArchiveFormat", importlib.import_module(name)).sniff_archive(path):
+            return cast("ArchiveReader", importlib.import_module(reader))
+    return None
 
 
 def read(
@@ -179,7 +211,7 @@ def files_of(
         InputError: nothing was found for an input.
     """
     directories = [name for name in names if _is_directory(name)]
-    archives = {n for n in directories if any(r.sniff_archive(n) for r in _archive_readers())}
+    archives = {n for n in directories if any(a.sniff_archive(n) for a in _archive_formats())}
     if run is not None and not directories:
         raise UsageError(
             f"--run {run} chooses among the runs of a directory; no input is a directory"
@@ -213,8 +245,8 @@ def _is_directory(name: str) -> bool:
 
 def _patterns() -> tuple[str, ...]:
     """Globs of what may be a trace in a directory."""
-    readers: tuple[FileReader | ArchiveReader, ...] = (*_file_readers(), *_archive_readers())
-    return tuple(dict.fromkeys(pattern for reader in readers for pattern in reader.PATTERNS))
+    formats: tuple[FileFormat | ArchiveFormat, ...] = (*_file_formats(), *_archive_formats())
+    return tuple(dict.fromkeys(pattern for each in formats for pattern in each.PATTERNS))
 
 
 def _recorded_twice(files: list[str]) -> set[str]:
@@ -262,9 +294,9 @@ def _read_file(
 ) -> Tables:
     with Source.open(name, expansion, cores) as source:
         head = source.head()
-        for reader in _file_readers():
-            if reader.sniff(head):
-                return reader.read(source, lambda done: progress(name, done, source.stored_bytes))
+        reader = _file_reader(head)
+        if reader is not None:
+            return reader.read(source, lambda done: progress(name, done, source.stored_bytes))
     if head.startswith(b"PK") and name != STANDARD_INPUT:
         return _read_archive(name, progress, expansion)
     if not head:
@@ -275,12 +307,12 @@ def _read_file(
 def _read_archive(
     name: str, progress: Callable[[str, int, int], None], expansion: Expansion
 ) -> Tables:
-    for reader in _archive_readers():
-        if reader.sniff_archive(name):
-            return reader.read(name, lambda done: progress(name, done, 0), expansion)
+    reader = _archive_reader(name)
+    if reader is not None:
+        return reader.read(name, lambda done: progress(name, done, 0), expansion)
     raise UnknownFormat(name, f"is no archive that thence reads; expected one of: {_expected()}")
 
 
 def _expected() -> str:
-    names = [reader.NAME for reader in _file_readers()]
-    return ", ".join([*names, *(reader.NAME for reader in _archive_readers())])
+    names = [each.NAME for each in _file_formats()]
+    return ", ".join([*names, *(each.NAME for each in _archive_formats())])

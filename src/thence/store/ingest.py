@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from thence.credentials import without_credentials
 from thence.errors import DamagedInput, InputError, UsageError
 from thence.model.formats import DESCRIPTION
-from thence.readers.recording.read import process_folders
+from thence.readers.recording.sniffing import process_folders
 from thence.readers.registry import files_of, holds_labels
 from thence.readers.remote import is_folder, is_url, urls_within
 from thence.readers.source import STANDARD_INPUT

@@ -8,12 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.consistency import consistent_references, consistent_summary
-from thence.analysis.query import answer, named
-from thence.analysis.ranks.job import job_of
-from thence.analysis.select import select
-from thence.analysis.summary import summarize
-from thence.analysis.summary_merge import MERGED_BY, folded, merged_summary, summary_tables
 from thence.errors import MissingData
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
@@ -109,6 +103,9 @@ class StoredTrace(Trace):
 
     def summary(self, by: By = "kernel") -> Summary:
         """As `Trace.summary`, rank by rank."""
+        from thence.analysis.consistency import consistent_summary
+        from thence.analysis.summary_merge import MERGED_BY, merged_summary
+
         if by in SUMMARISED_BY and self._ranks_only:
             frames = self.store.report(self.selection.ranks)
         elif by in MERGED_BY and self.selection.window_ns is None:
@@ -123,6 +120,9 @@ class StoredTrace(Trace):
 
     def _summarised(self, by: str) -> dict[str, pl.DataFrame]:
         """Tables of the report by a kind of place, from the tables of each rank; empty where one cannot tell."""
+        from thence.analysis.summary import summarize
+        from thence.analysis.summary_merge import summary_tables
+
         kept: list[dict[str, pl.DataFrame]] = []
         for part in self._selected_parts():
             try:
@@ -140,6 +140,9 @@ class StoredTrace(Trace):
 
     def _selected_parts(self) -> Iterator[Attributed]:
         """The selected part of every rank with device work."""
+        from thence.analysis.consistency import consistent_references
+        from thence.analysis.select import select
+
         for part in self.store.parts():
             if part.gpu.is_empty():
                 continue
@@ -153,6 +156,8 @@ class StoredTrace(Trace):
         """As `Trace.late_ranks`, from the summaries alone."""
         if not self._ranks_only:
             return super().late_ranks()
+        from thence.analysis.ranks.job import job_of
+
         with reading(self.store.root):
             return job_of(self.store.lateness())
 
@@ -161,6 +166,8 @@ class StoredTrace(Trace):
 
         Row numbers, such as ``launch``, count within the input of their rank.
         """
+        from thence.analysis.query import answer
+
         frames = self.frames(query)
         if any(isinstance(frame, pl.LazyFrame) for frame in frames.values()):
             self.store.check_tables()
@@ -169,7 +176,9 @@ class StoredTrace(Trace):
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that a query names: as plans where nothing but ranks is selected."""
         if not self._ranks_only:
-            return {name: getattr(self, name) for name in named(query)}
+            return super().frames(query)
+        from thence.analysis.query import named
+
         lazy = [name for name in named(query) if name != "annotations"]
         frames: dict[str, pl.DataFrame | pl.LazyFrame] = {name: self._scan(name) for name in lazy}
         return frames | {name: getattr(self, name) for name in named(query) if name not in lazy}
@@ -210,4 +219,6 @@ class StoredTrace(Trace):
 
 
 def _together(tables: list[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    from thence.analysis.summary_merge import folded
+
     return folded({name: pl.concat([table[name] for table in tables]) for name in tables[0]})

@@ -19,7 +19,6 @@ import polars as pl
 from thence.analysis.soundness.check import check
 from thence.atomic_files import temporary_path
 from thence.attribution.attribute import attribute
-from thence.attribution.cuda_graphs.labelling import with_labels
 from thence.credentials import without_credentials
 from thence.errors import ThenceError, UnknownFormat
 from thence.readers.expansion import Expansion
@@ -115,7 +114,11 @@ def _read(job: Job) -> Tables:
 
         modules = [module for path in settings.hlo for module in hlo_dump_modules(path, expansion)]
         tables = attach_hlo(tables, modules)
-    return with_labels(tables)
+    if tables.graph_labels:
+        from thence.attribution.cuda_graphs.labelling import with_labels
+
+        tables = with_labels(tables)
+    return tables
 
 
 def _written(job: Job, trace: Attributed, was: Fingerprint, began: float) -> str:

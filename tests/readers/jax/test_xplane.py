@@ -17,7 +17,7 @@ from protowire import every, first, message, pack
 from thence.attribution.attribute import attribute
 from thence.errors import DamagedInput, InputError
 from thence.model.tables import COLLECTIVES, GPU, HOST, PROGRAMS, THREADS, Tables
-from thence.readers.jax import xplane
+from thence.readers.jax import sniffing, xplane
 from thence.readers.source import Source
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def test_collectives_of_a_sharded_step(sharded: tuple[Tables, list[list[Any]]]) 
 
 @pytest.mark.parametrize("name", [SINGLE, MOVED, "streams_default.xplane.pb"])
 def test_sniffs_recorded_files(name: str) -> None:
-    assert xplane.sniff(content(name)[:65536])
+    assert sniffing.sniff(content(name)[:65536])
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_sniffs_recorded_files(name: str) -> None:
     ],
 )
 def test_sniffs_nothing_else(head: bytes) -> None:
-    assert not xplane.sniff(head)
+    assert not sniffing.sniff(head)
 
 
 def test_ranks_count_the_hosts_of_a_log_directory(tmp_path: Path) -> None:

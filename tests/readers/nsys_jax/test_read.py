@@ -16,8 +16,8 @@ from protowire import message, pack
 from thence.attribution.attribute import attribute
 from thence.errors import DamagedInput, InputError
 from thence.readers import parquet_probe as probe
-from thence.readers.nsys_jax import read, sniff_archive
-from thence.readers.nsys_jax.archive import Archive
+from thence.readers.nsys_jax.archive import Archive, sniff_archive
+from thence.readers.nsys_jax.read import read
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables

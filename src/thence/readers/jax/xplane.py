@@ -11,7 +11,6 @@ runs of the same instruction within one execution, such as those of a loop body 
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, KINDS, PROGRAMS, Device, Meta, Tables
 from thence.readers.jax.hlo_dump import hlo_dump_modules
 from thence.readers.jax.host_ranges import host_table, threads_table
+from thence.readers.jax.sniffing import NAME, PATTERNS
 from thence.readers.jax.xplane_programs import RunPrograms
 from thence.readers.jax.xspace import XSpace, decode_xspace
 from thence.readers.source import STANDARD_INPUT
@@ -36,28 +36,15 @@ if TYPE_CHECKING:
 
     from thence.readers.source import Source
 
-__all__ = ["NAME", "PATTERNS", "hlo_dump_modules", "read", "sniff"]
+__all__ = ["hlo_dump_modules", "read"]
 
 _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
 """Host ranges that launch everything of one execution on one device (gpu_executable.cc)."""
-NAME = "jax.profiler (XSpace)"
-PATTERNS = ("*.xplane.pb", "*.xplane.pb.gz")
-"""Files of a directory that may be XSpaces."""
 COMMAND_BUFFER = r"^command_buffer_\d+$"
 """HLO op that XLA writes for every activity of a CUDA graph that it made (a command buffer)."""
 _MAX_BYTES = (1 << 31) - 1  # the most that a protobuf message can be
 _CHUNK = 1 << 24
-_PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment")
 _YEAR_2001_NS = 10**18
-
-
-def sniff(head: bytes) -> bool:
-    """Whether a file that begins like this may be an XSpace: field 1, a plane with a known name."""
-    # XSpace.planes = 1; XPlane.id = 1 (absent when 0), XPlane.name = 2.
-    match = re.match(
-        rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12[\x01-\x7f]", head
-    )
-    return match is not None and head[match.end() :].startswith(_PLANE_NAMES)
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:

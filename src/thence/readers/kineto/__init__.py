@@ -1,5 +1,6 @@
 """Kineto traces: the Chrome JSON that ``torch.profiler`` writes.
 
+sniffing.py          what tells a Kineto file
 envelope.py          a file -> metadata and pieces of whole events
 events.py            one piece of JSON -> columns (runs in the decoding processes, as all that it imports)
 times.py             decimal microseconds -> integer nanoseconds

@@ -39,18 +39,15 @@ from thence.readers.kineto.frames import (
 from thence.readers.kineto.losses import losses
 from thence.readers.kineto.processes import PIECE_BYTES
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
-from thence.readers.kineto.sniffing import sniff
+from thence.readers.kineto.sniffing import NAME
 from thence.readers.nesting import IS_API_CALL, host_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thence.readers.source import Source
-__all__ = ["NAME", "PATTERNS", "read", "sniff"]
+__all__ = ["read"]
 
-NAME = "torch.profiler (Kineto JSON)"
-PATTERNS = ("*.json", "*.json.gz")
-"""Files of a directory that may be Kineto traces."""
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
 

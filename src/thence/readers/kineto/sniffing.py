@@ -1,10 +1,14 @@
-"""What tells a Kineto file, from its first bytes."""
+"""What tells a Kineto file: its name in a directory, and its first bytes."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["sniff"]
+__all__ = ["NAME", "PATTERNS", "sniff"]
+
+NAME = "torch.profiler (Kineto JSON)"
+PATTERNS = ("*.json", "*.json.gz")
+"""Files of a directory that may be Kineto traces."""
 
 _FIRST_KEYS = re.compile(
     rb'"(?:traceEvents|schemaVersion|deviceProperties|displayTimeUnit|ph)"\s*:'

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 from thence.errors import DamagedInput, InputError, MissingRequirement
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.nsight import sqlite
-from thence.readers.nsight.read import tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +50,9 @@ def read(
         MissingRequirement: there is no nsys to export it.
         DamagedInput: nsys cannot export it.
     """
+    from thence.readers.nsight import sqlite
+    from thence.readers.nsight.read import tables_of
+
     exported = cache_file(name)
     if not exported.is_file():
         _export(name, exported, progress)

@@ -10,9 +10,7 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.nsight.read import NAME as EXPORT
-from thence.readers.nsight.read import tables_of
-from thence.readers.nsight.store import PAYLOADS, READABLE, Part
+from thence.readers.nsight.store import EXPORT, PAYLOADS, READABLE, Part
 from thence.readers.parquet_probe import ARROW_ENDING, MAX_ROWS, probing
 
 if TYPE_CHECKING:
@@ -49,6 +47,8 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     Raises:
         DamagedInput: a table cannot be read.
     """
+    from thence.readers.nsight.read import tables_of
+
     paths = {f.stem: f for f in sorted(Path(name).iterdir())
              if f.suffix in _SUFFIXES and f.stem in READABLE and f.is_file()}  # fmt: skip
     with probing(list(paths.values()), name, expansion) as probe:

@@ -25,7 +25,7 @@ from thence.readers.nsight.activities import activities
 from thence.readers.nsight.diagnostics import diagnosed
 from thence.readers.nsight.nccl import described
 from thence.readers.nsight.ranges import XLA, host_ranges, nvtx
-from thence.readers.nsight.store import gathered, numbered, process_of, thread_of
+from thence.readers.nsight.store import EXPORT, gathered, numbered, process_of, thread_of
 from thence.readers.nsight.waiting import said_of_waiting
 from thence.readers.nsight.xla import with_compilation, with_programs
 
@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 
     from thence.model.tables import Table
     from thence.readers.nsight.store import Store
-__all__ = ["NAME", "tables_of"]
+__all__ = ["tables_of"]
 
 _MOST_CLONE_STEPS = 8  # of clones: child graphs make two or three
-NAME = "Nsight Systems export"
 
 
 def tables_of(store: Store) -> Tables:
@@ -83,7 +82,7 @@ def tables_of(store: Store) -> Tables:
         warnings += more_warnings
     meta = Meta(
         inputs=(store.name,),
-        formats=(NAME,),
+        formats=(EXPORT,),
         epoch_ns=_epoch(store),
         facts=(
             {"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},

@@ -26,11 +26,9 @@ import polars as pl
 
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.losses import Loss
-from thence.readers.nsight.read import NAME as EXPORT
-from thence.readers.nsight.read import tables_of
 from thence.readers.nsight.sqlite_pages import MAGIC, PageFile, Unusual
 from thence.readers.nsight.sqlite_records import Records
-from thence.readers.nsight.store import PAYLOADS, READABLE, Part
+from thence.readers.nsight.store import EXPORT, PAYLOADS, READABLE, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,6 +89,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
 
 
 def _read(path: str, name: str) -> Tables:
+    from thence.readers.nsight.read import tables_of
+
     with opened(path, name) as database:
         tables = tables_of(database)
     journal = Path(f"{name}-wal")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.intp]
     Numbers = npt.NDArray[np.uint32]
 __all__ = [
+    "EXPORT",
     "PAYLOADS",
     "READABLE",
     "Part",
@@ -49,6 +50,8 @@ __all__ = [
     "with_durations",
 ]
 
+EXPORT = "Nsight Systems export"
+"""Name of the format, whatever it was exported to."""
 _SLOT_BITS = 14  # tables of this size stay in the processor's cache
 _HASH_ROUNDS = 8
 _BLOCK_ROWS = 1 << 17

@@ -30,7 +30,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from thence.units import Bytes
-__all__ = ["TRACE", "Archive", "as_int64", "csv_frame", "parquet_frame", "renamed", "sniff_archive"]
+__all__ = [
+    "NAME",
+    "PATTERNS",
+    "TRACE",
+    "Archive",
+    "as_int64",
+    "csv_frame",
+    "parquet_frame",
+    "renamed",
+    "sniff_archive",
+]
+
+NAME = "nsys-jax archive"
+PATTERNS = ("*.zip",)
+"""Files of a directory that may be archives; an unpacked archive is a directory itself."""
 
 _DAMAGED_PARQUET = (PolarsError, PanicException, OSError, ValueError, UnicodeError, MemoryError)
 TRACE = "nvtx_gpu_proj_trace/trace.parquet"

@@ -16,6 +16,7 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.protobuf import unpacked
 from thence.readers.nsys_jax.archive import (
+    NAME,
     TRACE,
     Archive,
     as_int64,
@@ -33,11 +34,7 @@ if TYPE_CHECKING:
 
     from thence.model.hlo import HloModule
 
-__all__ = ["NAME", "PATTERNS", "read"]
-
-NAME = "nsys-jax archive"
-PATTERNS = ("*.zip",)
-"""Files of a directory that may be archives; an unpacked archive is a directory itself."""
+__all__ = ["read"]
 
 _PUSHPOP = ("report_nvtx_pushpop_trace.parquet", "report_nvtx_pushpop_trace.csv.xz")
 _THREADS = "thread-metadata.parquet"

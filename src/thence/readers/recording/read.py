@@ -10,7 +10,7 @@ import msgspec
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
-from thence.model.formats import ACTIVITIES, DESCRIPTION, LABELS_FILE
+from thence.model.formats import ACTIVITIES, LABELS_FILE
 from thence.model.joined_tables import concat
 from thence.model.losses import says_lost
 from thence.model.tables import THREADS, Device, Meta, Tables
@@ -19,28 +19,17 @@ from thence.readers.label_files import read_labels
 from thence.readers.recording.activities import activities
 from thence.readers.recording.host import described_collectives, host_ranges
 from thence.readers.recording.parts import Description, Folder
+from thence.readers.recording.sniffing import NAME, process_folders
 from thence.readers.recording.xla import with_xla
-from thence.readers.remote import is_url, urls_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thence.model.graph_labels import GraphLabels
 
-__all__ = ["NAME", "PATTERNS", "process_folders", "read", "sniff_archive"]
-
-NAME = "thence recording"
-PATTERNS: tuple[str, ...] = ()
-"""Empty: a recording is a folder, not a file in one."""
+__all__ = ["read"]
 
 _MOST_RANK = 1 << 30
-
-
-def sniff_archive(path: str) -> bool:
-    """Whether a directory is a recording of one process, or holds those of several."""
-    if is_url(path):
-        return bool(urls_within(path, (DESCRIPTION,)))
-    return Path(path).is_dir() and bool(process_folders(Path(path)))
 
 
 def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFAULT) -> Tables:
@@ -69,13 +58,6 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
         )
     useful.sort(key=lambda part: part.ranks[0])
     return concat(useful).with_warnings(_disjoint_runs_warning(name, useful))
-
-
-def process_folders(path: Path) -> list[Path]:
-    """The folder of every process of a recording."""
-    if (path / DESCRIPTION).is_file():
-        return [path]
-    return sorted(file.parent for file in path.glob(f"*/{DESCRIPTION}"))
 
 
 def _tables(folder: Folder) -> Tables:

@@ -17,7 +17,7 @@ from thence.atomic_files import atomic_open
 from thence.errors import ThenceError
 from thence.readers.kineto.device_events import DeviceEvent
 from thence.readers.kineto.envelope import Envelope
-from thence.readers.kineto.read import NAME as KINETO
+from thence.readers.kineto.sniffing import NAME as KINETO
 from thence.readers.kineto.times import nanoseconds
 from thence.readers.label_files import NAME as LABELS
 from thence.readers.source import Source

@@ -1,0 +1,28 @@
+"""What tells a recording of ``thence record``: the description in its folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thence.model.formats import DESCRIPTION
+from thence.readers.remote import is_url, urls_within
+
+__all__ = ["NAME", "PATTERNS", "process_folders", "sniff_archive"]
+
+NAME = "thence recording"
+PATTERNS: tuple[str, ...] = ()
+"""Empty: a recording is a folder, not a file in one."""
+
+
+def sniff_archive(path: str) -> bool:
+    """Whether a directory is a recording of one process, or holds those of several."""
+    if is_url(path):
+        return bool(urls_within(path, (DESCRIPTION,)))
+    return Path(path).is_dir() and bool(process_folders(Path(path)))
+
+
+def process_folders(path: Path) -> list[Path]:
+    """The folder of every process of a recording."""
+    if (path / DESCRIPTION).is_file():
+        return [path]
+    return sorted(file.parent for file in path.glob(f"*/{DESCRIPTION}"))
