@@ -98,6 +98,14 @@ class Explanations(ABC):
             UsageError: ``by`` is none of them.
             MissingData: the trace holds no device activity.
         """
+        return self._idle_by_place if by == "place" else self._idle(by)
+
+    @cached_property
+    def _idle_by_place(self) -> IdleTime:
+        """Asked for by the page of a report, by its timeline and by its flame graph."""
+        return self._idle("place")
+
+    def _idle(self, by: str) -> IdleTime:
         from thence.analysis.consistency_of_answers import consistent_idle
         from thence.analysis.idle_table import idle_time
 

@@ -294,9 +294,12 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         from thence.model.places import FLAME_KINDS
 
         kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
-        found = consistent_flame(
-            flame(self.attributed, kind, _choice(Split, split), _choice(Idle, idle))
-        )
+        from thence.analysis.idle_table import why_no_causes
+
+        shown, attributed = _choice(Idle, idle), self.attributed
+        asked = shown is not Idle.EXCLUDE and attributed.gpu.height > 0
+        explained = self._idle_by_place if asked and why_no_causes(attributed) is None else None
+        found = consistent_flame(flame(attributed, kind, _choice(Split, split), shown, explained))
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 
     @cached_property

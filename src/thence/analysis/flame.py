@@ -18,6 +18,7 @@ import polars as pl
 from thence.analysis.flame_idle import IDLE, idle_frames, idle_sums
 from thence.analysis.flame_tree import COLUMNS, FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.group_by import heading_of, split_by_weight
+from thence.analysis.idle_table import idle_time, why_no_causes
 from thence.analysis.kernel_groups import communicates
 from thence.analysis.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from thence.analysis.idle_table import IdleTime
     from thence.attribution.stacks import Stacks
     from thence.model.attributed import Attributed
     from thence.model.tables import Meta
@@ -183,6 +185,7 @@ def flame(
     by: str,
     split: Split = Split.NONE,
     idle: Idle = Idle.STEADY,
+    explained: IdleTime | None = None,
 ) -> Flame:
     """The flame graph of a trace.
 
@@ -191,6 +194,7 @@ def flame(
         by: one of `thence.model.places.FLAMES`.
         split: whether phases stand apart.
         idle: which idle time has frames of its own.
+        explained: the trace's idle time by place, where it is known already.
 
     Raises:
         UsageError: ``by`` is none of them.
@@ -204,7 +208,10 @@ def flame(
     groups = _groups(trace, stacks, split)
     notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
     if idle is not Idle.EXCLUDE:
-        sums = idle_sums(trace)
+        unknown = why_no_causes(trace)
+        if unknown is not None:
+            notes += (f"Idle time is shown without its causes: {unknown}.",)
+        sums = idle_sums(trace, (explained or idle_time(trace)) if unknown is None else None)
         if idle is Idle.STEADY:
             notes += _left_out(sums)
             sums = sums.filter(~pl.col("early"))

@@ -1,7 +1,6 @@
 """The frames of idle time in a flame graph: causes and places in the words of ``thence idle``.
 
-Where XLA programs ran, the outermost frames say inside or before which of them the device was idle. Of a part of a
-trace that leaves out work in between, idle time has no cause: that work may have run in it.
+Where XLA programs ran, the outermost frames say inside or before which of them the device was idle.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import polars as pl
 
 from thence.analysis.flame_tree import PHASE_SUMS, Groups
 from thence.analysis.idle import idle_gaps
-from thence.analysis.idle_table import idle_time, in_words
+from thence.analysis.idle_table import in_words
 from thence.analysis.warmup import WarmUp, phases
 from thence.model.selection import APART
 
 if TYPE_CHECKING:
     from thence.analysis.flame_tree import Entry
+    from thence.analysis.idle_table import IdleTime
     from thence.model.attributed import Attributed
 
 __all__ = ["IDLE", "idle_frames", "idle_sums"]
@@ -29,8 +29,12 @@ _OF_GAPS = ["where", "program", "early"]
 _KEYS = [*_OF_GAPS, "cause", "name"]
 
 
-def idle_sums(trace: Attributed) -> pl.DataFrame:
+def idle_sums(trace: Attributed, explained: IdleTime | None) -> pl.DataFrame:
     """Idle time by what its frames are named by.
+
+    Args:
+        trace: attributed.
+        explained: its idle time by place; None: without causes.
 
     Returns:
         columns where and program, as of `thence.analysis.idle.idle_gaps`; early: whether it lies before the first
@@ -38,15 +42,14 @@ def idle_sums(trace: Attributed) -> pl.DataFrame:
         where there is none; total_ns and count (pieces).
     """
     gaps = _gaps(trace)
-    if trace.selection.leaves_out_between:
+    if explained is None:
         nothing = pl.lit(None, pl.String)
         return _summed(gaps.with_columns(cause=nothing, name=nothing), _KEYS)
-    idle = idle_time(trace)
-    pieces = idle.found.select("rank", "device", "start", "duration", "cause").with_columns(
-        number=pl.Series(idle.names.number)
+    pieces = explained.found.select("rank", "device", "start", "duration", "cause").with_columns(
+        number=pl.Series(explained.names.number)
     )
     sums = _summed(_with_gaps(pieces, gaps), [*_OF_GAPS, "cause", "number"])
-    named = sums.drop("number").hstack(idle.names.columns_of(sums["number"].to_numpy()))
+    named = sums.drop("number").hstack(explained.names.columns_of(sums["number"].to_numpy()))
     return _summed(in_words(named), _KEYS, "total_ns", pl.col("count").sum())
 
 

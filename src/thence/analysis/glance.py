@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.exposure import exposure
-from thence.analysis.idle_table import idle_time
+from thence.analysis.idle_table import idle_time, why_no_causes
 from thence.analysis.report import Part
 from thence.analysis.soundness.findings import RULES
 from thence.model.fitted_names import fitted
@@ -134,10 +134,9 @@ def glance(trace: Attributed, summary: Summary) -> Glance:
 def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
     if not summary.idle_ns:
         return Part(None)
-    if trace.selection.leaves_out_between:
-        return Part(None, "not computed: the selected part of the trace leaves out work in between")
-    if trace.host.is_empty():
-        return Part(None, "the trace holds no host ranges")
+    unknown = why_no_causes(trace)
+    if unknown is not None:
+        return Part(None, f"not computed: {unknown}")
     if trace.host.height > _MOST_HOST_RANGES:
         return Part(None, "not divided by cause here, to save time; thence idle does it")
     return Part(idle_time(trace))

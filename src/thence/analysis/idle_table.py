@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.units import Ns
 
-__all__ = ["IdleTime", "idle_time", "idle_tracks", "in_words", "waited_in_collectives"]
+__all__ = [
+    "IdleTime",
+    "idle_time",
+    "idle_tracks",
+    "in_words",
+    "waited_in_collectives",
+    "why_no_causes",
+]
 
 _OF_WAITS = ("source", "label", "op")
 _ROWS = {
@@ -122,6 +129,15 @@ class IdleTime(Shown):
                 text=pl.col("reason").replace_strict(REASONS, return_dtype=pl.String)
             ).to_dicts(),
         }
+
+
+def why_no_causes(trace: Attributed) -> str | None:
+    """Why nothing can be told of the causes of a trace's idle time; None where causes can be told."""
+    if trace.selection.leaves_out_between:
+        return "the selected part of the trace leaves out work in between"
+    if trace.host.is_empty():
+        return "the trace holds no host ranges"
+    return None
 
 
 def in_words(rows: pl.DataFrame) -> pl.DataFrame:
