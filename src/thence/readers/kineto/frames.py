@@ -38,6 +38,8 @@ __all__ = [
     "threads_frame",
 ]
 
+_SELDOM = ("kernel", "metadata")
+"""Columns of texts that most files have none of."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -104,7 +106,8 @@ def host_frame(
     """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
 
     def sort(key: str) -> None:
-        host[key] = host[key][order]
+        if key not in _SELDOM or (host[key] >= 0).any():
+            host[key] = host[key][order]
 
     in_threads(sort, list(host))
     lane = host["lane"]
