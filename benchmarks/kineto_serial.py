@@ -8,19 +8,23 @@
     serial     all of these but pieces
     alone      all of these, of pieces only the CPU seconds that this process itself needs: what would be left if
                there were any number of decoding processes and none had to be waited for
+    estimate   CPU seconds of alone, and an Nth of those of the decoding processes, for N cores: no measurement,
+               and no more than a bound; on a machine that does other work it says more than wall seconds
 
 thence is imported as by its verb ``report`` where click is installed, else as by ``thence.open``.
 
 Seconds per GB, wall and CPU of the process itself; ``all`` has the CPU seconds of the decoding processes, too. The
 peaks are those of the process and of the largest decoding process. Each number is the least of all rounds; every
-round is printed as it ends.
+round is printed as it ends. On one core the process decodes by itself: then begin ends with its imports, and all of
+pieces is its own.
 
 Another checkout is measured in the same run, its rounds in turn with ours (``git worktree add /tmp/before REVISION``
 makes one), and its serial part compared with ours. With several counts of cores, the last lines say how much faster
 the whole is on the last than on the first, and how much of it is serial if the rest is shared among the cores
 (Amdahl's law).
 
-    python benchmarks/kineto_serial.py [--megabytes 1000] [--repeat 3] [--cores 2 16] [--against /tmp/before/src]
+    python benchmarks/kineto_serial.py [--megabytes 1000] [--repeat 3] [--cores 2 16] [--estimate 2 16]
+                                       [--against /tmp/before/src]
 
 Needs of the repository src/thence, tests/data/torch/torch_eager_rank0.json.gz, and of benchmarks/ this file,
 kineto_input.py and read_kineto.py; numpy, polars, msgspec and isal (and click, for the whole command line); and room
@@ -69,6 +73,8 @@ with getattr(thence.__main__, "reading_ahead", lambda _: nullcontext())(["report
     from thence.readers.kineto import read as kineto
     whole = kineto.collected
     def collected(*options):
+        if len(os.sched_getaffinity(0)) < 2:
+            mark()
         columns = whole(*options)
         mark()
         return columns
@@ -154,7 +160,9 @@ def measured(
     }
 
 
-def show(best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float) -> None:
+def show(
+    best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float, estimated: list[int]
+) -> None:
     """Prints a line for each stage, the checkouts side by side."""
     print(
         f"{cores} cores, {gigabytes:.2f} GB, s per GB" + " " * 4 + "".join(f"{w:>24}" for w in best)
@@ -168,6 +176,13 @@ def show(best: dict[str, dict[str, list[float]]], cores: int, gigabytes: float) 
             else:
                 line += f"{first / gigabytes:10.2f} wall{second / gigabytes:6.2f} CPU"
         print(line, flush=True)
+    for count in estimated if cores > 1 else ():
+        line = f"  {f'estimate for {count} cores':28}"
+        for found in best.values():
+            alone, everything = found["alone"][1], found["all"][1]
+            seconds = (alone + (everything - alone) / count) / gigabytes
+            line += f"{seconds:10.2f}{'':14}"
+        print(line)
     if len(best) > 1:
         before, now = (found["serial"] for found in best.values())
         wall, cpu = (after / earlier for earlier, after in zip(before, now, strict=True))
@@ -179,6 +194,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
+    parser.add_argument(
+        "--estimate", type=int, nargs="*", default=[2, 16], help="for so many cores"
+    )
     parser.add_argument("--against", type=Path, help="src folder of another checkout")
     parser.add_argument("--folder", type=Path, help="for the trace")
     options = parser.parse_args()
@@ -197,7 +215,7 @@ def main() -> None:
         for count in options.cores:
             cores = physical_cores(count)
             best = measured(sources, file, cores, options.repeat)
-            show(best, len(cores), gigabytes)
+            show(best, len(cores), gigabytes, options.estimate)
             for which, found in best.items():
                 wall[which].append(found["all"][0])
     first, last = options.cores[0], options.cores[-1]

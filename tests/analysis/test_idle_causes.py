@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import thence
 from helpers import DATA, RECORDINGS, TORCH, event, examples, kernel, launch, opened
 from thence.analysis.idle_causes import idle_causes
-from thence.analysis.idle_places import names_of_pieces
+from thence.analysis.idle_places import names_of_contexts
 from thence.analysis.idle_rules import CAUSES, REASON_TITLES, REASONS, host_causes
 from thence.analysis.summary import summarize
 from thence.attribution.attribute import attribute
@@ -249,7 +249,8 @@ def test_a_piece_has_the_place_of_its_own_host_row(path: Path) -> None:
     rows = pieces["host"].unique().sort()
     own = OwnCode.of(trace.own, trace.installed)
     kinds = {"line": "source", "label": "label", "module": "module", "op": "op"}
-    found = names_of_pieces(trace, pieces, list(kinds))
+    context, names = names_of_contexts(trace, pieces, list(kinds))
+    found = {by: name.gather(context) for by, name in names.items()}
     asked = places_of_rows(trace, rows.to_numpy().astype(np.int64), own, list(kinds.values()))
     at = rows.search_sorted(pieces["host"])
     for by, kind in kinds.items():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Numbers = npt.NDArray[np.int32] | Int64
 
-__all__ = ["Contexts", "HostPlaces", "PieceNames", "kinds_of", "names_of_pieces", "piece_names"]
+__all__ = ["Contexts", "HostPlaces", "PieceNames", "kinds_of", "names_of_contexts", "piece_names"]
 
 _KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
 _PREFERRED = ("line", "label", "module", "op")
@@ -152,9 +152,14 @@ def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
     above = np.where(parent[first] == NO_ROW, NO_ROW, node[parent[first]])
     below = chain_to(above, np.arange(len(first)), of_forward[first]) != NO_ROW
     rows = np.flatnonzero(below[node])
-    around_forward = np.zeros(len(node), np.int64)
-    around_forward[rows] = node[forward[chain_to(parent, rows, of_forward)]] + 1
-    return numbered(node * (len(first) + 1) + around_forward)
+    around = node[forward[chain_to(parent, rows, of_forward)]]
+    # Mostly all rows of a node belong to forward operators of one node: then they are one context.
+    alike = np.empty(len(node), np.int64)
+    alike[rows] = around
+    others = np.flatnonzero(alike[rows] != alike[first[node[rows]]])
+    pair, first_of_pair = numbered(node[rows[others]] * len(first) + around[others])
+    node[rows[others]] = pair + len(first)
+    return node, np.concatenate([first, rows[others[first_of_pair]]])
 
 
 def _codes(names: pl.Series) -> Int64:
@@ -211,11 +216,9 @@ def _numbered_names(
     trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces
 ) -> tuple[Numbers, pl.Series]:
     """The number of the name of each piece, `NO_ROW` for none, and the names; one may be null."""
-    if by in _KINDS:
-        return places.contexts.at(pieces["host"]), places.names[_KINDS[by]]
-    if by in ("call", "wait"):
-        number = places.contexts.at(pieces["host" if by == "call" else "wait"])
-        return number, trace.host["name"].gather(places.contexts.row)
+    if by in _KINDS or by in ("call", "wait"):
+        number = places.contexts.at(pieces["wait" if by == "wait" else "host"])
+        return number, _names_by_context(trace, by, places)
     if by == "step":
         return _steps(trace, pieces)
     if by == "device":
@@ -255,23 +258,29 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
     return row_numbers(window), frame["step"]
 
 
-def names_of_pieces(
+def names_of_contexts(
     trace: Attributed, pieces: pl.DataFrame, kinds: Sequence[str]
-) -> dict[str, pl.Series]:
-    """What each piece of idle time is named by each of several kinds, null where it has no name.
+) -> tuple[Numbers, dict[str, pl.Series]]:
+    """What pieces of idle time are named by each of several kinds that tell the host row, once for each context.
 
     Args:
         trace: attributed.
         pieces: of `thence.analysis.idle_causes.idle_causes`.
-        kinds: of `thence.model.questions.IDLE_BY`, without place.
+        kinds: of `thence.model.questions.IDLE_BY`: line, module, label, op, call.
 
     Returns:
-        for each kind the names, Categorical.
+        the context of each piece, `NO_ROW` for none; for each kind the name of every context, Categorical, null
+        for none.
     """
     needed = [kind for by in kinds for kind in kinds_of(by)]
     places = HostPlaces.of(trace, Contexts.of(trace.host), [pieces["host"]], needed)
-    found = {by: _numbered_names(trace, pieces, by, places) for by in kinds}
-    return {
-        by: gathered(names.cast(pl.Categorical()), number.astype(np.int64))
-        for by, (number, names) in found.items()
-    }
+    found = {by: _names_by_context(trace, by, places) for by in kinds}
+    number = places.contexts.at(pieces["host"])
+    return number, {by: names.cast(pl.Categorical()) for by, names in found.items()}
+
+
+def _names_by_context(trace: Attributed, by: str, places: HostPlaces) -> pl.Series:
+    """The name of each context by a kind of place, or by the row itself."""
+    if by in _KINDS:
+        return places.names[_KINDS[by]]
+    return trace.host["name"].gather(places.contexts.row)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -111,6 +111,10 @@ OPCODE_PATTERNS: tuple[tuple[str, str], ...] = (
 instruction and the target of a custom call or, sorted, the opcodes inside a fusion."""
 
 
+_MOST_TEXTS = 1 << 12
+"""Names, and texts of instructions, whose groups are remembered: of XLA there are thousands, some kilobytes each."""
+
+
 @dataclass(frozen=True)
 class Patterns:
     """Groups that the user defined; they take precedence over the built-in ones.
@@ -176,12 +180,7 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
     parts = list(keys.columns)
     distinct = keys.unique(maintain_order=True)
     texts = [_HloTexts(module) for module in trace.hlo]
-    kernel, opcode = _compiled(KERNEL_PATTERNS), _compiled(OPCODE_PATTERNS)
     user_patterns = _compiled(patterns.pairs)
-    # Of thousands of kernels and instructions most share their texts.
-    of_name, of_opcodes = (
-        cache(lambda text, of=of: _first(of, (text,))) for of in (kernel, opcode)
-    )
     groups = []
     for kind, name, hlo, module, described in _readable(trace, distinct):
         of_hlo = texts[module].text(hlo) if hlo is not None and module is not None else ""
@@ -190,7 +189,7 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
             group = COMMUNICATION
         if group is None and kind in ("memcpy", "memset"):
             group = COPY
-        groups.append(group or of_name(name) or of_opcodes(of_hlo) or _OTHER)
+        groups.append(group or _of_name(name) or _of_opcodes(of_hlo) or _OTHER)
     named = distinct.with_columns(group=pl.Series(groups, dtype=pl.Enum(patterns.names)))
     return keys.join(named, on=parts, how="left", maintain_order="left")["group"]
 
@@ -227,8 +226,23 @@ def _readable(
         yield kinds.get(kind, ""), names.get(name, ""), instructions.get(hlo), number, described
 
 
-def _compiled(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
+@cache
+def _compiled(pairs: tuple[tuple[str, str], ...]) -> list[tuple[str, re.Pattern[str]]]:
     return [(name, re.compile(expression)) for name, expression in pairs]
+
+
+# Of thousands of kernels and instructions most share their texts, and so do the ranks of a job; one analysis asks
+# for the groups several times.
+@lru_cache(_MOST_TEXTS)
+def _of_name(text: str) -> str | None:
+    """The group of a kernel by its name."""
+    return _first(_compiled(KERNEL_PATTERNS), (text,))
+
+
+@lru_cache(_MOST_TEXTS)
+def _of_opcodes(text: str) -> str | None:
+    """The group of an HLO instruction by its opcodes."""
+    return _first(_compiled(OPCODE_PATTERNS), (text,))
 
 
 def _first(patterns: list[tuple[str, re.Pattern[str]]], texts: Sequence[str]) -> str | None:

@@ -223,9 +223,9 @@ def _windows(trace: Attributed, ranges: _Ranges, device: Int64) -> tuple[Int64, 
     finish = start + trace.gpu["duration"].to_numpy()
     inside = np.flatnonzero(ranges.of != NO_ROW)
     keys, window, count = np.unique(
-        np.stack([device[inside], ranges.of[inside]]), axis=1, return_inverse=True, return_counts=True
+        device[inside] * len(ranges.begin) + ranges.of[inside], return_inverse=True, return_counts=True
     )  # fmt: skip
-    place, step = keys
+    place, step = np.divmod(keys, len(ranges.begin))
     first = np.full(len(step), np.iinfo(np.int64).max)
     last = np.full(len(step), NEVER)
     np.minimum.at(first, window, start[inside])

@@ -10,6 +10,7 @@ that send and receive does not say which part is whose, and is left out.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,16 +121,14 @@ def _batches(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl
 
 def _is_range(tables: Tables) -> npt.NDArray[np.bool_]:
     """Which host rows are ranges that launch batches."""
-    named = tables.host["name"].cast(pl.String) == _RANGE
-    return named.fill_null(value=False).to_numpy()
+    return matching(tables.host["name"], f"^{re.escape(_RANGE)}$").to_numpy()
 
 
 def _launched_themselves(tables: Tables, ops: pl.Series, launch: pl.Series) -> pl.Series:
     """Which of the ops launched a kernel, or hold a range ``nccl:...`` in which one was launched and lost."""
     is_op = np.zeros(tables.host.height, np.bool_)
     is_op[ops.to_numpy()] = True
-    name = tables.host["name"].cast(pl.String)
-    ranges = name.str.starts_with("nccl:").fill_null(value=False).arg_true()
+    ranges = matching(tables.host["name"], "^nccl:").arg_true()
     launches = launch.drop_nulls().unique()
     inside = pl.concat([ranges.cast(pl.Int64), launches.cast(pl.Int64)])
     return ops.is_in(pl.Series(_around(tables, inside, is_op)).cast(pl.Int32).implode())

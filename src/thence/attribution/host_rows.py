@@ -144,6 +144,11 @@ class HostRows:
             if len(names)
         }
 
+    @cached_property
+    def every_name(self) -> pl.Series:
+        """The different names of host rows."""
+        return self._used["name"].unique().drop_nulls()
+
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name in which the pattern finds something."""
         used = self.used_names(*categories)

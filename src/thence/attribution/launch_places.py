@@ -246,8 +246,9 @@ def _coded(codes: Codes | int, count: int) -> pl.Series:
 def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """Ranges of the user around the launch; without any, ranges that a library opened."""
     columns = _enclosing_ranges(host, kind)
-    library = host.climb(host.launch, host.of("framework"))
-    given = columns["label"].is_null() & pl.Series(library != NO_ROW)
+    without = columns["label"].is_null()
+    library = host.climb(np.where(without, host.launch, NO_ROW), host.of("framework"))
+    given = pl.Series(library != NO_ROW)
     if given.any():
         path = path_names(host.parent, host.names, library, host.of("framework"))
         rule = _coded(_number("library_range"), len(given))
@@ -356,7 +357,7 @@ def _step(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
 
 def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """The iteration of the outermost loop of the XLA program around the launch."""
-    place = iterations(host.tables, host.launch)
+    place = iterations(host.tables, host.launch, host.every_name)
     if place is None:
         nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
         reason = _coded(_number(kind.missing), len(nothing))

@@ -69,6 +69,9 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
     """
     python = (host["category"] == "python").fill_null(value=False).to_numpy()
     names = host["name"]
+    if not python.any():
+        nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, host.height)
+        return Frames(nothing, python, python, python)
     used = names.filter(pl.Series(python)).unique().drop_nulls()
     parsed = [_FRAME.fullmatch(name) for name in used.cast(pl.String).to_list()]
     pairs = sorted(zip(used.to_physical().to_list(), parsed, strict=True), key=lambda pair: pair[0])

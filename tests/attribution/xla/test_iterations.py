@@ -39,7 +39,9 @@ def names(
     rows = len(launched_by)
     gpu = GPU.frame({"rank": [0] * rows, "start": range(rows), "program": [program] * rows})
     programs = PROGRAMS.frame({"rank": [0], "name": ["jit_f"], "execution": [2]})
-    found = iterations(Tables(gpu=gpu, host=host, programs=programs), np.array(launched_by))
+    found = iterations(
+        Tables(gpu=gpu, host=host, programs=programs), np.array(launched_by), host["name"].unique()
+    )
     return [None] * rows if found is None else found.cast(pl.String).to_list()
 
 

@@ -6,13 +6,15 @@ several ranks (which kernels are one collective, clocks, waits) is found from th
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.idle_causes import idle_causes
-from thence.analysis.idle_places import names_of_pieces
+from thence.analysis.idle_places import names_of_contexts
+from thence.analysis.idle_rules import CAUSES
 from thence.analysis.kernel_groups import communicates, computes
 from thence.analysis.ranks.host_work import host_work
 from thence.analysis.ranks.summary_collectives import Coverage, collective_tables
@@ -142,28 +144,34 @@ def _pair(rows: pl.Series) -> tuple[Int64, Int64]:
 def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: str | None) -> Int64:
     """The step of each activity: the one that launched it, else the one in whose window it began."""
     inside = _in_window(work, frame)
-    if kind != "step":
-        return inside
-    # Not by its name: the steps of a recording share one.
-    launch = trace.places["launch"].cast(pl.UInt32)
-    launched = work.select(*_DEVICE, start=trace.host["start"].gather(launch))
-    host = frame.select(*_DEVICE, "row", start="host_start", duration="host_ns")
-    of = _in_window(launched.with_columns(pl.col("start").fill_null(NEVER)), host)
-    return np.where(of == NO_ROW, inside, of)
+    if kind == "step":
+        # Not by its name: the steps of a recording share one.
+        launch = trace.places["launch"].cast(pl.UInt32)
+        launched = work.select(*_DEVICE, start=trace.host["start"].gather(launch).fill_null(NEVER))
+        host = frame.select(*_DEVICE, start="host_start", duration="host_ns")
+        of = _in_window(launched, host)
+        inside = np.where(of == NO_ROW, inside, of)
+    return np.append(frame["row"].to_numpy(), NO_ROW)[inside]
 
 
 def _in_window(rows: pl.DataFrame, frame: pl.DataFrame) -> Int64:
-    """The step in whose window each row (rank, device, start) begins, `NO_ROW` for none."""
+    """The row of the step in whose window each row (rank, device, start) begins, `NO_ROW` for none."""
     result = np.full(rows.height, NO_ROW, np.int64)
-    numbered = rows.select(*_DEVICE, "start").with_row_index("at")
-    for key, ours in numbered.group_by(*_DEVICE):
-        of = frame.filter(pl.col("rank") == key[0], pl.col("device") == key[1])
-        if of.is_empty():
+    ranks, devices = rows["rank"].to_numpy(), rows["device"].to_numpy()
+    start = rows["start"].to_numpy()
+    changes = (ranks[1:] != ranks[:-1]) | (devices[1:] != devices[:-1])
+    # Rows of one device follow each other.
+    for low, high in pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), rows.height]):
+        if low == high:
             continue
-        start = ours["start"].to_numpy()
-        last = last_begun(of["start"].to_numpy(), start)
-        inside = (last != NO_ROW) & (start < (of["start"] + of["duration"]).to_numpy()[last])
-        result[ours["at"].to_numpy()[inside]] = of["row"].to_numpy()[last[inside]]
+        ours = (frame["rank"] == ranks[low]) & (frame["device"] == devices[low])
+        steps_here = np.flatnonzero(ours.to_numpy())
+        if not len(steps_here):
+            continue
+        begin, length = (frame[name].to_numpy()[steps_here] for name in ("start", "duration"))
+        last = last_begun(begin, start[low:high])
+        inside = (last != NO_ROW) & (start[low:high] < (begin + length)[last])
+        result[low:high] = np.where(inside, steps_here[last], NO_ROW)
     return result
 
 
@@ -279,19 +287,61 @@ def _places(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame:
 
 def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     pieces = idle_causes(trace)
-    step = pl.Series(_in_window(pieces, frame), dtype=pl.Int32)
-    pieces = pieces.with_columns(step=step).filter(pl.col("step") != NO_ROW)
-    names = names_of_pieces(trace, pieces, _IDLE_BY)
-    names["phase"] = trace.places["phase"].gather(pieces["gpu"].cast(pl.UInt32))
-    pieces = pieces.select(*_OF_STEP, "cause", "duration")
-    nothing = pl.lit(None, pl.Categorical())
-    sums = [
-        _summed(pieces.with_columns(name=nothing), ["cause", "name"]).with_columns(
-            by=pl.lit("cause")
-        )
-    ]
-    for by, name in names.items():
-        said = pieces.with_columns(name=name).filter(pl.col("name").is_not_null())
-        sums.append(_summed(said, ["cause", "name"]).with_columns(by=pl.lit(by)))
-    kept = _without_shorter(pl.concat(sums), ["by"], ["name"], ("cause",))
+    window = _in_window(pieces, frame)
+    context, names = names_of_contexts(trace, pieces, _IDLE_BY)
+    inside = np.flatnonzero(window != NO_ROW)
+    pieces = pieces[inside]
+    part = window[inside] * len(CAUSES) + pieces["cause"].to_physical().to_numpy()
+    amounts = pieces.select(count=pl.lit(1, pl.Int64()), total_ns="duration")
+    # Hundreds of pieces share window, cause and context: names are looked up for the sums of these.
+    of_part, of_context, of_pieces = _pair_sums(part, context[inside] + np.int64(1), amounts)
+    sums = {by: _named_sums(of_part, of_context - 1, of_pieces, name) for by, name in names.items()}
+    activity = pieces["gpu"].fill_null(NO_ROW).to_numpy()
+    sums["phase"] = _named_sums(part, activity, amounts, trace.places["phase"])
+    every, _, total = _pair_sums(of_part, np.zeros_like(of_part), of_pieces)
+    sums["cause"] = total.select(
+        part=every, name=pl.lit(None, pl.Categorical()), count="count", total_ns="total_ns"
+    )
+    rows = pl.concat([found.with_columns(by=pl.lit(by)) for by, found in sums.items()])
+    of_window, cause = np.divmod(rows["part"].to_numpy(), len(CAUSES))
+    rows = rows.with_columns(
+        frame[of_window].select(*_DEVICE, step="row"),
+        cause=pl.Series(CAUSES, dtype=pieces.schema["cause"]).gather(cause),
+    )
+    kept = _without_shorter(rows, ["by"], ["name"], ("cause",))
     return kept.select(list(IDLE.schema))
+
+
+def _pair_sums(
+    first: Int64, second: Int64, amounts: pl.DataFrame
+) -> tuple[Int64, Int64, pl.DataFrame]:
+    """Sums of amounts (count, total_ns) for each pair of numbers from 0 on that occurs: the pairs, and the sums."""
+    size = int(second.max(initial=0)) + 1
+    sums = (
+        amounts.with_columns(pair=first * size + second)
+        .group_by("pair")
+        .agg(pl.col("count", "total_ns").sum())
+    )
+    of_first, of_second = np.divmod(sums["pair"].to_numpy(), size)
+    return of_first, of_second, sums
+
+
+def _named_sums(
+    part: Int64, number: Int64, amounts: pl.DataFrame, names: pl.Series
+) -> pl.DataFrame:
+    """Sums by part and name of all that has a name: part, name, count, total_ns.
+
+    Args:
+        part: of each amount, from 0 on.
+        number: of its name, `NO_ROW` for none.
+        amounts: count, total_ns.
+        names: Categorical, some equal or null.
+    """
+    code = np.append(names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy(), NO_ROW)
+    named = np.flatnonzero(code[number] != NO_ROW)
+    of_part, of_code, sums = _pair_sums(part[named], code[number[named]], amounts[named])
+    row = np.zeros(int(code.max()) + 2, np.int64)
+    row[code] = np.arange(len(code))  # that of null is the last one
+    return sums.select(
+        part=of_part, name=names.gather(row[of_code]), count="count", total_ns="total_ns"
+    )

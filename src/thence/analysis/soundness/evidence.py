@@ -146,9 +146,14 @@ class Evidence:
     @cached_property
     def calls(self) -> pl.DataFrame:
         """The API calls: rank, process, thread, category, name, start, end (ns) and correlation, as in host."""
-        return self.tables.host.filter(CALLS).select(
-            *("rank", "process", "thread", "category", "name", "start", "correlation"),
-            end=pl.col("start") + pl.col("duration"),
+        return (
+            self.tables.host.lazy()
+            .filter(CALLS)
+            .select(
+                *("rank", "process", "thread", "category", "name", "start", "correlation"),
+                end=pl.col("start") + pl.col("duration"),
+            )
+            .collect()
         )
 
     @cached_property

@@ -25,21 +25,20 @@ _LOOP = r"^(?:(?:TSL:)?Thunk:#(?:[^#]*,)?hlo_op=)?(while(?:\.\d+)*)(?:[,#]|$)"
 _ROUND = ("loop", "start", "iteration")
 
 
-def iterations(tables: Tables, launch: npt.NDArray[np.int64]) -> pl.Series | None:
+def iterations(tables: Tables, launch: npt.NDArray[np.int64], used: pl.Series) -> pl.Series | None:
     """Names such as ``jit_f(0)/while.5(3)``: the first execution of jit_f, the fourth iteration of the loop.
 
     Args:
         tables: gpu, host and programs are read.
         launch: host row that launched each activity, `NO_ROW` where unknown.
+        used: the different names of host rows, Categorical.
 
     Returns:
         One Categorical for each row of gpu, null outside of loops; None where the trace shows no loops.
     """
     names = tables.host["name"]
     told = (
-        names.unique()
-        .drop_nulls()
-        .to_frame("name")
+        used.to_frame("name")
         .with_columns(loop=pl.col("name").cast(pl.String).str.extract(_LOOP))
         .drop_nulls("loop")
     )

@@ -38,6 +38,8 @@ __all__ = [
     "threads_frame",
 ]
 
+_SELDOM = ("kernel", "metadata")
+"""Columns of texts that most files have none of."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]
@@ -56,7 +58,7 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
         "device": _integers(sorted_gpu["device"], 0, (1 << 31) - 1).fill_null(0),
         "stream": sorted_gpu["stream"],
         "kind": _chosen(KINDS, sorted_gpu["kind"]),
-        "name": names.cast(pl.Categorical()).gather(sorted_gpu["name"]),
+        "name": _gathered(names.cast(pl.Categorical()), sorted_gpu["name"]),
         "start": sorted_gpu["start"],
         "duration": sorted_gpu["duration"],
         "correlation": _integers(sorted_gpu["correlation"]),
@@ -74,15 +76,22 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
 
 def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
     """With null for what is missing or cannot be true."""
-    return pl.select(
-        pl.when(pl.lit(pl.Series((values >= low) & (values <= high)))).then(
-            pl.lit(pl.Series(values))
-        )
-    ).to_series()
+    known = values >= low
+    if high < np.iinfo(values.dtype).max:
+        known &= values <= high
+    column = pl.Series(values)
+    if known.all():
+        return column
+    return pl.select(pl.when(pl.lit(pl.Series(known))).then(pl.lit(column))).to_series()
 
 
 def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
-    return pl.Series(values, dtype=pl.Enum(values)).gather(numbers)
+    return _gathered(pl.Series(values, dtype=pl.Enum(values)), numbers)
+
+
+def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
+    """The value of each number from 0 on; Polars would make int64 of other than its own row numbers."""
+    return values.gather(pl.Series(numbers.astype(np.uint32)))
 
 
 def _triples(values: Array) -> pl.Series:
@@ -97,7 +106,8 @@ def host_frame(
     """Rows of `HOST` in the given order; empties ``host``, so that each column is freed after use."""
 
     def sort(key: str) -> None:
-        host[key] = host[key][order]
+        if key not in _SELDOM or (host[key] >= 0).any():
+            host[key] = host[key][order]
 
     in_threads(sort, list(host))
     lane = host["lane"]
@@ -115,7 +125,7 @@ def host_frame(
         "process": lanes.process[lane],
         "thread": lanes.thread[lane],
         "category": _chosen(HOST_CATEGORIES, host.pop("category")),
-        "name": shown.cast(pl.Categorical()).gather(host.pop("name")),
+        "name": _gathered(shown.cast(pl.Categorical()), host.pop("name")),
         **{key: _texts(names, host.pop(key)) for key in ("kernel", "metadata")},
         "start": host.pop("start"),
         "duration": host.pop("duration"),
