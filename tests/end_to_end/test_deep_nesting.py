@@ -95,7 +95,13 @@ def limited(script: str, *arguments: Path) -> str:
 
 EVERYTHING = """
 import sys
+from thence import opening
 from thence.cli import main
+read, tables = opening.read, []
+def read_once(*arguments, **options):
+    if not tables: tables.append(read(*arguments, **options))
+    return tables[0]
+opening.read = read_once
 def run(*words):
     try: main(list(words))
     except SystemExit as end: assert not end.code, words
@@ -111,7 +117,7 @@ run("convert", source, "-o", folder + "/converted.parquet")
 
 
 def everything(source: Path, folder: Path, by: str) -> None:
-    """Every verb and format, in one process of little memory."""
+    """Every verb and format, in one process of little memory, which reads the source once."""
     folder.mkdir()
     limited(EVERYTHING, source, folder, by)  # type: ignore[arg-type] # a word, not a path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
 import io
 import json
@@ -305,18 +306,33 @@ def _frame(columns: dict[str, list[Any]]) -> pl.DataFrame:
 
 
 def _folder_of(ending: str) -> Callable[[Tree, Path], Path]:
+    """Writes tables as files; those that are not mutated as they were."""
+
+    def content(columns: dict[str, list[Any]]) -> bytes:
+        stream = io.BytesIO()
+        if ending == "parquet":
+            _frame(columns).write_parquet(stream)
+        else:
+            _frame(columns).write_ipc_stream(stream)
+        return stream.getvalue()
+
+    @functools.cache
+    def unchanged() -> dict[str, tuple[str, bytes]]:
+        """What each table of the seed is as text, and its file."""
+        return {
+            table: (repr(columns), content(columns))
+            for table, columns in _tables(_nsight()).items()
+        }
+
     def write(tree: Tree, folder: Path) -> Path:
         place = folder / "export"
         place.mkdir()
         for table, columns in _tables(tree).items():
             if not table.isidentifier():
                 continue
-            frame = _frame(columns)
-            path = place / f"{table}.{ending}"
-            if ending == "parquet":
-                frame.write_parquet(path)
-            else:
-                frame.write_ipc_stream(path)
+            text, written = unchanged().get(table, ("", b""))
+            whole = text and repr(columns) == text
+            (place / f"{table}.{ending}").write_bytes(written if whole else content(columns))
         return place
 
     return write

@@ -1,7 +1,6 @@
 // Runs thence_inside.cuh on the host, thread after thread, with clocks that count their readings.
 // Prints the memory around and of the buffer, a word a line.
 #include <cstdio>
-#include <vector>
 
 #define __device__
 #define __forceinline__ inline
@@ -51,14 +50,15 @@ int main() {
     constexpr unsigned int guard = 16, fill = 0xEEEEEEEEu;
     blockDim = {HOST_BLOCK_X, HOST_BLOCK_Y, 1};
     gridDim = {3, 2, 1};
-    const unsigned int blocks = HOST_BLOCKS;  // of the buffer
-    std::vector<unsigned int> memory(2 * guard + blocks * thence::kTraces * thence::kWords, fill);
+    constexpr unsigned int blocks = HOST_BLOCKS;  // of the buffer
+    static unsigned int memory[2 * guard + blocks * thence::kTraces * thence::kWords];
+    for (unsigned int &word : memory) word = fill;
     for (unsigned int block = 0; block < 6; ++block) {
         blockIdx = {block % 3, block / 3, 0};
         for (unsigned int y = 0; y < blockDim.y; ++y)
             for (unsigned int x = 0; x < blockDim.x; ++x) {
                 threadIdx = {x, y, 0};
-                kernel(HOST_OFF ? nullptr : memory.data() + guard, blocks);
+                kernel(HOST_OFF ? nullptr : memory + guard, blocks);
             }
     }
     for (unsigned int word : memory) std::printf("%u\n", word);

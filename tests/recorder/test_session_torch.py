@@ -10,14 +10,24 @@ import pytest
 pytest.importorskip("torch")
 
 import thence
-from recorder_programs import program
+from recorder_programs import Copies, program
 from thence.model.column_file import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
-def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
+    """Runs programs in which torch was imported before thence."""
+    with Copies("import torch.distributed", tmp_path_factory.mktemp("copies")) as programs:
+        yield programs
+
+
+def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(
+    tmp_path: Path, copies: Copies
+) -> None:
     body = """
         import torch
         from thence.launcher import first_use as hooks
@@ -31,7 +41,7 @@ def test_recording_begins_while_cuda_is_initialised_and_follows_autograd(tmp_pat
         y.backward()
         fake.emit(kernel())
     """
-    program(body, tmp_path)
+    copies.program(body, tmp_path)
     trace = thence.open(tmp_path)
     assert trace.gpu.height == 1
     assert not [text for text in trace.meta.warnings if "cut" in text]
@@ -71,15 +81,15 @@ def labelled(torch):
 '''
 
 
-def run(body: str, out: Path) -> str:
-    """What a program with collectives writes to stderr."""
-    source = textwrap.indent(GROUP + textwrap.dedent(body), " " * 4)
-    return program(source, out).stderr
+def with_group(body: str) -> str:
+    """The program with what its collectives need."""
+    return textwrap.indent(GROUP + textwrap.dedent(body), " " * 4)
 
 
-def collectives(tmp_path: Path, body: str) -> thence.Trace:
-    """What a program with collectives recorded."""
-    run(body, tmp_path / "out")
+def collectives(tmp_path: Path, body: str, copies: Copies | None = None) -> thence.Trace:
+    """What a program with collectives recorded, in a process that imports all itself or in a copy of one."""
+    run = program if copies is None else copies.program
+    run(with_group(body), tmp_path / "out")
     return thence.open(tmp_path / "out")
 
 
@@ -115,7 +125,9 @@ def test_a_recording_describes_the_collectives_of_a_program_that_knows_nothing_o
 
 
 @pytest.mark.parametrize("moment", ["before torch", "within torch", "at CUDA"])
-def test_labels_come_with_torch_whenever_the_recording_begins(tmp_path: Path, moment: str) -> None:
+def test_labels_come_with_torch_whenever_the_recording_begins(
+    tmp_path: Path, copies: Copies, moment: str
+) -> None:
     """In the midst of its import, torch looks for cuda.bindings, which begins a recording."""
     trace = collectives(
         tmp_path,
@@ -152,11 +164,14 @@ def test_labels_come_with_torch_whenever_the_recording_begins(tmp_path: Path, mo
         assert not [one for one in sys.meta_path if "CollectiveLabels" in repr(one)]
         distributed.all_reduce(torch.ones(7))
         """,
+        copies if moment == "at CUDA" else None,
     )
     assert trace.collectives["in_elements"].to_list() == [7]
 
 
-def test_collectives_are_not_described_where_that_is_switched_off(tmp_path: Path) -> None:
+def test_collectives_are_not_described_where_that_is_switched_off(
+    tmp_path: Path, copies: Copies
+) -> None:
     trace = collectives(
         tmp_path,
         """
@@ -166,6 +181,7 @@ def test_collectives_are_not_described_where_that_is_switched_off(tmp_path: Path
             launch("ncclDevKernel_AllReduce", 1)
             distributed.all_reduce(torch.ones(7))
         """,
+        copies,
     )
     assert trace.collectives.is_empty()
     times = trace.collective_times()
@@ -176,7 +192,9 @@ def test_collectives_are_not_described_where_that_is_switched_off(tmp_path: Path
         trace.summary("collective")
 
 
-def test_labels_that_the_program_asked_for_stay_when_the_recording_ends(tmp_path: Path) -> None:
+def test_labels_that_the_program_asked_for_stay_when_the_recording_ends(
+    tmp_path: Path, copies: Copies
+) -> None:
     trace = collectives(
         tmp_path,
         """
@@ -197,14 +215,15 @@ def test_labels_that_the_program_asked_for_stay_when_the_recording_ends(tmp_path
         undo()
         assert not labelled(torch)
         """,
+        copies,
     )
     assert trace.collectives["in_elements"].to_list() == [7]
 
 
-def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path, copies: Copies) -> None:
     out = tmp_path / "out"
-    told = run(
-        """
+    told = copies.program(
+        with_group("""
         torch, distributed = distributed_of_one()
         library = torch.library.Library
 
@@ -222,7 +241,7 @@ def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path) -> None:
                 x = torch.full((7,), 2.0)
                 distributed.all_reduce(x)
                 assert x.tolist() == [2.0] * 7
-        """,
+        """),
         out,
     )
     said = [line for line in told.splitlines() if "thence" in line]
@@ -235,7 +254,7 @@ def test_what_cannot_be_labelled_harms_nothing(tmp_path: Path) -> None:
     assert thence.open(out).gpu.height == 1
 
 
-def test_numbers_of_collectives_make_no_text_of_their_own(tmp_path: Path) -> None:
+def test_numbers_of_collectives_make_no_text_of_their_own(tmp_path: Path, copies: Copies) -> None:
     trace = collectives(
         tmp_path,
         """
@@ -245,6 +264,7 @@ def test_numbers_of_collectives_make_no_text_of_their_own(tmp_path: Path) -> Non
             for _ in range(50):
                 distributed.all_reduce(torch.ones(7))
         """,
+        copies,
     )
     parts = [decode(file.read_bytes()) for file in (tmp_path / "out").glob("*/names-*.npz")]
     texts = [str(name) for part in parts for name in part["name"]]

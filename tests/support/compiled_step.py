@@ -1,6 +1,10 @@
-"""One training step of a small compiled program on the CPU, in a process of its own; prints what came of it as JSON.
+"""Training steps of a small compiled program on the CPU, each in its own process; prints as JSON what came of them.
 
-python compiled_step.py CACHE [thence]
+    python compiled_step.py CACHE[+thence]...
+
+Each names the cache that Inductor has, and whether thence is there. They run one after the other, as copies of a
+process that has imported PyTorch and its compiler, which takes longer than a step; of Inductor only what the compiler
+itself imports, so that thence sees the rest of it come.
 """
 
 from __future__ import annotations
@@ -9,21 +13,16 @@ import hashlib
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
-sys.path.insert(0, str(Path(__file__).parent))
-
 import torch
+import torch._dynamo
 
-WATCHED = "thence" in sys.argv
 UP, HEAD = 24, 5
 """Widths of the layers, by which a matrix multiplication tells whose it is."""
-if WATCHED:
-    from thence.marks.captured_places import module_of_part
-    from thence.marks.generated_lines import generated
-    from thence.marks.launch_facts import main_part
+THENCE = "+thence"
 
 
 class Net(torch.nn.Module):
@@ -57,6 +56,10 @@ def step(net: Any, compiled: Any, x: Any) -> str:
 
 def launched(net: Any, compiled: Any, x: Any) -> list[tuple[str, str | None, str, str]]:
     """(layer by the shape of the result, module told, operator, phase) of every matrix multiplication."""
+    from thence.marks.captured_places import module_of_part
+    from thence.marks.generated_lines import generated
+    from thence.marks.launch_facts import main_part
+
     now: list[Any] = [None]
     found = []
 
@@ -93,7 +96,11 @@ def launched(net: Any, compiled: Any, x: Any) -> list[tuple[str, str | None, str
     return found
 
 
-def main() -> None:
+def trained(cache: str, *, watched: bool) -> dict[str, Any]:
+    """What comes of the step with a cache, in this process."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    if watched:
+        from thence.marks.generated_lines import generated
     torch.manual_seed(0)
     net, x = Net(), torch.randn(4, 8)
     compiled = torch.compile(net)
@@ -104,14 +111,42 @@ def main() -> None:
         "breaks": sum(counters["graph_break"].values()),
         "graphs": counters["stats"]["unique_graphs"],
         "hits": counters["inductor"]["fxgraph_cache_hit"],
-        "keys": files(sys.argv[1]),
+        "keys": files(cache),
         "line": Net.forward.__code__.co_firstlineno + 1,
     }
-    if WATCHED:
+    if watched:
         result |= {"launches": launched(net, compiled, x), "notes": list(generated.notes)}
         result["again"] = step(net, compiled, x)
         result["recompiled"] = counters["stats"]["unique_graphs"]
-    sys.stdout.write(json.dumps(result))
+    return result
+
+
+def copied(cache: str, *, watched: bool) -> None:
+    """Runs the step in a copy of this process, which prints a line.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            sys.stdout.write(json.dumps(trained(cache, watched=watched)) + "\n")
+            sys.stdout.flush()
+            code = 0
+        finally:  # whatever happened, the copy must not go on as its parent
+            if code:
+                traceback.print_exc()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit(f"{cache}: ended with {os.waitstatus_to_exitcode(status)}")
+
+
+def main() -> None:
+    assert "torch._inductor.compile_fx" not in sys.modules
+    for name in sys.argv[1:]:
+        copied(name.removesuffix(THENCE), watched=name.endswith(THENCE))
 
 
 if __name__ == "__main__":

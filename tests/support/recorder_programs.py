@@ -11,12 +11,15 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 import thence
 from fake_cupti import library_path
+
+if TYPE_CHECKING:
+    from typing import Self
 
 HERE = Path(__file__).parent
 PREAMBLE = f"""
@@ -59,6 +62,64 @@ def program(
     )
     assert done.returncode == code, done.stderr
     return done
+
+
+_COPYING = """
+import json, os, sys
+{imports}
+while line := sys.stdin.readline():
+    program = json.loads(line)
+    child = os.fork()
+    if child == 0:  # goes on as the program, and ends as Python ends
+        said = os.open(program["stderr"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        sys.argv = ["-c", program["out"]]
+        exec(compile(program["source"], "<string>", "exec"), globals())
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Copies:
+    """Programs as those of `program`, each a copy of one process that has imported what takes long.
+
+    Args:
+        imports: what is imported before thence and the fake libcupti are.
+        folder: for what programs write to stderr.
+    """
+
+    def __init__(self, imports: str, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _COPYING.format(imports=imports)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **fake_libraries()},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=60)
+
+    def program(self, body: str, out: Path) -> str:
+        """Run a program, which must end with 0; what it wrote to stdout and stderr."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._count += 1
+        said = self._folder / f"stderr{self._count}"
+        source = PREAMBLE + textwrap.dedent(body)
+        task = {"source": source, "out": str(out), "stderr": str(said)}
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+        code = self._process.stdout.readline()
+        text = said.read_text() if said.exists() else ""
+        assert code == "0\n", text
+        return text
 
 
 def only_folder(directory: Path) -> Path:

@@ -13,31 +13,20 @@ import pytest
 pytest.importorskip("torch")
 
 STEP = Path(__file__).parents[2] / "support" / "compiled_step.py"
-
-
-def both(*commands: tuple[str, ...]) -> list[dict[str, Any]]:
-    """What several programs print that run at the same time."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, STEP, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for command in commands
-    ]
-    results = []
-    for process in running:
-        out, error = process.communicate(timeout=600)
-        assert process.returncode == 0, error.decode()
-        results.append(json.loads(out))
-    return results
+THENCE = "+thence"
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """A step without thence, one with it, one with its cache, and one with a cache filled without it."""
     without, with_it = (str(tmp_path_factory.mktemp(name)) for name in ("without", "with"))
-    plain, cold = both((without,), (with_it, "thence"))
-    warm, before = both((with_it, "thence"), (without, "thence"))
-    return {"plain": plain, "cold": cold, "warm": warm, "before": before}
+    command = [without, with_it + THENCE, with_it + THENCE, without + THENCE]
+    done = subprocess.run(
+        [sys.executable, STEP, *command], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    results = map(json.loads, done.stdout.splitlines())
+    return dict(zip(("plain", "cold", "warm", "before"), results, strict=True))
 
 
 def test_results_caches_and_graphs_are_what_they_are_without_it(steps) -> None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import thence
-from helpers import recording, unzipped
+from helpers import examples, recording, unzipped
 from thence.readers.kineto.events import decode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRIES = 60
+TRIES = examples(96)
+"""Of each change; fuzz/ changes small traces in many more ways."""
 TOKENS = (
     b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\n", b"\x00", b"\xff", b"null", b"NaN", b"-inf", b"1e999",
     b"-1", b"99999999999999999999999", b"{}", b"[[", b'"traceEvents":[', b'{"ph":"X"}', b"\xef\xbb\xbf", b"},\n{",
