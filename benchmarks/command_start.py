@@ -9,7 +9,6 @@ writes the bytecode of both. Medians of the rounds, children included.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -18,6 +17,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from command_line import documented_parser
 
 ROOT = Path(__file__).parents[1]
 OURS = ROOT / "src"
@@ -83,7 +84,7 @@ def measured(source: Path, arguments: list[str], folder: Path) -> tuple[float, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = documented_parser(__doc__)
     parser.add_argument("other", type=Path, metavar="OTHER_SRC")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", help="with commas between them")

@@ -25,7 +25,7 @@ import polars as pl
 
 import thence
 from command_line import documented_parser
-from thence.analysis.idle_causes import idle_causes
+from thence.analysis.idle.causes import idle_causes
 
 OF_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 GROUPS = {"queued": "queued", "event_wait": "other", "unknown": "other"}

@@ -19,12 +19,12 @@ import polars as pl
 
 import thence
 from command_line import documented_parser
-from thence.analysis.idle_causes import idle_causes
-from thence.analysis.idle_table import idle_time
+from thence.analysis.idle.causes import idle_causes
+from thence.analysis.idle.table import idle_time
 from thence.analysis.summary import summarize
-from thence.analysis.whatif_graph import program_graph
-from thence.analysis.whatif_health import health
-from thence.analysis.whatif_replay import replayed
+from thence.analysis.whatif.graph import program_graph
+from thence.analysis.whatif.health import health
+from thence.analysis.whatif.replay import replayed
 from thence.errors import ThenceError
 from thence.model.tables import Tables
 

@@ -17,7 +17,7 @@ import polars as pl
 
 import thence
 from command_line import documented_parser
-from thence.analysis.idle_causes import idle_causes
+from thence.analysis.idle.causes import idle_causes
 from thence.model.tables import API_CALLS, Tables
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ def merging(folder: Path | None) -> None:
 
 def check_merged(trace: Any, parts: list[Any], label: str, directory: Path) -> None:
     """Launches found for all buffers and for each alone, and the ranges of the files that are written."""
-    from thence.analysis.inside_timeline import merged
-    from thence.analysis.launch_matching import find_launches, span
+    from thence.analysis.inside.launch_matching import find_launches, span
+    from thence.analysis.inside.timeline import merged
     from thence.writers.timelines.write import write_timeline
 
     recorded = trace.timeline()

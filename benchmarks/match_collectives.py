@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 
 from command_line import documented_parser
-from thence.analysis.clock_sync import align_clocks
-from thence.analysis.collective_instances import collective_instances
-from thence.analysis.communication import collectives
+from thence.analysis.collectives.clock_sync import align_clocks
+from thence.analysis.collectives.communication import collectives
+from thence.analysis.collectives.instances import collective_instances
 from thence.attribution.attribute import attribute
 from thence.model.tables import COLLECTIVES, GPU, Tables
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from command_line import documented_parser
-from thence.analysis.clock_sync import align_clocks
-from thence.analysis.communication import Collectives, collectives
-from thence.analysis.compilation import LIBRARY_LOADING, compilation
-from thence.analysis.programs import By, Programs, programs
-from thence.analysis.warmup import Phases, WarmUp, module_keys, phases
+from thence.analysis.collectives.clock_sync import align_clocks
+from thence.analysis.collectives.communication import Collectives, collectives
+from thence.analysis.programs.compilation import LIBRARY_LOADING, compilation
+from thence.analysis.programs.programs import By, Programs, programs
+from thence.analysis.programs.warmup import Phases, WarmUp, module_keys, phases
 from thence.attribution.attribute import attribute
 from thence.attribution.xla.constituents import constituents_by_place
 from thence.model.joined_tables import concat

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from command_line import documented_parser
-from thence.analysis.programs import By, programs
-from thence.analysis.warmup import WarmUp
+from thence.analysis.programs.programs import By, programs
+from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, PROGRAMS, Tables
 

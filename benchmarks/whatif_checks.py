@@ -158,8 +158,8 @@ def _pieces(paths: list[Path]) -> pl.DataFrame:
     import polars as pl
 
     import thence
-    from thence.analysis.host_pace import host_pieces
-    from thence.analysis.whatif_graph import program_graph
+    from thence.analysis.whatif.graph import program_graph
+    from thence.analysis.whatif.host_pace import host_pieces
 
     trace = thence.open(paths)
     program = program_graph(trace.whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.what_if does

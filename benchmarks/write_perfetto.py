@@ -30,7 +30,7 @@ import numpy as np
 import polars as pl
 
 from command_line import documented_parser
-from thence.analysis.timeline import timeline
+from thence.analysis.timelines.timeline import timeline
 from thence.attribution.attribute import attribute
 from thence.model.tables import GPU, HOST, Meta, Tables
 from thence.writers.timelines.chrome import write_chrome

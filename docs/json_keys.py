@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from thence.analysis.idle_rules import CAUSES
+from thence.analysis.idle.rules import CAUSES
 
 __all__ = ["ANYWHERE", "BY_VERB", "MAPS", "meaning"]
 

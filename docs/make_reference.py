@@ -16,7 +16,7 @@ import polars as pl
 from json_keys import ANYWHERE, MAPS, meaning
 from json_samples import Keys, keys_of, verbs_with_json
 
-from thence.analysis.idle_rules import MEANINGS
+from thence.analysis.idle.rules import MEANINGS
 from thence.cli.manual import EXIT_CODES, Option, Verb, program, verbs
 from thence.errors import ThenceError
 from thence.model import tables

@@ -14,15 +14,15 @@ from thence.errors import MissingData
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.clock_sync import Alignment
-    from thence.analysis.collective_instances import Instances
-    from thence.analysis.communication import Collectives
+    from thence.analysis.collectives.clock_sync import Alignment
+    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.collectives.instances import Instances
     from thence.analysis.glance import Glance
-    from thence.analysis.idle_table import IdleTime
+    from thence.analysis.idle.table import IdleTime
     from thence.analysis.ranks.job import Job
-    from thence.analysis.steps_table import StepTable
+    from thence.analysis.steps.table import StepTable
     from thence.analysis.summary import Summary
-    from thence.analysis.whatif import WhatIf
+    from thence.analysis.whatif.prediction import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.graph_labels import GraphLabels
     from thence.model.places import By
@@ -92,7 +92,7 @@ class Explanations(ABC):
         """Why the devices were idle: every nanosecond with one cause.
 
         Args:
-            by: of `thence.analysis.idle_table.BY`: what the rows of a cause are by.
+            by: of `thence.analysis.idle.table.BY`: what the rows of a cause are by.
 
         Raises:
             UsageError: ``by`` is none of them.
@@ -107,7 +107,7 @@ class Explanations(ABC):
 
     def _idle(self, by: str) -> IdleTime:
         from thence.analysis.consistency_of_answers import consistent_idle
-        from thence.analysis.idle_table import idle_time
+        from thence.analysis.idle.table import idle_time
 
         found = idle_time(self.attributed, by, self._waited)
         return consistent_idle(found, self.attributed.meta)
@@ -143,7 +143,7 @@ class Explanations(ABC):
         """
         from thence.analysis.consistency_of_answers import consistent_steps
         from thence.analysis.select import select
-        from thence.analysis.steps_table import step_table
+        from thence.analysis.steps.table import step_table
 
         selection = self.attributed.selection
         chosen = replace(selection, steps=None, window_ns=None, only=None)
@@ -172,8 +172,8 @@ class Explanations(ABC):
             MissingData: the trace explains too little of when its work began.
         """
         from thence.analysis.consistency_of_answers import consistent_what_if
-        from thence.analysis.whatif import what_if
-        from thence.analysis.whatif_changes import parse_change
+        from thence.analysis.whatif.changes import parse_change
+        from thence.analysis.whatif.prediction import what_if
 
         asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
         changes = [parse_change(action, text) for action, texts in asked.items() for text in texts]
@@ -181,14 +181,14 @@ class Explanations(ABC):
         return consistent_what_if(found, self.whole.meta)
 
     def critical_path(self) -> pl.DataFrame:
-        """What every moment waited for last, as tiles of the time: see `thence.analysis.critical_path`.
+        """What every moment waited for last, as tiles of the time: see `thence.analysis.whatif.critical_path`.
 
         Raises:
             MissingData: the trace holds no device activity.
         """
         from thence.analysis.consistency_of_answers import consistent_path
-        from thence.analysis.critical_path import critical_path
-        from thence.analysis.whatif_graph import program_graph
+        from thence.analysis.whatif.critical_path import critical_path
+        from thence.analysis.whatif.graph import program_graph
 
         if self.whole.gpu.is_empty():
             raise MissingData(f"{', '.join(self.whole.meta.inputs)}: holds no device activity")
@@ -201,8 +201,8 @@ class Explanations(ABC):
         """Clocks and shared collectives of the whole trace, where it holds several ranks."""
         if len(self.whole.ranks) < 2:
             return None, None
-        from thence.analysis.clock_sync import align_clocks
-        from thence.analysis.collective_instances import collective_instances
+        from thence.analysis.collectives.clock_sync import align_clocks
+        from thence.analysis.collectives.instances import collective_instances
 
         instances = collective_instances(self.whole)
         return align_clocks(self.whole, instances), instances
@@ -212,7 +212,7 @@ class Explanations(ABC):
         """How long kernels of collectives waited for a late rank; None for one rank, and without collectives."""
         if len(self.attributed.ranks) < 2:
             return None
-        from thence.analysis.idle_table import waited_in_collectives
+        from thence.analysis.idle.table import waited_in_collectives
         from thence.analysis.report import part
 
         times = part(lambda: self.collective_times("keep")).result
@@ -222,7 +222,7 @@ class Explanations(ABC):
 
     def _spans(self) -> pl.DataFrame:
         """Tracks of spans for timelines: why devices are idle, and the critical path."""
-        from thence.analysis.idle_table import idle_tracks
+        from thence.analysis.idle.table import idle_tracks
 
         return pl.concat([idle_tracks(self.attributed), *self._path_track()])
 
@@ -230,9 +230,9 @@ class Explanations(ABC):
         """The critical path as a track, of one rank of a whole trace that it explains."""
         if self.attributed.selection or self.whole.gpu.is_empty() or len(self.whole.ranks) > 1:
             return []
-        from thence.analysis.critical_path import critical_path, path_track
-        from thence.analysis.whatif_graph import program_graph
-        from thence.analysis.whatif_health import MOST_UNEXPLAINED, health
+        from thence.analysis.whatif.critical_path import critical_path, path_track
+        from thence.analysis.whatif.graph import program_graph
+        from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
 
         program = program_graph(self.whole, labels=self._graph_labels)
         if health(self.whole, program).unexplained > MOST_UNEXPLAINED:

@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from thence.analysis.communication import Collectives
-    from thence.analysis.compilation import Compilation
-    from thence.analysis.flame import Flame
-    from thence.analysis.programs import Programs
+    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.flame.flame import Flame
+    from thence.analysis.programs.compilation import Compilation
+    from thence.analysis.programs.programs import Programs
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
-    from thence.analysis.timeline_overview import Overview
+    from thence.analysis.timelines.overview import Overview
     from thence.model.places import By, FlameBy
 
 __all__ = ["Pictures"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thence.analysis.inside_summary import InsideSummary, summarize
-from thence.analysis.inside_timeline import merged, standalone
+from thence.analysis.inside.summary import InsideSummary, summarize
+from thence.analysis.inside.timeline import merged, standalone
 from thence.inside.decoding import Decoded, decode
 from thence.inside.files import load
 from thence.notebook import MOST_ROWS, table_html

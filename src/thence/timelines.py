@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from thence.analysis.clock_sync import Alignment
-    from thence.analysis.timeline_overview import Overview
+    from thence.analysis.collectives.clock_sync import Alignment
+    from thence.analysis.timelines.overview import Overview
     from thence.model.attributed import Attributed
     from thence.model.timeline import Timeline
 
@@ -54,7 +54,7 @@ class Timelines(ABC):
         Raises:
             UsageError: a lane or clock that there is not.
         """
-        from thence.analysis.timeline import timeline
+        from thence.analysis.timelines.timeline import timeline
 
         if clocks not in ("aligned", "recorded") or not set(lanes) <= set(LANES):
             raise UsageError(
@@ -95,7 +95,7 @@ class Timelines(ABC):
         Raises:
             MissingData: the trace holds no device activity.
         """
-        from thence.analysis.timeline_overview import overview
+        from thence.analysis.timelines.overview import overview
 
         return overview(self.attributed, self._applied_alignment)
 

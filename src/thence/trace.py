@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from thence.analysis.clock_sync import Alignment
-    from thence.analysis.collective_instances import Instances
-    from thence.analysis.communication import Collectives
-    from thence.analysis.compilation import Compilation
-    from thence.analysis.flame import Flame
+    from thence.analysis.collectives.clock_sync import Alignment
+    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.collectives.instances import Instances
+    from thence.analysis.flame.flame import Flame
     from thence.analysis.graph_lanes import GraphLanes
     from thence.analysis.kernel_groups import Patterns
-    from thence.analysis.programs import Programs
+    from thence.analysis.programs.compilation import Compilation
+    from thence.analysis.programs.programs import Programs
     from thence.analysis.proof import Proof
     from thence.analysis.report import Report
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.step_kinds import StepKinds
+    from thence.analysis.steps.kinds import StepKinds
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
     from thence.attribution.cuda_graphs.coverage import Coverage
@@ -271,7 +271,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no steps of a server that thence knows.
         """
-        from thence.analysis.step_kinds import step_kinds
+        from thence.analysis.steps.kinds import step_kinds
 
         return step_kinds(self.attributed)
 
@@ -290,11 +290,11 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         """
         from thence.analysis.consistency import consistent_flame
         from thence.analysis.default_kind import default_kind
-        from thence.analysis.flame import Idle, Split, flame
+        from thence.analysis.flame.flame import Idle, Split, flame
         from thence.model.places import FLAME_KINDS
 
         kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
-        from thence.analysis.idle_table import why_no_causes
+        from thence.analysis.idle.table import why_no_causes
 
         shown, attributed = _choice(Idle, idle), self.attributed
         asked = shown is not Idle.EXCLUDE and attributed.gpu.height > 0
@@ -305,7 +305,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
     @cached_property
     def alignment(self) -> Alignment:
         """How far the clocks of the ranks are apart, from the ends of the collectives that they share."""
-        from thence.analysis.clock_sync import align_clocks
+        from thence.analysis.collectives.clock_sync import align_clocks
 
         return align_clocks(self.attributed, self._instances)
 
@@ -316,7 +316,7 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
 
     @cached_property
     def _instances(self) -> Instances:
-        from thence.analysis.collective_instances import collective_instances
+        from thence.analysis.collectives.instances import collective_instances
 
         return collective_instances(self.attributed)
 
@@ -330,8 +330,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
             MissingData: the trace holds no XLA program.
         """
         from thence.analysis.consistency_of_answers import consistent_programs
-        from thence.analysis.programs import programs
-        from thence.analysis.warmup import WarmUp
+        from thence.analysis.programs.programs import programs
+        from thence.analysis.programs.warmup import WarmUp
 
         if self.programs.is_empty():
             raise MissingData(
@@ -349,10 +349,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: nothing in the trace communicates.
         """
-        from thence.analysis.communication import collectives
+        from thence.analysis.collectives.communication import collectives
+        from thence.analysis.collectives.missing import why_no_collectives
         from thence.analysis.consistency_of_answers import consistent_collectives
-        from thence.analysis.missing_collectives import why_no_collectives
-        from thence.analysis.warmup import WarmUp
+        from thence.analysis.programs.warmup import WarmUp
 
         alignment = self.alignment if len(self.attributed.ranks) > 1 else None
         times = collectives(self.attributed, _choice(WarmUp, warm_up), alignment, self._instances)
@@ -388,8 +388,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no compilation.
         """
-        from thence.analysis.compilation import Autotuning, compilation
         from thence.analysis.consistency_of_answers import consistent_compilation
+        from thence.analysis.programs.compilation import Autotuning, compilation
 
         if not (self.host["category"] == "compile").any():
             raise MissingData(
@@ -404,8 +404,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Args:
             warm_up: which executions of XLA programs to leave out: heuristic, first-compiled or keep.
         """
+        from thence.analysis.programs.warmup import WarmUp
         from thence.analysis.spread import compute_spread
-        from thence.analysis.warmup import WarmUp
 
         return compute_spread(self.attributed, _choice(WarmUp, warm_up))
 
@@ -415,8 +415,8 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         Raises:
             MissingData: the trace holds no device activity.
         """
-        from thence.analysis.activity_timeline import activity_timeline
         from thence.analysis.report import Report, part
+        from thence.analysis.timelines.activity_timeline import activity_timeline
         from thence.model.places import page_kinds
 
         kinds = page_kinds(xla=not self.programs.is_empty())

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,9 +33,9 @@ _OPENED = "import sys, thence\nthence.open(sys.argv[1])\nprint(*sys.modules, fil
 QUESTIONS = {
     f"thence.analysis.{name}"
     for name in (
-        "communication", "compilation", "critical_path", "diff.compare", "flame", "glance", "graph_lanes", "idle_table",
-        "programs", "ranks.job", "soundness.check", "step_kinds", "steps_table", "streams", "summary", "timeline",
-        "timeline_overview", "whatif",
+        "collectives.communication", "diff.compare", "flame.flame", "glance", "graph_lanes", "idle.table",
+        "programs.compilation", "programs.programs", "ranks.job", "soundness.check", "steps.kinds", "steps.table",
+        "streams", "summary", "timelines.overview", "timelines.timeline", "whatif.critical_path", "whatif.prediction",
     )
 }  # fmt: skip
 """The analyses that questions begin with."""
@@ -42,6 +43,10 @@ READERS = {
     f"thence.readers.{name}"
     for name in ("jax.xplane", "kineto.read", "nsight.read", "nsys_jax.read", "recording.read")
 }
+
+
+def test_the_questions_and_readers_are_modules() -> None:
+    assert all(find_spec(name) is not None for name in QUESTIONS | READERS)
 
 
 def loaded(code: str, *arguments: str | Path) -> set[str]:
@@ -58,15 +63,15 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "questions"),
     [
-        (("report", _GRAPHS), {"glance", "idle_table", "soundness.check", "summary"}),
+        (("report", _GRAPHS), {"glance", "idle.table", "soundness.check", "summary"}),
         (("check", _GRAPHS), {"soundness.check"}),
-        (("collectives", FSDP[0]), {"communication", "soundness.check"}),
-        (("diff", *FSDP[:2]), {"diff.compare", "soundness.check", "steps_table"}),
-        (("idle", _GRAPHS), {"idle_table", "soundness.check"}),
-        (("programs", _XSPACE), {"programs", "soundness.check"}),
+        (("collectives", FSDP[0]), {"collectives.communication", "soundness.check"}),
+        (("diff", *FSDP[:2]), {"diff.compare", "soundness.check", "steps.table"}),
+        (("idle", _GRAPHS), {"idle.table", "soundness.check"}),
+        (("programs", _XSPACE), {"programs.programs", "soundness.check"}),
         (("ranks", *FSDP[:2]), {"ranks.job", "soundness.check"}),
         (("sql", _GRAPHS, "select 1"), {"soundness.check"}),
-        (("steps", FSDP[0]), {"soundness.check", "steps_table"}),
+        (("steps", FSDP[0]), {"soundness.check", "steps.table"}),
         (("streams", _GRAPHS), {"soundness.check", "streams"}),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",

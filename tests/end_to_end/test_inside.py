@@ -30,7 +30,7 @@ from inside_data import (
     thence_buffer,
 )
 from perfetto_reading import decoded as perfetto
-from thence.analysis.inside_timeline import standalone
+from thence.analysis.inside.timeline import standalone
 from thence.inside import Decoded, Description, decode, save
 
 if TYPE_CHECKING:

@@ -29,18 +29,18 @@ NSIGHT = "readers/nsight/test_read.py"
 PERFETTO = "writers/timelines/perfetto/test_write.py"
 
 ELSEWHERE = {
-    "analysis/activity_details.py": "analysis/test_activity_timeline.py",
+    "analysis/timelines/activity_details.py": "analysis/timelines/test_activity_timeline.py",
     "analysis/diff/conditions.py": f"{DIFF}::test_figures_are_those_counted_from_the_file",
     "analysis/diff/explanation.py": "analysis/diff/test_signs.py",
     "analysis/diff/gate.py": DIFF,
     "analysis/diff/sample.py": DIFF,
-    "analysis/critical_path.py": "analysis/test_whatif.py",
+    "analysis/whatif/critical_path.py": "analysis/whatif/test_prediction.py",
     "analysis/expectations.py": "analysis/test_streams.py",
-    "analysis/flame_tree.py": "analysis/test_flame.py",
-    "analysis/idle_places.py": "analysis/test_idle_causes.py::test_a_piece_has_the_place_of_its_own_host_row",
-    "analysis/idle_rules.py": "analysis/test_idle_causes.py",
-    "analysis/idle_table.py": "analysis/test_idle_causes.py::test_idle_by_each_kind_adds_up",
-    "analysis/inside_summary.py": "end_to_end/test_inside.py::test_summary_by_range",
+    "analysis/flame/tree.py": "analysis/flame/test_flame.py",
+    "analysis/idle/places.py": "analysis/idle/test_causes.py::test_a_piece_has_the_place_of_its_own_host_row",
+    "analysis/idle/rules.py": "analysis/idle/test_causes.py",
+    "analysis/idle/table.py": "analysis/idle/test_causes.py::test_idle_by_each_kind_adds_up",
+    "analysis/inside/summary.py": "end_to_end/test_inside.py::test_summary_by_range",
     "analysis/ranks/lateness.py": "analysis/ranks/test_job.py::test_real_ranks_are_late_as_counted_by_hand",
     "analysis/ranks/reasons.py": "analysis/ranks/test_job.py",
     "analysis/ranks/summary_collectives.py": (
@@ -50,12 +50,16 @@ ELSEWHERE = {
     "analysis/soundness/evidence.py": f"{SOUNDNESS}/test_launch_rules.py::test_captured_launches_have_no_work",
     "analysis/summary.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
     "analysis/summary_merge.py": "store/test_stored_trace.py::test_a_report_by_anything_is_that_of_the_files",
-    "analysis/whatif_answers.py": "analysis/test_whatif.py::test_without_changes_the_largest_gains_of_all_are_answered",
-    "analysis/whatif_changes.py": "analysis/test_whatif.py",
-    "analysis/whatif_edges.py": "analysis/test_whatif.py::test_where_the_device_is_the_limit_the_loader_gains_nothing",
-    "analysis/whatif_graph.py": "analysis/test_whatif.py",
-    "analysis/whatif_health.py": (
-        "analysis/test_whatif.py::test_an_interval_is_wider_the_more_of_the_step_the_host_decides"
+    "analysis/whatif/answers.py": (
+        "analysis/whatif/test_prediction.py::test_without_changes_the_largest_gains_of_all_are_answered"
+    ),
+    "analysis/whatif/changes.py": "analysis/whatif/test_prediction.py",
+    "analysis/whatif/edges.py": (
+        "analysis/whatif/test_prediction.py::test_where_the_device_is_the_limit_the_loader_gains_nothing"
+    ),
+    "analysis/whatif/graph.py": "analysis/whatif/test_prediction.py",
+    "analysis/whatif/health.py": (
+        "analysis/whatif/test_prediction.py::test_an_interval_is_wider_the_more_of_the_step_the_host_decides"
     ),
     "cli/streams.py": "analysis/test_streams.py::test_json_keeps_its_contract",
     "attribution/host_rows.py": "attribution/test_launch_places.py::test_idle_is_span_minus_the_union_on_every_device",
@@ -65,7 +69,7 @@ ELSEWHERE = {
     "attribution/cuda_graphs/by_order.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
     "attribution/cuda_graphs/signatures.py": f"{GRAPHS}::test_edges_in_a_circle_are_refused",
     "attribution/cuda_graphs/topology.py": f"{GRAPHS}::test_what_cannot_be_told_apart_gets_no_label_but_the_reason",
-    "attribution/stacks.py": "analysis/test_flame.py::test_the_innermost_line_is_the_source_of_the_report",
+    "attribution/stacks.py": "analysis/flame/test_flame.py::test_the_innermost_line_is_the_source_of_the_report",
     "attribution/xla/op_names.py": "attribution/xla/test_hlo_places.py",
     "attribution/xla/origins.py": "attribution/xla/test_hlo_places.py",
     "attribution/xla/schedules.py": f"{COMMAND_BUFFERS}::test_an_hlo_without_a_schedule_is_refused",
@@ -73,8 +77,8 @@ ELSEWHERE = {
     "cli/inside.py": "end_to_end/test_inside.py::test_command_line_prints_json_csv_and_tables",
     "cli/output.py": "end_to_end/test_cli.py::test_csv_is_a_table_with_a_heading",
     "doctor/probe.py": "doctor/test_examine.py",
-    "model/server_steps.py": "analysis/test_step_kinds.py::test_what_a_servers_name_of_a_step_says",
-    "explanations.py": "analysis/test_steps_table.py::test_selected_steps_are_as_in_the_whole",
+    "model/server_steps.py": "analysis/steps/test_kinds.py::test_what_a_servers_name_of_a_step_says",
+    "explanations.py": "analysis/steps/test_table.py::test_selected_steps_are_as_in_the_whole",
     "inside/clocks.py": "inside/test_formats.py",
     "inside/columns.py": "inside/test_formats.py::test_events_are_as_recorded",
     "inside/description.py": "inside/test_defects.py::test_limits_are_checked_before_the_launch",
@@ -92,7 +96,7 @@ ELSEWHERE = {
     "marks/watching.py": "marks/test_marking.py",
     "model/graph_labels.py": "attribution/cuda_graphs/test_join_labels.py::test_a_kernel_has_the_place_of_its_node",
     "model/places.py": "attribution/test_attribute.py",
-    "model/joined_tables.py": "analysis/test_clock_sync.py",
+    "model/joined_tables.py": "analysis/collectives/test_clock_sync.py",
     "readers/jax/instruction_costs.py": f"{CONSTITUENTS}::test_cost_is_what_enters_and_leaves_the_kernel_and_flops",
     "readers/jax/shapes.py": "readers/jax/test_hlo.py::test_width_of_every_element_type",
     "readers/jax/stat_values.py": "readers/jax/test_xspace.py::test_stats_of_any_encoding",

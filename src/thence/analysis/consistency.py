@@ -17,7 +17,7 @@ from thence.model.tables import named_inputs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.flame import Flame
+    from thence.analysis.flame.flame import Flame
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
     from thence.model.attributed import Attributed

@@ -14,13 +14,13 @@ import polars as pl
 from thence.analysis.consistency import must
 
 if TYPE_CHECKING:
-    from thence.analysis.communication import Collectives
-    from thence.analysis.compilation import Compilation
+    from thence.analysis.collectives.communication import Collectives
     from thence.analysis.diff.compare import Diff
-    from thence.analysis.idle_table import IdleTime
-    from thence.analysis.programs import Programs
-    from thence.analysis.steps_table import StepTable
-    from thence.analysis.whatif import WhatIf
+    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.programs.compilation import Compilation
+    from thence.analysis.programs.programs import Programs
+    from thence.analysis.steps.table import StepTable
+    from thence.analysis.whatif.prediction import WhatIf
     from thence.model.tables import Meta
     from thence.units import Ns
 
@@ -166,7 +166,7 @@ def consistent_steps(found: StepTable, meta: Meta) -> StepTable:
     Raises:
         Contradiction: they do not.
     """
-    from thence.analysis.steps import STEP
+    from thence.analysis.steps.windows import STEP
 
     causes = [name for name in found.frame.columns if name not in STEP]
     ordered = (

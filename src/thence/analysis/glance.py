@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.exposure import exposure
-from thence.analysis.idle_table import idle_time, why_no_causes
+from thence.analysis.collectives.exposure import exposure
+from thence.analysis.idle.table import idle_time, why_no_causes
 from thence.analysis.report import Part
 from thence.analysis.soundness.findings import RULES
 from thence.model.fitted_names import fitted
@@ -22,7 +22,7 @@ from thence.units import format_count, format_ns, format_share
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from thence.analysis.idle_table import IdleTime
+    from thence.analysis.idle.table import IdleTime
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.summary import Summary
     from thence.model.attributed import Attributed

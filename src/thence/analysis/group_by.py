@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.missing_collectives import why_no_collectives
+from thence.analysis.collectives.missing import why_no_collectives
 from thence.errors import MissingData, UsageError
 from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS, Position

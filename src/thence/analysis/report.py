@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from thence.analysis.activity_timeline import ActivityTimeline
-    from thence.analysis.communication import Collectives
-    from thence.analysis.compilation import Compilation
-    from thence.analysis.flame import Flame
-    from thence.analysis.idle_table import IdleTime
-    from thence.analysis.programs import Programs
+    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.flame.flame import Flame
+    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.programs.compilation import Compilation
+    from thence.analysis.programs.programs import Programs
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
+    from thence.analysis.timelines.activity_timeline import ActivityTimeline
     from thence.units import Ns
 
 __all__ = ["Part", "Report", "part"]

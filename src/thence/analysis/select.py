@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.warmup import WarmUp, phases, set_apart
+from thence.analysis.programs.warmup import WarmUp, phases, set_apart
 from thence.errors import MissingData, UsageError
 from thence.model.places import SEARCHED
 from thence.model.selection import APART

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.kernel_groups import communicates, computes
-from thence.analysis.warmup import Phases, WarmUp, phases
+from thence.analysis.programs.warmup import Phases, WarmUp, phases
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed

@@ -5,7 +5,7 @@ concurrent  part of the busy time in which another stream of the device was busy
 overlap     of groups A and B: time in which at least one activity of each ran, on any streams;
             of A with itself: time in which at least two activities of A ran
 hidden      part of the communication time during which a kernel or thunk that is no communication ran:
-            see `thence.analysis.exposure`, which `collectives` uses, too
+            see `thence.analysis.collectives.exposure`, which `collectives` uses, too
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.collectives.exposure import exposure
 from thence.analysis.expectations import Check, judge, parse_expectation
-from thence.analysis.exposure import exposure
 from thence.analysis.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.errors import MissingData
 from thence.model.intervals import covered_lengths, levels, union, unions

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.group_by import apart_from_steady, heading_of, time_by_place
-from thence.analysis.idle import idle_inside_programs
+from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData
 from thence.model.intervals import union_lengths

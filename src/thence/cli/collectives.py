@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from thence.analysis.communication import Collectives
+    from thence.analysis.collectives.communication import Collectives
     from thence.trace import Trace
 
 __all__ = ["command"]

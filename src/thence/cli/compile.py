@@ -12,7 +12,7 @@ from thence.cli.output import Result, choice_option, document_of, notes_of, resu
 from thence.units import format_ns
 
 if TYPE_CHECKING:
-    from thence.analysis.compilation import Compilation
+    from thence.analysis.programs.compilation import Compilation
 
 __all__ = ["command"]
 

@@ -22,7 +22,7 @@ from thence.errors import MissingData, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.inside_summary import InsideSummary
+    from thence.analysis.inside.summary import InsideSummary
     from thence.inside.decoding import Decoded
     from thence.model.timeline import Timeline
 
@@ -131,7 +131,7 @@ def _decoded(buffers: tuple[str, ...], clock_ghz: float | None) -> list[tuple[st
 def _timeline(
     parts: Sequence[tuple[str, Decoded]], merge: tuple[str, ...], launch: int | None
 ) -> Timeline:
-    from thence.analysis.inside_timeline import merged, standalone
+    from thence.analysis.inside.timeline import merged, standalone
 
     if not merge:
         return standalone(parts)
@@ -141,7 +141,7 @@ def _timeline(
 
 
 def _print(parts: Sequence[tuple[str, Decoded]], form: str) -> None:
-    from thence.analysis.inside_summary import summarize
+    from thence.analysis.inside.summary import summarize
 
     summaries: list[tuple[str, InsideSummary]] = []
     for name, decoded in parts:

@@ -77,8 +77,8 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
 @result_options(without=f"all changes and {_PATH_SHOWN} rows of the critical path")
 def command(inputs: Inputs, result: Result, **asked: tuple[str, ...]) -> None:
     """What a change would gain: the recorded program replayed with it."""
-    from thence.analysis.critical_path import path_summary
-    from thence.analysis.whatif_changes import parse_change
+    from thence.analysis.whatif.changes import parse_change
+    from thence.analysis.whatif.critical_path import path_summary
 
     for action, texts in asked.items():
         for text in texts:

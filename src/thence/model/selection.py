@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["APART", "WARM_UP", "Selection", "parse_steps", "parse_window"]
 
 WARM_UP = ("keep", "heuristic", "first-compiled")
-"""Which executions of XLA programs are left out: see `thence.analysis.warmup.WarmUp`."""
+"""Which executions of XLA programs are left out: see `thence.analysis.programs.warmup.WarmUp`."""
 APART = "apart"
 """None are left out; tables keep them, and XLA's autotuner, in rows of their own (by the heuristic)."""
 

@@ -1,4 +1,4 @@
-"""`Timeline`: the trace prepared for viewers by `thence.analysis.timeline`, encoded by writers."""
+"""`Timeline`: the trace prepared for viewers by `thence.analysis.timelines.timeline`, encoded by writers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Timeline:
 
     Attributes:
         trace: attributed, with times on one clock.
-        counters: rank, device, counter (of `thence.analysis.timeline.COUNTERS`), time (ns), value
+        counters: rank, device, counter (of `thence.analysis.timelines.timeline.COUNTERS`), time (ns), value
             (Float64): from that time on.
         lanes: by kind of `thence.model.places.LANES`: for each row of gpu the lane that shows
             it again, null for none.

@@ -18,13 +18,13 @@ from thence.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.compilation import Compilation
-    from thence.analysis.idle_table import IdleTime
+    from thence.analysis.idle.table import IdleTime
+    from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks.job import Job
     from thence.analysis.soundness.findings import Soundness
-    from thence.analysis.steps_table import StepTable
+    from thence.analysis.steps.table import StepTable
     from thence.analysis.summary import Summary
-    from thence.analysis.whatif import WhatIf
+    from thence.analysis.whatif.prediction import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.places import By
     from thence.model.tables import Meta

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from rank_jobs import RankJob
-from thence.analysis.clock_sync import quantiles
+from thence.analysis.collectives.clock_sync import quantiles
 from thence.analysis.ranks.joined import joined
 
 if TYPE_CHECKING:

@@ -188,7 +188,7 @@ def test_a_graphed_collective_reads_like_an_eager_one(tmp_path: Path) -> None:
 
 
 def test_replays_of_a_collective_are_told_apart_on_all_ranks() -> None:
-    from thence.analysis.collective_instances import collective_instances
+    from thence.analysis.collectives.instances import collective_instances
     from thence.attribution.attribute import attribute
     from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES
 

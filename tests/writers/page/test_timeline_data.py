@@ -11,7 +11,7 @@ import pytest
 
 import thence
 from helpers import FSDP, STACK, kernel, launch, opened, shared
-from thence.analysis.activity_timeline import ActivityTimeline, activity_timeline
+from thence.analysis.timelines.activity_timeline import ActivityTimeline, activity_timeline
 from thence.writers.page import timeline_data as written
 from thence.writers.page.template import as_data, filled
 

@@ -1,8 +1,8 @@
 """The steps of a run as a comparison takes them: their times, and which activity ran in which.
 
-Steps are those of `thence.analysis.steps`: of the profiler or the program, or else executions of the XLA program
-that takes most time. On a device each is a window of time; what begins in it belongs to it. A trace without either
-is one step, from its first activity to its last.
+Steps are those of `thence.analysis.steps.windows`: of the profiler or the program, or else executions of the XLA
+program that takes most time. On a device each is a window of time; what begins in it belongs to it. A trace without
+either is one step, from its first activity to its last.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.exposure import exposure
-from thence.analysis.steps import steps
-from thence.analysis.steps_table import step_table
+from thence.analysis.collectives.exposure import exposure
+from thence.analysis.steps.table import step_table
+from thence.analysis.steps.windows import steps
 from thence.errors import MissingData
 from thence.model.intervals import NO_ROW, last_begun, union_lengths
 from thence.model.one_timeline import numbered

@@ -1,6 +1,7 @@
 """Offset and drift of the ranks' clocks, from the collectives that they share.
 
-    offset    as `thence.analysis.clock_sync` estimates it: the median distance of a rank's ends from the mean ends
+    offset    as `thence.analysis.collectives.clock_sync` estimates it: the median distance of a rank's ends from the
+              mean ends
     drift     slope of a straight line through what is left, in ns for each second, by least squares
 
 A drift is applied only where it moves a rank, over the time of its shared collectives, by more than `_CLEAR` times
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.clock_sync import Alignment, aligned, quantiles
+from thence.analysis.collectives.clock_sync import Alignment, aligned, quantiles
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.analysis.collective_instances import Instances
+    from thence.analysis.collectives.instances import Instances
 
     Int64 = npt.NDArray[np.int64]
     Float64 = npt.NDArray[np.float64]

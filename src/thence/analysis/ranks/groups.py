@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collective_kinds import JOINT, PEERS
+from thence.analysis.collectives.kinds import JOINT, PEERS
 from thence.analysis.ranks.stragglers import late_since
 
 if TYPE_CHECKING:

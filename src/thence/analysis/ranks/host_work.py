@@ -29,7 +29,7 @@ def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
 
     Args:
         trace: attributed.
-        steps: rank, host_start, host_ns, of `thence.analysis.steps`.
+        steps: rank, host_start, host_ns, of `thence.analysis.steps.windows`.
 
     Returns:
         ns, in the order of the steps; null where the host shows no step, or the rank no launch.

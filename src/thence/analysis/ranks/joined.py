@@ -1,8 +1,8 @@
 """Puts the summaries of the ranks of a job together: which kernels are one collective, clocks, and waits.
 
-The rules are those of whole traces (`thence.analysis.collective_instances`, `thence.analysis.clock_sync`,
-`thence.analysis.waits`): the collectives of the summaries are laid out as the tables of a trace that holds nothing
-else, and asked there.
+The rules are those of whole traces (`thence.analysis.collectives.instances`, `thence.analysis.collectives.clock_sync`,
+`thence.analysis.collectives.waits`): the collectives of the summaries are laid out as the tables of a trace that holds
+nothing else, and asked there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collective_instances import attached, collective_instances, unmatched_reasons
+from thence.analysis.collectives.instances import attached, collective_instances, unmatched_reasons
+from thence.analysis.collectives.waits import participants
 from thence.analysis.ranks.clocks import Clocks, clocks_of
 from thence.analysis.ranks.summary_tables import COLLECTIVES as SUMMARISED
-from thence.analysis.waits import participants
 from thence.model.attributed import Attributed
 from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, PROGRAMS
 

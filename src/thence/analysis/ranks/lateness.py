@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.collective_instances import attached
-from thence.analysis.collective_kinds import PEERS
+from thence.analysis.collectives.instances import attached
+from thence.analysis.collectives.kinds import PEERS
 
 if TYPE_CHECKING:
     from thence.analysis.ranks.joined import Joined

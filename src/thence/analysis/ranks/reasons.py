@@ -1,6 +1,6 @@
 """Why a rank is late: its extra time by cause, and each cause by line, module, label, kernel or call.
 
-Causes of the extra time, beside those of idle time (`thence.analysis.idle_rules`):
+Causes of the extra time, beside those of idle time (`thence.analysis.idle.rules`):
 
     slower_gpu   the same kernels of the same shapes take longer, and most of them do
     more_work    kernels ran more often, with other shapes, or only here

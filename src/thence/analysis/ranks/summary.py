@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle_causes import idle_causes
-from thence.analysis.idle_places import names_of_contexts
-from thence.analysis.idle_rules import CAUSES
+from thence.analysis.idle.causes import idle_causes
+from thence.analysis.idle.places import names_of_contexts
+from thence.analysis.idle.rules import CAUSES
 from thence.analysis.kernel_groups import communicates, computes
 from thence.analysis.ranks.host_work import host_work
 from thence.analysis.ranks.summary_collectives import Coverage, collective_tables
@@ -28,7 +28,7 @@ from thence.analysis.ranks.summary_tables import (
     SUMMARY,
 )
 from thence.analysis.select import select
-from thence.analysis.steps import STEP, steps
+from thence.analysis.steps.windows import STEP, steps
 from thence.errors import MissingData
 from thence.model.intervals import NEVER, NO_ROW, covered_lengths, last_begun, union_lengths
 from thence.model.places import COMPARED

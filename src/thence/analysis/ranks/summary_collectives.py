@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.collective_instances import collective_instances
-from thence.analysis.exposure import exposure
-from thence.analysis.first_calls import first_calls
+from thence.analysis.collectives.exposure import exposure
+from thence.analysis.collectives.first_calls import first_calls
+from thence.analysis.collectives.instances import collective_instances
 from thence.analysis.ranks.summary_tables import COLLECTIVES, GROUPS, PARTS
 from thence.model.intervals import covered_lengths, reached_before, union
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from thence.analysis.idle_rules import CAUSES
+from thence.analysis.idle.rules import CAUSES
 from thence.model.schema import Column, Table
 
 __all__ = ["MOST_ROWS", "SUMMARY"]
@@ -41,7 +41,7 @@ DEVICES = Table(
 )
 STEPS = Table(
     "steps",
-    "one step on one device, as `thence.analysis.steps` finds it",
+    "one step on one device, as `thence.analysis.steps.windows` finds it",
     (
         _RANK,
         _DEVICE,
@@ -81,7 +81,7 @@ COLLECTIVES = Table(
         Column(
             "first_call",
             pl.Boolean(),
-            "whether it made its communicator, see `thence.analysis.first_calls`",
+            "whether it made its communicator, see `thence.analysis.collectives.first_calls`",
         ),
         Column("execution", pl.Int32(), "execution of an XLA program, numbered within the rank"),
         Column("program", pl.String(), "name of that program"),
@@ -95,7 +95,9 @@ COLLECTIVES = Table(
         Column("source_rank", pl.Int32(), "of broadcasts, sends and receives"),
         Column("destination_rank", pl.Int32(), "of sends and receives"),
         Column(
-            "exposed_ns", pl.Int64(), "exposed time charged to it, see `thence.analysis.exposure`"
+            "exposed_ns",
+            pl.Int64(),
+            "exposed time charged to it, see `thence.analysis.collectives.exposure`",
         ),
         Column("exposed_start", pl.Int64(), "ns: begin of the longest piece of that time"),
         Column("exposed_end", pl.Int64(), "ns: its end"),
@@ -177,7 +179,7 @@ IDLE = Table(
         _RANK,
         _DEVICE,
         _STEP,
-        Column("cause", pl.Enum(CAUSES), "as `thence.analysis.idle_causes` finds it"),
+        Column("cause", pl.Enum(CAUSES), "as `thence.analysis.idle.causes` finds it"),
         Column("by", pl.String(), "line, module, label, op, call, phase or cause (all of it)"),
         Column("name", pl.String(), "the place; null: none, or all that have no row of their own"),
         _COUNT,

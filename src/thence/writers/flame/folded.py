@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thence.analysis.flame import Flame
+    from thence.analysis.flame.flame import Flame
 
 __all__ = ["folded_lines"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.flame import Flame
+    from thence.analysis.flame.flame import Flame
 
     Float64 = npt.NDArray[np.float64]
 

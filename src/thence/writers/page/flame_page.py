@@ -17,7 +17,7 @@ from thence.writers.text.merged import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from thence.analysis.flame import Flame
+    from thence.analysis.flame.flame import Flame
 
 __all__ = ["MOST_NODES", "flame_html"]
 

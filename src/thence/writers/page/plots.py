@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from thence.analysis.communication import Collectives
-    from thence.analysis.compilation import Compilation
-    from thence.analysis.flame import Flame
-    from thence.analysis.programs import Programs
+    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.flame.flame import Flame
+    from thence.analysis.programs.compilation import Compilation
+    from thence.analysis.programs.programs import Programs
     from thence.analysis.streams import Streams
     from thence.analysis.summary import Summary
 

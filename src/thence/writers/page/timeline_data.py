@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle_rules import MEANINGS
-from thence.analysis.timeline_overview import CLASSES
+from thence.analysis.idle.rules import MEANINGS
+from thence.analysis.timelines.overview import CLASSES
 from thence.writers.page.figures import stream_name
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.analysis.activity_timeline import ActivityTimeline
+    from thence.analysis.timelines.activity_timeline import ActivityTimeline
 
     Int64 = npt.NDArray[np.int64]
 

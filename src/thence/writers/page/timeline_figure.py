@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.timeline_overview import CLASSES
+from thence.analysis.timelines.overview import CLASSES
 from thence.units import format_ns
 from thence.writers.page.figures import PALETTE, ROW_PX, new_figure, shown, stream_name
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from thence.analysis.timeline_overview import Overview
+    from thence.analysis.timelines.overview import Overview
 
 __all__ = ["CLASS_COLOURS", "CLASS_SCALE", "lane_names", "timeline_figure", "timeline_frame"]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.wait_histogram import wait_histogram
+from thence.analysis.collectives.wait_histogram import wait_histogram
 from thence.units import format_bytes, format_count
 from thence.writers.page.figures import PALETTE, new_figure, shown
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from thence.analysis.communication import Collectives
+    from thence.analysis.collectives.communication import Collectives
 
 __all__ = ["wait_histogram_figure", "wait_sizes_figure"]
 

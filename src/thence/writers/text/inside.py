@@ -8,7 +8,7 @@ from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
-    from thence.analysis.inside_summary import InsideSummary
+    from thence.analysis.inside.summary import InsideSummary
 
 __all__ = ["HEADINGS", "inside_lines"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.track_packing import nested_sequence, split_lanes
+from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
 from thence.writers.timelines.perfetto.arguments import columns_as_arguments
 from thence.writers.timelines.perfetto.packets import Counter, Slices
 from thence.writers.timelines.perfetto.tracks import Process

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.timeline import COUNTERS
-from thence.analysis.track_packing import nested_sequence, split_lanes
+from thence.analysis.timelines.timeline import COUNTERS
+from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
 from thence.writers.timelines.perfetto.arguments import gpu_arguments, host_arguments
 from thence.writers.timelines.perfetto.inside import add_inside, device_groups
 from thence.writers.timelines.perfetto.interning import Interned

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.track_packing import Steps
+    from thence.analysis.timelines.track_packing import Steps
     from thence.writers.timelines.perfetto.wire import Bytes, Part
 
     Int64 = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.diff.aligned import SIDES
-from thence.analysis.track_packing import nested_sequence, split_lanes
+from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
 from thence.atomic_files import atomic_open
 from thence.errors import ThenceError
 from thence.writers.timelines.perfetto.arguments import columns_as_arguments

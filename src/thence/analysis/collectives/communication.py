@@ -1,0 +1,292 @@
+"""Collectives: message size, bandwidth, exposed and hidden time, and waits for other ranks.
+
+Bandwidth of a whole kernel contains its wait for other ranks, that of the transfer does not: see
+`thence.analysis.collectives.waits`; formulas in `thence.analysis.collectives.kinds`. Exposed and hidden time are
+those of `thence.analysis.collectives.exposure`. nsys-jax sums the overlaps instead of taking their union, so its
+hidden time can exceed the duration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.analysis.collectives.exposure import Exposure, exposure
+from thence.analysis.collectives.first_calls import NONE, FirstCalls, first_calls
+from thence.analysis.collectives.instances import (
+    Instances,
+    collective_instances,
+    unmatched_reasons,
+)
+from thence.analysis.collectives.kinds import bandwidths, kind_of_kernel
+from thence.analysis.collectives.missing import undescribed_kernels
+from thence.analysis.collectives.waits import instance_times, late_devices, participants
+from thence.analysis.programs.warmup import Phases, WarmUp, phases
+from thence.notebook import Form, Shown
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from thence.analysis.collectives.clock_sync import Alignment
+    from thence.model.attributed import Attributed
+
+__all__ = ["Collectives", "collectives"]
+
+_KEYS = ("collective", "bytes", "group_size", "described", "kernel")
+
+
+@dataclass(frozen=True)
+class Collectives(Shown):
+    """The collectives of a trace.
+
+    Attributes:
+        phases: which executions of programs were counted, and why.
+        first: first calls of communicators, left out as warm-up.
+        aligned: whether the ends of shared collectives say how far the ranks' clocks are apart; if not,
+            waits of ranks with clocks of their own mean nothing.
+        clocks: what is known of the ranks' clocks, one sentence; empty for one rank.
+        devices: rank, device, communication_ns, exposed_ns: of everything that communicates, whether or not
+            it was left out as warm-up; the same as `thence.analysis.streams` says.
+        left_out: count, duration_ns, exposed_ns of what was left out.
+        by_size: by collective, bytes, group_size, described, and kernel (name; of kernels without a
+            description, whose bytes and group_size are null): count (kernels, one per device), duration_ns,
+            exposed_ns, hidden_ns, overlapped_ns (they add up to duration_ns),
+            algorithm_gbps_mean/std/max and bus_gbps_mean/std/max of whole kernels, and over the instances
+            that at least two devices show: instances, wait_ns_mean/max/sum (the longest wait of each),
+            device_wait_ns_sum (all waits); and over those that all participants show: transfers,
+            transfer_ns_mean/median/min, transfer_algorithm_gbps_ and transfer_bus_gbps_max/median/std (null
+            if there are none). Standard deviations are those of the population.
+        rows: one row per kernel: row (in Tables.collectives; null without a description), gpu, rank, device,
+            program (name), instruction, kernel (see above), collective (null where not even the kernel's
+            name says it), bytes, group_size, source_rank, described, start, duration_ns, exposed_ns, hidden_ns,
+            overlapped_ns, algorithm_gbps, bus_gbps, instance, unmatched (why it has no partner).
+        instances: one row per instance, as `thence.analysis.collectives.waits.instance_times` returns them.
+            An instance is all devices that ran it together, and of batched sends and receives each kernel.
+        stragglers: by rank and device, as `thence.analysis.collectives.waits.late_devices` returns them.
+        notes: what must be known to read the numbers, one sentence each.
+    """
+
+    phases: Phases
+    first: FirstCalls
+    aligned: bool
+    clocks: str
+    devices: pl.DataFrame
+    left_out: dict[str, int]
+    by_size: pl.DataFrame
+    rows: pl.DataFrame
+    instances: pl.DataFrame
+    stragglers: pl.DataFrame
+    notes: tuple[str, ...]
+
+    @property
+    def statement(self) -> str:
+        """What was left out as warm-up, one sentence for people."""
+        if not self.first.kernels:
+            return self.phases.statement
+        return "; ".join(
+            ([self.phases.statement] if len(self.phases.phase) else []) + [self.first.statement]
+        )
+
+    @property
+    def tables(self) -> pl.DataFrame:
+        """`stragglers`, then `by_size`, as one frame: the first column, table, says which (late or sizes)."""
+        late = self.stragglers.with_columns(pl.lit("late").alias("table"))
+        sizes = self.by_size.with_columns(pl.lit("sizes").alias("table"))
+        both = pl.concat([late, sizes], how="diagonal")
+        return both.select("table", pl.exclude("table"))
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        whole, exposed = (
+            int(self.devices[name].sum()) for name in ("communication_ns", "exposed_ns")
+        )
+        described = int(self.by_size.filter("described")["duration_ns"].sum())
+        return Form(
+            f"communication {format_ns(whole)}, {format_ns(exposed)} of it exposed (nothing computed meanwhile)",
+            self.statement,
+            self.by_size.sort("duration_ns", descending=True),
+            {
+                "collective": "collective", "bytes": "size", "group_size": "ranks", "count": "count",
+                "duration_ns": "total", "exposed_ns": "exposed", "wait_ns_mean": "wait, mean",
+                "transfer_bus_gbps_median": "bus GB/s, median",
+            },
+            "duration_ns",
+            {"described": described / max(int(self.by_size["duration_ns"].sum()), 1)},
+            (*((self.clocks,) if self.clocks else ()), *self.notes),
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values: rows of `by_size` and of `stragglers`, and totals."""
+        return {
+            "warm_up": self.phases.rule.value,
+            "statement": self.statement,
+            "aligned": self.aligned,
+            "clocks": self.clocks,
+            "communication_ns": int(self.devices["communication_ns"].sum()),
+            "exposed_ns": int(self.devices["exposed_ns"].sum()),
+            "devices": self.devices.rows(named=True),
+            "left_out": self.left_out,
+            "rows": self.by_size.rows(named=True),
+            "stragglers": self.stragglers.rows(named=True),
+        }
+
+
+def collectives(
+    trace: Attributed,
+    warm_up: WarmUp | Phases = WarmUp.HEURISTIC,
+    alignment: Alignment | None = None,
+    instances: Instances | None = None,
+) -> Collectives:
+    """Computes sizes, bandwidths, exposed time and waits of all that communicates.
+
+    Args:
+        trace: attributed. Collectives outside programs are counted but for first calls of communicators.
+        warm_up: rule that says which executions of programs count, or its result.
+        alignment: corrections of the ranks' clocks, used for waits only.
+        instances: as `collective_instances` returns them for this trace; None computes them.
+    """
+    phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
+    matched = instances or collective_instances(trace)
+    first = NONE if phase.rule is WarmUp.KEEP else first_calls(trace, matched.rows)
+    exposed = exposure(trace)
+    every = _rows(trace, phase, first, matched, exposed)
+    rows = every.filter("counted").drop("counted")
+    places = participants(rows.filter("described"), alignment, matched.peers)
+    seen = instance_times(places)
+    aligned = alignment is not None and alignment.matched > 0
+    return Collectives(
+        phases=phase,
+        first=first,
+        aligned=aligned,
+        clocks="" if alignment is None else alignment.statement,
+        devices=exposed.devices,
+        left_out=_sums(every.filter(~pl.col("counted"))),
+        by_size=_by_size(rows, seen),
+        rows=rows,
+        instances=seen,
+        stragglers=late_devices(places),
+        notes=tuple(_notes(trace, every, rows, seen)),
+    )
+
+
+def _rows(
+    trace: Attributed, phase: Phases, first: FirstCalls, matched: Instances, exposed: Exposure
+) -> pl.DataFrame:
+    """One row per kernel that communicates, with its bandwidths and whether it counts."""
+    found = matched.rows.select(
+        *("row", "collective", "bytes", "group_size", "source_rank", "instance", "unmatched"),
+        gpu=pl.col("gpu").cast(pl.UInt32),
+        described=pl.lit(value=True),
+    )
+    steady = pl.DataFrame(
+        {"program": pl.int_range(trace.programs.height, dtype=pl.Int32, eager=True)}
+    ).with_columns(steady=phase.steady, program_name=trace.programs["name"].cast(pl.String))
+    kernels = trace.gpu[exposed.rows["gpu"].to_numpy()].select(
+        *("rank", "device", "start", "program"),
+        duration_ns="duration",
+        name=pl.col("name").cast(pl.String),
+        instruction=pl.col("hlo").cast(pl.String),
+    )
+    joined = (
+        exposed.rows.hstack(kernels)
+        .join(found, on="gpu", how="left", maintain_order="left")
+        .join(steady, on="program", how="left", maintain_order="left")
+        .with_columns(pl.col("described").fill_null(value=False))
+    )
+    algorithm, bus = bandwidths("duration_ns")
+    return (
+        joined.with_columns(
+            collective=pl.when("described")
+            .then("collective")
+            .otherwise(kind_of_kernel(pl.col("name"))),
+            kernel=pl.when(~pl.col("described")).then("name"),
+            counted=pl.col("steady").fill_null(value=True)
+            & ~pl.col("row").is_in(first.row.implode()).fill_null(value=False),
+        )
+        .with_columns(algorithm_gbps=algorithm, bus_gbps=bus)
+        .select(
+            *("row", "gpu", "rank", "device"),
+            pl.col("program_name").alias("program"),
+            *("instruction", "kernel", "collective", "bytes", "group_size", "source_rank"),
+            *("described", "start", "duration_ns", "exposed_ns", "hidden_ns", "overlapped_ns"),
+            *("algorithm_gbps", "bus_gbps", "instance", "unmatched", "counted"),
+        )
+    )
+
+
+def _sums(rows: pl.DataFrame) -> dict[str, int]:
+    columns = ("duration_ns", "exposed_ns")
+    return {"count": rows.height, **{name: int(rows[name].sum()) for name in columns}}
+
+
+def _by_size(rows: pl.DataFrame, seen: pl.DataFrame) -> pl.DataFrame:
+    statistics = [
+        getattr(pl.col(f"{which}_gbps"), what)(**options).alias(f"{which}_gbps_{what}")
+        for which in ("algorithm", "bus")
+        for what, options in (("mean", {}), ("std", {"ddof": 0}), ("max", {}))
+    ]
+    sums = pl.col("duration_ns", "exposed_ns", "hidden_ns", "overlapped_ns").sum()
+    sizes = rows.group_by(_KEYS).agg(pl.len().alias("count"), sums, *statistics)
+    wait, moving = pl.col("wait_ns"), pl.col("transfer_ns")
+    transfers = [
+        getattr(pl.col(f"transfer_{which}_gbps"), what)(**options).alias(
+            f"transfer_{which}_gbps_{what}"
+        )
+        for which in ("algorithm", "bus")
+        for what, options in (("max", {}), ("median", {}), ("std", {"ddof": 0}))
+    ]
+    # Sender and receiver have rows of their own, and share their instances.
+    shared = rows.filter("described").select(*_KEYS, "instance").unique()
+    waits = (
+        shared.join(seen.drop("collective", "bytes", "group_size"), on="instance")
+        .group_by(_KEYS)
+        .agg(
+            wait.count().alias("instances"),
+            *(getattr(wait, what)().alias(f"wait_ns_{what}") for what in ("mean", "max")),
+            pl.when(wait.count() > 0).then(wait.sum()).alias("wait_ns_sum"),
+            pl.when(wait.count() > 0)
+            .then(pl.col("device_wait_ns").sum())
+            .alias("device_wait_ns_sum"),
+            moving.count().alias("transfers"),
+            *(
+                getattr(moving, what)().alias(f"transfer_ns_{what}")
+                for what in ("mean", "median", "min")
+            ),
+            *transfers,
+        )
+    )
+    joined = sizes.join(waits, on=_KEYS, how="left", nulls_equal=True)
+    return joined.sort(
+        "described", "collective", "bytes", "group_size", "kernel", descending=[True] + [False] * 4
+    )
+
+
+def _notes(
+    trace: Attributed,
+    every: pl.DataFrame,
+    rows: pl.DataFrame,
+    seen: pl.DataFrame,
+) -> list[str]:
+    """What must be known to read the numbers."""
+    notes: list[str] = []
+    if not every["described"].all():
+        notes.append(undescribed_kernels(trace, every))
+    notes += unmatched_reasons(rows)
+    described = rows.filter("described")
+    if not described.is_empty() and not seen["transfer_ns"].count():
+        notes.append(
+            "transfers are unknown: no collective has all its participants in this trace"
+            if seen["wait_ns"].count()
+            else "waits and transfers are unknown: they are known only of a collective that two ranks or devices show"
+        )
+    elif partial := int((seen["wait_ns"].is_not_null() & seen["transfer_ns"].is_null()).sum()):
+        notes.append(
+            f"the transfers of {partial:,} of {seen.height:,} collectives are unknown: not all of their participants "
+            "are in the trace, or one began after another had ended"
+        )
+    left = every.height - rows.height
+    if left:
+        time = format_ns(int(every.filter(~pl.col("counted"))["exposed_ns"].sum()))
+        notes.append(f"left out as warm-up in total: {left:,} kernels, {time} of exposed time")
+    return notes

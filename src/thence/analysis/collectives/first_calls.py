@@ -1,0 +1,127 @@
+"""First calls of communicators of PyTorch, which are warm-up.
+
+torch.distributed makes a communicator of NCCL when it is first used: ranks come to that call at very
+different times, connections are made and code is loaded. A trace that begins later does not hold that
+call, so one is left out only with evidence:
+
+- its sequence number is 1 (torch.distributed counts the collectives of each group from 1), or
+- it is the first that its rank launched after a range ``ncclCommInit...``, or
+- it is the first of its group and rank in the trace, and its host op (``c10d::...``), in which the communicator is
+  made, took more than `_MAKING_NS` and `_TIMES` times the median of that group's other ops.
+
+All kernels of an instance are left out together, but those of batches, each of which is an instance of its own.
+Collectives of XLA programs are warm-up with the execution that they are part of (`thence.analysis.programs.warmup`),
+and replays of CUDA graphs come after their capture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.names import matching
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from thence.model.attributed import Attributed
+
+__all__ = ["NONE", "FirstCalls", "first_calls"]
+
+_TIMES = 10
+_MAKING_NS = 10_000_000
+_OPS = r"^(?:c10d::|record_param_comms$)"
+_INITIALISED = r"(?i)^(?:nccl|rccl)CommInit"
+
+
+@dataclass(frozen=True)
+class FirstCalls:
+    """First calls that are left out.
+
+    Attributes:
+        row: rows in ``trace.collectives``, ascending.
+        kernels: how many kernels.
+        communicators: of how many groups.
+        total_ns: sum of their durations.
+    """
+
+    row: pl.Series
+    kernels: int
+    communicators: int
+    total_ns: int
+
+    @property
+    def statement(self) -> str:
+        """What is left out, one sentence for people; empty where nothing is."""
+        if not self.kernels:
+            return ""
+        groups = (
+            "1 communicator" if self.communicators == 1 else f"{self.communicators:,} communicators"
+        )
+        return (
+            f"left out as warm-up: the first call of {groups}, {self.kernels:,} kernels that took "
+            f"{format_ns(self.total_ns)} in all; --warm-up keep counts them"
+        )
+
+
+NONE = FirstCalls(pl.Series("row", [], dtype=pl.UInt32), 0, 0, 0)
+
+
+def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
+    """The first calls of communicators; none if nothing else would be left.
+
+    Args:
+        trace: whose host ranges may show when communicators were made.
+        rows: as `thence.analysis.collectives.instances.Instances` holds them.
+    """
+    several = pl.col("group_size").ne_missing(1)  # one rank alone makes no connections
+    eager = rows.filter(~pl.col("of_xla"), ~pl.col("replayed"), several).with_columns(
+        duration=pl.col("end") - pl.col("start"),
+        first=pl.col("start") == pl.col("start").min().over("group", "rank", "device"),
+    )
+    numbered = eager.filter("first", pl.col("sequence") == 1)
+    evident = (numbered, _long_ops(trace, eager), _after_initialising(trace, eager))
+    seeds = pl.concat([part.select("instance") for part in evident]).unique()
+    found = eager.join(seeds, on="instance", how="semi")
+    if found.is_empty() or found.height == rows.height:
+        return NONE
+    return FirstCalls(
+        found["row"].sort(),
+        found.height,
+        found["group"].n_unique(),
+        int(found["duration"].sum()),
+    )
+
+
+def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
+    """First calls whose host op took so long that the communicator was made in it."""
+    wanted = matching(trace.host["name"], _OPS)
+    launch = trace.places["launch"].gather(rows["gpu"].cast(pl.UInt32))
+    parent = trace.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    op = chain_to(
+        parent,
+        launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(),
+        wanted.to_numpy(),
+    )
+    known = op != NO_ROW
+    took = np.zeros(rows.height, np.int64)
+    took[known] = trace.host["duration"].to_numpy()[op[known]]
+    timed = rows.with_columns(took=pl.Series(took)).filter(pl.Series(known))
+    usual = pl.col("took").filter(~pl.col("first")).median().over("group", "rank", "device")
+    long = (pl.col("took") > _MAKING_NS) & (pl.col("took") > _TIMES * usual).fill_null(value=True)
+    return timed.filter("first", long)
+
+
+def _after_initialising(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
+    """The first collective that each rank launched after each range that makes a communicator."""
+    made = trace.host.filter(matching(trace.host["name"], _INITIALISED))
+    launched = rows.drop_nulls("launch").sort("rank", "launch")
+    parts = [rows.clear()]
+    for (rank,), ranges in made.group_by("rank"):
+        ours = launched.filter(pl.col("rank") == rank)
+        at = np.searchsorted(ours["launch"].to_numpy(), ranges["start"].to_numpy(), side="left")
+        parts.append(ours[np.unique(at[at < ours.height])])
+    return pl.concat(parts)

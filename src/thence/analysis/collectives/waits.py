@@ -1,0 +1,233 @@
+"""Waiting apart from moving: who waited for whom in a collective, and how long the transfer took.
+
+    arrival of a participant   start of its kernel
+    wait of a participant      from its own arrival to that of the last one it needs data of
+    wait of an instance        the longest of these
+    transfer of an instance    where all end together, from the last arrival to the end of that kernel, which takes
+                               both times from one clock; else the longest time in which a participant and
+                               those that it needs were there, until it ended
+
+Whom a participant needs depends on the kind (`thence.analysis.collectives.kinds`): everyone in an all-reduce
+and its like; the root in a broadcast or scatter; everyone else for the root of a reduce or gather, whose
+others wait for nobody; the peer in a send or receive. A kernel that ended before the other arrived did not
+wait for it: a small message lies in a buffer until then. Kineto does not name the root: without a source
+rank it is the first to end in a broadcast or scatter, and the last to end in a reduce or gather.
+
+The kernel of a batch needs the other ends of all its messages (`thence.analysis.collectives.batches`). It is an
+instance whose only wait is its own; its peers' waits are those of their instances.
+
+The transfer is known only where the trace shows every participant; that of a batch, where all peers had
+begun when it ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.collectives.batches import NO_PEERS
+from thence.analysis.collectives.kinds import FROM_ROOT, JOINT, PEERS, TO_ROOT, bandwidths
+
+if TYPE_CHECKING:
+    from thence.analysis.collectives.clock_sync import Alignment
+
+__all__ = ["instance_times", "late_devices", "participants"]
+
+_KEY = ("instance", "rank", "device")
+
+
+def participants(
+    rows: pl.DataFrame, alignment: Alignment | None, peers: pl.DataFrame = NO_PEERS
+) -> pl.DataFrame:
+    """One row per instance and device, with its wait.
+
+    Args:
+        rows: described kernels: instance, rank, device, collective, bytes, group_size, source_rank, start,
+            duration_ns, bus_gbps, unmatched.
+        alignment: corrections of the ranks' clocks; None for none.
+        peers: as `thence.analysis.collectives.instances.Instances` holds them.
+
+    Returns:
+        instance, rank, device, start, end (ns, corrected), duration_ns, bus_gbps, collective, bytes,
+        group_size, known (whether it is matched with another device), wait_ns (null where not known),
+        awaited (whether it is the one that the others waited for), moving_ns (from when all that it needs
+        had arrived to its end; null where it needs nobody), own (false for the peers of a batch's kernel,
+        whose waits and transfers are not counted here).
+    """
+    shift = alignment.shift() if alignment else pl.lit(0)
+    start = pl.col("start")
+    first = ("collective", "bytes", "group_size", "source_rank")
+    others = peers.select(
+        *_KEY, "start", "all_shown", duration_ns=pl.col("end") - start, own=pl.lit(value=False)
+    ).join(rows.select("instance", *first), on="instance")
+    moved = (
+        pl.concat([rows.with_columns(own=pl.lit(value=True)), others], how="diagonal_relaxed")
+        .with_columns(start=start - shift)
+        .sort("instance", "start", "rank", "device")
+    )
+    places = moved.group_by(*_KEY, maintain_order=True).agg(
+        start.min(),
+        end=(start + pl.col("duration_ns")).max(),
+        duration_ns=pl.col("duration_ns").sum(),
+        bus_gbps=pl.col("bus_gbps").max(),
+        matched=pl.col("unmatched").is_null().all(),
+        own=pl.col("own").all(),
+        all_shown=pl.col("all_shown").all(),
+        **{name: pl.col(name).first() for name in first},
+    )
+    places = places.with_columns(
+        known=(pl.len() > 1).over("instance") & pl.col("matched").all().over("instance"),
+        number=pl.int_range(pl.len()),
+    )
+    helpers = ("matched", "all_shown", "source_rank", "root", "number")
+    return _waits(_roots(places)).drop(helpers)
+
+
+def _roots(places: pl.DataFrame) -> pl.DataFrame:
+    """Adds which participant is the root, as the module says."""
+    kind, number, end = pl.col("collective"), pl.col("number"), pl.col("end")
+    named = (pl.col("rank") == pl.col("source_rank")).fill_null(value=False)
+    ends = _over_instance(places, named=named, first=end, last=end)
+    first = pl.when(end == pl.col("least_first")).then(number)
+    last = pl.when(end == pl.col("most_last")).then(number)
+    ends = _over_instance(ends, first_number=first, last_number=last)
+    root = (
+        pl.when(~kind.is_in((*FROM_ROOT, *TO_ROOT)))
+        .then(pl.lit(value=False))
+        .when("most_named")
+        .then("named")
+        .when(kind.is_in(FROM_ROOT))
+        .then(number == pl.col("least_first_number"))
+        .otherwise(number == pl.col("most_last_number"))
+    )
+    return ends.select(*places.columns, root=root)
+
+
+def _over_instance(places: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
+    """Adds columns with the least and the largest value of each within the instance: ``least_<name>``, ``most_<name>``.
+
+    The least of truth values is whether all are true, the most whether any is. Window functions of anything
+    but a plain column take long where there are hundreds of thousands of instances.
+    """
+    return places.with_columns(**columns).with_columns(
+        window
+        for name in columns
+        for window in (
+            pl.col(name).min().over("instance").alias(f"least_{name}"),
+            pl.col(name).max().over("instance").alias(f"most_{name}"),
+        )
+    )
+
+
+def _waits(places: pl.DataFrame) -> pl.DataFrame:
+    """Adds the wait of each participant, and who was awaited."""
+    kind, number, start = pl.col("collective"), pl.col("number"), pl.col("start")
+    # A batch that ended before its peer began did not need it.
+    ends = _over_instance(places, own_end=pl.when("own").then("end"))
+    there = pl.col("own") | (start <= pl.col("most_own_end"))
+    needed = (
+        pl.when(kind.is_in(FROM_ROOT))
+        .then("root")
+        .when(kind.is_in(TO_ROOT))
+        .then(~pl.col("root"))
+        .otherwise(there)
+    )
+    # The one that the others need and that came last; numbers follow the arrivals of each instance.
+    arrivals = _over_instance(
+        ends,
+        last=pl.when(needed).then(number),
+        arrival=pl.when(needed).then(start),
+        complete=there & pl.col("all_shown"),
+    )
+    last, arrival = number == pl.col("most_last"), pl.col("most_arrival")
+    waits = (
+        pl.when(kind.is_in(FROM_ROOT))
+        .then(~pl.col("root"))
+        .when(kind.is_in(TO_ROOT))
+        .then("root")
+        .otherwise(~last)
+    )
+    takes = (
+        pl.when(kind.is_in((*FROM_ROOT, *TO_ROOT)))
+        .then(waits)
+        .otherwise(pl.col("own") & pl.col("least_complete"))
+    )
+    buffered = ~kind.is_in(JOINT) & (pl.col("end") < arrival)
+    wait = pl.when(waits & pl.col("own") & ~buffered).then((arrival - start).clip(lower_bound=0))
+    return arrivals.select(
+        *places.columns,
+        awaited=pl.col("known") & last,
+        wait_ns=pl.when("known").then(wait.otherwise(pl.lit(0))),
+        moving_ns=pl.when(takes).then(pl.col("end") - pl.max_horizontal(arrival, "start")),
+    )
+
+
+def instance_times(places: pl.DataFrame) -> pl.DataFrame:
+    """One row per instance, from `participants`.
+
+    Returns:
+        instance, collective, bytes, group_size, devices (seen), bus_gbps (of the fastest device's whole kernel),
+        fastest_ns, wait_ns (the longest wait), device_wait_ns (sum over the devices), wait_relative (wait_ns /
+        fastest_ns), out_of_step_ns (last end less first start less fastest_ns: the "wait" of nsys-jax's
+        notebook), last_rank, last_device (the one that was waited for), transfer_ns,
+        transfer_algorithm_gbps, transfer_bus_gbps. Waits are null for one device, transfers where the trace
+        does not show all of them.
+    """
+    start, end = pl.col("start"), pl.col("end")
+    size = pl.when(pl.col("collective").is_in(PEERS)).then(2).otherwise("group_size").first()
+    batch = ~pl.col("own").all()
+    whole = pl.col("known").all() & (batch | size.is_null() | (pl.len() == size))
+    joint = pl.col("collective").is_in(JOINT).first()
+    own = end.sort_by(start).last() - start.max()
+    moving = pl.when(joint).then(own).otherwise(pl.col("moving_ns").max())
+    fastest = pl.col("duration_ns").filter("own").min()
+    times = places.group_by("instance", maintain_order=True).agg(
+        *(pl.col(name).first() for name in ("collective", "bytes", "group_size")),
+        devices=pl.len(),
+        bus_gbps=pl.col("bus_gbps").max(),
+        fastest_ns=fastest,
+        wait_ns=pl.col("wait_ns").max(),
+        device_wait_ns=pl.when(pl.col("known").all()).then(pl.col("wait_ns").sum()),
+        out_of_step_ns=end.max() - start.min() - fastest,
+        last_rank=pl.col("rank").filter("awaited").first(),
+        last_device=pl.col("device").filter("awaited").first(),
+        transfer_ns=pl.when(whole & (moving > 0)).then(moving),
+    )
+    divisor = pl.when(pl.col("fastest_ns") > 0).then("fastest_ns")
+    algorithm, bus = bandwidths("transfer_ns")
+    return times.with_columns(
+        wait_relative=pl.col("wait_ns") / divisor,
+        transfer_algorithm_gbps=algorithm,
+        transfer_bus_gbps=bus,
+    )
+
+
+def late_devices(places: pl.DataFrame) -> pl.DataFrame:
+    """One row per rank and device: how often the others waited for it, and how long; from `participants`.
+
+    Returns:
+        rank, device, instances (matched ones that it took part in), last (those in which others waited for
+        it), caused_ns (longest wait of each of these, summed), caused_device_ns (waits of all other devices,
+        summed), late_ns_mean and late_ns_max (its start after the first); the most caused first.
+    """
+    others = pl.col("wait_ns").sum().over("instance")
+    longest = pl.col("wait_ns").max().over("instance")
+    known = places.filter("known").with_columns(
+        late=pl.col("start") - pl.col("start").min().over("instance"),
+        longest=longest,
+        others=others,
+        blamed=pl.col("awaited") & (longest > 0),
+    )
+    return (
+        known.group_by("rank", "device")
+        .agg(
+            instances=pl.col("instance").n_unique(),
+            last=pl.col("blamed").sum(),
+            caused_ns=pl.col("longest").filter("blamed").sum(),
+            caused_device_ns=pl.col("others").filter("blamed").sum(),
+            late_ns_mean=pl.col("late").mean(),
+            late_ns_max=pl.col("late").max(),
+        )
+        .sort("caused_ns", "rank", "device", descending=[True, False, False])
+    )

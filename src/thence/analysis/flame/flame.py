@@ -1,0 +1,380 @@
+"""Flame graphs: GPU time as a prefix tree of the frames that launched it.
+
+total of a frame = self + totals of its child frames
+total of the root = sum of durations, plus the idle time that is included
+                  = span where that is all and no activities overlap; parallel streams add sum - busy
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.flame.idle import IDLE, idle_frames, idle_sums
+from thence.analysis.flame.tree import COLUMNS, FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
+from thence.analysis.group_by import heading_of, split_by_weight
+from thence.analysis.idle.table import idle_time, why_no_causes
+from thence.analysis.kernel_groups import communicates
+from thence.analysis.summary import summarize
+from thence.attribution.paths import KEPT_LEVELS, MOST_LEVELS, left_out
+from thence.attribution.stacks import stacks_of
+from thence.errors import UsageError
+from thence.model.forest import ancestors
+from thence.model.intervals import NO_ROW
+from thence.model.kernel_names import short_names
+from thence.model.phases import Phase
+from thence.model.places import FLAMES
+from thence.model.reasons import REASONS
+from thence.notebook import Form, Shown
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from thence.analysis.idle.table import IdleTime
+    from thence.attribution.stacks import Stacks
+    from thence.model.attributed import Attributed
+    from thence.model.tables import Meta
+    from thence.units import Ns
+
+    Int64 = npt.NDArray[np.int64]
+
+__all__ = ["COLUMNS", "IDLE", "Flame", "Idle", "Split", "flame"]
+
+
+class Split(enum.Enum):
+    """Whether forward, backward and the other phases get an outermost frame each."""
+
+    NONE = "none"
+    PHASE = "phase"
+    """The outermost frame is the phase, or why there is none."""
+
+
+class Idle(enum.Enum):
+    """Which idle time is shown as frames."""
+
+    STEADY = "steady"
+    """All but that before the first executions of XLA programs, which are compiled then, and inside those
+    that do not count (warm-up)."""
+    INCLUDE = "include"
+    """All."""
+    EXCLUDE = "exclude"
+    """None."""
+
+
+@dataclass(frozen=True)
+class Flame(Shown):
+    """GPU time by path, as a prefix tree. All times are ns.
+
+    Attributes:
+        meta: facts of the trace.
+        by: one of `thence.model.places.FLAMES`.
+        heading: the same in words: by source, whether the frames are functions or lines.
+        split: whether phases stand apart.
+        ranks: those that are in it.
+        devices: how many are in it.
+        span_ns, busy_ns, sum_ns: as in `thence.analysis.summary`, of those ranks.
+        nodes: one row per frame, a frame after the one around it: node, parent (null for the root),
+            depth, name, full_name (of kernels whose name is shortened, else null), kind (root, frame,
+            unattributed, compute, communication, copy, idle, or smaller: frames put together by
+            `largest`), self_ns, total_ns, count (activities; of idle frames pieces of gaps, each with one
+            cause), the parts of total_ns in
+            each phase (`PHASE_SUMS`: forward_ns, backward_ns ...; the rest is of unknown phase), idle.
+        notes: what must be said beside it, one sentence each.
+    """
+
+    meta: Meta
+    by: str
+    heading: str
+    split: Split
+    ranks: tuple[int, ...]
+    devices: int
+    span_ns: Ns
+    busy_ns: Ns
+    sum_ns: Ns
+    nodes: pl.DataFrame
+    notes: tuple[str, ...]
+
+    @property
+    def total_ns(self) -> Ns:
+        """Time of the root."""
+        return int(self.nodes["total_ns"][0])
+
+    @property
+    def title(self) -> str:
+        """What it shows, for people."""
+        return f"GPU time by {self.heading}{' stack' if self.by == 'source' else ''}"
+
+    @property
+    def of_files(self) -> bool:
+        """Whether frames begin with the path of a file, whose end says most."""
+        return self.by in ("source", "stack")
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        frames = self.nodes.filter(pl.col("self_ns") > 0)
+        whole = max(self.total_ns, 1)
+        unknown = int(self.nodes.filter(pl.col("kind") == "unattributed")["self_ns"].sum())
+        return Form(
+            self.title,
+            f"{self.nodes.height:,} frames, {format_ns(self.total_ns)}; plot_flame draws them",
+            frames.sort("self_ns", "node", descending=[True, False]).with_columns(
+                share=pl.col("self_ns") / whole
+            ),
+            {
+                "name": "frame", "kind": "kind", "self_ns": "time of its own", "share": "share", "count": "count",
+            },
+            "self_ns",
+            {"stack": 1 - unknown / whole},
+            self.notes,
+        )  # fmt: skip
+
+    def largest(self, nodes: int) -> Flame:
+        """This flame graph with about ``nodes`` frames; smaller siblings are merged into one frame."""
+        kept, hidden = keep_largest(self.nodes, nodes)
+        if not hidden:
+            return self
+        smaller = kept.filter(pl.col("kind") == "smaller")
+        share = 100 * int(smaller["total_ns"].sum()) / max(self.total_ns, 1)
+        note = (
+            f"{hidden:,} of {self.nodes.height:,} frames were too small to be shown by themselves; "
+            f"together they are {share:.2g} % of the time."
+        )
+        return dataclasses.replace(self, nodes=kept, notes=(*self.notes, note))
+
+    def stacks(self) -> Iterator[tuple[tuple[str, ...], Ns]]:
+        """Frames and self time of each stack with any, outermost frame first, without the root.
+
+        Among siblings larger frames come first, idle ones last. A stack of more than `MOST_LEVELS`
+        frames is shortened: its `KEPT_LEVELS` outermost and innermost frames, and between them one frame
+        with the number of those omitted.
+        """
+        ordered = self.nodes.sort("idle", "total_ns", "node", descending=[True, False, False])
+        below: dict[int | None, list[tuple[int, int, str, Ns]]] = {}
+        for parent, *child in ordered.select(
+            "parent", "node", "depth", "name", "self_ns"
+        ).iter_rows():
+            below.setdefault(parent, []).append(tuple(child))
+        waiting = list(below.get(0, []))
+        frames: list[str] = []  # from the outermost to the one at hand
+        while waiting:
+            node, depth, name, self_ns = waiting.pop()
+            frames[depth - 1 :] = [name]
+            if self_ns:
+                yield _shortened(frames), self_ns
+            waiting += below.get(node, [])
+
+
+def _shortened(frames: list[str]) -> tuple[str, ...]:
+    """A stack with its middle frames omitted if it is very deep."""
+    if len(frames) <= MOST_LEVELS:
+        return tuple(frames)
+    gap = left_out(len(frames) - 2 * KEPT_LEVELS)
+    return (*frames[:KEPT_LEVELS], gap, *frames[-KEPT_LEVELS:])
+
+
+def flame(
+    trace: Attributed,
+    by: str,
+    split: Split = Split.NONE,
+    idle: Idle = Idle.STEADY,
+    explained: IdleTime | None = None,
+) -> Flame:
+    """The flame graph of a trace.
+
+    Args:
+        trace: attributed.
+        by: one of `thence.model.places.FLAMES`.
+        split: whether phases stand apart.
+        idle: which idle time has frames of its own.
+        explained: the trace's idle time by place, where it is known already.
+
+    Raises:
+        UsageError: ``by`` is none of them.
+        MissingData: the trace holds no device activity.
+    """
+    if by not in FLAMES:
+        raise UsageError(f"no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
+    totals = summarize(trace, "kernel")
+    ranks = sorted(trace.gpu["rank"].unique().to_list())
+    stacks = stacks_of(trace, by)
+    groups = _groups(trace, stacks, split)
+    notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
+    if idle is not Idle.EXCLUDE:
+        unknown = why_no_causes(trace)
+        if unknown is not None:
+            notes += (f"Idle time is shown without its causes: {unknown}.",)
+        sums = idle_sums(trace, (explained or idle_time(trace)) if unknown is None else None)
+        if idle is Idle.STEADY:
+            notes += _left_out(sums)
+            sums = sums.filter(~pl.col("early"))
+        groups = groups.with_more(idle_frames(sums))
+    return Flame(
+        meta=trace.meta,
+        by=by,
+        heading=heading_of(trace, by),
+        split=split,
+        ranks=tuple(ranks),
+        devices=totals.devices,
+        span_ns=totals.span_ns,
+        busy_ns=totals.busy_ns,
+        sum_ns=totals.sum_ns,
+        nodes=build_tree(groups, _root_name(trace, ranks)),
+        notes=(*notes, *totals.notes[len(totals.meta.notes) :]),
+    )
+
+
+def _root_name(trace: Attributed, ranks: Sequence[int]) -> str:
+    if len(ranks) > 1:
+        return f"GPU time of {len(ranks)} ranks"
+    return f"GPU time of rank {ranks[0]}" if trace.selection.ranks else "GPU time"
+
+
+def _left_out(sums: pl.DataFrame) -> tuple[str, ...]:
+    early = int(sums["total_ns"].filter(sums["early"]).sum())
+    if not early:
+        return ()
+    note = (
+        f"{format_ns(early)} of idle time inside and before the first executions of programs, when they are "
+        "compiled, is not in the graph; --idle include shows it."
+    )
+    return (note,)
+
+
+def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:
+    notes = []
+    if overlap and idle is not Idle.EXCLUDE:
+        notes.append(
+            "The total is the idle time and the sum of durations: activities on parallel streams overlap, "
+            "and each counts in full."
+        )
+    elif overlap:
+        notes.append("Activities on parallel streams overlap; each counts in full.")
+    if stacks.shared:
+        notes.append(
+            "A fusion's time is divided among the stacks of what it is made of, in proportion to "
+            "their estimated work; it counts as one activity at each."
+        )
+    return tuple(notes)
+
+
+def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
+    """Activities grouped by frames and kernel."""
+    claims = stacks.claims
+    gpu_rows = claims["gpu"].cast(pl.UInt32)
+    time = (
+        split_by_weight(trace, claims) if stacks.shared else trace.gpu["duration"].gather(gpu_rows)
+    )
+    gpu, places = trace.gpu, trace.places
+    tuned = (places["apart"] == "autotuning").fill_null(value=False).gather(gpu_rows)
+    rows = pl.DataFrame(
+        {
+            "gpu": gpu_rows,
+            "node": claims["node"].set(tuned, NO_ROW),  # its outermost frame says all
+            "name": gpu["name"].gather(gpu_rows),
+            "kind": _kinds(trace).gather(gpu_rows),
+            "phase": places["phase"].gather(gpu_rows).cast(pl.String),
+            "outermost": _outermost(trace, split).gather(gpu_rows),
+            "time": time,
+        }
+    )
+    keys = ["node", "name", "kind", "outermost"]
+    grouped = rows.group_by(keys, maintain_order=True).agg(
+        "gpu",
+        *(
+            pl.col("time").filter(pl.col("phase") == phase.value).sum().alias(f"{phase.value}_ns")
+            for phase in Phase
+        ),
+        self_ns=pl.col("time").sum(),
+        count=pl.len().cast(pl.Int64),
+    )
+    names = grouped["name"].cast(pl.String)
+    kernels = names.filter(grouped["kind"].is_in(["compute", "communication"])).unique().to_list()
+    short = short_names([name for name in kernels if name is not None])
+    shown = names.replace(short).replace("", None).fill_null("(no name)")
+    leaves = grouped.select(
+        "node",
+        "kind",
+        "outermost",
+        name=shown,
+        full_name=pl.when(names.ne_missing(shown)).then(names),
+    )
+    frames, innermost = _frames(leaves, stacks)
+    members = grouped["gpu"] if stacks.shared else None
+    sums = grouped.select("self_ns", "count", *PHASE_SUMS)
+    return Groups(frames, innermost, sums, members)
+
+
+def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
+    """Rows of `FRAMES` for kernels and their enclosing frames, and the row of each kernel.
+
+    Args:
+        leaves: one row per group: node (in the stacks' tree), kind, outermost, name, full_name.
+        stacks: with the frames around.
+    """
+    parts, parents, height = [pl.DataFrame(schema=FRAMES)], np.empty(leaves.height, np.int64), 0
+    role = np.where(stacks.attributed, "frame", "unattributed")
+    for outer in leaves["outermost"].unique(maintain_order=True).to_list():
+        selected = (
+            leaves.select(pl.col("outermost").eq_missing(pl.lit(outer))).to_series().to_numpy()
+        )
+        top = NO_ROW
+        if outer is not None:
+            top, height = height, height + 1
+            parts.append(_rows(np.array([NO_ROW]), pl.Series([outer]), np.array(["frame"])))
+        node = leaves["node"].to_numpy()[selected]
+        used = np.flatnonzero(ancestors(stacks.tree.parent, node))
+        number = np.full(
+            len(stacks.tree.parent) + 1, top, np.int64
+        )  # the last one is that of NO_ROW
+        number[used] = height + np.arange(len(used))
+        parts.append(
+            _rows(number[stacks.tree.parent[used]], stacks.tree.name.gather(used), role[used])
+        )
+        parents[selected] = number[node]
+        height += len(used)
+    parts.append(leaves.select(pl.Series("parent", parents), "name", "kind", "full_name"))
+    return pl.concat(parts), height + np.arange(leaves.height)
+
+
+def _rows(parent: Int64, name: pl.Series, kind: npt.NDArray[np.str_]) -> pl.DataFrame:
+    """Rows of `FRAMES`."""
+    columns = {
+        "parent": parent,
+        "name": name.cast(pl.String),
+        "kind": kind.tolist(),
+        "full_name": None,
+    }
+    return pl.DataFrame(columns, schema=FRAMES)
+
+
+def _outermost(trace: Attributed, split: Split) -> pl.Series:
+    """Name of the outermost frame of each activity; null where there is none.
+
+    What tables keep apart (warm-up, the autotuner) is apart here too, whatever the split.
+    """
+    apart = pl.format("[{}]", pl.col("apart").cast(pl.String).replace(REASONS))
+    if split is Split.NONE:
+        return trace.places.select(apart).to_series()
+    reason = pl.format("[{}]", pl.col("phase_rule").cast(pl.String).replace(REASONS))
+    phase = pl.col("phase").cast(pl.String)
+    return trace.places.select(pl.coalesce(apart, phase, reason)).to_series()
+
+
+def _kinds(trace: Attributed) -> pl.Series:
+    """What each activity is: compute, communication or copy."""
+    copy = pl.col("kind").is_in(["memcpy", "memset"])
+    return trace.gpu.select(
+        pl.when(communicates(trace))
+        .then(pl.lit("communication"))
+        .when(copy)
+        .then(pl.lit("copy"))
+        .otherwise(pl.lit("compute"))
+    ).to_series()

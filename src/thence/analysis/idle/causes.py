@@ -1,0 +1,358 @@
+"""The cause of every nanosecond in which a device is idle: each has exactly one.
+
+A gap ends with the activity that starts then. Where its launch is not known, the gap is unknown. Else, with the
+launch from ``b`` to ``e``, the first of these that holds for a part of the gap is its cause:
+
+    before b                    what the host was in (`thence.analysis.idle.rules`): the innermost host row of the
+                                thread that launched; where that thread was in none, or only in a step or a range,
+                                a thread of the rank that was in an operator or a call, of several the one
+                                whose row lasts longest; first_use where an operator takes over 1 ms
+                                until it launches the first kernel of a name, and never again
+    b to e                      launch; first_use where the call is long and the kernel's first
+    launched before the gap     queued for the first 5 us, and longer where the same call launched what came before:
+                                nodes of a CUDA graph wait for each other, and for its conditions; then event_wait
+                                where the stream waited for an event of another one, else unknown
+    from e to the start         launch for 100 us, then event_wait or unknown
+
+Where no thread is in anything recorded, the cause is python if the main thread is known to run Python then
+(`thence.analysis.idle.silence`), else unknown.
+
+Beside the cause stands the last call that waited before the gap ended, if it returned in the gap or right before
+it: it emptied the queue. That is no cause: without it the gap might be there all the same.
+
+A kernel that waits for a late rank is busy. `thence.analysis.collectives.waits` tells that time, which is never in
+here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.idle.host_threads import (
+    NOWHERE,
+    Pieces,
+    thread_numbers,
+    together,
+)
+from thence.analysis.idle.host_time import HostTime
+from thence.analysis.idle.pieces import IDLE, NO_REASON, IdlePieces
+from thence.analysis.idle.rules import NUMBER, REASONS, host_causes
+from thence.analysis.idle.silence import says_what_runs
+from thence.attribution.waiting import event_edges
+from thence.model.intervals import NEVER, NO_ROW, gaps, last_begun
+from thence.model.one_timeline import numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    Codes = npt.NDArray[np.uint8]
+
+__all__ = ["IDLE", "REASONS", "Gaps", "device_gaps", "idle_causes"]
+
+_QUEUED_NS = 5_000
+_LATENCY_NS = 100_000  # of a launch whose call has returned, to an empty queue
+_LONG_CALL_NS = 200_000  # of a launch that loads its kernel; others take 2 to 30 us
+_LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
+_EMPTIED_NS = 2_000  # how long before a gap a wait may return that emptied the queue: clocks differ
+_MOST_DEVICES = 1_000  # of one rank, which has 16 at most; each takes 10 ms
+_MOST_PIECES = 1_000_000  # and
+_MOST_OF_A_ROW = 16  # so many for each row: a host row may lie in a gap of every device
+_LATEST = int(np.iinfo(np.int64).max)
+_OF_NAMES = 32  # bits that the number of a kernel's name takes
+_UNKNOWN = NUMBER["unknown"]
+_REASON = {reason: number for number, reason in enumerate(REASONS)}
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Times in which a device is idle.
+
+    Attributes:
+        rank, device: which.
+        start, end: ns, in order of time.
+        gpu: row of the activity that starts at the end, `NO_ROW` where none does.
+    """
+
+    rank: int
+    device: int
+    start: Int64
+    end: Int64
+    gpu: Int64
+
+
+def device_gaps(trace: Attributed) -> list[Gaps]:
+    """The gaps between the first start and the last end of every device, as `Summary.idle_ns` counts them."""
+    number, devices = numbered(trace.gpu, "rank", "device")
+    start = trace.gpu["start"].to_numpy()
+    order = np.lexsort((start, number))
+    edges = np.searchsorted(number[order], np.arange(devices.height + 1))
+    start, row = start[order], order.astype(np.int64)
+    end = start + trace.gpu["duration"].to_numpy()[order]
+    result = []
+    for (rank, device), low, high in zip(devices.rows(), edges[:-1], edges[1:], strict=True):
+        starts = start[low:high]
+        begin, finish = gaps(starts, end[low:high])
+        ending = row[low:high][np.searchsorted(starts, finish)]
+        result.append(Gaps(rank, device, begin, finish, ending))
+    return result
+
+
+def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.DataFrame:
+    """Pieces of idle time with their causes, in order of rank, device and time.
+
+    Args:
+        trace: attributed.
+        found: the gaps; None for those of `device_gaps`.
+
+    Returns:
+        Columns of `IDLE`: rank, device, start and duration (ns) of the piece; cause; reason, where that is
+        unknown; host, the row that the cause is told from (null where none is); gpu, the activity that ended
+        the gap; wait, row in host of the last call that waited, where it emptied the queue. The pieces of
+        a gap tile it. Of more devices in a rank, or more pieces for each row of the trace, than programs have,
+        each gap is one piece, and unknown.
+    """
+    parts = device_gaps(trace) if found is None else found
+    parts = sorted(parts, key=lambda of: (of.rank, of.device))
+    devices = Counter(of.rank for of in parts)
+    if max(devices.values(), default=0) > _MOST_DEVICES:
+        return _undivided(parts)
+    facts = _Facts.of(trace)
+    most = _MOST_PIECES + _MOST_OF_A_ROW * (trace.host.height + trace.gpu.height)
+    frames: list[pl.DataFrame] = []
+    for of, wait in zip(parts, _emptied(facts, parts), strict=True):
+        frame = _of_device(facts, of).frame((of.rank, of.device), of.gpu, wait)
+        most -= frame.height
+        if most < 0:
+            return _undivided(parts)
+        frames.append(frame)
+    return pl.concat(frames) if frames else pl.DataFrame(schema=IDLE)
+
+
+def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
+    """Every gap as one piece, unknown because there are too many."""
+    sizes = [len(of.start) for of in parts]
+    start, end, gpu = (
+        np.concatenate([getattr(of, name) for of in parts]) for name in ("start", "end", "gpu")
+    )
+    rank, device = (
+        np.repeat([getattr(of, name) for of in parts], sizes) for name in ("rank", "device")
+    )
+    lasting = pl.Series(end > start)
+    return (
+        pl.DataFrame(
+            {"rank": rank, "device": device, "start": start, "duration": end - start, "gpu": gpu}
+        )
+        .with_columns(
+            gpu=pl.when(pl.col("gpu") != NO_ROW).then(pl.col("gpu")),
+            cause=pl.lit("unknown"),
+            reason=pl.lit("too_many"),
+            host=pl.lit(None, pl.Int32()),
+            wait=pl.lit(None, pl.Int32()),
+        )
+        .filter(lasting)
+        .select(list(IDLE))
+        .cast(IDLE)  # type: ignore[arg-type]
+    )
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the rules look at: host rows and, of each activity, its launch, as arrays."""
+
+    trace: Attributed
+    start: Int64
+    end: Int64
+    cause: Codes
+    thread: Int64
+    hosts: HostTime
+    launch: Int64
+    launch_start: Int64
+    launch_end: Int64
+    kernel: npt.NDArray[np.uint32]
+    first_of_name: Mask
+    behind_event: Mask
+    begun: Int64
+    said: dict[int, bool]
+
+    @classmethod
+    def of(cls, trace: Attributed) -> _Facts:
+        host = trace.host
+        start = host["start"].to_numpy()
+        thread = thread_numbers(host)
+        hosts = HostTime.of(trace, thread)
+        is_call = hosts.is_call
+        launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+        cause = host_causes(host)
+        calls = launch[launch != NO_ROW]
+        calls = calls[is_call[calls] & (cause[calls] == NUMBER["operator"])]
+        cause[calls] = NUMBER["launch"]
+        end = start + host["duration"].to_numpy()
+        begins, ends = _launch_times(trace, launch, start, end, is_call)
+        edges = event_edges(trace, launch)
+        behind = np.zeros(trace.gpu.height, np.bool_)
+        behind[edges["waiting"].to_numpy()] = True
+        return cls(
+            trace, start, end, cause, thread, hosts,
+            launch, begins, ends, trace.gpu["name"].to_physical().to_numpy(),
+            trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy(), behind,
+            _begun(trace, launch, is_call), says_what_runs(trace, hosts.first),
+        )  # fmt: skip
+
+
+def _begun(trace: Attributed, launch: Int64, is_call: Mask) -> Int64:
+    """When the first activity began of the call that launched each one: of a CUDA graph there are several."""
+    start = trace.gpu["start"].to_numpy()
+    result = start.copy()
+    known = np.flatnonzero(launch != NO_ROW)
+    known = known[is_call[launch[known]]]
+    first = np.full(len(is_call), _LATEST)
+    np.minimum.at(first, launch[known], start[known])
+    result[known] = first[launch[known]]
+    return result
+
+
+def _launch_times(
+    trace: Attributed, launch: Int64, start: Int64, end: Int64, is_call: Mask
+) -> tuple[Int64, Int64]:
+    """When the launch of each activity began and ended, -1 where it is not known.
+
+    XLA's programs say when they were launched. A host row that is no call, but was linked to the
+    activity, launched it at some time until its end: as late as possible.
+    """
+    known = launch != NO_ROW
+    row = np.maximum(launch, 0)
+    if not len(start):
+        begins = np.full(len(launch), -1)
+        ends = begins.copy()
+    else:
+        begins, ends = np.where(known, start[row], -1), np.where(known, end[row], -1)
+        linked = known & ~is_call[row]
+        late = np.minimum(end[row], trace.gpu["start"].to_numpy())
+        begins, ends = np.where(linked, late, begins), np.where(linked, late, ends)
+    if trace.programs.height:
+        of = trace.gpu["program"].fill_null(NO_ROW).to_numpy().astype(np.int64)
+        at = trace.programs["launch"].fill_null(-1).to_numpy()
+        took = trace.programs["launch_duration"].fill_null(0).to_numpy()
+        by_program = ~known & (of != NO_ROW) & (at[of] >= 0)
+        begins = np.where(by_program, at[of], begins)
+        ends = np.where(by_program, at[of] + took[of], ends)
+    return begins, ends
+
+
+def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
+    """Host row of the last call that waited before each gap's launch, if it returned after the queue was empty."""
+    waits = facts.trace.waits
+    begins = np.full(facts.trace.gpu.height, NEVER)  # of the gap before each activity
+    for of in reversed(parts):
+        ending = np.flatnonzero(of.gpu != NO_ROW)[::-1]
+        begins[of.gpu[ending]] = of.start[ending]
+    results = []
+    for of in parts:
+        result = np.full(len(of.gpu), NO_ROW)
+        rows = waits.filter(pl.col("rank") == of.rank)["host"].to_numpy().astype(np.int64)
+        act = np.maximum(of.gpu, 0)
+        ours = np.flatnonzero((of.gpu != NO_ROW) & (facts.launch_start[act] >= 0))
+        if len(rows) and len(ours):
+            act = act[ours]
+            last = last_begun(facts.start[rows], facts.launch_start[act])
+            row = np.where(last == NO_ROW, NO_ROW, rows[last])
+            emptied = (row != NO_ROW) & (facts.end[row] >= begins[act] - _EMPTIED_NS)
+            result[ours] = np.where(emptied, row, NO_ROW)
+        results.append(result)
+    return results
+
+
+def _of_device(facts: _Facts, of: Gaps) -> IdlePieces:
+    """The pieces of one device's gaps."""
+    parts = IdlePieces()
+    gpu, begin, end = of.gpu, of.start, of.end
+    act, every = np.maximum(gpu, 0), np.arange(len(gpu))
+    launched, returned = facts.launch_start[act], np.maximum(facts.launch_end[act], 0)
+    known = (gpu != NO_ROW) & (launched >= 0)
+    parts.add(every, (np.where(known, end, begin), end), _UNKNOWN, NO_ROW, _REASON["no_launch"])
+    launched = np.where(known, np.clip(launched, begin, end), begin)
+    in_call = np.clip(returned, launched, end)
+    row = np.where(known, facts.launch[act], NO_ROW)
+    loads = facts.first_of_name[act] & (returned - facts.launch_start[act] > _LONG_CALL_NS)
+    _before_launch(facts, of, launched, parts)
+    codes = np.where(loads, NUMBER["first_use"], NUMBER["launch"]).astype(np.uint8)
+    parts.add(every, (np.where(known, launched, end), in_call), codes, row)
+    queued = known & (facts.launch_start[act] <= begin)
+    patience = np.where(queued, _QUEUED_NS, _LATENCY_NS)
+    patience[queued & (facts.begun[act] < begin)] = _LATEST >> 1
+    since = np.where(queued, in_call, np.maximum(in_call, launched))
+    until = np.minimum(end, since + patience)
+    codes = np.where(queued, NUMBER["queued"], NUMBER["launch"]).astype(np.uint8)
+    parts.add(every, (np.where(known, since, end), until), codes, row)
+    behind = facts.behind_event[act]
+    rest = np.where(known, until, end)
+    parts.add(every, (np.where(behind, rest, end), end), NUMBER["event_wait"], row)
+    late = (np.where(behind, end, rest), end)
+    parts.add(every, late, _UNKNOWN, row, _REASON["started_late"])
+    return parts
+
+
+def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> None:
+    """Adds what the host was in from the beginning of each gap until the launch that ended it."""
+    waiting = np.flatnonzero(until > of.start)
+    if not len(waiting):
+        return
+    pieces = _in_threads(facts, of, until, waiting)
+    pieces = facts.hosts.elsewhere(of.rank, pieces)
+    codes = _host_codes(facts, pieces, of.gpu[pieces.of])
+    reason = np.full(len(codes), NO_REASON, np.uint8)
+    unknown = np.flatnonzero(codes == _UNKNOWN)
+    nowhere = pieces.row[unknown] == NO_ROW
+    silent = _REASON["outside" if facts.said.get(of.rank) else "only_calls"]
+    reason[unknown] = np.where(nowhere, silent, _REASON["profiler"])
+    runs = facts.hosts.runs_python(of.rank, pieces)
+    codes[runs], reason[runs] = NUMBER["python"], NO_REASON
+    parts.add(pieces.of, (pieces.start, pieces.end), codes, pieces.row, reason)
+
+
+def _in_threads(facts: _Facts, of: Gaps, until: Int64, waiting: Int64) -> Pieces:
+    """What the thread that launched was in, for those gaps that waited for a launch."""
+    row = facts.launch[np.maximum(of.gpu[waiting], 0)]
+    thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
+    found = []
+    for number in _used(thread):
+        ours = waiting[thread == number]
+        leaves = NOWHERE if number == NO_ROW else facts.hosts.leaves[number]
+        pieces = leaves.within(of.start[ours], until[ours])
+        found.append(Pieces(ours[pieces.of], pieces.start, pieces.end, pieces.row))
+    return together(found)
+
+
+def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
+    """The cause of each piece by its host row, and by the activity that was launched at its end."""
+    if not len(facts.cause):
+        return np.full(len(gpu), _UNKNOWN, np.uint8)
+    codes = facts.cause[pieces.row]
+    codes[pieces.row == NO_ROW] = _UNKNOWN
+    long = np.flatnonzero(pieces.end - pieces.start > _LONG_OPERATOR_NS)
+    long = long[(codes[long] == NUMBER["operator"]) & (gpu[long] != NO_ROW)]
+    gpu = gpu[long]
+    ended = facts.end[pieces.row[long]] > facts.launch_start[gpu]
+    long, gpu = long[ended], gpu[ended]
+    launch, first = facts.launch[gpu], facts.first_of_name[gpu]
+    # What takes the same thread as long again and again is no first use.
+    thread = np.where(launch == NO_ROW, NO_ROW, facts.thread[launch])
+    kernel = (thread << _OF_NAMES) + facts.kernel[gpu]
+    codes[long[first & ~np.isin(kernel, kernel[~first])]] = NUMBER["first_use"]
+    return codes
+
+
+def _used(numbers: Int64) -> list[int]:
+    """The distinct ones of numbers from `NO_ROW` on: quicker than by sorting them."""
+    return [int(number) for number in np.flatnonzero(np.bincount(numbers - NO_ROW)) + NO_ROW]

@@ -1,0 +1,286 @@
+"""What pieces of idle time are named by: the place of the host row that their cause is told from, a step, a kernel.
+
+Programs repeat themselves, and so do host rows. Two of them are in one context if they and the rows around them have
+the same names, and so have the forward operators that they belong to. All rows of a context have the same places, so
+these are looked up once for each: there are hundreds of contexts where there are millions of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.idle.rules import REASONS
+from thence.analysis.steps.windows import steps
+from thence.attribution.host_rows import gathered, row_numbers
+from thence.attribution.launch_places import places_of_rows
+from thence.errors import MissingData
+from thence.model.forest import numbered, trie
+from thence.model.intervals import NO_ROW, chain_to
+from thence.model.one_timeline import numbered as numbered_rows
+from thence.model.own_code import OwnCode
+from thence.model.tables import HOST_CATEGORIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Numbers = npt.NDArray[np.int32] | Int64
+
+__all__ = ["Contexts", "HostPlaces", "PieceNames", "kinds_of", "names_of_contexts", "piece_names"]
+
+_KINDS = {"line": "source", "label": "label", "module": "module", "op": "op"}
+_PREFERRED = ("line", "label", "module", "op")
+
+
+@dataclass(frozen=True)
+class PieceNames:
+    """What each piece of idle time is named, equal names several times or once.
+
+    Attributes:
+        number: of the name of each piece.
+        by: kind of each name.
+        name: null for none.
+    """
+
+    number: Numbers
+    by: pl.Series
+    name: pl.Series
+
+    def columns(self) -> pl.DataFrame:
+        """By and name of each piece, String."""
+        return self.columns_of(self.number)
+
+    def columns_of(self, number: Numbers) -> pl.DataFrame:
+        """By and name of some of the numbers, String."""
+        return pl.DataFrame({"by": self.by, "name": self.name})[number]
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """The contexts of host rows.
+
+    Attributes:
+        number: context of each row of host, and `NO_ROW` behind the last one.
+        row: the first row of each context.
+    """
+
+    number: Numbers
+    row: Int64
+
+    @classmethod
+    def of(cls, host: pl.DataFrame) -> Contexts:
+        """Those of all host rows; host as `thence.model.tables.HOST`."""
+        number, row = _contexts(host)
+        return cls(np.append(number, NO_ROW).astype(np.int32), row)
+
+    def at(self, rows: pl.Series) -> Numbers:
+        """The context of each of some host rows, `NO_ROW` for null."""
+        found: Numbers = self.number[rows.fill_null(NO_ROW).to_numpy()]
+        return found
+
+    def table(self, host: pl.DataFrame) -> pl.DataFrame:
+        """The first rows of all contexts as a host table: around them is what is around all rows of theirs."""
+        rows = host[self.row]
+        references = {name: self.at(rows[name]) for name in ("parent", "forward")}
+        return rows.with_columns(
+            pl.when(pl.lit(pl.Series(at)) != NO_ROW).then(pl.lit(pl.Series(at))).alias(name)
+            for name, at in references.items()
+        )
+
+
+@dataclass(frozen=True)
+class HostPlaces:
+    """The places of host rows, by context.
+
+    Attributes:
+        contexts: of the host rows.
+        names: of kinds of places, by context; null also where no row was asked about.
+    """
+
+    contexts: Contexts
+    names: dict[str, pl.Series]
+
+    @classmethod
+    def of(
+        cls,
+        trace: Attributed,
+        contexts: Contexts,
+        asked: Sequence[pl.Series],
+        kinds: Sequence[str],
+    ) -> HostPlaces:
+        """The places of some host rows.
+
+        Args:
+            trace: attributed.
+            contexts: of all of its host rows.
+            asked: rows of host, null for none.
+            kinds: of places.
+        """
+        mentioned = np.zeros(len(contexts.row) + 1, np.bool_)
+        for rows in asked:
+            mentioned[contexts.at(rows)] = True
+        used = np.flatnonzero(mentioned[:-1])
+        position = np.full(len(contexts.row), NO_ROW)
+        position[used] = np.arange(len(used))
+        own = OwnCode.of(trace.own, trace.installed)
+        tables = replace(trace, host=contexts.table(trace.host))
+        found = places_of_rows(tables, used, own, list(dict.fromkeys(kinds)))
+        return cls(contexts, {kind: gathered(names, position) for kind, names in found.items()})
+
+
+def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
+    """The context of each host row, and the first row of each context."""
+    parent, forward = (row_numbers(host[name]) for name in ("parent", "forward"))
+    of_forward = forward != NO_ROW
+    category = host["category"].to_physical().to_numpy()
+    code = (_codes(host["name"]) * len(HOST_CATEGORIES) + category) * 2 + of_forward
+    if host["metadata"].null_count() < host.height:
+        said = _codes(host["metadata"])
+        code = numbered(code)[0] * (int(said.max()) + 1) + said
+    node, first = trie(parent, code)
+    if not of_forward.any():
+        return node, first
+    # Which of the rows around belongs to a forward operator is the same for all rows of a node.
+    above = np.where(parent[first] == NO_ROW, NO_ROW, node[parent[first]])
+    below = chain_to(above, np.arange(len(first)), of_forward[first]) != NO_ROW
+    rows = np.flatnonzero(below[node])
+    around = node[forward[chain_to(parent, rows, of_forward)]]
+    # Mostly all rows of a node belong to forward operators of one node: then they are one context.
+    alike = np.empty(len(node), np.int64)
+    alike[rows] = around
+    others = np.flatnonzero(alike[rows] != alike[first[node[rows]]])
+    pair, first_of_pair = numbered(node[rows[others]] * len(first) + around[others])
+    node[rows[others]] = pair + len(first)
+    return node, np.concatenate([first, rows[others[first_of_pair]]])
+
+
+def _codes(names: pl.Series) -> Int64:
+    """The number of each Categorical name, 0 for null."""
+    return names.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+
+
+def kinds_of(by: str) -> list[str]:
+    """The kinds of places of host rows that names by this need."""
+    return list(_KINDS.values()) if by == "place" else [_KINDS[by]] if by in _KINDS else []
+
+
+def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces) -> PieceNames:
+    """What each piece of idle time is named.
+
+    Args:
+        trace: attributed.
+        pieces: of `thence.analysis.idle.causes.idle_causes`.
+        by: of `thence.model.questions.IDLE_BY`. By place a name is of the first kind of `_PREFERRED` that the host
+            row has, else that of the row itself; without a name a piece is by its reason, or by call.
+        places: of the host rows of these pieces.
+    """
+    if by == "place":
+        return _by_place(trace, pieces, places)
+    number, name = _numbered_names(trace, pieces, by, places)
+    name = name.cast(pl.String).extend_constant(None, 1)  # the last one is that of NO_ROW
+    return PieceNames(
+        np.where(number == NO_ROW, len(name) - 1, number),
+        pl.repeat(by, len(name), eager=True),
+        name,
+    )
+
+
+def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> PieceNames:
+    """The names by place: those of contexts, of reasons, and none."""
+    found = {by: places.names[_KINDS[by]] for by in _PREFERRED}
+    found["call"] = trace.host["name"].gather(places.contexts.row)
+    names = pl.DataFrame({by: name.cast(pl.String) for by, name in found.items()})
+    of_contexts = names.select(
+        by=pl.coalesce(*(pl.when(pl.col(by).is_not_null()).then(pl.lit(by)) for by in found)),
+        name=pl.coalesce(*found),
+    )
+    reasons = list(REASONS)
+    rest = pl.DataFrame({"by": ["reason"] * len(reasons) + ["call"], "name": [*reasons, None]})
+    every = pl.concat([of_contexts, rest])
+    number = places.contexts.at(pieces["host"])
+    unnamed = np.append(of_contexts["name"].is_null().to_numpy(), True)[number]
+    reason = pieces["reason"].to_physical().fill_null(len(reasons)).to_numpy()
+    number[unnamed] = of_contexts.height + reason[unnamed].astype(np.int32)
+    return PieceNames(number, every["by"], every["name"])
+
+
+def _numbered_names(
+    trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces
+) -> tuple[Numbers, pl.Series]:
+    """The number of the name of each piece, `NO_ROW` for none, and the names; one may be null."""
+    if by in _KINDS or by in ("call", "wait"):
+        number = places.contexts.at(pieces["wait" if by == "wait" else "host"])
+        return number, _names_by_context(trace, by, places)
+    if by == "step":
+        return _steps(trace, pieces)
+    if by == "device":
+        number, devices = numbered_rows(pieces, "rank", "device")
+        return number, devices.select(pl.format("rank {} device {}", *devices.columns)).to_series()
+    if by == "kernel":
+        name = trace.gpu["name"].gather(pieces["gpu"].cast(pl.UInt32))
+        number, first = numbered(_codes(name))
+    else:
+        name = pieces[by]
+        number, first = numbered(name.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy())
+    return number, name.gather(first)
+
+
+def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
+    """The step in whose window on the device each piece begins."""
+    try:
+        frame = steps(trace).frame
+    except MissingData:
+        return np.full(pieces.height, NO_ROW), pl.Series([], dtype=pl.String)
+    windows = frame.select(
+        "rank", "device", "start", end=pl.col("start") + pl.col("duration")
+    ).with_row_index("window")
+    found = (
+        pieces.select("rank", "device", "start")
+        .with_row_index("piece")
+        .sort("start")
+        .join_asof(
+            windows.sort("start", maintain_order=True),
+            on="start",
+            by=["rank", "device"],
+            check_sortedness=False,  # Polars cannot check it of groups
+        )
+        .sort("piece")
+    )
+    window = found.select(pl.when(pl.col("start") < pl.col("end")).then("window")).to_series()
+    return row_numbers(window), frame["step"]
+
+
+def names_of_contexts(
+    trace: Attributed, pieces: pl.DataFrame, kinds: Sequence[str]
+) -> tuple[Numbers, dict[str, pl.Series]]:
+    """What pieces of idle time are named by each of several kinds that tell the host row, once for each context.
+
+    Args:
+        trace: attributed.
+        pieces: of `thence.analysis.idle.causes.idle_causes`.
+        kinds: of `thence.model.questions.IDLE_BY`: line, module, label, op, call.
+
+    Returns:
+        the context of each piece, `NO_ROW` for none; for each kind the name of every context, Categorical, null
+        for none.
+    """
+    needed = [kind for by in kinds for kind in kinds_of(by)]
+    places = HostPlaces.of(trace, Contexts.of(trace.host), [pieces["host"]], needed)
+    found = {by: _names_by_context(trace, by, places) for by in kinds}
+    number = places.contexts.at(pieces["host"])
+    return number, {by: names.cast(pl.Categorical()) for by, names in found.items()}
+
+
+def _names_by_context(trace: Attributed, by: str, places: HostPlaces) -> pl.Series:
+    """The name of each context by a kind of place, or by the row itself."""
+    if by in _KINDS:
+        return places.names[_KINDS[by]]
+    return trace.host["name"].gather(places.contexts.row)

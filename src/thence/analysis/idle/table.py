@@ -1,0 +1,296 @@
+"""Idle time by cause and by place: the answer of ``thence idle``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collectives.waits import participants
+from thence.analysis.idle.causes import REASONS, idle_causes
+from thence.analysis.idle.places import Contexts, HostPlaces, PieceNames, kinds_of, piece_names
+from thence.analysis.idle.rules import CAUSES, MEANINGS, REASON_TITLES
+from thence.errors import MissingData, UsageError
+from thence.model.questions import IDLE_BY
+from thence.notebook import Form, Shown
+from thence.parallel import both
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from thence.analysis.collectives.clock_sync import Alignment
+    from thence.analysis.collectives.communication import Collectives
+    from thence.analysis.collectives.instances import Instances
+    from thence.model.attributed import Attributed
+    from thence.units import Ns
+
+__all__ = [
+    "IdleTime",
+    "idle_time",
+    "idle_tracks",
+    "in_words",
+    "waited_in_collectives",
+    "why_no_causes",
+]
+
+_OF_WAITS = ("source", "label", "op")
+_ROWS = {
+    "cause": pl.String(), "by": pl.String(), "name": pl.String(), "total_ns": pl.Int64(), "count": pl.Int64(),
+    "share": pl.Float64(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IdleTime(Shown):
+    """Why the devices were idle.
+
+    Attributes:
+        idle_ns: between the first start and the last end of each device, summed; as `Summary` states it.
+        causes: cause, total_ns, share (of idle_ns), count (pieces); the largest first; the total_ns add up to
+            idle_ns.
+        rows: cause, by, name (null: none), total_ns, count (pieces), share (of idle_ns); those of a cause add up
+            to it.
+        waits: name (of the call), place, total_ns, count, share: idle time after calls that waited and emptied
+            the queue. No cause: the same time is in causes.
+        late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
+            time, and in none of the others. Empty for one rank.
+        reasons: reason, total_ns of what is unknown.
+        silent_ns: time in which it is Python only because nothing else was recorded.
+        found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
+        names: what these are named.
+    """
+
+    idle_ns: Ns
+    causes: pl.DataFrame
+    rows: pl.DataFrame
+    waits: pl.DataFrame
+    late: pl.DataFrame
+    reasons: pl.DataFrame
+    silent_ns: Ns
+    found: pl.DataFrame = field(repr=False)
+    names: PieceNames = field(repr=False)
+
+    @cached_property
+    def pieces(self) -> pl.DataFrame:
+        """Those of `found`, each with the by and the name of its row."""
+        return self.found.hstack(self.names.columns())
+
+    @property
+    def shown_rows(self) -> pl.DataFrame:
+        """The rows with reasons in words, and with words for Python that nothing else is known of."""
+        return in_words(self.rows)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why a part is unknown, one sentence for each reason; and how much is Python only because nothing else is."""
+        notes = [
+            f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
+            for reason, total in self.reasons.select("reason", "total_ns").rows()
+        ]
+        if not self.silent_ns:
+            return tuple(notes)
+        notes.append(
+            f"python: in {format_ns(self.silent_ns)} of it the main thread was in nothing recorded, which of a Python "
+            "program is Python; stacks (torch.profiler with_stack=True) or lines (thence record) say where"
+        )
+        return tuple(notes)
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        unknown = int(self.reasons["total_ns"].sum())
+        causes = (
+            f"{cause} {format_ns(ns)}" for cause, ns in self.causes["cause", "total_ns"].rows()
+        )
+        return Form(
+            f"idle: {format_ns(self.idle_ns)}",
+            ", ".join(causes),
+            self.shown_rows,
+            {"name": "idle at", "by": "by", "cause": "cause", "total_ns": "idle", "share": "share"},
+            "total_ns",
+            {"cause": 1 - unknown / max(self.idle_ns, 1)},
+            self.notes,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        of_cause = self.rows.partition_by("cause", as_dict=True)
+        columns = ["by", "name", "total_ns", "count"]
+        return {
+            "idle_ns": self.idle_ns,
+            "causes": [
+                {**cause, "rows": of_cause[(cause["cause"],)].select(columns).to_dicts()}
+                for cause in self.causes.select("cause", "total_ns", "share", "count").to_dicts()
+            ],
+            "after_waits": self.waits.to_dicts(),
+            "waited_in_collectives": self.late.to_dicts(),
+            "unknown": self.reasons.with_columns(
+                text=pl.col("reason").replace_strict(REASONS, return_dtype=pl.String)
+            ).to_dicts(),
+        }
+
+
+def why_no_causes(trace: Attributed) -> str | None:
+    """Why nothing can be told of the causes of a trace's idle time; None where causes can be told."""
+    if trace.selection.leaves_out_between:
+        return "the selected part of the trace leaves out work in between"
+    if trace.host.is_empty():
+        return "the trace holds no host ranges"
+    return None
+
+
+def in_words(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows with cause, by and name as people read them.
+
+    Reasons are in words, and so is Python of which nothing else is known, which is by nothing.
+    """
+    silent = (pl.col("cause") == "python") & (pl.col("by") == "call") & pl.col("name").is_null()
+    return rows.with_columns(
+        by=pl.when(~silent).then("by"),
+        name=pl.when(pl.col("by") == "reason")
+        .then(pl.col("name").replace(REASON_TITLES))
+        .when(silent)
+        .then(pl.lit("(in nothing recorded)"))
+        .otherwise("name"),
+    )
+
+
+def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = None) -> IdleTime:
+    """Idle time of all devices by cause, and each cause by place.
+
+    Args:
+        trace: attributed.
+        by: of `IDLE_BY`.
+        late: of `waited_in_collectives`; None where nothing is known of it.
+
+    Raises:
+        UsageError: ``by`` is none of `IDLE_BY`.
+        MissingData: the trace holds no device activity.
+    """
+    if by not in IDLE_BY:
+        raise UsageError(
+            f"{by!r} is nothing that idle time can be by; choose one of {', '.join(IDLE_BY)}"
+        )
+    if trace.gpu.is_empty():
+        raise MissingData(f"{trace.meta.named}: holds no device activity")
+    pieces, contexts = both(lambda: idle_causes(trace), lambda: Contexts.of(trace.host))
+    total = int(pieces["duration"].sum())
+    after = pieces.drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum())
+    asked, kinds = [pieces["host"], after["wait"]], [*kinds_of(by), *_OF_WAITS]
+    places = HostPlaces.of(trace, contexts, asked, kinds)
+    names = piece_names(trace, pieces, by, places)
+    silent = pieces.filter(pl.col("cause") == "python", pl.col("host").is_null())
+    return IdleTime(
+        total,
+        _causes(pieces, total),
+        _rows(pieces, names, total),
+        _after_waits(trace, after, total, places),
+        pl.DataFrame(schema={"rank": pl.Int32, "device": pl.Int32, "wait_ns": pl.Int64})
+        if late is None
+        else late,
+        pieces.filter(pl.col("reason").is_not_null())
+        .group_by("reason")
+        .agg(total_ns=pl.col("duration").sum())
+        .with_columns(pl.col("reason").cast(pl.String))
+        .sort("total_ns", "reason", descending=[True, False]),
+        int(silent["duration"].sum()),
+        pieces,
+        names,
+    )
+
+
+def _rows(pieces: pl.DataFrame, names: PieceNames, total: Ns) -> pl.DataFrame:
+    """As `IdleTime.rows`: pieces by the numbers of their causes and names first, then by what these are."""
+    size = len(names.name)
+    cause = pieces["cause"].to_physical().to_numpy().astype(np.int64)
+    sums = (
+        pl.DataFrame({"key": cause * size + names.number, "duration": pieces["duration"]})
+        .group_by("key")
+        .agg(total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
+    )
+    key = sums["key"]
+    return (
+        sums.with_columns(
+            cause=pl.Series(CAUSES).gather(key // size),
+            by=names.by.gather(key % size),
+            name=names.name.gather(key % size),
+        )
+        .group_by("cause", "by", "name")
+        .agg(pl.col("total_ns", "count").sum())
+        .with_columns(share=pl.col("total_ns") / max(total, 1))
+        .sort("total_ns", "cause", "name", descending=[True, False, False])
+        .select(list(_ROWS))
+    )
+
+
+def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
+    grouped = pieces.group_by("cause").agg(
+        total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64)
+    )
+    return (
+        grouped.with_columns(pl.col("cause").cast(pl.String))
+        .with_columns(
+            share=pl.col("total_ns") / max(total, 1),
+            meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
+        )
+        .sort("total_ns", "cause", descending=[True, False])
+    )
+
+
+def _after_waits(
+    trace: Attributed, after: pl.DataFrame, total: Ns, places: HostPlaces
+) -> pl.DataFrame:
+    """Idle time after calls that emptied the queue, by call and where it was called.
+
+    Args:
+        trace: attributed.
+        after: wait (row in host) and total_ns, the idle time after it.
+        total: all idle time, in ns.
+        places: of these rows.
+    """
+    context = places.contexts.at(after["wait"])
+    place = pl.select(pl.coalesce(*(places.names[kind] for kind in _OF_WAITS))).to_series()
+    return (
+        after.with_columns(
+            name=trace.host["name"].gather(places.contexts.row[context]),
+            place=place.gather(context),
+        )
+        .with_columns(pl.col("name", "place").cast(pl.String))
+        .group_by("name", "place")
+        .agg(pl.col("total_ns").sum(), count=pl.len().cast(pl.Int64))
+        .with_columns(share=pl.col("total_ns") / max(total, 1))
+        .sort("total_ns", "name", "place", descending=[True, False, False])
+    )
+
+
+def waited_in_collectives(
+    times: Collectives, alignment: Alignment | None, instances: Instances
+) -> pl.DataFrame:
+    """How long kernels of collectives waited for a late rank, per device: rank, device, wait_ns.
+
+    Args:
+        times: of all collectives, none left out as warm-up.
+        alignment: of the ranks' clocks.
+        instances: which kernels are one collective.
+    """
+    places = participants(times.rows.filter(pl.col("described")), alignment, instances.peers)
+    return (
+        places.filter("own")
+        .group_by("rank", "device")
+        .agg(pl.col("wait_ns").sum())
+        .sort("rank", "device")
+    )
+
+
+def idle_tracks(trace: Attributed) -> pl.DataFrame:
+    """The causes of idle time as a track of each device, as `thence.model.timeline.Timeline.spans`."""
+    pieces = idle_causes(trace)
+    return pieces.select(
+        "rank",
+        "device",
+        "start",
+        "duration",
+        track=pl.lit("why idle"),
+        name=pl.col("cause").cast(pl.String),
+    )

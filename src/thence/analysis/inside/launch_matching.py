@@ -1,0 +1,404 @@
+"""Matches buffers of in-kernel events to kernel launches of a trace.
+
+%globaltimer and a trace's clock are different clocks: their offset was -57, +66, +215 and +1,437 us
+in four processes on one H200, and it drifts by tens of us within seconds. So the time alone does not
+identify a launch. These criteria do, applied in this order:
+
+name, grid, block, device, process     must be equal
+length                                 the kernel took at least as long as the ranges inside it
+times on the host's clock              launched after its buffer was made, ended before it was read
+neighbours on the host's clock         the only launch before the next buffer was made, if one was
+distances between several buffers      equal those between their launches, up to clock drift
+
+If several launches remain, an error asks the user to choose one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.analysis.inside.kernel_launches import KernelLaunches, knows_device, positive_or_none
+from thence.errors import MissingData, UsageError
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+    import polars as pl
+
+    from thence.inside.decoding import Decoded
+    from thence.model.timeline import Timeline
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    Parts = Sequence[tuple[str, Decoded]]
+
+__all__ = ["find_launches", "span"]
+
+_MOST_SHIFT_NS = 60_000_000_000
+"""A larger offset between timer and trace means that they were recorded at different times."""
+_UNIX_TIMES_NS = 1_500_000_000_000_000_000
+"""A timer with smaller values does not count from 1970."""
+_HOST_SLACK_NS = 2_000
+"""Tolerance between the host's clock and the trace's clock."""
+_JITTER_NS, _DRIFT = 5_000, 1e-4
+"""Tolerance between the distances of two launches by timer and by trace: constant ns, and a share."""
+_SHORT, _SHORT_SHARE = 2_000, 0.05
+"""By how much a slice may be shorter than the ranges in it: ns, and a share."""
+_WRAP = 1 << 32
+_MOST_NAMED = 6
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The slice that a buffer belongs to.
+
+    Attributes:
+        rank, device: of the slice.
+        number, of: which of the kernel's launches in order of start, of how many.
+        slice_ns: duration of the slice.
+        span_ns: from the first start to the last end inside.
+        moved_ns: shift from the buffer's times to the timeline: the mean of the differences between the
+            starts and between the ends of slice and buffer.
+        at_start_ns, at_end_ns: offset of the GPU's timer from the trace's clock at the start and at the
+            end; None if these clocks cannot be compared.
+        how: the criterion that identified this launch, as the end of a sentence.
+    """
+
+    rank: int
+    device: int
+    number: int
+    of: int
+    slice_ns: int
+    span_ns: int
+    moved_ns: int
+    at_start_ns: int | None
+    at_end_ns: int | None
+    how: str
+
+    def sentence(self, name: str) -> str:
+        """Describes the match as a sentence about the buffer ``name``."""
+        which = f"launch {self.number} of {self.of}" if self.of > 1 else "the only launch"
+        text = (
+            f"{name}: {format_ns(self.span_ns)} of ranges are drawn under {which} of the kernel,"
+            f" which took {format_ns(self.slice_ns)}{self.how}"
+        )
+        if self.at_start_ns is None or self.at_end_ns is None:
+            text += "; the middle of the ranges is drawn at that of the kernel, as the clocks cannot be compared"
+        else:
+            text += (
+                f"; the GPU's timer was {self.at_start_ns:+,} ns from the trace's clock where it"
+                f" began and {self.at_end_ns:+,} ns where it ended: the mean is used, for this"
+                " launch alone"
+            )
+        if self.span_ns > self.slice_ns + _SHORT:
+            text += (
+                "; the ranges are longer than the kernel: the clock's rate, or the launch, is wrong"
+            )
+        return text
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer and its candidate launches.
+
+    Attributes:
+        launches: of its kernel, as `KernelLaunches.of` returns them.
+        possible: rows of ``launches`` that it can belong to.
+        offsets: of its timer from the trace's clock for each row of ``launches``, if the buffer belongs to that
+            launch. To be taken modulo 2^32 ns where ``wrapped``.
+        wrapped: whether the timer has 32 bits.
+        alone: whether the times of neighbouring buffers left exactly one launch.
+        clocked: whether the trace's clock has a known epoch.
+    """
+
+    name: str
+    decoded: Decoded
+    launches: pl.DataFrame
+    possible: Int64
+    offsets: Int64
+    wrapped: bool
+    alone: bool
+    clocked: bool
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times are comparable with those of other buffers of the device."""
+        return self.decoded.timer_bits > 0
+
+
+def span(decoded: Decoded) -> tuple[int, int]:
+    """First start and last end of any trace, in ns of the buffer's timer."""
+    first, last = decoded.traces["start_ns"].min(), decoded.traces["end_ns"].max()
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    return first, last
+
+
+def find_launches(recorded: Timeline, parts: Parts, launch: int | None = None) -> list[_Place]:
+    """Finds the launch of each buffer.
+
+    Args:
+        recorded: of a trace made at the same time.
+        parts: what each buffer is called, and what it holds: at least one trace.
+        launch: which launch of the kernel it is, in order of start from 0, where that is known.
+
+    Raises:
+        MissingData: a buffer has no such launch, or several could be it.
+        UsageError: there are fewer launches than ``launch`` says.
+    """
+    launches = KernelLaunches(recorded)
+    buffers = [_buffer(launches, name, decoded) for name, decoded in parts]
+    if launch is not None:
+        return [_requested_launch(buffer, launch) for buffer in buffers]
+    buffers = [_with_possible(buffer, recorded.trace.meta.epoch_ns) for buffer in buffers]
+    places: dict[int, _Place] = {}
+    for group in _groups(buffers):
+        members = [buffers[i] for i in group]
+        places |= dict(zip(group, _match_together(members), strict=True))
+    return [places[i] for i in range(len(buffers))]
+
+
+def _requested_launch(buffer: _Buffer, launch: int) -> _Place:
+    count = buffer.launches.height
+    if not 0 <= launch < count:
+        raise UsageError(
+            f"{buffer.name}: there are {count:,} launches of its kernel, from 0; got {launch}"
+        )
+    return _place(buffer, launch, ", as was said")
+
+
+def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
+    """A buffer for which every launch of its kernel is possible."""
+    found = launches.of(name, decoded)
+    epoch = launches.recorded.trace.meta.epoch_ns
+    start, duration = (found[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
+    first, last = span(decoded)
+    zero = epoch or 0
+    wrapped = decoded.timer_bits == 32
+    return _Buffer(
+        name=name,
+        decoded=decoded,
+        launches=found,
+        possible=np.arange(len(start)),
+        offsets=_signed(((first - zero - start) + (last - zero - start - duration)) // 2, wrapped),
+        wrapped=wrapped,
+        alone=False,
+        clocked=epoch is not None,
+    )
+
+
+def _with_possible(buffer: _Buffer, epoch: int | None) -> _Buffer:
+    """The buffer with the launches that remain possible by length and time.
+
+    Raises:
+        MissingData: none does.
+    """
+    decoded, launches = buffer.decoded, buffer.launches
+    first, last = span(decoded)
+    ordered, alone = _in_order(launches, epoch, decoded.description.launch)
+    same_time = np.ones(launches.height, np.bool_)
+    if epoch is not None and decoded.timer_bits == 64 and first > _UNIX_TIMES_NS:
+        same_time = np.abs(buffer.offsets) <= _MOST_SHIFT_NS
+    duration = launches["duration"].to_numpy().astype(np.int64)
+    long = duration + max(_SHORT, int(_SHORT_SHARE * (last - first))) >= last - first
+    _check_candidates(buffer.name, same_time, ordered, long, buffer.offsets, last - first)
+    possible = np.flatnonzero(same_time & long & ordered)
+    within = possible[alone[possible]]
+    possible = within if len(within) == 1 else possible
+    only_one = bool(len(possible) == 1 and alone[possible].all() and not alone.all())
+    return replace(buffer, possible=possible, alone=only_one)
+
+
+def _in_order(
+    launches: pl.DataFrame, epoch: int | None, facts: Mapping[str, Any]
+) -> tuple[Mask, Mask]:
+    """Which launches fit the host times of a buffer, and which also fit those of its neighbours.
+
+    A buffer is made before its launch (host_ns) and read after it (taken_ns). Most programs launch
+    before they make the next buffer (next_ns), or read one before the next launch (previous_ns); those
+    that make all buffers first do not.
+    """
+    call = launches["call"].to_numpy().astype(np.int64)
+    end = (launches["start"] + launches["duration"]).to_numpy().astype(np.int64)
+    made, taken, previous, following = (
+        positive_or_none(facts.get(key))
+        for key in ("host_ns", "taken_ns", "previous_ns", "next_ns")
+    )
+    ordered = np.ones(len(call), np.bool_)
+    if epoch is None:
+        return ordered, ordered
+    if made is not None:
+        ordered &= call >= made - epoch - _HOST_SLACK_NS
+    if taken is not None:
+        ordered &= end <= taken - epoch + _HOST_SLACK_NS
+    alone = ordered.copy()
+    if previous is not None:
+        alone &= call >= previous - epoch - _HOST_SLACK_NS
+    if following is not None:
+        alone &= call <= following - epoch
+    return ordered, alone
+
+
+def _check_candidates(
+    name: str, same_time: Mask, ordered: Mask, long: Mask, offsets: Int64, span_ns: int
+) -> None:
+    """Raises MissingData if no candidate launch remains; the message names the criterion that failed."""
+    if (same_time & ordered & long).any():
+        return
+    count = len(offsets)
+    if not same_time.any():
+        nearest = format_ns(int(np.abs(offsets).min()))
+        why = f"the nearest is {nearest} away: the trace was recorded at another time"
+    elif not (same_time & ordered).any():
+        why = (
+            "none was launched after its buffer was made and ended before it was read: the trace"
+            " does not reach that far, or is of another process"
+        )
+    else:
+        why = (
+            f"none took as long as the {format_ns(span_ns)} from its first start to its last end:"
+            " the trace does not have it, or the SM clock's rate is wrong (--clock-ghz)"
+        )
+    raise MissingData(
+        f"{name}: of {count:,} launches of its kernel, {why}; if it is one of them nevertheless, say"
+        f" which (0 to {count - 1:,}) with --launch"
+    )
+
+
+def _signed(values: Int64, wrapped: bool) -> Int64:  # noqa: FBT001 - of the clock
+    return (values + _WRAP // 2) % _WRAP - _WRAP // 2 if wrapped else values
+
+
+def _groups(buffers: Sequence[_Buffer]) -> list[list[int]]:
+    """Groups buffers of one process and device, whose times are comparable; others get a group each."""
+    groups: dict[Any, list[int]] = {}
+    for i, buffer in enumerate(buffers):
+        about = buffer.decoded.description
+        comparable = buffer.timed and knows_device(buffer.decoded)
+        process = positive_or_none(about.launch.get("pid"))
+        groups.setdefault((process, about.device) if comparable else i, []).append(i)
+    # Whole times say the order; where there are none it is that in which they were given.
+    for group in groups.values():
+        if not any(buffers[i].wrapped for i in group):
+            group.sort(key=lambda i: span(buffers[i].decoded)[0])
+    return list(groups.values())
+
+
+def _match_together(buffers: Sequence[_Buffer]) -> list[_Place]:
+    """Matches the buffers of one group together, using the distances between them."""
+    chosen = _chains(buffers)
+    if chosen.shape[1] > 1:
+        # Naming the launch of the first ambiguous buffer may decide the others.
+        several = next(i for i, rows in enumerate(chosen) if len(np.unique(rows)) > 1)
+        _raise_ambiguous(buffers[several], np.unique(chosen[several]), len(buffers) > 1)
+    return [
+        _place(buffer, int(row), _match_reason(buffer, len(buffers)))
+        for buffer, row in zip(buffers, chosen[:, 0], strict=True)
+    ]
+
+
+def _chains(buffers: Sequence[_Buffer]) -> Int64:
+    """Every assignment of launches to buffers that preserves the distances between the buffers.
+
+    Returns:
+        Rows of each buffer's launches: shape (buffers, ways), at least one way.
+
+    Raises:
+        MissingData: there is none.
+    """
+    head = buffers[0]
+    ways = head.possible[None, :]
+    shift = head.offsets[head.possible]
+    for before, buffer in itertools.pairwise(buffers):
+        rows, off = _nearest(buffer, before, ways[-1], shift)
+        apart = np.abs(
+            buffer.launches["start"].to_numpy()[rows]
+            - before.launches["start"].to_numpy()[ways[-1]]
+        )
+        good = np.abs(off) <= _JITTER_NS + _DRIFT * apart
+        ids = buffer.launches["id"].to_numpy()[rows]
+        for other, taken in zip(buffers, ways, strict=False):  # no launch is of two buffers
+            good &= ids != other.launches["id"].to_numpy()[taken]
+        if not good.any():
+            raise MissingData(
+                f"{buffer.name}: no launch of its kernel is as far from that of {before.name} as the"
+                " two buffers are apart: the trace does not have all of their launches"
+            )
+        ways = np.concatenate([ways[:, good], rows[None, good]])
+        shift = _signed(buffer.offsets[ways[-1]], buffer.wrapped)
+    return ways
+
+
+def _nearest(buffer: _Buffer, before: _Buffer, taken: Int64, shift: Int64) -> tuple[Int64, Int64]:
+    """The launch on the same GPU with the clock shift nearest to the wanted one, and the difference."""
+    rows, off = np.zeros(len(taken), np.int64), np.full(len(taken), _WRAP * _WRAP // 4, np.int64)
+    gpus = [b.launches.select("rank", "device").to_numpy() for b in (before, buffer)]
+    wrapped = buffer.wrapped or before.wrapped
+    for gpu in np.unique(gpus[0][taken], axis=0):
+        ways = np.flatnonzero((gpus[0][taken] == gpu).all(axis=1))
+        left = buffer.possible[(gpus[1][buffer.possible] == gpu).all(axis=1)]
+        if not len(left):
+            continue
+        ahead = _signed(buffer.offsets[left], wrapped)
+        order = np.argsort(ahead, kind="stable")
+        wanted = _signed(shift[ways], wrapped)
+        position = np.searchsorted(ahead[order], wanted)
+        for place in (position - 1, position):
+            row = left[order[place % len(left)]]
+            apart = _signed(buffer.offsets[row] - wanted, wrapped)
+            nearer = np.abs(apart) < np.abs(off[ways])
+            rows[ways] = np.where(nearer, row, rows[ways])
+            off[ways] = np.where(nearer, apart, off[ways])
+    return rows, off
+
+
+def _match_reason(buffer: _Buffer, buffers: int) -> str:
+    if buffer.launches.height == 1:
+        return ""
+    if buffer.alone:
+        return ", the only one of its length between the moments at which buffers were made or read"
+    if len(buffer.possible) == 1:
+        return ", the only one of its length and time"
+    return f", the only one by the distances of the {buffers:,} buffers"
+
+
+def _raise_ambiguous(buffer: _Buffer, rows: Int64, several: bool) -> None:  # noqa: FBT001 - words it
+    shown = buffer.launches[rows[:_MOST_NAMED]].select("start", "duration").iter_rows()
+    named = [
+        f"{row} (at {format_ns(start)}, {format_ns(duration)})"
+        for row, (start, duration) in zip(rows.tolist(), shown, strict=False)
+    ]
+    more = f" and {len(rows) - _MOST_NAMED:,} more" if len(rows) > _MOST_NAMED else ""
+    raise MissingData(
+        f"{buffer.name}: could be any of {len(rows):,} launches of its kernel, and nothing in it says"
+        f" which: say so with --launch{' and one buffer at a time' * several}:"
+        f" {', '.join(named)}{more}"
+    )
+
+
+def _place(buffer: _Buffer, row: int, how: str) -> _Place:
+    launch = buffer.launches.row(row, named=True)
+    first, last = span(buffer.decoded)
+    start, end = launch["corrected"], launch["corrected"] + launch["duration"]
+    moved = ((start - first) + (end - last)) // 2
+    comparable = buffer.timed and buffer.clocked
+    half = ((last - first) - launch["duration"]) // 2
+    offset = int(buffer.offsets[row])
+    return _Place(
+        rank=launch["rank"],
+        device=launch["device"],
+        number=row,
+        of=buffer.launches.height,
+        slice_ns=launch["duration"],
+        span_ns=last - first,
+        moved_ns=moved,
+        at_start_ns=offset - half if comparable else None,
+        at_end_ns=offset + half if comparable else None,
+        how=how,
+    )

@@ -1,0 +1,233 @@
+"""Prepares a trace for timeline viewers: aligns the ranks' clocks, computes counters, assigns lanes.
+
+The writers of timelines only encode the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collectives.communication import collectives
+from thence.analysis.collectives.kinds import kind_of
+from thence.analysis.programs.warmup import WarmUp
+from thence.model.intervals import levels, unions
+from thence.model.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.collectives.clock_sync import Alignment
+    from thence.model.attributed import Attributed
+
+__all__ = ["COUNTERS", "counters", "timeline"]
+
+COUNTERS = {
+    "busy streams": "streams",
+    "bytes in flight": "bytes",
+    "collective bus bandwidth": "GB/s",
+}
+"""Counters of each device, with their units. Busy streams: how many run something. Bytes in flight:
+of copies and sets, and the message sizes of collectives, that run. Bus bandwidth: sum over the
+collectives that run of what each achieves on average (see `thence.analysis.collectives.communication`)."""
+
+_KEY = ("rank", "device")
+_MOST_NAMES = 3  # of marks behind the number of a lane
+_COUNTERS_SCHEMA = {
+    "rank": pl.Int32,
+    "device": pl.Int32,
+    "counter": pl.String,
+    "time": pl.Int64,
+    "value": pl.Float64,
+}
+
+
+def timeline(
+    trace: Attributed,
+    lanes: Sequence[str] = (),
+    alignment: Alignment | None = None,
+    spans: pl.DataFrame | None = None,
+) -> Timeline:
+    """The timeline of a trace.
+
+    Args:
+        trace: attributed.
+        lanes: of `thence.model.places.LANES`: kinds by which activities are shown again in extra rows.
+        alignment: corrections that bring the ranks' clocks together; None leaves all times alone.
+        spans: tracks of their own, as `Timeline.spans`, on the clocks of the trace.
+    """
+    moved, corrections, notes = _on_one_clock(trace, alignment)
+    return Timeline(
+        moved,
+        counters(moved),
+        {kind: _lane_names(kind, moved) for kind in lanes},
+        corrections,
+        notes,
+        spans=_spans(spans, alignment if corrections else None),
+    )
+
+
+def _spans(spans: pl.DataFrame | None, alignment: Alignment | None) -> pl.DataFrame | None:
+    """Spans on the clock of the timeline."""
+    if spans is None or alignment is None:
+        return spans
+    return spans.with_columns(start=pl.col("start") - alignment.shift())
+
+
+def _on_one_clock(
+    trace: Attributed, alignment: Alignment | None
+) -> tuple[Attributed, dict[int, int], tuple[str, ...]]:
+    """The trace with each rank's correction subtracted from all its times; durations stay as they are.
+
+    Returns:
+        the trace, the corrections in ns by rank, and notes on the ranks that were shifted and those that
+        could not be.
+    """
+    if alignment is None:
+        return trace, {}, ()
+    aligned = alignment.corrections.drop_nulls("correction_ns")
+    corrections = {rank: ns for rank, ns in aligned.select("rank", "correction_ns").rows() if ns}
+    notes = [
+        f"rank {rank}: all times moved by {-ns:+,} ns, to the clock that the ranks share at the ends of collectives"
+        for rank, ns in aligned.select("rank", "correction_ns").rows()
+        if corrections
+    ]
+    if corrections:
+        notes.append("durations are as recorded; --clocks recorded moves no rank")
+    unknown = alignment.corrections.filter(pl.col("correction_ns").is_null())["rank"].to_list()
+    if unknown:
+        ranks = ", ".join(map(str, unknown))
+        notes.append(f"rank {ranks}: shares no collective with another; times as recorded")
+    if aligned["cluster"].n_unique() > 1:
+        notes.append(
+            "the ranks form groups that share no collective: clocks are aligned within each only"
+        )
+    if not corrections:
+        return trace, {}, tuple(notes)
+    shift = alignment.shift()
+
+    def moved(frame: pl.DataFrame) -> pl.DataFrame:
+        times = [column for column in ("start", "launch") if column in frame.columns]
+        return frame.with_columns(pl.col(times) - shift)
+
+    on_one = dataclasses.replace(
+        trace,
+        gpu=moved(trace.gpu),
+        host=moved(trace.host),
+        programs=moved(trace.programs),
+    )
+    return on_one, corrections, tuple(notes)
+
+
+def _lane_names(kind: str, trace: Attributed) -> pl.Series:
+    """The name of the viewer row ("lane") of each row of gpu, null where it has none."""
+    if kind in trace.places.columns and kind != "lane":
+        return trace.places[kind]
+    group = pl.coalesce(
+        pl.concat_str(
+            pl.col("group_name").cast(pl.String),
+            pl.lit(" ("),
+            pl.col("group_description").cast(pl.String),
+            pl.lit(")"),
+        ),
+        pl.col("group_name", "group_description", "group_ranks").cast(pl.String),
+    )
+    name = kind_of(pl.col("collective")) if kind == "collective" else group
+    described = trace.collectives.select("gpu", name=name).unique("gpu", keep="first")
+    rows = pl.DataFrame({"gpu": pl.int_range(trace.gpu.height, dtype=pl.Int32, eager=True)})
+    joined = rows.join(described, on="gpu", how="left", maintain_order="left")
+    if kind != "lane":
+        return joined["name"].cast(pl.Categorical())
+    named = _named_by_marks(trace.places["lane"], trace.places["label"])
+    marked = joined.with_columns(lane=named)
+    return marked.select(pl.coalesce("lane", "name")).to_series().cast(pl.Categorical())
+
+
+def _named_by_marks(lanes: pl.Series, labels: pl.Series) -> pl.Series:
+    """Lanes as text; those known by a number alone followed by what is on them: ``62 (attention)``."""
+    lane, label = pl.col("lane"), pl.col("label")
+    pairs = pl.DataFrame({"lane": lanes, "label": labels}).unique(maintain_order=True)
+    innermost = label.cast(pl.String).str.split("/").list.last()
+    names = (
+        pairs.select(lane.cast(pl.String), innermost)
+        .filter(lane.str.contains(r"^\d+$"), label.is_not_null())
+        .unique(maintain_order=True)
+        .group_by("lane", maintain_order=True)
+        .agg(label.head(_MOST_NAMES).str.join(", "), more=pl.len() > _MOST_NAMES)
+        .with_columns(
+            name=pl.format(
+                "{} ({}{})",
+                lane,
+                label,
+                pl.when("more").then(pl.lit(", ...")).otherwise(pl.lit("")),
+            )
+        )
+    )
+    return lanes.cast(pl.String).replace(names["lane"], names["name"])
+
+
+def counters(trace: Attributed) -> pl.DataFrame:
+    """The counters of every device.
+
+    Args:
+        trace: attributed.
+
+    Returns:
+        rank, device, counter, time (ns), value (Float64), sorted by all but the last; only changes.
+    """
+    gpu = trace.gpu.select(
+        *_KEY, "stream", "start", "bytes", end=pl.col("start") + pl.col("duration")
+    )
+    sizes = trace.collectives.select("gpu", size="bytes").drop_nulls()
+    moved = np.array(gpu["bytes"].fill_null(0).to_numpy())
+    np.add.at(moved, sizes["gpu"].to_numpy(), sizes["size"].to_numpy())
+    frames = [
+        _steps("busy streams", _busy(gpu)),
+        _steps("bytes in flight", gpu.with_columns(value=moved).filter(pl.col("value") > 0)),
+    ]
+    if trace.collectives.height:
+        rows = collectives(trace, WarmUp.KEEP).rows.drop_nulls("bus_gbps")
+        running = rows.select(
+            *_KEY, "start", end=pl.col("start") + pl.col("duration_ns"), value="bus_gbps"
+        )
+        frames.append(_steps("collective bus bandwidth", running))
+    return pl.concat(frames).sort(*_KEY, "counter", "time")
+
+
+def _busy(gpu: pl.DataFrame) -> pl.DataFrame:
+    """Busy intervals of each stream: overlapping and touching activities merged (interval union)."""
+    lane = (*_KEY, "stream")
+    ordered = gpu.sort(*lane)
+    number = ordered.select(pl.struct(*lane).rle_id().cast(pl.Int64)).to_series().to_numpy()
+    of, start, end = unions(number, ordered["start"].to_numpy(), ordered["end"].to_numpy())
+    lanes = ordered.select(*lane).unique(maintain_order=True)
+    return lanes.select(*_KEY)[of].with_columns(
+        start=pl.Series(start), end=pl.Series(end), value=pl.lit(1)
+    )
+
+
+def _steps(counter: str, intervals: pl.DataFrame) -> pl.DataFrame:
+    """A step function: the sum of the values of all open intervals, one row per change."""
+    parts = [pl.DataFrame(schema=_COUNTERS_SCHEMA)]
+    for (rank, device), device_rows in intervals.group_by(*_KEY, maintain_order=True):
+        start, end = device_rows["start"].to_numpy(), device_rows["end"].to_numpy()
+        time, _, value = levels(start, end, device_rows["value"].cast(pl.Float64).to_numpy())
+        _, _, lasting = levels(start, end, np.ones(device_rows.height, np.int64))
+        # Float sums may not return to exactly 0 by themselves; set 0 where no interval is open.
+        value = np.append(np.where(lasting > 0, value, 0.0), 0.0)
+        changed = np.ones(len(value), np.bool_)
+        changed[1:] = value[1:] != value[:-1]
+        steps = pl.DataFrame({"time": np.append(time, end.max())[changed], "value": value[changed]})
+        parts.append(
+            steps.select(
+                pl.lit(rank, pl.Int32).alias("rank"),
+                pl.lit(device, pl.Int32).alias("device"),
+                pl.lit(counter).alias("counter"),
+                "time",
+                "value",
+            )
+        )
+    return pl.concat(parts)

@@ -1,0 +1,228 @@
+"""What `prediction` answers with: the steps of a program with a change, and the interval of what that gains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thence.analysis.whatif.changes import ChangeFacts, activities_of, changed
+from thence.analysis.whatif.health import (
+    HOST_NOISE,
+    at_pace,
+    ranks_of_nodes,
+    steps_took,
+)
+from thence.analysis.whatif.replay import TOGETHER, replayed_together
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from thence.analysis.whatif.changes import Change
+    from thence.analysis.whatif.graph import Program
+    from thence.analysis.whatif.health import Health
+    from thence.analysis.whatif.replay import Graph
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    Row = tuple[Any, ...]
+
+__all__ = ["Base", "largest_gains", "predicted"]
+
+_MOST_GRAPHED = 0.05
+"""Share of the work that a change is about, inside CUDA graphs without edges, above which nothing is predicted."""
+_SHOWN = 10
+"""Changes with the largest gain that are kept."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """The program as it was recorded.
+
+    Attributes:
+        trace, program: the trace, and its graph.
+        counted: nodes whose ends count as of the steps.
+        health: whether the graph explains it.
+        facts: what changes look at.
+        paced: times of all nodes with a slower and with a faster host.
+    """
+
+    trace: Attributed
+    program: Program
+    counted: Mask
+    health: Health
+    facts: ChangeFacts
+    paced: list[Int64]
+
+    @property
+    def count(self) -> int:
+        """How many steps, 1 where the trace holds none."""
+        return max(len(self.program.steps), 1)
+
+    @property
+    def duration(self) -> Int64:
+        """Nanoseconds of each row of gpu."""
+        return self.program.gpu[1] - self.program.gpu[0]
+
+    @classmethod
+    def of(cls, trace: Attributed, program: Program, found: Health) -> Base:
+        """A program whose health is known."""
+        paces = (found.pace, -found.pace)
+        paced = replayed_together([at_pace(program, program.graph, share) for share in paces])
+        return cls(trace, program, found.counted, found, ChangeFacts(trace, program), paced)
+
+    @cached_property
+    def before(self) -> int:
+        """Nanoseconds of all steps."""
+        return steps_took(self.program, self.program.graph.time, self.duration, self.counted)
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """The program with one change.
+
+    Attributes:
+        change: which.
+        base: as it was recorded; of a rank that is in time, without what that rank does.
+        graph: with the change.
+        duration: ns of each row of gpu with it.
+    """
+
+    change: Change
+    base: Base
+    graph: Graph
+    duration: Int64
+
+    @classmethod
+    def of(cls, base: Base, change: Change) -> _Changed | str:
+        """The program with a change, or why nothing is predicted."""
+        program, of = base.program, activities_of(base.trace, change)
+        if of.any():
+            graphed = of & program.inside.inside & ~program.inside.known
+            if base.duration[graphed].sum() > _MOST_GRAPHED * max(int(base.duration[of].sum()), 1):
+                return "refused"
+        graph = changed(base.facts, change, of)
+        if graph is None:
+            return "absent"
+        if change.action == "on-time":  # what this rank does is then done in time, whatever it is
+            others = ranks_of_nodes(base.trace, program) != int(change.pattern)
+            base = replace(base, counted=base.counted & others)
+        left = np.where(of, change.factor, 1.0)
+        duration = np.rint(base.duration * left).astype(np.int64)
+        return cls(change, base, graph, duration)
+
+    def took(self, time: Int64) -> int:
+        """Nanoseconds of all steps where the nodes have these times."""
+        return steps_took(self.base.program, time, self.duration, self.base.counted)
+
+    def at_paces(self) -> list[Graph]:
+        """The graph with the host as slow as from run to run, as slow and as fast as from trace to trace."""
+        pace = self.base.health.pace
+        return [at_pace(self.base.program, self.graph, by) for by in (HOST_NOISE, pace, -pace)]
+
+    @property
+    def most_ns(self) -> int:
+        """Nanoseconds that all steps cannot gain more than: what it takes away, as if that were all in a row."""
+        program, graph = self.base.program, self.base.program.graph
+        if self.change.action in ("no-wait", "on-time") or self.change.part == "with waiting":
+            return self.base.before  # something is not waited for any more
+        on_host = program.thread != NO_ROW
+        work = np.maximum(graph.weight - self.graph.weight, 0)[on_host].sum()
+        left = self.duration / np.maximum(self.base.duration, 1)
+        longest = np.maximum(self.base.duration, program.moves)
+        return int(work) + math.ceil(float((longest * (1 - np.minimum(left, 1))).sum()))
+
+
+def _replayed(changes: Iterable[_Changed]) -> Iterator[_Answer]:
+    """The answers to changes, several of which are replayed together."""
+    every = iter(changes)
+    while some := list(islice(every, TOGETHER)):
+        times = replayed_together([one.graph for one in some])
+        for one, time in zip(some, times, strict=True):
+            yield _Answer(one, one.took(time))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the steps of a changed program take.
+
+    Attributes:
+        of: the program.
+        after: ns of all of its steps.
+    """
+
+    of: _Changed
+    after: int
+
+    @property
+    def share(self) -> float:
+        """The gain as a share of the step."""
+        return _share(self.of.base.before, self.after)
+
+    @property
+    def gain_ns(self) -> int:
+        """The gain of a step, in ns."""
+        base = self.of.base
+        return base.before // base.count - self.after // base.count
+
+    def row(self) -> Row:
+        """A row of `WhatIf.rows`."""
+        change, base, share = self.of.change, self.of.base, self.share
+        before, after = base.before // base.count, self.after // base.count
+        noise = self._noise()
+        verdict = "noise" if abs(share) <= noise else "gain" if share > 0 else "loss"
+        return (
+            change.title, change.part, before, after, self.gain_ns, share, share - noise, share + noise,
+            verdict,
+        )  # fmt: skip
+
+    def _noise(self) -> float:
+        """Half of the width of the interval, as a share of the step; `Health.noise` at least."""
+        of, base = self.of, self.of.base
+        slower, *at_paces = (of.took(time) for time in replayed_together(of.at_paces()))
+        longer = (slower - self.after) / max(base.before, 1)
+        of_run = max(base.health.noise, math.hypot(base.health.spread, longer))
+        paced = (steps_took(base.program, time, base.duration, base.counted) for time in base.paced)
+        of_pace = max(abs(_share(*both) - self.share) for both in zip(paced, at_paces, strict=True))
+        return math.hypot(of_run, of_pace)
+
+
+def _share(before: int, after: int) -> float:
+    return (before - after) / max(before, 1)
+
+
+def predicted(base: Base, changes: Sequence[Change]) -> list[Row]:
+    """Rows of `WhatIf.rows` for these changes."""
+    found = [_Changed.of(base, change) for change in changes]
+    answers = _replayed(one for one in found if isinstance(one, _Changed))
+    before = base.before // base.count
+    return [
+        next(answers).row()
+        if isinstance(one, _Changed)
+        else (change.title, change.part, before, *(None,) * 5, one)
+        for change, one in zip(changes, found, strict=True)
+    ]
+
+
+def largest_gains(base: Base, changes: Sequence[Change]) -> list[Row]:
+    """Rows of `WhatIf.rows` for those of these changes that gain most, and more than the interval.
+
+    No interval is narrower than the noise of the steps, so what gains less, or cannot gain more, is asked no further.
+    """
+    least = base.health.noise
+    found = (_Changed.of(base, change) for change in changes)
+    worth = (
+        one for one in found if isinstance(one, _Changed) and one.most_ns > least * one.base.before
+    )
+    gaining = [answer for answer in _replayed(worth) if answer.share > least]
+    gaining.sort(key=lambda answer: (-answer.gain_ns, answer.of.change.title))
+    rows = (answer.row() for answer in gaining)
+    return list(islice((row for row in rows if row[-1] == "gain"), _SHOWN))

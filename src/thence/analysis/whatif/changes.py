@@ -1,0 +1,341 @@
+"""Changes to a recorded program, and the graph of the program with one of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collectives.kinds import kind_of
+from thence.analysis.idle.host_threads import leaves_of_threads
+from thence.analysis.idle.places import Contexts, HostPlaces
+from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
+from thence.analysis.idle.silence import python_threads
+from thence.analysis.whatif.edges import EDGES
+from thence.analysis.whatif.graph import stream_weights
+from thence.analysis.whatif.replay import BEFORE_ALL
+from thence.attribution.host_rows import row_numbers
+from thence.attribution.launch_places import places_of_rows
+from thence.errors import UsageError
+from thence.model.intervals import NO_ROW, chain_to, covered_lengths
+from thence.model.own_code import OwnCode
+from thence.model.places import PLACES
+from thence.model.questions import FREE_BY
+from thence.model.tables import API_CALLS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.analysis.idle.host_threads import Leaves
+    from thence.analysis.whatif.graph import Program
+    from thence.analysis.whatif.replay import Graph
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+    Intervals = dict[int, tuple[Int64, Int64]]
+
+__all__ = ["Change", "ChangeFacts", "activities_of", "changed", "parse_change"]
+
+Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
+_OF_HOST = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
+"""Kinds whose work on the host can go with their kernels, and the categories of its rows."""
+_GONE = 2 * BEFORE_ALL
+_ITEM = r"aten::item|_local_scalar_dense"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change.
+
+    Attributes:
+        text: as the user wrote it.
+        action: free and scale: less work; no-wait: calls do not wait; on-time: a rank is never the last.
+        by: of `FREE_BY`, else empty.
+        pattern: regular expression that is searched in names.
+        factor: what is left of the time.
+        part: which of two meanings it has. kernels: their time on the device alone; with host work: also
+            what the host did for them, their backward operators included. without waiting: of collectives, only the
+            time in which data moved; with waiting: no rank waits for another in them either.
+    """
+
+    text: str
+    action: Literal["free", "scale", "no-wait", "on-time"]
+    by: str
+    pattern: str
+    factor: float = 0.0
+    part: Part = ""
+
+    @property
+    def title(self) -> str:
+        """The action and what it is about."""
+        return f"{self.action} {self.text}"
+
+    @property
+    def parts(self) -> list[Change]:
+        """The change in each of its meanings."""
+        if self.by == "collective":
+            return [replace(self, part=part) for part in ("without waiting", "with waiting")]
+        if self.by in _OF_HOST:
+            return [replace(self, part=part) for part in ("kernels", "with host work")]
+        return [self]
+
+
+def parse_change(action: str, text: str) -> Change:
+    """A change from the command line: free KIND:NAME, scale KIND:REGEX=FACTOR, no-wait WHAT, on-time rank:N.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if action == "no-wait":
+        return Change(text, "no-wait", "", _checked(_ITEM if text == "item" else text))
+    by, colon, pattern = text.partition(":")
+    if action == "on-time":
+        if by != "rank" or not pattern.isdecimal():
+            raise UsageError(f"--on-time takes rank:NUMBER; got {text!r}")
+        return Change(text, "on-time", "", pattern)
+    factor = 0.0
+    if action == "scale":
+        pattern, equals, number = pattern.rpartition("=")
+        try:
+            factor = float(number)
+        except ValueError:
+            factor = -1.0
+        if not equals or not 0 <= factor <= 1000:
+            raise UsageError(
+                f"--scale takes KIND:REGEX=FACTOR, the factor from 0 to 1000; got {text!r}"
+            )
+    by = "source" if by == "line" else by
+    if not colon or by not in FREE_BY or not pattern:
+        raise UsageError(
+            f"--{action} takes KIND:NAME, the kind one of {', '.join(FREE_BY)}; got {text!r}"
+        )
+    if by == "cause" and pattern not in CAUSES:
+        raise UsageError(f"{pattern!r} is no cause; they are {', '.join(CAUSES)}")
+    return Change(text, "free" if action == "free" else "scale", by, _checked(pattern), factor)
+
+
+def _checked(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
+    return pattern
+
+
+def activities_of(trace: Attributed, change: Change) -> Mask:
+    """Which activities a change is about."""
+    if change.by == "kernel":
+        return _matching(trace.gpu["name"], change.pattern)
+    if change.by == "collective":
+        rows = trace.collectives.select("gpu", name=kind_of(pl.col("collective")))
+        result = np.zeros(trace.gpu.height, np.bool_)
+        chosen = rows.filter(pl.Series(_matching(rows["name"], change.pattern)))["gpu"].drop_nulls()
+        result[chosen.to_numpy()] = True
+        return result
+    if change.by in PLACES:
+        return _matching(trace.places[change.by], change.pattern)
+    return np.zeros(trace.gpu.height, np.bool_)
+
+
+def _matching(names: pl.Series, pattern: str) -> Mask:
+    """Which names the pattern finds something in; each distinct one is searched once."""
+    distinct = names.unique().drop_nulls()
+    expression = re.compile(pattern)
+    found = [expression.search(text) is not None for text in distinct.cast(pl.String)]
+    chosen = distinct.filter(pl.Series(found, dtype=pl.Boolean))
+    return names.is_in(chosen.implode()).fill_null(value=False).to_numpy()
+
+
+@dataclass(frozen=True)
+class ChangeFacts:
+    """What several changes of one program look at, each found when it is first asked for.
+
+    Attributes:
+        trace: attributed.
+        program: its graph.
+    """
+
+    trace: Attributed
+    program: Program
+    _places: dict[str, pl.Series] = field(default_factory=dict)
+
+    @cached_property
+    def contexts(self) -> Contexts:
+        """The contexts of all host rows."""
+        return Contexts.of(self.trace.host)
+
+    @cached_property
+    def causes(self) -> npt.NDArray[np.uint8]:
+        """Number of the cause that each host row stands for."""
+        return host_causes(self.trace.host)
+
+    @cached_property
+    def leaves(self) -> list[Leaves]:
+        """The innermost row of every thread over time."""
+        is_call = self.trace.host["category"].is_in(API_CALLS).to_numpy()
+        return leaves_of_threads(self.trace.host, is_call, self.program.thread_of_row)
+
+    def rows_at(self, by: str, pattern: str) -> Mask:
+        """Which host rows of the categories of a kind have a place in which the pattern finds something."""
+        of_kind = self.trace.host["category"].is_in(_OF_HOST[by]).to_numpy()
+        if by not in self._places:
+            rows = pl.Series(np.flatnonzero(of_kind))
+            found = HostPlaces.of(self.trace, self.contexts, [rows], [by])
+            self._places[by] = found.names[by]
+        matching = np.append(_matching(self._places[by], pattern), False)
+        result: Mask = of_kind & matching[self.contexts.number[:-1]]
+        return result
+
+
+def changed(facts: ChangeFacts, change: Change, of: Mask) -> Graph | None:
+    """The graph of a program with a change; None where the trace holds nothing that it is about.
+
+    Args:
+        facts: of the program.
+        change: which.
+        of: `activities_of` it.
+    """
+    trace, program = facts.trace, facts.program
+    if change.action == "no-wait":
+        return _without_waits(trace, program, change)
+    if change.action == "on-time":
+        return _on_time(trace, program, int(change.pattern))
+    graph = program.graph
+    if change.by == "cause":
+        intervals = _in_cause(facts, change)
+    elif change.part == "with host work":
+        intervals = _inside(program, _host_rows_of(facts, change))
+    else:
+        intervals = {}
+    if not of.any() and not intervals:
+        return None
+    left = np.where(of, change.factor, 1.0)
+    duration = np.rint((program.gpu[1] - program.gpu[0]) * left).astype(np.int64)
+    moves = np.rint(program.moves * left).astype(np.int64)
+    edge_weight = _edge_weights(program, duration, moves)
+    if change.part == "with waiting":
+        apart = (program.edge_kind == EDGES.index("ranks")) & of[
+            np.maximum(program.edge_activity, 0)
+        ]
+        edge_weight[apart] = _GONE
+    weight = stream_weights(program, duration, moves)
+    weight = _less_host_work(program, weight, intervals, change.factor)
+    return replace(graph, weight=weight, edge_weight=edge_weight, shared=graph.order)
+
+
+def _edge_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
+    """Weights of the edges with other durations."""
+    row, kind = program.edge_activity, program.edge_kind
+    counted = (row != NO_ROW) & (kind != EDGES.index("ranks"))
+    result = program.graph.edge_weight.copy()
+    before = program.gpu[1] - program.gpu[0]
+    result[counted] += (duration - before)[row[counted]]
+    shared = kind == EDGES.index("ranks")
+    result[shared] = moves[row[shared]]
+    return result
+
+
+def _host_rows_of(facts: ChangeFacts, change: Change) -> Mask:
+    """Host rows whose work a change takes away, those of backward operators through their forward ones included."""
+    host = facts.trace.host
+    result = facts.rows_at(change.by, change.pattern)
+    parent, forward = (row_numbers(host[name]) for name in ("parent", "forward"))
+    backward = np.flatnonzero(forward != NO_ROW)
+    result[backward] |= chain_to(parent, forward[backward], result.copy()) != NO_ROW
+    return result
+
+
+def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
+    """When each thread is in something that stands for a cause: its innermost row tells, as of idle time.
+
+    Of Python also when the main thread of a Python program is in nothing recorded.
+    """
+    trace, program = facts.trace, facts.program
+    host = trace.host
+    if host.is_empty():
+        return {}
+    wanted: Mask = facts.causes == NUMBER[change.pattern]
+    begins = np.flatnonzero(np.diff(program.thread_of_row, prepend=-1))
+    shift = program.host[0][begins] - host["start"].to_numpy()[begins]
+    runs = {}
+    if change.pattern == "python":
+        runs = python_threads(trace, begins, program.host[1] - np.repeat(
+            shift, np.diff(np.append(begins, host.height))
+        ))  # fmt: skip
+    result = {}
+    for number, of_thread in enumerate(facts.leaves):
+        start, end, _ = of_thread.chosen(wanted, runs.get(number))
+        if len(start):
+            result[number] = (start + shift[number], end + shift[number])
+    return result
+
+
+def _inside(program: Program, rows: Mask) -> Intervals:
+    """When each thread is in some of its rows."""
+    start, end = program.host
+    chosen = np.flatnonzero(rows & (end > start))
+    thread = program.thread_of_row[chosen]
+    result = {}
+    for number in np.flatnonzero(np.bincount(thread)):
+        ours = chosen[thread == number]
+        result[int(number)] = (start[ours], end[ours])
+    return result
+
+
+def _less_host_work(program: Program, weight: Int64, intervals: Intervals, factor: float) -> Int64:
+    """Takes the time of each thread inside of intervals off the work between its nodes."""
+    graph = program.graph
+    result = weight.copy()
+    host_nodes = np.flatnonzero((program.thread != NO_ROW) & (graph.previous != NO_ROW))
+    for thread, (start, end) in intervals.items():
+        ours = host_nodes[program.thread[host_nodes] == thread]
+        before, time = graph.time[graph.previous[ours]], graph.time[ours]
+        covered = covered_lengths(before, time, start, end)
+        less = np.rint(covered * (1 - factor)).astype(np.int64)
+        result[ours] = np.maximum(weight[ours] - less, 0)
+    return result
+
+
+def _without_waits(trace: Attributed, program: Program, change: Change) -> Graph | None:
+    """The graph in which the chosen calls return at once."""
+    waits = trace.waits
+    rows = waits["host"].to_numpy().astype(np.int64)
+    if not len(rows):
+        return None
+    own = OwnCode.of(trace.own, trace.installed)
+    found = waits["kind"].cast(pl.String).to_numpy() == change.text
+    if change.text == "all":
+        found = np.ones(len(rows), np.bool_)
+    elif not found.any():
+        names = [trace.host["name"].gather(waits["host"].cast(pl.UInt32))]
+        names += places_of_rows(trace, rows, own, ["ops", "label", "source"]).values()
+        found = np.logical_or.reduce([_matching(column, change.pattern) for column in names])
+    graph = program.graph
+    wait = program.wait_of
+    chosen = (wait != NO_ROW) & found[np.maximum(wait, 0)]
+    if not chosen.any():
+        return None
+    into = chosen[graph.target]
+    edge_weight = graph.edge_weight.copy()
+    edge_weight[into] = np.where(program.edge_kind[into] == EDGES.index("wait"), _GONE, 0)
+    return replace(
+        graph, edge_weight=edge_weight, delay=np.where(chosen, 0, graph.delay), shared=graph.order
+    )
+
+
+def _on_time(trace: Attributed, program: Program, rank: int) -> Graph | None:
+    """The graph in which no other rank waits for this one in a collective."""
+    graph = program.graph
+    ranks = trace.gpu["rank"].to_numpy()
+    shared = np.flatnonzero(program.edge_kind == EDGES.index("ranks"))
+    late = shared[ranks[program.row[graph.source[shared]]] == rank]
+    if not len(late):
+        return None
+    edge_weight = graph.edge_weight.copy()
+    edge_weight[late] = _GONE
+    return replace(graph, edge_weight=edge_weight, shared=graph.order)

@@ -1,0 +1,274 @@
+"""The critical path of a recorded program: what every moment waited for last, as a tiling of the time.
+
+It runs back from what ended last, from each node to the one that decided when it happened. Its tiles follow each
+other without gap or overlap, so they add up to the time from the first step's begin to the end exactly. That
+something is on it for long does not mean that much is gained without it: `thence.analysis.whatif.prediction` tells
+gains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.idle.host_threads import Leaves
+from thence.analysis.idle.host_time import HostTime
+from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
+from thence.analysis.whatif.edges import EDGES
+from thence.model.intervals import NEVER, NO_ROW
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.analysis.idle.host_threads import Pieces
+    from thence.analysis.whatif.graph import Program
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Codes = npt.NDArray[np.int64]
+
+__all__ = ["KINDS", "TILE", "critical_path", "path_summary", "path_track"]
+
+KINDS = ("gpu", "host", "launch", "gap", "event", "return", "handover")
+"""What a tile is. gpu: an activity runs. host: a thread works. launch: from call to activity. gap: between
+activities of a stream. event: from a record to what waited for it. return: from the end of the device's work to
+that of the call that waited. handover: from one thread to another."""
+_HOST = KINDS.index("host")
+TILE = {
+    "start": pl.Int64(), "duration": pl.Int64(), "kind": pl.Enum(KINDS), "rank": pl.Int32(), "gpu": pl.Int32(),
+    "host": pl.Int32(), "cause": pl.Enum(CAUSES), "step": pl.Int32(),
+}  # fmt: skip
+_AFTER_ACTIVITY = {
+    "stream": "gap",
+    "event": "event",
+    "wait": "return",
+    "ranks": "gap",
+    "graph": "gap",
+}
+
+
+def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
+    """The tiles in order of time, in the columns of `TILE`.
+
+    Args:
+        trace: that the program was made of.
+        program: whose replay is exact.
+
+    Returns:
+        start (ns on the clock of the graph, see `Program.origin_ns`) and duration (ns); kind; rank; gpu (row of the
+        activity, of gpu) or host (row that the host was in, of host) and the cause, as ``thence idle`` names it; step
+        (number of the step's range on the first rank, from 0; null where there is none). Each step's tiles add up to
+        the time from its begin to the next one's, those of the last to the end.
+    """
+    graph = program.graph
+    path, kind = _path(program)
+    duration = program.gpu[1] - program.gpu[0]
+    start, end = graph.time[path[:-1]], graph.time[path[1:]]
+    row = program.row[path[:-1]]
+    runs = program.is_activity[path[:-1]]
+    ran = np.where(runs, np.clip(start + duration[np.where(runs, row, 0)], start, end), start)
+    rest = np.array([KINDS.index(_AFTER_ACTIVITY.get(name, name)) for name in EDGES])[kind]
+    gpu = np.full(len(start), KINDS.index("gpu"))
+    columns = [
+        (start, ran, gpu, np.where(runs, row, NO_ROW)),
+        (ran, end, rest, np.full(len(start), NO_ROW)),
+    ]
+    root = graph.time[path[:1]]
+    since = np.minimum(
+        graph.time[program.steps[:1]] if len(program.steps) else graph.time[:1], root
+    )
+    columns.append((since, root, np.array([KINDS.index("host")]), np.array([NO_ROW])))
+    if program.is_activity[path[-1]]:
+        last = np.array([graph.time[path[-1]]])
+        of = program.row[path[-1:]]
+        columns.append((last, last + duration[of], np.array([KINDS.index("gpu")]), of))
+    begins, ends, kinds, rows = (np.concatenate(column) for column in zip(*columns, strict=True))
+    order = np.lexsort((ends, begins))
+    order = order[ends[order] > begins[order]]
+    begins, ends, kinds, rows = (column[order] for column in (begins, ends, kinds, rows))
+    tiles = _Tiles(begins, ends, kinds, rows, _threads(program, path, begins))
+    return _described(trace, program, tiles)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tiles in order: starts and ends, kind (number in `KINDS`), row in gpu, thread that a host's tile is of."""
+
+    start: Int64
+    end: Int64
+    kind: Codes
+    gpu: Int64
+    thread: Int64
+
+
+def _path(program: Program) -> tuple[Int64, Codes]:
+    """Nodes of the path in order, and the kind of edge between each and the next.
+
+    All ancestors of the last node: each doubling of the pointers adds as many as there are already.
+    """
+    graph = program.graph
+    decided = np.where(graph.previous == NO_ROW, NEVER, graph.time[graph.previous] + graph.weight)
+    before = graph.previous.copy()
+    host = program.thread != NO_ROW
+    kind = np.where(host, EDGES.index("host"), EDGES.index("stream"))
+    offered = graph.time[graph.source] + graph.edge_weight
+    order = np.lexsort((offered, graph.target))
+    best = (
+        order[np.append(graph.target[order][1:] != graph.target[order][:-1], True)]
+        if len(order)
+        else order
+    )
+    target = graph.target[best]
+    wins = offered[best] > decided[target]
+    before[target[wins]] = graph.source[best[wins]]
+    kind[target[wins]] = program.edge_kind[best[wins]]
+    ends = graph.time.copy()
+    lasts = program.node_of_activity
+    ends[lasts] += np.where(program.end_of_activity == NO_ROW, program.gpu[1] - program.gpu[0], 0)
+    reached = np.array([int(np.argmax(ends))])
+    jump = before
+    while True:
+        further = jump[reached]
+        further = further[further != NO_ROW]
+        if not len(further):
+            break
+        reached = np.union1d(reached, further)
+        jump = np.where(jump == NO_ROW, NO_ROW, jump[jump])
+    return reached, kind[reached[1:]].astype(np.int64)
+
+
+def _threads(program: Program, path: Int64, times: Int64) -> Int64:
+    """The thread of the path at each time, that of its next node on a host."""
+    on_host = path[program.thread[path] != NO_ROW]
+    if not len(on_host):
+        return np.full(len(times), NO_ROW)
+    at = np.minimum(
+        np.searchsorted(program.graph.time[on_host], times, side="right"), len(on_host) - 1
+    )
+    result: Int64 = program.thread[on_host][at]
+    return result
+
+
+def _described(trace: Attributed, program: Program, tiles: _Tiles) -> pl.DataFrame:
+    """Tiles with their rows; cut at the begins of steps, and those of hosts where what the host is in changes."""
+    borders = program.graph.time[program.steps]
+    since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
+    cut = Leaves(np.append(NEVER, borders), np.arange(-1, len(borders))).within(
+        tiles.start, tiles.end
+    )
+    kind, step = tiles.kind[cut.of], cut.row.astype(np.int64)
+    is_host = kind == _HOST
+    nothing = np.full(len(kind), NO_ROW)
+    columns = (cut.start, cut.end, kind, tiles.gpu[cut.of], nothing, nothing, step)
+    parts = [tuple(column[~is_host] for column in columns)]
+    if is_host.any():
+        host = cut.chosen(is_host)
+        parts.append(_of_hosts(trace, program, host, tiles.thread[host.of]))
+    begin, end, *others = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((end, begin))
+    order = order[(end > begin)[order] & (begin >= since)[order]]
+    return _framed(trace, tuple(column[order] for column in (begin, end, *others)))
+
+
+def _of_hosts(
+    trace: Attributed, program: Program, tiles: Pieces, thread: Int64
+) -> tuple[Int64, ...]:
+    """Tiles of hosts by what the host was in, as `thence.analysis.idle.causes` tells it.
+
+    Args:
+        trace: that the program was made of.
+        program: of the path.
+        tiles: starts and ends on the clock of the graph; row is the step of each.
+        thread: of each tile, `NO_ROW` for none.
+
+    Returns:
+        the columns that `_framed` takes.
+    """
+    hosts = HostTime.of(trace, program.thread_of_row)
+    causes = np.append(host_causes(trace.host), NUMBER["unknown"]).astype(np.int64)
+    shift = program.host[0] - trace.host["start"].to_numpy()
+    parts = []
+    for number in np.unique(thread):
+        ours = np.flatnonzero(thread == number)
+        if number == NO_ROW:
+            of, start, end = ours, tiles.start[ours], tiles.end[ours]
+            row, cause = np.full(len(ours), NO_ROW), np.full(len(ours), NUMBER["unknown"])
+        else:
+            moved, rank = int(shift[hosts.first[number]]), int(hosts.rank[number])
+            asked = tiles.start[ours] - moved, tiles.end[ours] - moved
+            found = hosts.elsewhere(rank, hosts.leaves[number].within(*asked))
+            of, start, end = ours[found.of], found.start + moved, found.end + moved
+            row = found.row.astype(np.int64)
+            cause = np.where(hosts.runs_python(rank, found), NUMBER["python"], causes[row])
+        no_activity, kind = np.full(len(of), NO_ROW), np.full(len(of), _HOST)
+        parts.append((start, end, kind, no_activity, row, cause, tiles.row[of].astype(np.int64)))
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+def _framed(trace: Attributed, columns: tuple[Int64, ...]) -> pl.DataFrame:
+    """Starts, ends, kinds, rows of gpu and host, causes and steps as `TILE`."""
+    begin, end, kind, gpu, host, cause, step = columns
+    not_gpu = kind != KINDS.index("gpu")
+    of_gpu = pl.Series(np.where(not_gpu, NO_ROW, gpu)).replace(NO_ROW, None)
+    of_host = pl.Series(host).replace(NO_ROW, None)
+    ranks = pl.select(
+        pl.coalesce(
+            trace.gpu["rank"].gather(of_gpu.cast(pl.UInt32)),
+            trace.host["rank"].gather(of_host.cast(pl.UInt32)),
+        )
+    ).to_series()
+    return pl.DataFrame(
+        {
+            "start": begin,
+            "duration": end - begin,
+            "kind": pl.Series(KINDS, dtype=TILE["kind"]).gather(kind),
+            "rank": ranks,
+            "gpu": of_gpu,
+            "host": of_host,
+            "cause": pl.Series(CAUSES, dtype=TILE["cause"]).gather(
+                pl.Series(cause).replace(NO_ROW, None)
+            ),
+            "step": pl.Series(step).replace(NO_ROW, None),
+        }
+    ).cast(TILE)  # type: ignore[arg-type]
+
+
+def path_summary(trace: Attributed, tiles: pl.DataFrame) -> pl.DataFrame:
+    """The path by what is on it: kind, name (kernel, or cause on the host), total_ns, share, count; most time first."""
+    kernel = trace.gpu["name"].cast(pl.String).gather(tiles["gpu"].cast(pl.UInt32))
+    named = tiles.with_columns(name=pl.coalesce(kernel, pl.col("cause").cast(pl.String)))
+    total = max(int(tiles["duration"].sum()), 1)
+    return (
+        named.group_by(pl.col("kind").cast(pl.String), "name")
+        .agg(total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
+        .with_columns(share=pl.col("total_ns") / total)
+        .sort("total_ns", "kind", "name", descending=[True, False, False])
+    )
+
+
+def path_track(trace: Attributed, tiles: pl.DataFrame) -> pl.DataFrame:
+    """The path as a track of each device, as `Timeline.spans`; tiles of a host on the first device of its rank.
+
+    Args:
+        trace: that the path is of.
+        tiles: of `critical_path`, on the trace's clock.
+    """
+    kernel = trace.gpu["name"].cast(pl.String).gather(tiles["gpu"].cast(pl.UInt32))
+    device = trace.gpu["device"].gather(tiles["gpu"].cast(pl.UInt32))
+    first = trace.gpu.group_by("rank").agg(first=pl.col("device").min())
+    host = pl.concat_str(
+        pl.col("kind").cast(pl.String), pl.lit(": "), pl.col("cause").cast(pl.String)
+    )
+    return (
+        tiles.with_columns(device=device, kernel=kernel)
+        .with_columns(rank=pl.col("rank").forward_fill().backward_fill())
+        .join(first, on="rank", how="left", maintain_order="left")
+        .select(
+            "rank", pl.coalesce("device", "first").cast(pl.Int32).alias("device"), "start", "duration",
+            track=pl.lit("critical path"), name=pl.coalesce("kernel", host, pl.col("kind").cast(pl.String)),
+        )
+        .drop_nulls(["rank", "device"])
+    )  # fmt: skip

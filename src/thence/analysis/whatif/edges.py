@@ -1,0 +1,358 @@
+"""Nodes and edges of the graph of `thence.analysis.whatif.graph`, kind by kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.attribution.waiting import event_edges, launches_by_stream
+from thence.model.intervals import NO_ROW
+from thence.model.tables import API_CALLS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from thence.analysis.collectives.instances import Instances
+    from thence.analysis.whatif.graph_nodes import GraphNodes
+    from thence.model.attributed import Attributed
+
+    Int64 = npt.NDArray[np.int64]
+    Mask = npt.NDArray[np.bool_]
+
+__all__ = [
+    "CALL",
+    "EDGES",
+    "END",
+    "START",
+    "STEP",
+    "Edges",
+    "Nodes",
+    "collective_ends",
+    "edges_through_events",
+    "graph_edges",
+    "handovers",
+    "latencies",
+    "launch_lags",
+    "wait_edges",
+]
+
+EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "graph")
+"""Kinds of edges; the first of the chains of threads, stream of those of streams."""
+STEP, END, CALL, START = 0, 1, 2, 3
+"""Kinds of nodes, in the order in which those of one time come."""
+_QUEUED_NS = 20_000  # launched that long before the activity before ended: queued
+_RETURN_NS = 5_000  # of a call that waited, after the activity ended
+_OWN_NS = 4_000  # of a call that waits, where there is nothing to wait for
+_REST_NS = 15_000  # without work, after which a thread may have been given some
+_HANDED_NS = 2_000_000  # autograd looks at a whole graph before its thread begins, 0.5 ms of one with 6 layers
+_CLOCKS_NS = 2_000
+_FEW = 8  # samples below which a latency is assumed
+_LATENCY_NS, _GAP_NS, _EVENT_NS = 5_000, 1_000, 500
+
+
+class Nodes:
+    """Collects nodes: time, order among equal times, chain, what they stand for."""
+
+    def __init__(self) -> None:
+        self.columns: list[tuple[Int64, ...]] = []
+        self.count = 0
+
+    def add(self, time: Int64, tie: int, chain: Int64, row: Int64) -> Int64:
+        """Adds nodes; returns their numbers, in the order in which they were added."""
+        first, self.count = self.count, self.count + len(time)
+        self.columns.append((time, np.full(len(time), tie), chain, row))
+        return np.arange(first, self.count)
+
+
+class Edges:
+    """Collects edges: source, target, weight, kind, activity."""
+
+    def __init__(self) -> None:
+        self.columns: list[tuple[Int64, ...]] = []
+
+    def add(
+        self, ends: tuple[Int64, Int64], weight: Int64, kind: str, activity: Int64 | None = None
+    ) -> None:
+        """Adds edges of one kind."""
+        source, target = ends
+        rows = np.full(len(source), NO_ROW) if activity is None else activity
+        self.columns.append((source, target, weight, np.full(len(source), EDGES.index(kind)), rows))
+
+
+def latencies(
+    gpu: tuple[Int64, Int64], host: tuple[Int64, Int64], launch: Int64, along: tuple[Int64, Int64]
+) -> tuple[int, Int64, Mask]:
+    """The least latency of a launch, the gap kept behind each activity, and those that the next overlaps."""
+    (start, end), (before, after) = gpu, along
+    begun = (
+        np.where(launch == NO_ROW, 0, host[0][launch])
+        if len(host[0])
+        else np.zeros(len(launch), np.int64)
+    )
+    between = start[after] - end[before]
+    known = launch[after] != NO_ROW
+    idle = known & (begun[after] > end[before] + _GAP_NS)
+    queued = known & (begun[after] < end[before] - _QUEUED_NS) & (between >= 0)
+    waited = (start[after] - begun[after])[idle]
+    latency = int(np.percentile(waited, 10)) if len(waited) >= _FEW else _LATENCY_NS
+    least = int(np.percentile(between[queued], 10)) if queued.sum() >= _FEW else _GAP_NS
+    gap = np.zeros(len(start), np.int64)
+    gap[before] = np.minimum(between, max(least, 0))
+    overlapping = np.zeros(len(start), np.bool_)
+    overlapping[before] = between < -_GAP_NS
+    return max(latency, 0), gap, overlapping
+
+
+def collective_ends(
+    gpu: tuple[Int64, Int64],
+    nodes: Nodes,
+    edges: Edges,
+    on: tuple[Int64, Int64],
+    instances: Instances | None,
+) -> tuple[Int64, Int64]:
+    """Nodes of the ends of collectives that several ranks share, and how long each moved data."""
+    (start, end), (node, chain) = gpu, on
+    ends = np.full(len(start), NO_ROW)
+    moves = end - start
+    if instances is None:
+        return ends, moves
+    members = (
+        instances.rows.select("instance", row="gpu")
+        .drop_nulls()
+        .filter(pl.len().over("instance") > 1)
+        .sort("instance", "row")
+    )
+    if members.is_empty():
+        return ends, moves
+    row = members["row"].to_numpy().astype(np.int64)
+    instance = members["instance"].rank("dense").cast(pl.Int64).to_numpy() - 1
+    arrival = np.full(int(instance.max()) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(arrival, instance, start[row])
+    arrived = np.minimum(arrival[instance], end[row])
+    moves[row] = end[row] - arrived
+    lasting = moves[row] > 0
+    row, instance = row[lasting], instance[lasting]
+    ends[row] = nodes.add(end[row], END, chain[row], row)
+    pairs = pl.DataFrame({"instance": instance, "row": row})
+    both = pairs.join(pairs, on="instance", suffix="_other").filter(
+        pl.col("row") != pl.col("row_other")
+    )
+    mine, other = both["row"].to_numpy(), both["row_other"].to_numpy()
+    edges.add((node[other], ends[mine]), moves[mine], "ranks", mine)
+    return ends, moves
+
+
+def launch_lags(
+    gpu: tuple[Int64, Int64], host: tuple[Int64, Int64], launch: Int64, latency: int
+) -> tuple[Int64, Int64]:
+    """Activities that began after the call that launched them, and the least time from its beginning.
+
+    A call that took long, such as that of a first use, counts where the activity began after it.
+    """
+    launched = np.flatnonzero(launch != NO_ROW)
+    launched = launched[gpu[0][launched] >= host[0][launch[launched]]]
+    begin, call, returned = gpu[0][launched], host[0][launch[launched]], host[1][launch[launched]]
+    took = np.where((begin >= returned) & (returned - call > _QUEUED_NS), returned - call, 0)
+    return launched, np.minimum(begin - call, latency + took)
+
+
+def graph_edges(
+    trace: Attributed,
+    found: GraphNodes,
+    launch: Int64,
+    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
+    edges: Edges,
+) -> None:
+    """Edges inside launches of CUDA graphs, and from each to the next of the same graph.
+
+    Where the edges of a graph are not known, its activities begin as long after the first one as they did.
+    """
+    gpu, nodes = times
+    start = nodes[0]
+    first, others = _of_graphs(launch, gpu[0], found.inside & ~found.known)
+    edges.add((start[first], start[others]), gpu[0][others] - gpu[0][first], "graph")
+    fits = gpu[0][found.target] >= gpu[1][found.source] - _GAP_NS
+    before, after = found.source[fits], found.target[fits]
+    source, duration, activity = _after(before, gpu, nodes)
+    lag = np.minimum(gpu[0][after] - gpu[1][before], _GAP_NS)
+    edges.add((source, start[after]), duration + lag, "graph", activity)
+    last, following = _launched_again(trace, launch, gpu)
+    source, duration, activity = _after(last, gpu, nodes)
+    lag = np.minimum(gpu[0][following] - gpu[1][last], _GAP_NS)
+    edges.add((source, start[following]), duration + lag, "graph", activity)
+
+
+def _of_graphs(launch: Int64, start: Int64, chosen: Mask) -> tuple[Int64, Int64]:
+    """The first of the chosen activities of each launch of a CUDA graph, and each of the others."""
+    graphed = np.flatnonzero((launch != NO_ROW) & chosen)
+    order = graphed[np.lexsort((start[graphed], launch[graphed]))]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = launch[order][1:] != launch[order][:-1]
+    first = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
+    return first[~begins], order[~begins]
+
+
+def _launched_again(
+    trace: Attributed, launch: Int64, gpu: tuple[Int64, Int64]
+) -> tuple[Int64, Int64]:
+    """The last activity of each launch of a CUDA graph and the first of its next: launches of one do not overlap."""
+    keys = ["rank", "device", "graph"]
+    times = {"start": gpu[0], "end": gpu[1], "launch": launch}
+    rows = trace.gpu.select(keys).with_row_index("gpu").with_columns(**times)
+    runs = (
+        rows.filter(pl.col("graph").is_not_null(), pl.col("launch") != NO_ROW)
+        .group_by(*keys, "launch")
+        .agg(
+            first=pl.col("gpu").sort_by("start").first(),
+            begins=pl.col("start").min(),
+            last=pl.col("gpu").sort_by("end").last(),
+            ends=pl.col("end").max(),
+        )
+        .sort(*keys, "begins")
+        .with_columns(
+            following=pl.col("first").shift(-1).over(keys),
+            starts=pl.col("begins").shift(-1).over(keys),
+        )
+        .filter(pl.col("following").is_not_null(), pl.col("ends") <= pl.col("starts"))
+    )
+    return tuple(runs[name].to_numpy().astype(np.int64) for name in ("last", "following"))  # type: ignore[return-value]
+
+
+def _after(
+    activity: Int64, gpu: tuple[Int64, Int64], nodes: tuple[Int64, Int64]
+) -> tuple[Int64, Int64, Int64]:
+    """The node from which the end of activities follows, the weight to it, and the activity in that weight."""
+    start, ends = nodes
+    own = ends[activity] == NO_ROW
+    duration = np.where(own, gpu[1][activity] - gpu[0][activity], 0)
+    return np.where(own, start[activity], ends[activity]), duration, np.where(own, activity, NO_ROW)
+
+
+def edges_through_events(
+    trace: Attributed,
+    launch: Int64,
+    gpu: tuple[Int64, Int64],
+    edges: Edges,
+    nodes: tuple[Int64, Int64],
+) -> None:
+    """Edges through events that times do not contradict."""
+    found = event_edges(trace, launch).select("waiting", "awaited").unique(maintain_order=True)
+    waiting, awaited = (found[name].to_numpy().astype(np.int64) for name in ("waiting", "awaited"))
+    fits = gpu[0][waiting] >= gpu[1][awaited] - _GAP_NS
+    waiting, awaited = waiting[fits], awaited[fits]
+    source, duration, activity = _after(awaited, gpu, nodes)
+    lag = np.minimum(gpu[0][waiting] - gpu[1][awaited], _GAP_NS + _EVENT_NS)
+    edges.add((source, nodes[0][waiting]), duration + lag, "event", activity)
+
+
+def wait_edges(
+    trace: Attributed,
+    launch: Int64,
+    times: tuple[tuple[Int64, Int64], tuple[Int64, Int64]],
+    nodes: Nodes,
+    edges: Edges,
+    of: tuple[Int64, Int64, Int64],
+) -> Int64:
+    """Nodes and edges of host calls that wait; returns the end nodes of the rows of waits that wait for something."""
+    (gpu, host), (thread, start, ends) = times, of
+    waits = trace.waits.with_row_index("wait")
+    result = np.full(waits.height, NO_ROW)
+    targets = _targets(trace, launch, waits)
+    wait, activity = (
+        targets["wait"].to_numpy().astype(np.int64),
+        targets["gpu"].to_numpy().astype(np.int64),
+    )
+    rows = waits["host"].to_numpy().astype(np.int64)
+    fits = gpu[1][activity] <= host[1][rows[wait]] + _CLOCKS_NS
+    fits &= gpu[0][activity] <= host[1][rows[wait]]
+    wait, activity = wait[fits], activity[fits]
+    chosen = np.unique(wait)
+    row = rows[chosen]
+    begins = nodes.add(host[0][row], CALL, thread[row], row)
+    result[chosen] = nodes.add(host[1][row], END, thread[row], row)
+    # The call itself takes little; what it takes longer is the wait, or stays as a delay.
+    edges.add((begins, result[chosen]), np.minimum(host[1][row] - host[0][row], _OWN_NS), "host")
+    source, duration, counted = _after(activity, gpu, (start, ends))
+    lag = np.minimum(host[1][rows[wait]] - gpu[1][activity], _RETURN_NS)
+    edges.add((source, result[wait]), duration + lag, "wait", counted)
+    return result
+
+
+def _targets(trace: Attributed, launch: Int64, waits: pl.DataFrame) -> pl.DataFrame:
+    """What each wait waits for: wait, gpu; of several streams the last launched on each."""
+    host = trace.host.select("start")
+    before = launches_by_stream(trace, launch)
+    timed = waits.with_columns(
+        time=host["start"].gather(waits["host"].cast(pl.UInt32)),
+        kind=pl.col("kind").cast(pl.String),
+    ).sort("time")
+    keys = ["rank", "device", "stream"]
+    of_stream = timed.filter(pl.col("kind") == "stream", pl.col("stream").is_not_null())
+    one = of_stream.join_asof(before, on="time", by=keys, check_sortedness=False).select(
+        "wait", "last"
+    )
+    streams = before.select(keys).unique()
+    whole = timed.filter(pl.col("kind").is_in(["device", "free"])).drop("stream", "device")
+    every = whole.join(streams, on="rank").sort("time")
+    every = every.join_asof(before, on="time", by=keys, check_sortedness=False).select(
+        "wait", "last"
+    )
+    records = trace.events.drop("record").with_row_index("record").select("record", *keys, "host")
+    of_event = timed.filter(pl.col("record").is_not_null()).select(
+        "wait", record=pl.col("record").cast(pl.UInt32)
+    )
+    made = of_event.join(records, on="record")
+    made = made.with_columns(time=host["start"].gather(made["host"].cast(pl.UInt32))).sort("time")
+    event = made.join_asof(before, on="time", by=keys, check_sortedness=False).select(
+        "wait", "last"
+    )
+    own = timed.filter(pl.col("kind") == "copy").select(
+        "wait", launch=pl.col("host").cast(pl.Int64)
+    )
+    copies = (
+        pl.DataFrame({"launch": launch}).with_row_index("last").filter(pl.col("launch") != NO_ROW)
+    )
+    copy = own.join(copies, on="launch").select("wait", "last")
+    parts = [
+        part.select(pl.col("wait").cast(pl.Int64), gpu=pl.col("last").cast(pl.Int64))
+        for part in (one, every, event, copy)
+    ]
+    return pl.concat(parts).drop_nulls()
+
+
+def handovers(
+    trace: Attributed, host: tuple[Int64, Int64], thread: Int64, nodes: Nodes, edges: Edges
+) -> Int64:
+    """Nodes where a thread begins to work soon after another of its rank has stopped."""
+    works = trace.host["category"].is_in(["op", *API_CALLS]).to_numpy()
+    ranks = trace.host["rank"].to_numpy()
+    busy, result = {}, [np.empty(0, np.int64)]
+    for number in np.unique(thread[works & (trace.host["category"] == "op").to_numpy()]):
+        rows = np.flatnonzero(works & (thread == number))
+        start, reached = host[0][rows], np.maximum.accumulate(host[1][rows])
+        first = np.flatnonzero(np.append(True, start[1:] > reached[:-1] + _REST_NS))
+        busy[int(number)] = (
+            start[first],
+            np.append(reached[first[1:] - 1], reached[-1]),
+            rows[first],
+        )
+    for number, (start, end, row) in busy.items():
+        rested = np.append(-1, end[:-1])
+        best, by = np.full(len(start), -1), np.full(len(start), NO_ROW)
+        for other, (_, stops, other_row) in busy.items():
+            if other == number or ranks[other_row[0]] != ranks[row[0]]:
+                continue
+            last = np.searchsorted(stops, start, side="right") - 1
+            when = np.where(last >= 0, stops[last], -1)
+            near = start - when < _HANDED_NS
+            near[0] = True  # what a thread does first it was given, however long it took to begin
+            better = (when > rested) & near & (when > best)
+            best, by = np.where(better, when, best), np.where(better, other, by)
+        handed = np.flatnonzero(by != NO_ROW)
+        source = nodes.add(best[handed], END, by[handed], row[handed])
+        target = nodes.add(start[handed], STEP, np.full(len(handed), number), row[handed])
+        edges.add((source, target), start[handed] - best[handed], "handover")
+        result.append(target)
+    return np.concatenate(result)

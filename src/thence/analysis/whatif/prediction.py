@@ -1,0 +1,172 @@
+"""What a change would gain: the recorded program replayed with it.
+
+A prediction is of the profiled program: profiling makes the host slower, and so what waits for it. It is refused
+where what the graph does not explain is more than a part of the time (`thence.analysis.whatif.health`, which also says
+how wide intervals are), and for work inside CUDA graphs whose edges are not known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.analysis.collectives.kinds import kind_of
+from thence.analysis.idle.rules import CAUSES, host_causes
+from thence.analysis.whatif.answers import Base, largest_gains, predicted
+from thence.analysis.whatif.changes import Change
+from thence.analysis.whatif.graph import program_graph
+from thence.analysis.whatif.health import MOST_UNEXPLAINED, health
+from thence.errors import MissingData
+from thence.notebook import Form, Shown
+from thence.units import format_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.collectives.clock_sync import Alignment
+    from thence.analysis.collectives.instances import Instances
+    from thence.analysis.whatif.health import Health
+    from thence.model.attributed import Attributed
+    from thence.model.graph_labels import GraphLabels
+
+__all__ = ["WhatIf", "suggestions", "what_if"]
+
+_PLACES = 6
+_FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "python")
+_ROWS = {
+    "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
+    "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WhatIf(Shown):
+    """Predicted gains of changes.
+
+    Attributes:
+        steps: how many; 1 where the trace holds none, and the whole of it counts as one.
+        step_ns: mean time of a step, of the profiled program.
+        health: whether the graph explains the trace.
+        rows: change, part (which meaning of it), before_ns and after_ns (mean step), gain_ns, gain_share (of the
+            step; negative: it becomes slower), low_share and high_share (the interval), verdict: gain, loss,
+            noise (no more than the interval), refused (inside CUDA graphs without edges) or absent (the trace
+            holds nothing that it is about). Null where nothing is predicted.
+    """
+
+    steps: int
+    step_ns: int
+    health: Health
+    rows: pl.DataFrame
+
+    def form(self) -> Form:
+        """What a notebook shows of it."""
+        return Form(
+            f"a step takes {format_ns(self.step_ns)}; what it would gain",
+            f"of the profiled program, {self.steps:,} steps",
+            self.rows,
+            {
+                "change": "change", "part": "meaning", "gain_ns": "gain", "gain_share": "share of a step",
+                "low_share": "at least", "high_share": "at most", "verdict": "verdict",
+            },
+            "gain_share",
+            {"explained": 1 - self.health.unexplained},
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {
+            "of": "the profiled program",
+            "steps": self.steps,
+            "step_ns": self.step_ns,
+            "health": {
+                "unexplained_share": self.health.unexplained,
+                "inferred_share": self.health.inferred,
+                "noise_share": self.health.noise,
+            },
+            "rows": self.rows.to_dicts(),
+        }
+
+
+def what_if(
+    trace: Attributed,
+    changes: Sequence[Change],
+    alignment: Alignment | None = None,
+    instances: Instances | None = None,
+    labels: Sequence[GraphLabels] = (),
+) -> WhatIf:
+    """Predicts the gain of changes, each by itself.
+
+    Args:
+        trace: attributed, whole.
+        changes: none means those of `suggestions`, of which the ten with the largest gain above the noise are kept.
+        alignment: of the ranks' clocks; None for one rank.
+        instances: which kernels of several ranks are one collective; None for one rank.
+        labels: of captured CUDA graphs, which may hold their edges.
+
+    Raises:
+        MissingData: the trace holds no device activity, or the graph explains too little of it.
+    """
+    inputs = trace.meta.named
+    if trace.gpu.is_empty():
+        raise MissingData(f"{inputs}: holds no device activity")
+    program = program_graph(trace, alignment, instances, labels)
+    found = health(trace, program)
+    if found.unexplained > MOST_UNEXPLAINED:
+        raise MissingData(
+            f"{inputs}: activities began later than the trace explains by {100 * found.unexplained:.1f} % of the time, "
+            f"more than {100 * MOST_UNEXPLAINED:.0f} %, so a replay says nothing; record which stream waits for which: "
+            "nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and "
+            "thence.torch.event_ids(), all ranks of the job"
+        )
+    asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
+    base = Base.of(trace, program, found)
+    rows = predicted(base, asked) if changes else largest_gains(base, asked)
+    frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
+    return WhatIf(base.count, base.before // base.count, found, frame)
+
+
+def suggestions(trace: Attributed) -> list[Change]:
+    """Changes that are worth asking about: the largest places, kernels and collectives, causes, waits, ranks."""
+    result = []
+    causes = host_causes(trace.host)
+    present = {CAUSES[number] for number in np.unique(causes)}
+    result += [
+        Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present
+    ]
+    kind = next(
+        (k for k in ("label", "module", "op") if trace.places[k].null_count() < trace.gpu.height),
+        None,
+    )
+    if kind is not None:
+        result += _largest(trace, kind, trace.places[kind])
+    result += _largest(trace, "kernel", trace.gpu["name"])
+    collectives = (
+        trace.collectives.select(name=kind_of(pl.col("collective")))["name"]
+        .drop_nulls()
+        .unique()
+        .sort()
+    )
+    result += [
+        Change(f"collective:{name}", "free", "collective", f"^{re.escape(name)}$")
+        for name in collectives.cast(pl.String)
+    ]
+    waits = sorted(set(trace.waits["kind"].cast(pl.String)))
+    result += [Change(name, "no-wait", "", f"^{name}$") for name in waits]
+    if len(trace.ranks) > 1:
+        result += [Change(f"rank:{rank}", "on-time", "", str(rank)) for rank in trace.ranks]
+    return result
+
+
+def _largest(trace: Attributed, by: str, names: pl.Series) -> list[Change]:
+    rows = pl.DataFrame({"name": names.cast(pl.String), "ns": trace.gpu["duration"]}).drop_nulls()
+    largest = (
+        rows.group_by("name").agg(pl.col("ns").sum()).sort("ns", "name", descending=[True, False])
+    )
+    return [
+        Change(f"{by}:{name}", "free", by, f"^{re.escape(name)}$")
+        for name in largest["name"].head(_PLACES)
+    ]

@@ -1,0 +1,277 @@
+"""Who waited for whom, and how long the transfers took, against sums over the constructed truth and raw files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sqlite3
+import statistics
+from typing import TYPE_CHECKING
+
+import pytest
+
+import thence
+from collective_jobs import Call, Job, joint
+from helpers import DATA, TORCH
+from thence.analysis.collectives.communication import collectives
+from thence.analysis.programs.warmup import WarmUp
+from thence.attribution.attribute import attribute
+from thence.model.tables import COLLECTIVES, GPU, PROGRAMS, Tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import polars as pl
+
+
+NSIGHT = DATA / "nsight"
+
+
+def late(times: pl.DataFrame) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """By rank and device: times last, wait caused, summed over devices."""
+    rows = times.select("rank", "device", "last", "caused_ns", "caused_device_ns").rows()
+    return {(rank, device): tuple(rest) for rank, device, *rest in rows}  # type: ignore[misc]
+
+
+def pipeline(microbatches: int) -> list[Call]:
+    """Four stages: each hands every microbatch on as soon as both it and the next stage are ready.
+
+    Stage 2 is slow: only stage 1, which hands over to it, and stage 3, which receives from it, may wait.
+    """
+    rng, calls = random.Random(5), []
+    ready = dict.fromkeys(range(4), 0)
+    for _ in range(microbatches):
+        for source in range(3):
+            arrivals = {stage: ready[stage] for stage in (source, source + 1)}
+            end = max(arrivals.values()) + 20_000 + rng.randrange(500)
+            calls.append(Call("send", 4096, arrivals, dict.fromkeys(arrivals, end)))
+            ready[source] = end + rng.randrange(1_000, 9_000)
+            work = 900_000 if source + 1 == 2 else 100_000
+            ready[source + 1] = end + work + rng.randrange(1_000, 90_000)
+    return calls
+
+
+def test_stages_of_a_pipeline_wait_for_their_own_neighbours(tmp_path: Path) -> None:
+    calls = pipeline(12)
+    caused: dict[int, int] = dict.fromkeys(range(4), 0)
+    for call in calls:
+        (a, first), (b, second) = call.arrivals.items()
+        caused[a if first > second else b] += abs(first - second)
+    times = thence.open(*Job(calls).write(tmp_path)).collective_times("keep")
+    assert {rank: ns for (rank, _), (_, ns, _) in late(times.stragglers).items()} == caused
+    assert max(caused, key=lambda rank: caused[rank]) == 2
+    rows = {row["collective"]: row for row in times.by_size.to_dicts()}
+    waits = [abs(a - b) for a, b in (call.arrivals.values() for call in calls)]
+    moving = [max(call.ends.values()) - max(call.arrivals.values()) for call in calls]
+    for kind in ("send", "recv"):
+        assert rows[kind]["wait_ns_sum"] == sum(waits)
+        assert rows[kind]["transfer_ns_median"] == statistics.median(moving)
+        assert rows[kind]["transfer_bus_gbps_max"] == pytest.approx(4 * 4096 / min(moving))
+
+
+def test_pairs_of_a_pipeline_that_lost_calls_are_refused_not_guessed(tmp_path: Path) -> None:
+    """Senders may be several calls ahead, so neither order nor time says which send was lost."""
+    calls = pipeline(12)
+    times = thence.open(*Job(calls, lost={(0, 0)}).write(tmp_path)).collective_times("keep")
+    kept = [call for call in calls if 0 not in call.arrivals]
+    waits = sum(abs(a - b) for a, b in (call.arrivals.values() for call in kept))
+    assert times.by_size.filter(collective="send")["wait_ns_sum"].to_list() == [waits]
+    (said,) = [note for note in times.notes if "matched with no other rank" in note]
+    assert said.startswith("23 of 71 kernels")
+    assert "several ways of pairing them" in said
+
+
+def test_receivers_wait_for_the_root_and_the_root_for_nobody(tmp_path: Path) -> None:
+    """Rank 0 is the root. Twice it is done before the others begin, once it is the last to begin."""
+    calls = [
+        Call("broadcast", 8, {0: 0, 1: 500_000, 2: 900_000}, {0: 9_000, 1: 510_000, 2: 912_000}),
+        Call("broadcast", 8, {0: 1_000_000, 1: 1_400_000, 2: 1_300_000}, {0: 1_010_000, 1: 1_411_000, 2: 1_312_000}),
+        Call("broadcast", 8, {0: 2_600_000, 1: 2_000_000, 2: 2_100_000}, {0: 2_610_000, 1: 2_612_000, 2: 2_614_000}),
+    ]  # fmt: skip
+    times = thence.open(*Job(calls).write(tmp_path)).collective_times("keep")
+    root = (1, 600_000, 1_100_000)
+    assert late(times.stragglers) == {(0, 0): root, (1, 0): (0, 0, 0), (2, 0): (0, 0, 0)}
+    assert sorted(times.instances["wait_ns"]) == [0, 0, 600_000]
+    # The longest time that a receiver took once the root and itself were there.
+    transfers = [912_000 - 900_000, 1_312_000 - 1_300_000, 2_614_000 - 2_600_000]
+    assert times.instances.sort("instance")["transfer_ns"].sort().to_list() == sorted(transfers)
+
+
+def test_the_late_gpu_inside_one_process_is_named() -> None:
+    """One JAX process with three GPUs; device 2 begins 300 us late every time."""
+    rows = [
+        (device, step * 2_000_000 + (300_000 if device == 2 else 1_000 * device))
+        for step in range(6)
+        for device in range(3)
+    ]
+    devices, starts = [d for d, _ in rows], [s for _, s in rows]
+    count = len(rows)
+    ends = [(start // 2_000_000) * 2_000_000 + 350_000 for start in starts]
+    lengths = [end - start for end, start in zip(ends, starts, strict=True)]
+    place = {"rank": [0] * count, "device": devices, "start": starts, "duration": lengths}
+    tables = Tables(
+        gpu=GPU.frame(place | {"kind": ["thunk"] * count, "name": ["all-reduce.1"] * count,
+                               "hlo": ["all-reduce.1"] * count, "program": range(count)}),
+        programs=PROGRAMS.frame(place | {"program": ["step"] * count, "name": ["step"] * count}),
+        collectives=COLLECTIVES.frame({"gpu": range(count), "collective": ["all-reduce"] * count,
+                                       "bytes": [8] * count, "group_size": [3] * count}),
+    )  # fmt: skip
+    found = collectives(attribute(tables), WarmUp.KEEP)
+    each = 300_000 + 299_000
+    blamed = (6, 6 * 300_000, 6 * each)
+    assert late(found.stragglers) == {(0, 2): blamed, (0, 0): (0, 0, 0), (0, 1): (0, 0, 0)}
+    assert found.instances["last_device"].to_list() == [2] * 6
+    assert found.instances["transfer_ns"].to_list() == [50_000] * 6
+
+
+def test_waits_are_those_of_the_true_clock_whatever_the_clocks_say(tmp_path: Path) -> None:
+    rng, calls, now = random.Random(8), [], 0
+    for _ in range(15):
+        now += rng.randrange(900_000, 1_100_000)
+        calls.append(joint([now + rng.randrange(200_000) for _ in range(3)], 40_000))
+    skew = {1: 7_654_321, 2: -1_000_000_123}
+    times = thence.open(*Job(calls, skew=skew).write(tmp_path)).collective_times("keep")
+    starts = [list(call.arrivals.values()) for call in calls]
+    row = times.by_size.row(0, named=True)
+    assert row["wait_ns_sum"] == pytest.approx(sum(max(s) - min(s) for s in starts), abs=15 * 2)
+    waited = sum(max(s) - one for s in starts for one in s)
+    assert row["device_wait_ns_sum"] == pytest.approx(waited, abs=45 * 2)
+    assert row["transfer_ns_median"] == 40_000
+
+
+def raw_calls(paths: list[Path]) -> list[list[tuple[str, int, float, float]]]:
+    """For each call of the FSDP ranks: (name, bytes, start, duration in us) of every rank, in launch order."""
+    ranks = []
+    for path in paths:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        found = [e for e in events if e.get("cat") == "kernel" and e["name"].startswith("nccl")]
+        found.sort(key=lambda event: event["args"]["correlation"])
+        ranks.append(
+            [
+                (
+                    e["args"]["Collective name"],
+                    4 * min(e["args"]["In msg nelems"], e["args"]["Out msg nelems"]),
+                    e["ts"],
+                    e["dur"],
+                )
+                for e in found
+            ]
+        )
+    return [list(call) for call in zip(*ranks, strict=True)]
+
+
+def test_fsdp_ranks_against_their_raw_arrivals() -> None:
+    paths = [TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in range(4)]
+    calls = raw_calls(paths)
+    times = thence.open(*paths).collective_times("keep")
+    assert len(calls) == times.instances.height == 28
+    last, caused = dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0.0)
+    for call in calls:
+        starts = [start for *_, start, _ in call]
+        late_rank = starts.index(max(starts))
+        last[late_rank] += 1
+        caused[late_rank] += max(starts) - min(starts)
+    for rank, _device, times_last, ns in times.stragglers.select(
+        "rank", "device", "last", "caused_ns"
+    ).rows():
+        assert times_last == last[rank]
+        assert ns == pytest.approx(1000 * caused[rank], abs=100)
+    for name, kind in (
+        ("_allgather_base", "all-gather"),
+        ("_reduce_scatter_base", "reduce-scatter"),
+    ):
+        for size in {c[0][1] for c in calls if c[0][0] == name}:
+            chosen = [call for call in calls if call[0][:2] == (name, size)]
+            row = times.by_size.filter(collective=kind, bytes=size).row(0, named=True)
+            waits = [max(c[2] for c in call) - min(c[2] for c in call) for call in chosen]
+            moving = [max(call, key=lambda c: c[2])[3] for call in chosen]
+            assert row["wait_ns_mean"] == pytest.approx(1000 * statistics.mean(waits), rel=1e-6)
+            assert row["transfer_ns_median"] == pytest.approx(
+                1000 * statistics.median(moving), abs=1
+            )
+            best = 3 * size / min(moving) / 1000
+            assert row["transfer_bus_gbps_max"] == pytest.approx(best, rel=1e-6)
+            middle = statistics.median(3 * size / us / 1000 for us in moving)
+            assert row["transfer_bus_gbps_median"] == pytest.approx(middle, rel=1e-6)
+
+
+def test_ddp_ranks_against_their_raw_arrivals(tmp_path: Path) -> None:
+    """Two ranks of DistributedDataParallel in one export of nsys: launch by launch of NCCL's kernels."""
+    database = tmp_path / "ddp.sqlite"
+    database.write_bytes(gzip.decompress((NSIGHT / "torch_ddp.sqlite.gz").read_bytes()))
+    rows = sqlite3.connect(database).execute(
+        "select k.globalPid, k.start, k.end, s.value from CUPTI_ACTIVITY_KIND_KERNEL k "
+        "join StringIds s on s.id = k.shortName where s.value like 'nccl%AllReduce%' order by k.start"
+    )
+    ranks: dict[int, list[tuple[int, int]]] = {}
+    for process, start, end, _ in rows:
+        ranks.setdefault(process, []).append((start, end))
+    calls = list(zip(*ranks.values(), strict=True))
+    waits = [abs(a[0] - b[0]) for a, b in calls]
+    moving = [end - start for start, end in (max(pair) for pair in calls)]
+    row = (
+        thence.open(NSIGHT / "torch_ddp.sqlite.gz")
+        .collective_times("keep")
+        .by_size.filter(collective="all-reduce")
+        .row(0, named=True)
+    )
+    assert row["instances"] == row["transfers"] == len(calls)
+    assert (row["wait_ns_sum"], row["wait_ns_max"]) == (sum(waits), max(waits))
+    assert row["transfer_ns_median"] == statistics.median(moving)
+    assert row["transfer_ns_min"] == min(moving)
+
+
+def test_where_participants_are_missing_transfers_are_unknown() -> None:
+    two = [TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in (0, 2)]
+    times = thence.open(*two).collective_times()
+    assert times.by_size["transfer_ns_median"].null_count() == times.by_size.height
+    assert times.by_size["wait_ns_mean"].null_count() == 0
+    assert any("transfers are unknown" in note for note in times.notes)
+    alone = thence.open(two[0]).collective_times()
+    assert alone.by_size["wait_ns_mean"].null_count() == alone.by_size.height
+    assert any("waits and transfers are unknown" in note for note in alone.notes)
+
+
+def recorded(job: str) -> list[Path]:
+    """The ranks of a job recorded on four GPUs, with what launched its kernels."""
+    return [TORCH / "waits" / f"{job}_rank{rank}.json.gz" for rank in range(4)]
+
+
+def kernels_of(path: Path, **wanted: object) -> list[tuple[float, float]]:
+    """Start and end in us of a file's NCCL kernels with these arguments, in launch order."""
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    found = [e for e in events if e.get("cat") == "kernel" and e["name"].startswith("nccl")]
+    found = [e for e in found if all(e["args"].get(name) == is_ for name, is_ in wanted.items())]
+    found.sort(key=lambda event: event["args"]["correlation"])
+    return [(e["ts"], e["ts"] + e["dur"]) for e in found]
+
+
+def test_a_recorded_pipeline_waits_for_its_slow_stage() -> None:
+    """The k-th send of a pair is its k-th receive; a send that ended before did not wait."""
+    paths = recorded("pipeline")
+    caused = dict.fromkeys(range(4), 0.0)
+    for source in range(3):
+        sends = kernels_of(paths[source], **{"Dst Rank": source + 1})
+        receives = kernels_of(paths[source + 1], **{"Src Rank": source})
+        assert len(sends) == len(receives) == 12
+        for (sent, done), (received, _) in zip(sends, receives, strict=True):
+            if sent > received:
+                caused[source] += sent - received
+            elif done >= received:
+                caused[source + 1] += received - sent
+    times = thence.open(*paths).collective_times("keep")
+    found = {rank: ns for (rank, _), (_, ns, _) in late(times.stragglers).items()}
+    assert found == {rank: pytest.approx(1000 * us, abs=100) for rank, us in caused.items()}
+    assert max(found, key=lambda rank: found[rank]) == 2
+
+
+def test_recorded_groups_lose_the_call_that_made_their_communicator() -> None:
+    """Two pairs of ranks, each with six calls, the first of which took about 0.28 s on the host; then all four."""
+    times = thence.open(*recorded("group")).collective_times()
+    sizes = times.by_size.select("group_size", "count").rows()
+    assert sizes == [(2, 20), (4, 4)]
+    first = [kernels_of(path, **{"Group size": 2})[0] for path in recorded("group")]
+    taken = sum(end - start for start, end in first)
+    assert times.left_out["duration_ns"] == pytest.approx(1000 * taken, abs=10)
+    assert "the first call of 2 communicators, 4 kernels" in times.statement
