@@ -93,10 +93,18 @@ def test_tables_of_one_rank_alone_are_read(job: Path, monkeypatch: pytest.Monkey
 
 def test_other_questions_have_the_same_answers(job: Path, files: thence.Trace) -> None:
     trace = thence.open(job)
-    assert_frame_equal(trace.flame().nodes, files.flame().nodes, categorical_as_str=True)
+    graph, expected = trace.flame(idle="exclude"), files.flame(idle="exclude")
+    assert_frame_equal(graph.nodes, expected.nodes, categorical_as_str=True)
     assert trace.collective_times().to_json()["rows"] == files.collective_times().to_json()["rows"]
     assert trace.soundness == files.soundness
     trace.self_check()
+
+
+def test_without_host_ranges_idle_frames_say_no_cause(job: Path, files: thence.Trace) -> None:
+    graph = thence.open(job).flame()
+    idle = graph.nodes.filter(pl.col("kind").cast(pl.String) == "idle")
+    assert idle["total_ns"].to_list() == [files.summary().idle_ns]
+    assert any("without its causes: the trace holds no host ranges" in note for note in graph.notes)
 
 
 def test_late_ranks_are_found_from_summaries_as_from_files(
@@ -139,6 +147,7 @@ def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(
     stored(store, FSDP, host=True)
     found, expected = thence.open(store).select(ranks=(0,)), thence.open(FSDP).select(ranks=(0,))
     assert found.idle().to_json() == expected.idle().to_json()
+    assert_frame_equal(found.flame().nodes, expected.flame().nodes, categorical_as_str=True)
     assert_frame_equal(found.host, expected.host, categorical_as_str=True)
 
 
@@ -193,6 +202,7 @@ def test_a_store_stands_alone(job: Path) -> None:
         ("entries", [{"folder": "../../secret", "source": "x", "ranks": [0], "written": [0], "rows": 1,
                       "memory_bytes": 1}], "names folders that no store has"),
         ("summaries", ["../../secret"], "names folders that no store has"),
+        ("summaries", ["é" * 200], "names folders that no store has"),
         ("version", 99, "later version"),
         ("entries", 5, "is not as thence writes it"),
     ],

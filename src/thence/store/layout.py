@@ -70,6 +70,7 @@ of a directory that is something else."""
 BAD = frozenset({"unreadable", "lost"})
 """Those of them by which a rank is missing."""
 _FOLDER = re.compile(r"rank-\d{5,10}-[0-9a-f]{12}")
+_SUMMARY = re.compile(r"[a-z_]{1,60}")
 MOST_RANKS = 1 << 31
 """Tables number ranks by 32 bits."""
 _MOST_BYTES = 1 << 30
@@ -250,7 +251,7 @@ def read_manifest(store: Path) -> Manifest:
         raise InputError(str(store), "was written by a later version of thence; update this one")
     _check_ranks(store, manifest)
     names = all(_FOLDER.fullmatch(entry.folder) for entry in manifest.entries)
-    if not names or not all(name.isidentifier() for name in manifest.summaries):
+    if not names or not all(map(_SUMMARY.fullmatch, manifest.summaries)):
         raise DamagedInput(str(store), f"{MANIFEST} names folders that no store has")
     return manifest
 
