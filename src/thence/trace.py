@@ -294,12 +294,10 @@ class Trace(Querying, Comparing, Explanations, Timelines, Pictures):
         from thence.model.places import FLAME_KINDS
 
         kind = by or default_kind(self.attributed, FLAME_KINDS, "ops")
-        from thence.analysis.idle.table import why_no_causes
-
-        shown, attributed = _choice(Idle, idle), self.attributed
-        asked = shown is not Idle.EXCLUDE and attributed.gpu.height > 0
-        explained = self._idle_by_place if asked and why_no_causes(attributed) is None else None
-        found = consistent_flame(flame(attributed, kind, _choice(Split, split), shown, explained))
+        parts, shown = _choice(Split, split), _choice(Idle, idle)
+        # The page of a report asks for the same idle time.
+        graph = flame(self.attributed, kind, parts, shown, lambda _: self._idle_by_place)
+        found = consistent_flame(graph)
         return replace(found, notes=(*self.soundness.lines, *found.notes))
 
     @cached_property

@@ -34,7 +34,7 @@ from thence.notebook import Form, Shown
 from thence.units import format_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -185,7 +185,7 @@ def flame(
     by: str,
     split: Split = Split.NONE,
     idle: Idle = Idle.STEADY,
-    explained: IdleTime | None = None,
+    explain: Callable[[Attributed], IdleTime] = idle_time,
 ) -> Flame:
     """The flame graph of a trace.
 
@@ -194,7 +194,7 @@ def flame(
         by: one of `thence.model.places.FLAMES`.
         split: whether phases stand apart.
         idle: which idle time has frames of its own.
-        explained: the trace's idle time by place, where it is known already.
+        explain: what tells the trace's idle time by place; asked where idle time has causes.
 
     Raises:
         UsageError: ``by`` is none of them.
@@ -211,7 +211,7 @@ def flame(
         unknown = why_no_causes(trace)
         if unknown is not None:
             notes += (f"Idle time is shown without its causes: {unknown}.",)
-        sums = idle_sums(trace, (explained or idle_time(trace)) if unknown is None else None)
+        sums = idle_sums(trace, explain(trace) if unknown is None else None)
         if idle is Idle.STEADY:
             notes += _left_out(sums)
             sums = sums.filter(~pl.col("early"))

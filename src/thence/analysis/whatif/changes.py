@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.kinds import kind_of
-from thence.analysis.idle.host_threads import leaves_of_threads
+from thence.analysis.idle.host_time import HostTime
 from thence.analysis.idle.places import Contexts, HostPlaces
 from thence.analysis.idle.rules import CAUSES, NUMBER, host_causes
 from thence.analysis.idle.silence import python_threads
@@ -25,12 +25,10 @@ from thence.model.intervals import NO_ROW, chain_to, covered_lengths
 from thence.model.own_code import OwnCode
 from thence.model.places import PLACES
 from thence.model.questions import FREE_BY
-from thence.model.tables import API_CALLS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from thence.analysis.idle.host_threads import Leaves
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.replay import Graph
     from thence.model.attributed import Attributed
@@ -175,10 +173,9 @@ class ChangeFacts:
         return host_causes(self.trace.host)
 
     @cached_property
-    def leaves(self) -> list[Leaves]:
-        """The innermost row of every thread over time."""
-        is_call = self.trace.host["category"].is_in(API_CALLS).to_numpy()
-        return leaves_of_threads(self.trace.host, is_call, self.program.thread_of_row)
+    def hosts(self) -> HostTime:
+        """What every thread is in over time."""
+        return HostTime.of(self.trace, self.program.thread_of_row)
 
     def rows_at(self, by: str, pattern: str) -> Mask:
         """Which host rows of the categories of a kind have a place in which the pattern finds something."""
@@ -260,7 +257,7 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
     if host.is_empty():
         return {}
     wanted: Mask = facts.causes == NUMBER[change.pattern]
-    begins = np.flatnonzero(np.diff(program.thread_of_row, prepend=-1))
+    begins = facts.hosts.first
     shift = program.host[0][begins] - host["start"].to_numpy()[begins]
     runs = {}
     if change.pattern == "python":
@@ -268,7 +265,7 @@ def _in_cause(facts: ChangeFacts, change: Change) -> Intervals:
             shift, np.diff(np.append(begins, host.height))
         ))  # fmt: skip
     result = {}
-    for number, of_thread in enumerate(facts.leaves):
+    for number, of_thread in enumerate(facts.hosts.leaves):
         start, end, _ = of_thread.chosen(wanted, runs.get(number))
         if len(start):
             result[number] = (start + shift[number], end + shift[number])

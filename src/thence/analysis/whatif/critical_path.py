@@ -80,7 +80,7 @@ def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:
     since = np.minimum(
         graph.time[program.steps[:1]] if len(program.steps) else graph.time[:1], root
     )
-    columns.append((since, root, np.array([KINDS.index("host")]), np.array([NO_ROW])))
+    columns.append((since, root, np.array([_HOST]), np.array([NO_ROW])))
     if program.is_activity[path[-1]]:
         last = np.array([graph.time[path[-1]]])
         of = program.row[path[-1:]]
