@@ -5,7 +5,7 @@ python docs/make_inside_picture.py inside_gemm.npz docs/inside_gemm.svg
 
 from __future__ import annotations
 
-import sys
+import argparse
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,4 +145,8 @@ def picture(path: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(picture(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Draws an in-kernel profile as SVG.")
+    parser.add_argument("profile", help="what thence.inside.save wrote")
+    parser.add_argument("picture", type=Path, help="SVG file to write")
+    given = parser.parse_args()
+    given.picture.write_text(picture(given.profile))

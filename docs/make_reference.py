@@ -7,9 +7,9 @@ them into the site (docs/site_hooks.py).
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -188,11 +188,18 @@ def _table(table: Table) -> list[str]:
         "",
         f"One row is {_text(table.meaning)}.",
         "",
+        *_never_null(table),
         "| column | type | unit and meaning |",
         "|---|---|---|",
         *(f"| `{c.name}` | {_type(c.dtype)} | {_text(c.meaning)} |" for c in table.columns),
         "",
     ]
+
+
+def _never_null(table: Table) -> list[str]:
+    if not table.required:
+        return []
+    return [f"Never null: {', '.join(f'`{name}`' for name in table.required)}.", ""]
 
 
 def _kinds_page() -> str:
@@ -309,4 +316,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description="Writes the reference pages.")
+    parser.add_argument("folder", type=Path, help="where to write them")
+    main(parser.parse_args().folder)

@@ -23,20 +23,29 @@ Other = TypeVar("Other")
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """What the function returns for each item, in their order; raises what the first of them raises.
 
-    No more at once than Polars has threads, so ``POLARS_MAX_THREADS`` counts here, too.
+    No more at once than Polars has threads, so ``POLARS_MAX_THREADS`` counts here, too. Where the system lets this
+    process start no more threads, one after the other: a function may then be called twice for an item.
     """
     every = list(items)
     threads = min(pl.thread_pool_size(), len(every), _MOST)
     if threads < 2:
         return [function(item) for item in every]
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, every))
+        try:
+            later = [pool.submit(function, item) for item in every]
+        except RuntimeError:  # no thread could be started
+            pool.shutdown(cancel_futures=True)
+            return [function(item) for item in every]
+        return [one.result() for one in later]
 
 
 def both(first: Callable[[], Result], second: Callable[[], Other]) -> tuple[Result, Other]:
-    """What two functions return that run at once; one after the other where Polars has one thread."""
+    """What two functions return that run at once; one after the other where there is one thread."""
     if pl.thread_pool_size() < 2:
         return first(), second()
     with ThreadPoolExecutor(1) as pool:
-        later = pool.submit(second)
+        try:
+            later = pool.submit(second)
+        except RuntimeError:  # no thread could be started
+            return first(), second()
         return first(), later.result()

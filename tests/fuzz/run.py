@@ -235,7 +235,9 @@ def run(of: Format, cases: range, options: argparse.Namespace) -> int:
     tree = of.seed()
     begun = failed = 0
     began = time.monotonic()
-    _limit_memory()
+    pl.DataFrame({"a": [1]}).lazy().sort(
+        "a"
+    ).collect()  # starts Polars' threads, whose stacks count
     # Stores are written within this process, whose memory is limited.
     workers.LocalWorkers = lambda _processes: InProcess()  # type: ignore[assignment,misc,return-value]
     for number in cases:
@@ -251,8 +253,10 @@ def run(of: Format, cases: range, options: argparse.Namespace) -> int:
 
 
 def _limit_memory() -> None:
-    """Limits this process to what it has, with Polars' threads started, and `MOST_BYTES`."""
-    pl.DataFrame({"a": [1]}).lazy().sort("a").collect()
+    """Limits this process to what it has, and `MOST_BYTES`.
+
+    For each case anew: allocators keep address space that an earlier case was given and did not use.
+    """
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     if pages:
         most = pages * resource.getpagesize() + MOST_BYTES
@@ -271,6 +275,7 @@ def _passes(of: Format, tree: Any, number: int, options: argparse.Namespace) -> 
         # What Polars has written itself cannot end Polars: nothing needs to try it first.
         whole = of.probed and random.Random(f"{of.name} {options.seed} {number}").random() >= 0.05
         parquet_probe._started = (lambda *_: None) if whole else _probe_started
+        _limit_memory()
         print(f"at {number}", file=sys.stderr, flush=True)  # where an abort happened
         try:
             try_one(of, path, dice, through_verbs=number % options.every == 0)

@@ -289,6 +289,15 @@ def test_proton_defects() -> None:
         decode(unmarked, about)
 
 
+def test_the_latest_times_of_protons_blocks() -> None:
+    """The nearest float of this time is 2^63, which no column of times holds."""
+    trace = Trace(ONE, start=2**63 - 100, ns=10)
+    buffer = proton_buffer([[trace], [trace]], 4)
+    decoded = decode(buffer, description(2, 0, flavour="proton"), clock_ghz=1.0)
+    assert decoded.traces["state"].to_list() == ["complete", "complete"]
+    assert decoded.traces["start_ns"].to_list() == [2**63 - 100] * 2
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1980.0, float("nan")])
 def test_a_rate_that_no_clock_has(rate: float) -> None:
     with pytest.raises(thence.UsageError, match="SM clocks run at"):

@@ -43,3 +43,21 @@ def test_both_give_what_they_give_alone(threads: int, monkeypatch: pytest.Monkey
     assert parallel.both(lambda: 1, lambda: "two") == (1, "two")
     with pytest.raises(ZeroDivisionError):
         parallel.both(lambda: 1, lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_where_the_system_starts_no_more_threads_the_work_is_done_all_the_same(
+    started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pl, "thread_pool_size", lambda: 3)
+    start, left = threading.Thread.start, [None] * started
+
+    def limited(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")  # as Python says it
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert parallel.in_threads(lambda number: number * number, range(5)) == [0, 1, 4, 9, 16]
+    assert parallel.both(lambda: 1, lambda: "two") == (1, "two")

@@ -59,7 +59,7 @@ def test_tables_that_are_as_they_must_be_stay_the_same() -> None:
 )
 def test_a_row_without_what_every_row_has_is_refused(column: str) -> None:
     known = gpu().gpu[column].to_list()[0]
-    with pytest.raises(thence.DamagedInput, match=f"x: has device activities without {column}"):
+    with pytest.raises(thence.DamagedInput, match=f"x: has rows of the table gpu without {column}"):
         plausible(gpu(**{column: [known, None]}), "x")
 
 
@@ -72,7 +72,9 @@ def test_a_host_range_without_what_every_range_has_is_refused(column: str) -> No
     whole = Tables(host=HOST.frame(known), meta=Meta(inputs=("x",), formats=("made",)))
     assert plausible(whole, "x") is whole
     lacking = Tables(host=HOST.frame(known | {column: [None]}), meta=whole.meta)
-    with pytest.raises(thence.DamagedInput, match=f"x: has host ranges without {column}"):
+    with pytest.raises(
+        thence.DamagedInput, match=f"x: has rows of the table host without {column}"
+    ):
         plausible(lacking, "x")
 
 

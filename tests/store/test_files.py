@@ -167,9 +167,9 @@ def test_times_that_no_clock_shows(
 @pytest.mark.parametrize(
     ("name", "column", "told"),
     [
-        ("activities", "rank", "rows without a rank"),
+        ("activities", "rank", "has rows of the table gpu without rank"),
         ("collectives", "gpu", "collectives without an activity"),
-        ("host", "duration", "has host ranges without duration"),
+        ("host", "duration", "has rows of the table host without duration"),
     ],
 )
 def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, told: str) -> None:
@@ -178,6 +178,47 @@ def test_rows_that_lack_what_every_row_has(store: Path, name: str, column: str, 
     pl.read_parquet(path).with_columns(lacking).write_parquet(path)
     with pytest.raises(DamagedInput, match=told):
         _ = thence.open(store).gpu
+
+
+def test_a_table_without_a_column_of_places(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(store, "activities")
+    pl.read_parquet(path).drop("phase").write_parquet(path)
+    told = output(capsys, "report", "--by", "collective", store, code=2)[1]
+    assert "cannot be read" in told
+    assert "phase" in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("summary", "column", "arguments"),
+    [
+        ("ranks_steps", "step", ("ranks", "-o", "OUT")),
+        ("ranks_devices", "start", ("ranks",)),
+        ("report_totals", "sum_ns", ("report", "--by", "kernel")),
+        ("windows", "end", ("report",)),
+    ],
+)
+def test_summaries_that_lack_what_every_row_has(
+    store: Path,
+    tmp_path: Path,
+    summary: str,
+    column: str,
+    arguments: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for path in (store / SUMMARIES / summary).glob("*.parquet"):
+        frame = pl.read_parquet(path)
+        frame.with_columns(pl.lit(None, frame.schema[column]).alias(column)).write_parquet(path)
+    words = [str(tmp_path / "ranks.html") if word == "OUT" else word for word in arguments]
+    told = output(capsys, *words, store, code=2)[1]
+    assert (
+        f"cannot be read (rows of the table {summary.removeprefix('ranks_').removeprefix('report_')} "
+        in told
+    )
+    assert f"without {column})" in told
+    assert len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize("row", [-1, 1 << 30])

@@ -48,11 +48,22 @@ TABLES = (
             Column("labels_joined", pl.Boolean(), "whether a label of a CUDA graph was joined"),
             Column("xla", pl.Boolean(), "whether there are XLA programs"),
         ),
+        required=(
+            "ranks",
+            "devices",
+            "streams",
+            "span_ns",
+            "busy_ns",
+            "sum_ns",
+            "labels_joined",
+            "xla",
+        ),
     ),
     Table(
         "kinds",
         "one kind of activity of one rank",
         (Column("kind", pl.String(), "as in gpu"), _COUNT, _NS),
+        required=("kind", "count", "total_ns"),
     ),
     Table(
         "stated",
@@ -62,11 +73,13 @@ TABLES = (
             Column("code", pl.String(), "of the reason; null: time that has a place"),
             _NS,
         ),
+        required=("place", "total_ns"),
     ),
     Table(
         "details",
         "one sentence about a CUDA graph that could not be matched",
         (Column("text", pl.String(), "the sentence"), _COUNT, _NS),
+        required=("text", "count", "total_ns"),
     ),
     Table(
         "divisions",
@@ -76,6 +89,7 @@ TABLES = (
             Column("heading", pl.String(), "what the rows are, in words"),
             Column("idle_inside_ns", pl.Int64(), "as in `Summary`; null: not told"),
         ),
+        required=("by", "heading"),
     ),
     Table(
         "apart",
@@ -87,6 +101,7 @@ TABLES = (
             _COUNT,
             _NS,
         ),
+        required=("by", "code", "executions", "count", "total_ns"),
     ),
     Table(
         "rows",
@@ -101,6 +116,7 @@ TABLES = (
             _NS,
             Column("backward_ns", pl.Int64(), "part of total_ns whose phase is backward, ns"),
         ),
+        required=("by", "name", "attributed", "count", "total_ns", "backward_ns"),
     ),
 )
 """What `summary_tables` gives: all integers that are no keys add up over ranks."""

@@ -36,11 +36,13 @@ class Table:
         name: attribute of `Tables` and name in SQL.
         meaning: what one row is.
         columns: in order.
+        required: columns that are null in no row.
     """
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
+    required: tuple[str, ...] = ()
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -62,6 +64,20 @@ class Table:
                 for name, dtype in self.schema.items()
             ]
         )
+
+    def lacking(self, frame: pl.DataFrame) -> list[str]:
+        """The required columns that are null in some row of a frame of this shape."""
+        return [name for name in self.required if frame[name].null_count()]
+
+    def complete(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """A frame of this shape, after checking that each of its rows has what is required.
+
+        Raises:
+            ValueError: one has not.
+        """
+        if lacking := self.lacking(frame):
+            raise ValueError(f"rows of the table {self.name} without {', '.join(lacking)}")
+        return frame
 
     def empty(self) -> pl.DataFrame:
         """A frame of this shape without rows."""

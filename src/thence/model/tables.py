@@ -107,6 +107,7 @@ GPU = Table(
             "iteration", pl.Int32(), "how often the same instruction ran before in that execution"
         ),
     ),
+    required=("rank", "device", "stream", "kind", "name", "start", "duration"),
 )
 
 HOST = Table(
@@ -140,6 +141,7 @@ HOST = Table(
             "of marks, and of launches of Triton kernels: further facts as a JSON object; null elsewhere",
         ),
     ),
+    required=("rank", "process", "thread", "category", "name", "start", "duration"),
 )
 
 COLLECTIVES = Table(
@@ -183,6 +185,7 @@ PROGRAMS = Table(
         Column("launch_duration", pl.Int64(), "ns that the host took to launch it"),
         Column("hlo", pl.Int32(), "index in Tables.hlo of its HLO module"),
     ),
+    required=("rank", "device", "name", "execution", "start", "duration"),
 )
 
 GRAPH_PLACES = Table(
@@ -216,6 +219,7 @@ GRAPH_PLACES = Table(
             "what a collective moved, as `DESCRIBED`; null for all others",
         ),
     ),
+    required=("gpu", "rule"),
 )
 
 THREADS = Table(
@@ -227,6 +231,7 @@ THREADS = Table(
         Column("thread", pl.Int64(), "thread id"),
         Column("name", pl.String(), "name that the producer gave; null where it gave none"),
     ),
+    required=("rank", "process", "thread"),
 )
 
 EVENT_KINDS = ("record", "wait")
@@ -260,6 +265,7 @@ EVENTS = Table(
         ),
         Column("known", pl.Enum(KNOWN), "how stream (of records) and record (of waits) are known"),
     ),
+    required=("rank", "kind", "host"),
 )
 
 WAITS = Table(
@@ -276,6 +282,7 @@ WAITS = Table(
         ),
         Column("known", pl.Enum(KNOWN), "how stream and record are known"),
     ),
+    required=("rank", "host", "kind"),
 )
 
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.model.losses import Loss
+from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, THREADS, WAITS
 from thence.model.times import LATEST_NS, LONGEST_NS
 
 if TYPE_CHECKING:
@@ -17,22 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["plausible"]
 
 _Tables = TypeVar("_Tables", bound="Tables")
-_GIVEN = {
-    "gpu": ("device activities", ("rank", "device", "stream", "kind", "name", "start", "duration")),
-    "host": (
-        "host ranges",
-        ("rank", "process", "thread", "category", "name", "start", "duration"),
-    ),
-    "programs": (
-        "executions of programs",
-        ("rank", "device", "name", "execution", "start", "duration"),
-    ),
-    "threads": ("threads", ("rank", "process", "thread")),
-    "events": ("CUDA events", ("rank", "kind", "host")),
-    "waits": ("waits", ("rank", "kind", "host")),
-    "graph_places": ("places in CUDA graphs", ("gpu", "rule")),
-}
-"""What the rows of each table are, and the columns that every one of them has."""
 _MOST_TOTAL_NS = 1 << 62
 
 
@@ -47,11 +32,11 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         DamagedInput: rows lack what every row has, or their times are none that a clock shows.
     """
     gpu = tables.gpu
-    for table, (rows, given) in _GIVEN.items():
-        frame = getattr(tables, table)
-        missing = [column for column in given if frame[column].null_count()]
-        if missing:
-            raise DamagedInput(name, f"has {rows} without {', '.join(missing)}")
+    for table in (GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, GRAPH_PLACES):
+        if lacking := table.lacking(getattr(tables, table.name)):
+            raise DamagedInput(
+                name, f"has rows of the table {table.name} without {', '.join(lacking)}"
+            )
     for frame, column, what in (
         (gpu, "start", "device activities"),
         (tables.host, "start", "host ranges"),

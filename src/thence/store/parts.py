@@ -55,16 +55,18 @@ _RENAMED = {"program": "program_row", "hlo": "hlo_recorded", "iteration": "repet
 GPU_COLUMNS = {name: _RENAMED.get(name, name) for name in GPU.schema}
 """Columns of ``gpu``, and their names in ``activities``."""
 
-_PLACE_TYPES: dict[str, Any] = {
-    "launch": pl.Int32(),
-    **{
-        name: dtype
-        for kind in PLACES
-        for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))
-    },
-    "position": pl.Enum(POSITIONS),
-    "apart": RULE,
-}
+_PLACE_TYPES = pl.Schema(
+    {
+        "launch": pl.Int32(),
+        **{
+            name: dtype
+            for kind in PLACES
+            for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))
+        },
+        "position": pl.Enum(POSITIONS),
+        "apart": RULE,
+    }
+)
 _MOST_FACTS = 1 << 30
 """Bytes of a part's facts: some kilobytes, and its notes."""
 
@@ -181,7 +183,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         if activities is not None:
             gpu = activities.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
             own = set(GPU_COLUMNS.values())
-            places = activities.select(name for name in activities.columns if name not in own)
+            places = activities.drop(own).cast(_PLACE_TYPES)
         tables: dict[str, Any] = {
             name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()
         }
@@ -190,7 +192,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         shares = read_table(folder, "shares")
         trace = Attributed(
             gpu=_typed(gpu, GPU.schema),
-            places=places.cast({n: t for n, t in _PLACE_TYPES.items() if n in places.columns}),
+            places=places,
             **tables,
             shares=None if shares is None else _typed(shares, dict(SHARES)),
             hlo=_modules_of(folder),
@@ -217,10 +219,7 @@ def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
 def _typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
     if frame is None:
         return pl.DataFrame(schema=dict(schema))
-    typed = frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
-    if "rank" in schema and typed["rank"].null_count():
-        raise ValueError("rows without a rank")
-    return typed
+    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def _modules_of(folder: Path) -> tuple[HloModule, ...]:

@@ -21,7 +21,7 @@ from thence.store.files import is_there, reading, rows_within
 from thence.store.joining import read_summary, summary_folders
 from thence.store.layout import MANIFEST, RANKS, Manifest, read_manifest
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, rows_of, with_numbers
-from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TYPES, WINDOWS
+from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TABLES, WINDOWS
 from thence.store.tried import check_tried
 from thence.units import format_bytes
 
@@ -159,20 +159,20 @@ class Store:
     def _windows(self) -> pl.DataFrame:
         table = self.summary(WINDOWS)
         if table is None:
-            return pl.DataFrame(schema=TYPES[WINDOWS])
+            return TABLES[WINDOWS].empty()
         return table
 
     def summary(self, name: str) -> pl.DataFrame | None:
         """A summary of its ranks; None where none has it.
 
         Raises:
-            DamagedInput: it cannot be read.
+            DamagedInput: it cannot be read, or lacks what every row of it has.
         """
         plan = self._summary_plan(name)
         if plan is None:
             return None
         with reading(self.root):
-            return plan.collect()
+            return TABLES[name].complete(plan.collect())
 
     @cached_property
     def _summaries_tried(self) -> bool:
@@ -195,7 +195,7 @@ class Store:
             pl.lit(None, dtype).alias(column)
             if column in _LATER and column not in written
             else pl.col(column).cast(dtype)
-            for column, dtype in TYPES[name].items()
+            for column, dtype in TABLES[name].schema.items()
         )
         # Of a file with several ranks, the facts stand with the lowest of them.
         ranks = pl.Series(self.ranks, dtype=pl.Int32).implode()

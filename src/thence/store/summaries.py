@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -10,7 +11,9 @@ from thence.analysis.ranks.summary import summarise_ranks
 from thence.analysis.ranks.summary_tables import SUMMARY
 from thence.analysis.select import select
 from thence.analysis.summary import summarize
-from thence.analysis.summary_merge import TABLES, summary_tables
+from thence.analysis.summary_merge import TABLES as REPORT_TABLES
+from thence.analysis.summary_merge import summary_tables
+from thence.model.schema import Column, Table
 from thence.model.selection import Selection
 from thence.store.facts import Facts, encode_facts
 
@@ -23,7 +26,7 @@ __all__ = [
     "LATENESS",
     "REPORT",
     "SUMMARISED_BY",
-    "TYPES",
+    "TABLES",
     "WINDOWS",
     "Frames",
     "summaries_of",
@@ -34,26 +37,42 @@ Frames = dict[str, pl.DataFrame]
 SUMMARISED_BY = ("kernel", "rank")
 """Kinds of place by which `report` answers from summaries alone; by others it reads rank by rank."""
 WINDOWS = "windows"
-"""rank, device, start and end (ns on the rank's clock), epoch_ns (of that clock): when a device was busy."""
 FACTS_TABLE = "facts"
-"""rank, and its facts as JSON."""
-REPORT = {table.name: f"report_{table.name}" for table in TABLES}
+REPORT = {table.name: f"report_{table.name}" for table in REPORT_TABLES}
 """Names of the tables of `thence.analysis.summary_merge`, which here have a column ``rank`` too."""
 LATENESS = {name: f"ranks_{name}" for name in SUMMARY}
 """Names of the tables of `thence.analysis.ranks.summary`, by which late ranks are found."""
-TYPES: dict[str, dict[str, Any]] = {
-    WINDOWS: {
-        "rank": pl.Int32(),
-        "device": pl.Int32(),
-        "start": pl.Int64(),
-        "end": pl.Int64(),
-        "epoch_ns": pl.Int64(),
-    },
-    FACTS_TABLE: {"rank": pl.Int32(), "facts": pl.String()},
-    **{REPORT[table.name]: {"rank": pl.Int32(), **table.schema} for table in TABLES},
-    **{LATENESS[name]: dict(table.schema) for name, table in SUMMARY.items()},
+_RANK = Column("rank", pl.Int32(), "rank of the process in its job")
+
+
+def _of_ranks(table: Table) -> Table:
+    """The table of one rank as it is stored: with a column ``rank``."""
+    return replace(table, columns=(_RANK, *table.columns), required=(_RANK.name, *table.required))
+
+
+TABLES = {
+    WINDOWS: Table(
+        WINDOWS,
+        "one device: when it was busy",
+        (
+            _RANK,
+            Column("device", pl.Int32(), "device index within the process"),
+            Column("start", pl.Int64(), "ns on the rank's clock: start of its first activity"),
+            Column("end", pl.Int64(), "ns: end of its last"),
+            Column("epoch_ns", pl.Int64(), "Unix time at which that clock reads 0; null: unknown"),
+        ),
+        required=("rank", "device", "start", "end"),
+    ),
+    FACTS_TABLE: Table(
+        FACTS_TABLE,
+        "one input",
+        (_RANK, Column("facts", pl.String(), "`thence.store.facts.Facts` as JSON")),
+        required=("rank", "facts"),
+    ),
+    **{REPORT[table.name]: _of_ranks(table) for table in REPORT_TABLES},
+    **{LATENESS[name]: table for name, table in SUMMARY.items()},
 }
-"""Columns of every summary."""
+"""The table of every summary."""
 
 
 def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
@@ -68,7 +87,7 @@ def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
     frames = {
         WINDOWS: _windows(trace),
         FACTS_TABLE: pl.DataFrame(
-            {"rank": [lowest], "facts": [facts.decode()]}, TYPES[FACTS_TABLE]
+            {"rank": [lowest], "facts": [facts.decode()]}, TABLES[FACTS_TABLE].schema
         ),
     }
     frames |= {LATENESS[name]: frame for name, frame in summarise_ranks(trace).items()}

@@ -17,6 +17,7 @@ from thence.analysis.collectives.instances import attached, collective_instances
 from thence.analysis.collectives.waits import participants
 from thence.analysis.ranks.clocks import Clocks, clocks_of
 from thence.analysis.ranks.summary_tables import COLLECTIVES as SUMMARISED
+from thence.analysis.ranks.summary_tables import SUMMARY
 from thence.model.attributed import Attributed
 from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, PROGRAMS
 
@@ -75,11 +76,15 @@ def table_of(
     name: str,
     ranks: list[int] | None = None,
 ) -> pl.DataFrame:
-    """A table of the summaries, or the rows of some ranks; only these are read."""
+    """A table of the summaries, or the rows of some ranks; only these are read.
+
+    Raises:
+        ValueError: one of its rows lacks what every row has.
+    """
     frame = summaries[name].lazy()
     if ranks is not None:
         frame = frame.filter(pl.col("rank").is_in(ranks))
-    return frame.collect()
+    return SUMMARY[name].complete(frame.collect())
 
 
 def joined(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Joined:

@@ -38,6 +38,7 @@ DEVICES = Table(
         Column("undescribed", pl.Int64(), "kernels that communicate without a description"),
         Column("epoch_known", pl.Boolean(), "whether times count from 1970"),
     ),
+    required=("rank", "device", "start", "end", "busy_ns", "undescribed", "epoch_known"),
 )
 STEPS = Table(
     "steps",
@@ -63,6 +64,19 @@ STEPS = Table(
             "for which its host worked, see `thence.analysis.ranks.host_work`; null where not known",
         ),
         Column("first", pl.Boolean(), "whether it is the first on its device"),
+    ),
+    required=(
+        "rank",
+        "device",
+        "step",
+        "start",
+        "duration",
+        "busy_ns",
+        "idle_ns",
+        "compute_ns",
+        "copy_ns",
+        "exposed_ns",
+        "first",
     ),
 )
 COLLECTIVES = Table(
@@ -115,6 +129,18 @@ COLLECTIVES = Table(
             )
         ),
     ),
+    required=(
+        "rank",
+        "device",
+        "number",
+        "step",
+        "start",
+        "duration",
+        "replayed",
+        "first_call",
+        "collective",
+        "group",
+    ),
 )
 PARTS = Table(
     "parts",
@@ -133,6 +159,7 @@ PARTS = Table(
             )
         ),
     ),
+    required=("rank", "number", "order"),
 )
 GROUPS = Table(
     "groups",
@@ -144,6 +171,7 @@ GROUPS = Table(
         Column("description", pl.String(), "as the library describes it"),
         Column("members", pl.String(), "its ranks, as the producer wrote them"),
     ),
+    required=("rank", "group"),
 )
 KERNELS = Table(
     "kernels",
@@ -158,6 +186,7 @@ KERNELS = Table(
         _COUNT,
         _TOTAL,
     ),
+    required=("rank", "device", "step", "kind", "count", "total_ns"),
 )
 PLACES = Table(
     "places",
@@ -171,6 +200,7 @@ PLACES = Table(
         _COUNT,
         _TOTAL,
     ),
+    required=("rank", "device", "step", "by", "count", "total_ns"),
 )
 IDLE = Table(
     "idle",
@@ -185,6 +215,7 @@ IDLE = Table(
         _COUNT,
         _TOTAL,
     ),
+    required=("rank", "device", "step", "cause", "by", "count", "total_ns"),
 )
 
 SUMMARY = {
