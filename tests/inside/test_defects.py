@@ -413,6 +413,15 @@ def test_files_round_trip(tmp_path: Path) -> None:
         save(tmp_path / "missing" / "k.npz", buffer, about)
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_header_of_gigabytes_is_damage(tmp_path: Path, version: int) -> None:
+    (tmp_path / "raw.json").write_bytes(description(1, 4).to_bytes())
+    begin = b"\x93NUMPY" + bytes([version, 0]) + (3_500_000_000).to_bytes(4, "little")
+    (tmp_path / "raw.npy").write_bytes(begin + bytes(1000))
+    with pytest.raises(thence.DamagedInput, match=r"header is said to have 3,500,000,000 bytes"):
+        thence.inside.open(tmp_path / "raw.npy")
+
+
 def test_a_header_with_a_null_byte_is_damage(tmp_path: Path) -> None:
     (tmp_path / "raw.json").write_bytes(description(1, 4).to_bytes())
     header = b"{'descr': '<u4', 'fortran_o}al\xef\xbb\xbfpe': (144,), }{\"ph\": \"X\"}\x93NUMPY\n] \n \x01\0\0\0\x04\n"

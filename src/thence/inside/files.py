@@ -170,4 +170,21 @@ def _from_npy(file: Path) -> tuple[Words, Description]:
     if beside.stat().st_size > _MOST_DESCRIPTION_BYTES:
         raise DamagedInput(str(beside), "is too large for a description of in-kernel events")
     description = Description.from_bytes(beside.read_bytes(), str(beside))
+    _check_header(file)
     return as_words(np.load(file, mmap_mode="r", allow_pickle=False), str(file)), description
+
+
+def _check_header(file: Path) -> None:
+    """NumPy makes room for a header before it reads it, and four bytes of the file say how long it is.
+
+    Raises:
+        DamagedInput: it is longer than the file.
+    """
+    with file.open("rb") as stream:
+        begin = stream.read(12)
+    # Version 1 has two bytes for it: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+    length = int.from_bytes(begin[8:12], "little") if begin[6:7] > b"\x01" else 0
+    if length > file.stat().st_size:
+        raise DamagedInput(
+            str(file), f"is cut or damaged: its header is said to have {length:,} bytes"
+        )

@@ -146,3 +146,23 @@ def test_a_process_whose_profile_begins_one_execution_later() -> None:
     for start, instance in rows.filter(rank=1).select("start", "instance").rows():
         assert numbers[start - 70_000_000] == instance
     assert rows.filter(rank=0)["unmatched"].to_list() == ["no_partner"] + [None] * 8
+
+
+def test_the_peer_of_a_group_with_a_number_that_no_rank_has() -> None:
+    """torch.profiler gives the peer's place in the group's list of ranks."""
+    tables = Tables(
+        gpu=GPU.frame(
+            {
+                "rank": [3, 3], "device": [0, 0], "stream": [7, 7], "kind": ["kernel"] * 2,
+                "name": ["ncclDevKernel_SendRecv"] * 2, "start": [0, 100], "duration": [50, 50],
+            }
+        ),
+        collectives=COLLECTIVES.frame(
+            {
+                "gpu": [0, 1], "collective": ["recv"] * 2, "group_size": [2] * 2,
+                "group_ranks": ["[3, 99999999999999999999]", "[3, 5]"], "source_rank": [1, 1],
+            }
+        ),
+    )  # fmt: skip
+    rows = collective_instances(attribute(tables)).rows
+    assert rows.sort("start")["source_rank"].to_list() == [None, 5]

@@ -201,12 +201,13 @@ def _in_job(name: str) -> pl.Expr:
     """A peer's rank in the job.
 
     torch.profiler names the peer only, and by its place in the process group; who names both ends means ranks
-    of the job. A list of ranks that was cut off says nothing.
+    of the job. A list of ranks that was cut off says nothing, nor does a number that no rank has.
     """
     one = pl.col("source_rank").is_null() != pl.col("destination_rank").is_null()
     listed = pl.when(one).then(pl.col("group_ranks").cast(pl.String))
     whole = listed.str.contains(r"^\[\d+(, ?\d+)*\]$")
-    members = pl.when(whole).then(listed).str.extract_all(r"\d+").cast(pl.List(pl.Int32))
+    numbers = pl.when(whole).then(listed).str.extract_all(r"\d+")
+    members = numbers.cast(pl.List(pl.Int32), strict=False)
     place = members.list.get(pl.col(name), null_on_oob=True)
     return pl.when(members.is_null()).then(name).otherwise(place).alias(name)
 
