@@ -374,7 +374,8 @@ def test_a_verbs_name_wins_over_a_files(
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("repot", "No such command 'repot'"),
+        ("repot", "No such command or file 'repot'. Did you mean 'report'?"),
+        ("xyzzy", "No such command or file 'xyzzy'.\n"),
         ("nothing.json", "nothing.json: no such file or directory"),
         ("folder/nothing", "folder/nothing: no such file or directory"),
     ],

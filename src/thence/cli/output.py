@@ -94,8 +94,19 @@ def output_option(meaning: str, **more: Any) -> Callable[[_Command], _Command]:
 
 
 force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
-top_rows = click.IntRange(min=1, max=1 << 40)
-"""Type of ``--top``: Polars takes 64 bits."""
+_MOST_ROWS = 1 << 40
+"""More rows than any table has: Polars counts them with 64 bits."""
+
+
+class _RowCount(click.IntRange):
+    """A number of rows, 1 or more. A number that Polars could not take means all rows."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return min(super().convert(value, param, ctx), _MOST_ROWS)
+
+
+top_rows = _RowCount(min=1)
+"""Type of ``--top``."""
 format_option = choice_option(
     "--format",
     "form",

@@ -80,7 +80,17 @@ class _Verbs(click.Group):
 
             if names_inputs(args[0]):
                 return "report", _command("report"), args
+            if not args[0].startswith("-") and not ctx.resilient_parsing:
+                ctx.fail(_no_such_verb(args[0]))
         return super().resolve_command(ctx, args)
+
+
+def _no_such_verb(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, VERBS, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"No such command or file {name!r}.{hint}"
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's

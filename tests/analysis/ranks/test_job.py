@@ -216,6 +216,19 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
     assert "too few steps to tell a late rank from chance" in found.statement
 
 
+def test_the_wait_at_the_first_collective_has_no_cause_and_a_reason_for_that(fsdp_job: Job) -> None:
+    first = []
+    for path in FSDP:
+        events = json.loads(unzipped(path))["traceEvents"]
+        starts = [e["ts"] for e in events if "Collective name" in e.get("args", {})]
+        first.append(round(min(starts) * 1000))
+    late = first.index(max(first))
+    (why,) = [why for why in fsdp_job.reasons if why.rank == late]
+    (row,) = why.rows.filter(pl.col("cause") == "unknown").iter_rows(named=True)
+    assert row["total_ns"] == pytest.approx(max(first) - min(first), rel=0.01)
+    assert row["detail"].startswith("the first collective of its group in the trace")
+
+
 def test_real_ranks_of_a_ddp_job_waited_as_counted_by_hand() -> None:
     """By the rows of the tables: a collective is a group and a sequence number; the first of each group is left out.
 

@@ -110,8 +110,8 @@ def reasons_of(
         .sort("own_ns", "median_rank", "median_device", descending=[True, False, False])
     )
     if compared.is_empty():
-        rows = [_row("unknown", "cause", None, amounts["unknown"])] if amounts["unknown"] else []
-        return Reasons(rank, device, None, None, len(keys), _frame(rows, sum(amounts.values())))
+        frame = _frame(_unexplained(late), sum(amounts.values()))
+        return Reasons(rank, device, None, None, len(keys), frame)
     other = (int(compared["median_rank"][0]), int(compared["median_device"][0]))
     pair = _Pair(summaries, steps, place, other, keys)
     rows = [
@@ -119,14 +119,32 @@ def reasons_of(
         *_copied(pair, amounts["copy"]),
         *_idled(pair, amounts["idle"]),
     ]
-    rows += [
-        _row(name, "cause", None, amounts[name])
-        for name in ("transfer", "unknown")
-        if amounts[name]
-    ]
+    if amounts["transfer"]:
+        rows.append(_row("transfer", "cause", None, amounts["transfer"]))
+    rows += _unexplained(late)
     slow = links.filter(pl.col("ranks").list.contains(rank))["members"].head(1).to_list()
     rows += [_row("transfer", "group", members, amounts["transfer"]) for members in slow]
     return Reasons(rank, device, *other, len(keys), _frame(rows, sum(amounts.values())))
+
+
+def _unexplained(
+    late: pl.DataFrame,
+) -> list[tuple[str, str, str | None, int, None, str | None]]:
+    """Extra time without a cause, and the reason why there is none."""
+    total = int(late["unknown_ns"].sum())
+    if not total:
+        return []
+    unmeasured = pl.col("median_rank").is_null()
+    without = int(late.filter(unmeasured)["unknown_ns"].sum())
+    reasons = (
+        (
+            without,
+            "the first collective of its group in the trace: no earlier one to measure both ranks from",
+        ),
+        (total - without, "nothing took longer on this rank than on the median rank"),
+    )
+    detail = "; ".join(reason for amount, reason in reasons if amount)
+    return [_row("unknown", "cause", None, total, detail)]
 
 
 def _row(
