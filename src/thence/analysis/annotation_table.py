@@ -1,4 +1,4 @@
-"""What marks and annotations say beside names, as a table with a typed column for each field."""
+"""The metadata that marks and annotations carry in addition to names, as a table with a typed column for each field."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def annotation_table(trace: Attributed) -> pl.DataFrame:
 
     Returns:
         gpu (row in `gpu`), rank, device, stream, name, start (ns), duration (ns), label, lane, and a
-        column for each field: Int64, Float64, Boolean or String, as all its values allow; lists and
-        fields of several types are JSON text. A field called like one of the columns before gets
-        ``annotated_`` in front. What describes a collective is in ``collectives``.
+        column for each field: Int64, Float64, Boolean or String, depending on its values; lists and
+        fields of several types are JSON text. A field with the name of an earlier column is prefixed
+        with ``annotated_``. Descriptions of collectives are in ``collectives``.
     """
     said = trace.places["metadata"].cast(pl.String)
     rows = said.is_not_null().arg_true()

@@ -1,7 +1,7 @@
-"""What must hold of every trace and every result before it is shown.
+"""Checks that every trace and every result must pass before it is shown.
 
-Figures that contradict each other are worse than none: where one of these fails, thence has a defect, or an input
-that no reader refused. Everything here is cheap beside what it checks: sums of results, bounds of row references.
+Figures that contradict each other are worse than none. If a check fails, thence has a defect, or a reader accepted
+a malformed input. The checks are cheap compared to the analyses: sums of results, bounds of row references.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ __all__ = [
 
 
 def consistent_references(trace: Attributed) -> Attributed:
-    """The trace, after checking that its row references point into their tables.
+    """Returns the trace after checking that its row references point into their tables.
 
     Raises:
-        Contradiction: they do not, or an activity has neither a place nor a reason for having none.
+        Contradiction: a row reference is out of bounds, or an activity has neither a place nor a reason for having
+            none.
     """
     rows, ranges = trace.gpu.height, trace.host.height
     references = (
@@ -74,10 +75,10 @@ def consistent_references(trace: Attributed) -> Attributed:
 
 
 def consistent_summary(summary: Summary) -> Summary:
-    """The summary, after checking that its totals can be and add up.
+    """Returns the summary after checking that its totals are possible and add up.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: they are not, or do not.
     """
     inputs = summary.meta.inputs
     possible = 0 <= summary.busy_ns <= min(summary.span_ns, summary.sum_ns)
@@ -95,10 +96,10 @@ def consistent_summary(summary: Summary) -> Summary:
 
 
 def consistent_streams(streams: Streams) -> Streams:
-    """The streams, after checking that their times can be and add up.
+    """Returns the streams after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: they are not, or do not.
     """
     for device in streams.concurrency:
         depths = device.busy_streams_ns
@@ -124,10 +125,10 @@ def consistent_streams(streams: Streams) -> Streams:
 
 
 def consistent_flame(flame: Flame) -> Flame:
-    """The flame graph, after checking that its frames add up.
+    """Returns the flame graph after checking that its frames add up.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: the frames do not add up.
     """
     nodes = flame.nodes
     work = nodes.filter(~pl.col("idle").fill_null(value=False))["self_ns"]
@@ -149,12 +150,12 @@ def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001
     """Raises an error if a condition that figures must meet does not hold.
 
     Args:
-        inputs: of the trace, for the message.
-        holds: whether it does.
-        what: is wrong where it does not.
+        inputs: the inputs of the trace, for the message.
+        holds: whether the condition holds.
+        what: what is wrong if it does not, for the message.
 
     Raises:
-        Contradiction: it does not.
+        Contradiction: the condition does not hold.
     """
     if not holds:
         raise Contradiction(

@@ -1,7 +1,7 @@
-"""What must hold of the answers about collectives, programs, compilation, idle time, steps, changes and runs.
+"""Checks of the answers about collectives, programs, compilation, idle time, steps, what-ifs and comparisons.
 
-As `thence.analysis.consistency`, which is about traces and their totals: sums of results, cheap beside what made them.
-A check imports what it knows of its answer itself: the others need none of it.
+`thence.analysis.consistency` does the same for traces and their totals. The checks only sum results, which is cheap
+compared to computing them. A check imports inside its function what only it needs.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = [
 ]
 
 _ROUNDING = 1e-6
-"""Share by which sums of floating-point times may be off."""
+"""Relative error that sums of floating-point times may have."""
 _PARTS = ("exposed_ns", "hidden_ns", "overlapped_ns")
 _LEAST_NS = 1.0
 
 
 def consistent_collectives(times: Collectives, meta: Meta) -> Collectives:
-    """The collectives, after checking that their times can be and add up.
+    """Returns the collectives after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: they are not, or do not.
     """
     rows, sizes = times.rows, times.by_size
     parts = rows.select(
@@ -78,10 +78,10 @@ def consistent_collectives(times: Collectives, meta: Meta) -> Collectives:
 
 
 def consistent_programs(times: Programs, meta: Meta) -> Programs:
-    """The programs, after checking that their times can be and add up.
+    """Returns the programs after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: they are not, or do not.
     """
     of_all = times.executions
     expected = (
@@ -112,7 +112,7 @@ def consistent_programs(times: Programs, meta: Meta) -> Programs:
 
 
 def consistent_compilation(times: Compilation, meta: Meta) -> Compilation:
-    """The compile times, after checking that the parts add up to the wall time.
+    """Returns the compile times after checking that the parts add up to the wall time.
 
     Raises:
         Contradiction: they do not.
@@ -137,7 +137,7 @@ def consistent_compilation(times: Compilation, meta: Meta) -> Compilation:
 
 
 def consistent_idle(found: IdleTime, meta: Meta) -> IdleTime:
-    """The idle time, after checking that its causes add up to it, and what they are by to the causes.
+    """Returns the idle time after checking that its causes add up to it, and its rows to the causes.
 
     Raises:
         Contradiction: they do not.
@@ -161,10 +161,10 @@ def consistent_idle(found: IdleTime, meta: Meta) -> IdleTime:
 
 
 def consistent_steps(found: StepTable, meta: Meta) -> StepTable:
-    """The steps, after checking that their times can be and add up.
+    """Returns the steps after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: they are not, or do not.
     """
     from thence.analysis.steps.windows import STEP
 
@@ -183,10 +183,10 @@ def consistent_steps(found: StepTable, meta: Meta) -> StepTable:
 
 
 def consistent_what_if(found: WhatIf, meta: Meta) -> WhatIf:
-    """The predictions, after checking that no step has a negative duration and gains are differences.
+    """Returns the predictions after checking that no step has a negative duration and that gains are differences.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: a duration is negative, a gain is not the difference of its durations, or bounds are swapped.
     """
     rows = found.rows.drop_nulls("after_ns")
     possible = rows.select(
@@ -205,7 +205,7 @@ def consistent_what_if(found: WhatIf, meta: Meta) -> WhatIf:
 
 
 def consistent_path(tiles: pl.DataFrame, meta: Meta) -> pl.DataFrame:
-    """The tiles of a critical path, after checking that they follow each other without gap or overlap.
+    """Returns the tiles of a critical path after checking that they follow each other without gap or overlap.
 
     Raises:
         Contradiction: they do not.
@@ -222,10 +222,10 @@ def consistent_path(tiles: pl.DataFrame, meta: Meta) -> pl.DataFrame:
 
 
 def consistent_diff(found: Diff) -> Diff:
-    """The comparison, after checking that steps are their busy and idle time, and differences what they say.
+    """Returns the comparison after checking that busy and idle time add up to steps, and that differences are right.
 
     Raises:
-        Contradiction: they do not.
+        Contradiction: they do not, or are not.
     """
     from thence.analysis.diff.sample import ALL, BUSY, IDLE
 
@@ -253,6 +253,6 @@ def _close(left: float, right: Ns | float) -> bool:
 
 
 def _least(frame: pl.DataFrame, columns: tuple[str, ...]) -> float:
-    """The least value in columns; 0 where there is none."""
+    """The least value in the columns; 0 if there is none."""
     values = frame.select(pl.min_horizontal(pl.col(columns).min())).item()
     return 0 if values is None else float(values)

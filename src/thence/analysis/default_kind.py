@@ -1,4 +1,4 @@
-"""The kind of place that says most of a trace: what its tables and flame graphs are by where nobody asks."""
+"""The default kind of place of a trace, by which its tables and flame graphs divide time if the user names none."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _WELL_COVERED = 2 / 3
 
 
 def default_kind(trace: Attributed, kinds: Sequence[str], otherwise: str) -> str:
-    """The first kind that covers at least two thirds of the GPU time; where none does, the one that covers most.
+    """The first kind that covers at least two thirds of the GPU time; if none does, the kind that covers most.
 
-    A kind of which the trace has one place alone tells nothing apart, and does not count.
+    A kind of which the trace has only one place distinguishes nothing, and is skipped.
 
     Args:
         trace: attributed.
-        kinds: to choose from, the most telling first.
-        otherwise: what to take if the trace has no places of any of them.
+        kinds: kinds to choose from, the most informative first.
+        otherwise: the result if the trace has no places of any of these kinds.
     """
     duration = trace.gpu["duration"]
     total = max(int(duration.sum()), 1)

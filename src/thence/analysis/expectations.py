@@ -1,7 +1,7 @@
 """Expectations about streams: ``GEMM>=2``, ``communication==1``, ``communication!=GEMM``.
 
-``GROUP>=N``, ``GROUP==N`` and ``GROUP<=N`` say on how many different streams of one device the
-kernels of a group ran; ``GROUP!=GROUP`` says that no stream of a device ran kernels of both. An
+``GROUP>=N``, ``GROUP==N`` and ``GROUP<=N`` state on how many different streams of one device the
+kernels of a group ran; ``GROUP!=GROUP`` states that no stream of a device ran kernels of both. An
 expectation is checked on every device that ran the group (or both groups) and must hold on each. If
 no device ran the group, or the trace has no stream ids, the expectation cannot be judged; this
 does not count as a pass.
@@ -37,9 +37,9 @@ class _Expectation:
 
     Attributes:
         text: as the user wrote it.
-        group: whose streams are meant.
+        group: group whose streams are counted.
         sign: one of >=, ==, <=, !=.
-        count: streams that are expected, at least 1; 0 for !=.
+        count: expected number of streams, at least 1; 0 for !=.
         other: the other group of !=; None otherwise.
     """
 
@@ -55,10 +55,10 @@ class Check:
     """The result of checking one expectation.
 
     Attributes:
-        expect: as the user wrote it.
-        ok: whether it holds; None where that cannot be judged.
-        streams: on which kernels of the group ran on the device that decided: the first one where
-            the expectation fails, else the first one that was judged.
+        expect: the expectation as the user wrote it.
+        ok: whether it holds; None if that cannot be judged.
+        streams: streams of the deciding device on which kernels of the group ran. The deciding device is the
+            first one on which the expectation fails, else the first one that was judged.
         reason: one sentence.
         devices: for each device judged: rank, device, streams, ok; for != also other_streams.
     """
@@ -128,8 +128,8 @@ def judge(expectation: _Expectation, rows: pl.DataFrame) -> Check:
     """Checks an expectation on every device that ran its groups.
 
     Args:
-        expectation: about groups.
-        rows: rank, device, stream (null where the trace does not say) and group of all activities,
+        expectation: the expectation to check.
+        rows: rank, device, stream (null where the trace does not record it) and group of all activities,
             each combination at least once.
     """
     wanted = [name for name in (expectation.group, expectation.other) if name is not None]

@@ -1,6 +1,6 @@
 """A trace at a glance: where the GPU time went, why the GPU was idle, and which question to ask next.
 
-What makes a trace unsound is in the summary.
+The findings about the soundness of the trace are in the summary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Glance", "NextStep", "glance"]
 
 _MOST_HOST_RANGES = 1_000_000
-"""Of a trace whose idle time is divided by cause and place without being asked: some 2 s of CPU time per million."""
+"""Idle time of traces with more host ranges is not divided by cause: that takes some 2 s of CPU time per million."""
 _MOST_IDLE = 0.5
 _SOME_IDLE = 0.2
 _EXPOSED = 0.2
@@ -49,7 +49,7 @@ _APART_WORDS = {
     "incomplete": "incomplete executions",
     "autotuning": "autotuning",
 }
-"""Of `thence.model.reasons.APART`, in a few words."""
+"""A few words for each code of `thence.model.reasons.APART`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class NextStep:
     """The question that a trace suggests.
 
     Attributes:
-        verb: of the command line.
-        options: of the command line, behind the inputs.
-        call: the same in Python, of an object ``trace``.
-        why: what in the trace suggests it.
+        verb: verb of the command line.
+        options: options of the command line, which follow the inputs.
+        call: the equivalent Python expression, for a `Trace` named ``trace``.
+        why: what in the trace suggests the question.
     """
 
     verb: str
@@ -74,11 +74,11 @@ class Glance(Shown):
     """The first answers about a trace. All times are ns.
 
     Attributes:
-        summary: totals, and GPU time by the kind of place that says most or was asked for.
+        summary: totals, and GPU time by the requested kind of place or by `default_kind`.
         phases: GPU time of each phase, the most first; null where the phase is not known.
         communication_ns: time in which communication ran, summed over devices.
-        exposed_ns: the part of it in which nothing was computed.
-        idle: why the devices were idle, or why that is not told.
+        exposed_ns: the part of communication_ns in which nothing was computed.
+        idle: why the devices were idle, or the reason why that was not computed.
         next_step: what to ask next.
     """
 
@@ -91,7 +91,7 @@ class Glance(Shown):
 
     @property
     def answers(self) -> list[tuple[str, list[str]]]:
-        """What is answered, and the parts of each answer, for people."""
+        """The topic of each answer and the parts of the answer, as text."""
         return list(_answers(self))
 
     def form(self) -> Form:
@@ -109,7 +109,7 @@ def glance(trace: Attributed, summary: Summary) -> Glance:
 
     Args:
         trace: attributed; a part of a trace where one was selected.
-        summary: of the same, with the soundness of the whole.
+        summary: summary of the same part, with the soundness of the whole trace.
     """
     devices = exposure(trace).devices
     communication, exposed = (
@@ -143,7 +143,7 @@ def _idle(trace: Attributed, summary: Summary) -> Part[IdleTime]:
 
 
 def _next_step(trace: Attributed, summary: Summary, exposed: Ns) -> NextStep:
-    """The first question that fits: what makes figures wrong or empty comes before what is large."""
+    """The first question that applies: problems that make figures wrong or empty come before large amounts of time."""
     return (
         _soundness(summary.soundness)
         or _graphs(summary)
@@ -170,7 +170,7 @@ def _soundness(soundness: Soundness) -> NextStep | None:
 
 
 def _graphs(summary: Summary) -> NextStep | None:
-    """Labels, where CUDA graphs have none and the format is one that labels can be joined to."""
+    """Suggests labels if CUDA graphs have none and labels can be joined to traces of this format."""
     inside = [reason for reason in summary.unattributed.get("label", ()) if reason.code == "graph"]
     if not inside or inside[0].share < _IN_GRAPHS or "thence label" not in (inside[0].advice or ""):
         return None
@@ -223,7 +223,7 @@ def _server_steps(trace: Attributed) -> NextStep | None:
 
 
 def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
-    """What is answered, and the parts of the answer, one after the other."""
+    """Yields the topic of each answer and the parts of the answer."""
     summary = glance.summary
     known = glance.phases.filter(pl.col("phase").is_not_null())
     if not known.is_empty():
@@ -251,7 +251,7 @@ def _answers(glance: Glance) -> Iterator[tuple[str, list[str]]]:
 
 
 def _included(summary: Summary) -> list[str]:
-    """What the table above keeps in rows of its own, and shares of all GPU time hold."""
+    """Names the work that the table keeps in separate rows but that the shares of the phases include."""
     apart = [words for code, words in _APART_WORDS.items() if code in summary.apart["code"]]
     return [f"{' and '.join(apart)} included"] if apart else []
 

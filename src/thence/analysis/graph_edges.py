@@ -21,11 +21,12 @@ def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
     """One row for each edge: a node, and a node that waits for it.
 
     Args:
-        labels: of captured graphs.
+        labels: labels of captured graphs.
 
     Returns:
-        rank (null where the file does not say), graph (id), node, kernel, label, next_node, next_kernel,
-        next_label; nodes by number, kernel the type of a node that is no kernel, in order of the nodes.
+        rank (null where the file does not state it), graph (id), node (number), kernel (name; the type of the node
+        if it is no kernel), label, next_node, next_kernel, next_label. For each graph, rows are in order of node
+        and next_node.
 
     Raises:
         MissingData: none of the labels hold edges.

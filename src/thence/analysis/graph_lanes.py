@@ -1,7 +1,7 @@
 """Activities of CUDA graphs, totalled per recorded stream and per labelled lane.
 
-The driver assigns the kernels of a replay to arbitrary streams. A lane has a meaning: it is the lane that
-a mark named, else the process group of a collective, else the label.
+The driver assigns the kernels of a replay to arbitrary streams, so streams of replays mean little. A lane is
+the lane that a mark named, else the process group of a collective, else the label.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class GraphLanes(Shown):
     """Totals of the activities in CUDA graphs; sums of durations, so rows add up.
 
     Attributes:
-        streams: columns stream (text; with rank and device where there are several), count, kernels (of
-            them) and total_ns.
-        lanes: columns lane, count, kernels and total_ns, the longest first.
+        streams: columns stream (text; includes rank and device if there is more than one device), count
+            (activities), kernels (how many of the activities are kernels) and total_ns.
+        lanes: columns lane, count, kernels and total_ns, the largest total_ns first.
     """
 
     streams: pl.DataFrame
@@ -51,7 +51,7 @@ def graph_lanes(timeline: Timeline) -> GraphLanes:
     """Totals the activities of CUDA graphs by stream and by lane.
 
     Args:
-        timeline: with the lanes ``lane``.
+        timeline: a timeline whose ``lanes`` has the column ``lane``.
     """
     gpu = timeline.trace.gpu
     rows = np.flatnonzero(in_cuda_graph(timeline.trace) & gpu["program"].is_null().to_numpy())

@@ -60,14 +60,14 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
 
 
 def apart_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Takes the place from work that tables of an XLA trace keep apart: its reason says what it is.
+    """Sets the place of work that tables of an XLA trace keep apart to null, and its reason to the code of that work.
 
-    Tables by what an activity itself is (`_OF_ITSELF`) keep nothing apart.
+    Tables by properties of the activity itself (`_OF_ITSELF`) keep nothing apart.
 
     Args:
         trace: attributed; ``places["apart"]`` is used.
         parts: as `time_by_place` returns them.
-        by: what they are by.
+        by: the kind of place of ``parts``.
     """
     apart = trace.places["apart"]
     if by in _OF_ITSELF or apart.null_count() == len(apart):
@@ -80,7 +80,7 @@ def apart_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.Dat
 
 
 def _unsplit(trace: Attributed, place: pl.Series, reason: pl.Series | str) -> pl.DataFrame:
-    """One row per activity: all of its time at one place."""
+    """One row per activity, with all of its time at one place."""
     given = reason if isinstance(reason, pl.Series) else pl.lit(reason, RULE)
     return pl.DataFrame({"duration": trace.gpu["duration"], "phase": trace.places["phase"]}).select(
         gpu=pl.int_range(pl.len(), dtype=pl.Int32),
@@ -108,7 +108,7 @@ def _by_share(trace: Attributed, shares: pl.DataFrame) -> pl.DataFrame:
 
 
 def heading_of(trace: Attributed, by: str) -> str:
-    """What a table by some kind of place is headed: by source, what its places are in this trace."""
+    """The heading of a table by a kind of place; by source, it depends on what line numbers mean in this trace."""
     if by == "source":
         held = trace.places["position"].drop_nulls().unique().to_list()
         if len(held) == 1:
@@ -117,7 +117,7 @@ def heading_of(trace: Attributed, by: str) -> str:
 
 
 def general_heading(by: str) -> str:
-    """The heading where it does not depend on the trace."""
+    """The heading of a table by a kind of place, independent of the trace."""
     return _KIND[by].heading or by
 
 

@@ -2,12 +2,12 @@
 
 The first rule that matches decides:
 
-1. the groups of the user, searched in the full kernel name and, for XLA work, in the name of the HLO
+1. the patterns of the user, searched for in the full kernel name and, for XLA work, in the name of the HLO
    instruction, its opcodes and its op_name;
 2. the table of collectives: activities that it describes are communication;
 3. the kind: memcpy and memset are "copy";
-4. `KERNEL_PATTERNS`, searched in the full kernel name;
-5. `OPCODE_PATTERNS`, searched in the opcodes inside the HLO instruction, for kernels with generic
+4. `KERNEL_PATTERNS`, searched for in the full kernel name;
+5. `OPCODE_PATTERNS`, searched for in the opcodes inside the HLO instruction, for kernels with generic
    names (``fusion_280``).
 
 Everything else is "other". Convolutions count as GEMM, because libraries compute them as such. A kernel
@@ -51,12 +51,12 @@ GROUPS = ("GEMM", "attention", COMMUNICATION, "elementwise", "reduction", COPY, 
 _MOVES = "transpose|copy|concatenate|slice|dynamic_slice|dynamic_update_slice|pad|gather|reverse"
 
 KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
-    # Libraries of collectives, and kernels that frameworks wrote for NVLink.
+    # Libraries of collectives, and the frameworks' own kernels for NVLink.
     (COMMUNICATION, r"(?i)^(?:nccl|rccl|nvshmem|msccl)|nvshmem|mscclpp|cross_device_reduce"),
     (COMMUNICATION, r"(?i)(?:one|two)_?shot_?\w*reduce|multimem_|symm_mem|userbuffers"),
     (COMMUNICATION, r"(?i)all[-_]?reduce|all[-_]?gather|reduce[-_]?scatter|all[-_]?to[-_]?all"),
     (COMMUNICATION, r"^(?:collective-|ragged-all|send|recv)"),
-    # Inductor says what it generated before the names of the ops, which would mislead below.
+    # Inductor puts the kind of the kernel before the names of its ops, which would match wrong patterns below.
     ("reduction", r"^triton_(?:red|per|mix|spl)\w*_fused_"),
     ("elementwise", r"^triton_(?:poi|for)\w*_fused_|^triton_for_"),
     # Before GEMM: attention kernels are written with CUTLASS, too.
@@ -67,15 +67,15 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
         r"(?i)^C(?:ustom_C)?ijk_|conv(?:olve|olution|_?[123]d)|implicit_con|[wd]grad|winograd",
     ),
     ("GEMM", r"(?i)(?:^|_)(?:add|b|baddb|scaled_)?mm(?:_|$)|^triton_tem_|^dot(?:[._]\d+)?$"),
-    # cuBLAS names its oldest kernels by GPU, types and shape of the tensor cores alone.
+    # cuBLAS names its oldest kernels only by GPU, types and tensor-core shape.
     ("GEMM", r"(?i)^(?:maxwell|volta|turing|ampere|hopper)_\w*s?(?:884|1688|16816)_"),
     ("GEMM", r"^(?:loop|input|wrapped)_(?:\w+_)?dot(?:_general)?(?:_fusion)?(?:[._]\d+)*$"),
-    # XLA: loop_, input_ and wrapped_ fusions carry the names of the ops they are made of.
+    # XLA: the names of loop_, input_ and wrapped_ fusions contain the names of the ops in the fusion.
     (COPY, rf"^(?:(?:loop|input|wrapped)_)?(?:(?:{_MOVES})_?)+(?:fusion)?(?:[._]\d+)*$"),
     (_OTHER, r"^(?:loop|input|wrapped)_(?:\w+_)?(?:scatter|sort)(?:_|$)"),
     ("reduction", r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?!_precision)"),
     ("elementwise", r"^(?:loop|input|wrapped)_"),
-    # Copies before the elementwise kernels that they are instances of.
+    # Before elementwise: copies are instances of elementwise kernel templates.
     (COPY, r"(?i)^mem(?:cpy|set)|copy_kernel|copy_device|BatchedCopy|split_with_sizes|chunk_cat"),
     (COPY, r"(?i)transpose|permute_kernel"),
     ("reduction", r"(?i)reduce(?!_precision)|reduction|soft_?max|(?:layer|rms|group|batch)_?norm"),
@@ -108,19 +108,19 @@ OPCODE_PATTERNS: tuple[tuple[str, str], ...] = (
     ("elementwise", r"^fusion "),
 )
 """Group and regular expression, searched for in ``opcode ... | op_name``: the opcode of the
-instruction and the target of a custom call or, sorted, the opcodes inside a fusion."""
+instruction, followed by the target of a custom call or the sorted opcodes inside a fusion."""
 
 
 _MOST_TEXTS = 1 << 12
-"""Names, and texts of instructions, whose groups are remembered: of XLA there are thousands, some kilobytes each."""
+"""Size of the caches of groups by kernel name and by instruction text: XLA has thousands of some kilobytes each."""
 
 
 @dataclass(frozen=True)
 class Patterns:
-    """Groups that the user defined; they take precedence over the built-in ones.
+    """Groups that the user defined; they take precedence over the built-in groups.
 
     Attributes:
-        pairs: group and regular expression, in order; a name in `GROUPS` extends that group.
+        pairs: group and regular expression, in order; a name in `GROUPS` extends that built-in group.
     """
 
     pairs: tuple[tuple[str, str], ...] = ()
@@ -145,13 +145,13 @@ class Patterns:
 
 
 NO_PATTERNS = Patterns()
-"""The built-in groups alone."""
+"""No groups of the user: only the built-in groups."""
 
 
 def communicates(trace: Attributed) -> pl.Series:
     """Whether each row of ``trace.gpu`` is communication: described as a collective, or built-in `COMMUNICATION`.
 
-    Groups of the user do not count, so that exposed time is one number wherever it is asked for.
+    Groups of the user do not count, so that exposed time is the same number in every analysis.
     """
     return (kernel_groups(trace, NO_PATTERNS) == COMMUNICATION).rename("communicates")
 
@@ -231,8 +231,8 @@ def _compiled(pairs: tuple[tuple[str, str], ...]) -> list[tuple[str, re.Pattern[
     return [(name, re.compile(expression)) for name, expression in pairs]
 
 
-# Of thousands of kernels and instructions most share their texts, and so do the ranks of a job; one analysis asks
-# for the groups several times.
+# Most of thousands of kernels and instructions share their texts, as do the ranks of a job, and one analysis
+# classifies the same activities several times.
 @lru_cache(_MOST_TEXTS)
 def _of_name(text: str) -> str | None:
     """The group of a kernel by its name."""

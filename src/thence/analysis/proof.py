@@ -1,4 +1,4 @@
-"""What `Trace.self_check` shows: that the figures of a trace add up, with the figures."""
+"""The result of `Trace.self_check`: the figures of a trace that were checked to add up."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ __all__ = ["Proof", "proof"]
 
 @dataclass(frozen=True)
 class Proof(Shown):
-    """Sums that were formed in two ways and are equal. All times are ns.
+    """Sums that were computed in two ways and are equal. All times are ns.
 
     Attributes:
-        activities: how many activities of devices there are.
-        references: how many rows refer to rows of other tables, all of which are there.
+        activities: number of device activities.
+        references: number of references to rows of other tables that were checked to exist (`proof` counts them).
         span_ns, busy_ns, sum_ns: as in `thence.analysis.summary`; busy is at most span, and at most sum.
-        kinds: kind, attributed_ns, unattributed_ns (of all reasons), together_ns, sum_ns: the last two are equal.
+        kinds: kind, attributed_ns, unattributed_ns (of all reasons), together_ns (their sum), sum_ns; together_ns
+            and sum_ns are equal.
     """
 
     activities: int
@@ -69,10 +70,10 @@ def proof(trace: Attributed, summary: Summary | None) -> Proof:
     """The figures that were checked.
 
     Args:
-        trace: whose references were checked.
-        summary: that was checked; None where there is no device activity.
+        trace: trace whose references were checked.
+        summary: summary that was checked; None if there is no device activity.
     """
-    references = [  # those that `thence.analysis.consistency.consistent_references` checks
+    references = [  # a part of those that `thence.analysis.consistency.consistent_references` checks
         trace.host["parent"], trace.host["forward"], trace.places["launch"], trace.collectives["gpu"],
         trace.collective_parts["gpu"], trace.collective_parts["host"], trace.graph_places["gpu"],
     ]  # fmt: skip

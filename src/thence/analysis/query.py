@@ -1,7 +1,7 @@
 """SQL over the tables of a trace, and over nothing else.
 
 Polars' SQL has functions that read files (``select * from read_csv('...')``) and statements that change tables.
-Neither has a place here: a query sees the tables that it is given.
+Both are refused: a query can only read the tables that it is given.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ TABLES = (
     "events",
     "waits",
 )
-"""What a query can name; each is an attribute of `Trace`."""
+"""The tables that a query can name; each is an attribute of `Trace`."""
 
 _READERS = re.compile(
-    # Wherever they stand: what is quoted, and what a comment is, only Polars' parser can say.
+    # Refused even in strings and comments: only Polars' parser can tell what is quoted and what is a comment.
     r"\b(?:read|scan)_(?:csv|parquet|ipc|arrow|json|ndjson|avro|delta|iceberg|excel|database|lines)"
-    # Others that a later Polars may bring, where they are called.
+    # Other readers that a later version of Polars may add, where they are called.
     r"|\b(?:read|scan)_\w+[\"`\]]?\s*\(",
     re.IGNORECASE,
 )
@@ -51,17 +51,18 @@ _MOST_OF_AN_ERROR = 400
 
 
 def named(query: str) -> tuple[str, ...]:
-    """Those of `TABLES` that a query may need; the others are not made."""
+    """The names in `TABLES` that occur in the query; the caller need not compute the other tables."""
     return tuple(name for name in TABLES if name in query)
 
 
 def answer(frames: Mapping[str, pl.DataFrame | pl.LazyFrame], query: str) -> pl.DataFrame:
     """Runs an SQL query over frames by their names; categories behave as text.
 
-    Plans among the frames are read in batches, as far as the query needs them.
+    LazyFrames are read in batches, and only the parts that the query needs.
 
     Raises:
-        UsageError: the query is no valid SQL, names something that there is not, reads a file, or is no query.
+        UsageError: the query is no valid SQL, names a table or column that does not exist, reads a file, or is a
+            statement other than a query.
     """
     check_query(query)
     # Categories behave as text in SQL: LIKE and comparisons with literals work.
@@ -79,10 +80,10 @@ def answer(frames: Mapping[str, pl.DataFrame | pl.LazyFrame], query: str) -> pl.
 
 
 def check_query(query: str) -> None:
-    """Checks what can be checked of a query before there are tables.
+    """Checks a query as far as that is possible without tables.
 
     Raises:
-        UsageError: it is too long, names what reads files, or is no query.
+        UsageError: it is too long, names a function that reads files, or is no query.
     """
     if len(query) > _MOST_CHARACTERS:
         raise UsageError(f"the query has over {_MOST_CHARACTERS:,} characters")
@@ -95,7 +96,7 @@ def check_query(query: str) -> None:
 
 
 def _explained(error: BaseException) -> str:
-    """The error as one line, with the names that there are where it is about one that there is not."""
+    """The error as one line; if a table or column does not exist, with the tables or a similar column name."""
     text = _one_line(error)
     if found := _NO_TABLE.search(text):
         return f"there is no table {found[1]}; the tables are {', '.join(TABLES)}"
@@ -108,6 +109,6 @@ def _explained(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """What an error of Polars says, without the plan that it prints below."""
+    """The message of a Polars error on one line, without the query plan that follows it."""
     text = str(error).strip().partition("\n\nResolved plan")[0]
     return " ".join(text.split())[:_MOST_OF_AN_ERROR] or type(error).__name__

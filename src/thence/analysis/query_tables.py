@@ -1,4 +1,4 @@
-"""What the tables of SQL queries hold: every column with its type, unit and meaning."""
+"""Descriptions of the tables that SQL queries can use: every column with its type, unit and meaning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ACTIVITIES", "ANNOTATIONS", "DESCRIBED_TABLES", "PLACES_TABLE", "des
 _MEANING = {kind.name: kind.meaning for kind in KINDS}
 _TEXT = pl.Categorical()
 _FROM_PLACES = ("program", "hlo")
-"""Columns that gpu has as row numbers or as recorded, and places by name."""
+"""Columns of both gpu (row numbers, or as recorded) and places (names); activities takes those of places."""
 _ROW = re.compile(r"\brow in (\w+)|\bindex in ([\w.]+)")
 _BYTES = ("bytes", "shared_memory")
 
@@ -93,7 +93,7 @@ def described(table: Table) -> pl.DataFrame:
 
 
 def _type(dtype: Any) -> str:
-    """A type as SQL behaves with it: categories and enumerations are text."""
+    """The name of a type as SQL treats it: categories and enumerations are text."""
     if isinstance(dtype, pl.Categorical | pl.Enum | pl.String):
         return "text"
     if isinstance(dtype, pl.Array):
@@ -102,7 +102,7 @@ def _type(dtype: Any) -> str:
 
 
 def _unit(column: Column) -> str | None:
-    """The unit of a column of numbers, which its meaning names."""
+    """The unit of a numeric column, taken from its meaning or name."""
     if column.meaning.startswith("ns"):
         return "ns"
     if column.name in _BYTES:

@@ -1,4 +1,4 @@
-"""The results that a report on one trace consists of; each part is a result or why there is none."""
+"""The results that make up a report on one trace; each part is a result or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Part(Generic[_Result]):
     """One part of a report.
 
     Attributes:
-        result: None where the trace does not hold what it needs.
-        reason: why there is no result; empty where there is one.
+        result: None if the trace lacks the data that the analysis needs, or the part was not computed.
+        reason: why there is no result; empty if there is one.
     """
 
     result: _Result | None
@@ -54,7 +54,7 @@ class Report:
     """All results of a report. A trace without device activities cannot have a report.
 
     Attributes:
-        summaries: by what the time is divided by; the first is by kernel.
+        summaries: summaries by kind of place (`thence.model.places.BY`); the first is by kernel.
         timeline: every activity and every gap.
         flame: the flame graph.
         streams: streams, groups of kernels, concurrency.
@@ -64,7 +64,7 @@ class Report:
         spread: how much durations of the same computation vary, as
             `thence.analysis.spread.compute_spread` returns it.
         idle: why the devices were idle.
-        soundness: whether the trace can carry these figures.
+        soundness: whether the figures of this trace can be trusted.
     """
 
     summaries: Mapping[str, Summary]
@@ -90,5 +90,5 @@ class Report:
 
     @property
     def exposed_ns(self) -> Ns:
-        """Part of it in which no kernel of another kind ran."""
+        """Part of communication_ns in which nothing was computed."""
         return self.communication_ns - sum(d.hidden_ns for d in self.streams.concurrency)

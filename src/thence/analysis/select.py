@@ -30,19 +30,19 @@ _STEP_NUMBER = r"(\d{1,18})\D*$"
 def select(trace: Attributed, selection: Selection) -> Attributed:
     """The selected device activities, with the rows of other tables that refer to them.
 
-    Durations, times and places do not change. Host ranges and program executions are dropped only
-    together with their rank: a launch may lie outside of the window in which its kernel ran.
+    Durations, times and places do not change. Host ranges are dropped only together with their rank, and program
+    executions only together with their rank or device: a launch may lie outside of the window in which its kernel ran.
 
     Args:
         trace: attributed.
-        selection: which activities count.
+        selection: which activities to keep.
 
     Raises:
         UsageError: the trace holds no such rank or device.
         MissingData: no activity is left.
     """
     if selection.warm_up == APART and not trace.programs.is_empty():
-        # Before anything is cut: whether an execution is complete shows only in the whole trace.
+        # Before anything is dropped: only the whole trace shows whether an execution is complete.
         places = trace.places.with_columns(set_apart(trace))
         trace = dataclasses.replace(trace, places=places)
     if not selection:
@@ -82,7 +82,7 @@ def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> N
 
 
 def _in_steps(trace: Attributed, steps: tuple[int | None, int | None]) -> Mask:
-    """Which activities were launched in a step whose number is in the range."""
+    """Mask of the activities that were launched in a step whose number is in the range."""
     names = trace.places["step"].cast(pl.String)
     if names.null_count() == len(names):
         raise MissingData(f"{', '.join(trace.meta.inputs)}: holds no steps to select")
@@ -97,7 +97,7 @@ def _in_steps(trace: Attributed, steps: tuple[int | None, int | None]) -> Mask:
 
 
 def _in_window(trace: Attributed, window: tuple[int | None, int | None]) -> Mask:
-    """Which activities started in the window; its times count from the trace's first activity."""
+    """Mask of the activities that started in the window, whose times count from the trace's first activity."""
     start = trace.gpu["start"].to_numpy()
     begin = int(start.min()) if len(start) else 0
     first, last = window
@@ -110,7 +110,7 @@ def _in_window(trace: Attributed, window: tuple[int | None, int | None]) -> Mask
 
 
 def _matching(trace: Attributed, expression: str) -> Mask:
-    """Which activities have a name or a place that matches; each distinct text is searched once."""
+    """Mask of the activities with a name or a place that matches; each distinct text is searched once."""
     columns = [trace.gpu["name"], *(trace.places[kind] for kind in SEARCHED)]
     mask = np.zeros(trace.gpu.height, np.bool_)
     for column in columns:
@@ -125,10 +125,10 @@ def _matching(trace: Attributed, expression: str) -> Mask:
 
 
 def _after_warm_up(trace: Attributed, rule: WarmUp, keep: Mask) -> tuple[Attributed, Mask]:
-    """Which activities belong neither to a warm-up execution of a program nor to XLA's autotuner.
+    """Finds the activities that belong neither to a warm-up execution of a program nor to XLA's autotuner.
 
     Returns:
-        The trace with a note of what that leaves out of ``keep``, and the mask.
+        The trace with a note on the activities in ``keep`` that are left out, and the mask of the others.
     """
     if trace.programs.is_empty():
         return trace, np.ones(trace.gpu.height, np.bool_)

@@ -1,11 +1,11 @@
 """Kernels by stream, and concurrency of streams and kernel groups.
 
 busy        time in which at least one activity of a stream ran (interval union)
-concurrent  part of the busy time in which another stream of the device was busy, too
+concurrent  part of the busy time in which another stream of the device was also busy
 overlap     of groups A and B: time in which at least one activity of each ran, on any streams;
             of A with itself: time in which at least two activities of A ran
-hidden      part of the communication time during which a kernel or thunk that is no communication ran:
-            see `thence.analysis.collectives.exposure`, which `collectives` uses, too
+hidden      part of the communication time during which a kernel or thunk that is not communication ran:
+            see `thence.analysis.collectives.exposure`, which `collectives` also uses
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Concurrency:
     """Concurrency on one device. All times are ns.
 
     Attributes:
-        rank, device: which.
+        rank, device: of the device.
         busy_ns: time in which anything ran.
         busy_streams_ns: time in which exactly 1, 2, 3 ... streams were busy; it adds up to busy_ns.
-            Empty where the trace does not say which streams there were.
-        overlap_ns: by group and group, see the module; symmetric, without zeros.
+            Empty if the trace does not record the streams of all activities.
+        overlap_ns: by two groups, as the module docstring defines it; symmetric, without zeros.
         communication_ns: time in which communication ran.
-        hidden_ns: see the module.
+        hidden_ns: as the module docstring defines it.
     """
 
     rank: int
@@ -97,11 +97,11 @@ class Streams(Shown):
     Attributes:
         meta: facts of the trace.
         groups: names of all groups, those of the user first.
-        rows: rank, device, stream (null where the trace does not say), group, count, total_ns (sum
+        rows: rank, device, stream (null where the trace does not record it), group, count, total_ns (sum
             of durations), share (of the stream's sum).
-        streams: rank, device, stream, busy_ns, concurrent_ns.
-        concurrency: of each device.
-        notes: what must be known to read the numbers, one sentence each.
+        streams: rank, device, stream, busy_ns, concurrent_ns (null if streams of the device are not recorded).
+        concurrency: the concurrency of each device.
+        notes: caveats that are needed to read the numbers, one sentence each.
     """
 
     meta: Meta
@@ -167,7 +167,7 @@ class Streams(Shown):
 
 
 def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
-    """Analyses which kernels ran on which stream, and what ran concurrently.
+    """Analyses which kernels ran on which stream, and which streams and groups ran concurrently.
 
     Args:
         trace: attributed.
@@ -219,7 +219,13 @@ def _concurrency(
     by_depth: Sequence[tuple[Ns, ...]],
     overlaps: Sequence[Mapping[str, Mapping[str, Ns]]],
 ) -> tuple[Concurrency, ...]:
-    """The concurrency of each device: rank, device, recorded (its streams are known), and its communication."""
+    """The concurrency of each device.
+
+    Args:
+        devices: rank, device, recorded (whether its streams are known), communication_ns, exposed_ns.
+        by_depth: for each device, as `_Lanes.by_depth` returns it.
+        overlaps: for each device, as `_Lanes.overlaps` returns it.
+    """
     columns = devices.with_columns(pl.col("communication_ns", "exposed_ns").fill_null(0))
     return tuple(
         Concurrency(
@@ -250,11 +256,11 @@ def _rows(activities: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Lanes:
-    """What ran on all devices, on one timeline.
+    """The activities of all devices, on one timeline.
 
     Attributes:
-        timeline: all activities, by device.
-        lane: starts and ends of the busy time of each stream, on the timeline, and the stream's number.
+        timeline: all activities, with devices one after the other.
+        lane: number of the stream, start and end of each busy interval of a stream, on the timeline.
         streams: rank, device, stream of each number.
     """
 
@@ -273,17 +279,21 @@ class _Lanes:
 
     @cached_property
     def depth(self) -> tuple[Int64, Int64, Int64]:
-        """Pieces of the timeline in which anything runs, and how many streams are busy in each."""
+        """Starts and ends of the pieces of the timeline in which anything runs, and the number of busy streams."""
         _, begins, ends = self.lane
         starts, finishes, depth = levels(begins, ends, np.ones(len(begins), np.int64))
         busy = depth > 0
         return starts[busy], finishes[busy], depth[busy]
 
     def frame(self, recorded: pl.Series) -> pl.DataFrame:
-        """`Streams.streams`; ``recorded`` says of each stream whether its device's streams are all known."""
+        """`Streams.streams`.
+
+        Args:
+            recorded: for each stream, whether all streams of its device are known.
+        """
         of, begins, ends = self.lane
         starts, finishes, depth = self.depth
-        several = union(starts[depth > 1], finishes[depth > 1])  # joined, they are far fewer
+        several = union(starts[depth > 1], finishes[depth > 1])  # the union has far fewer intervals
         shared = covered_lengths(begins, ends, *several)
         return self.streams.with_columns(
             pl.col("stream").cast(pl.Int64),
@@ -292,7 +302,7 @@ class _Lanes:
         )
 
     def by_depth(self) -> list[tuple[Ns, ...]]:
-        """For each device the time with one, two and more busy streams."""
+        """For each device, the times with exactly one, two, three ... busy streams."""
         starts, finishes, depth = self.depth
         device = self.timeline.group_at(starts)
         most = np.zeros(self.timeline.groups, np.int64)
@@ -304,7 +314,7 @@ class _Lanes:
         return [tuple(flat[a:b]) for a, b in zip(first.tolist(), ends, strict=True)]
 
     def overlaps(self, group: Int64, names: Sequence[str]) -> list[dict[str, dict[str, Ns]]]:
-        """For each device the time in which groups ran at once, see `Concurrency.overlap_ns`."""
+        """For each device, the time in which groups ran concurrently (`Concurrency.overlap_ns`)."""
         all_of = self.timeline
         of_group = {int(g): group == g for g in np.unique(group)}
         joined = {g: union(all_of.start[m], all_of.end[m]) for g, m in of_group.items()}
@@ -338,7 +348,7 @@ class _Lanes:
 
 
 def _sums(group: Int64, values: Int64, groups: int) -> Int64:
-    """The sum of the values of each group, as whole numbers."""
+    """The sum of the values of each group, as int64."""
     sums = np.zeros(groups, np.int64)
     np.add.at(sums, group, values)
     return sums

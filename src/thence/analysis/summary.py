@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["IDLE_INSIDE", "Summary", "finished_rows", "summarize"]
 
 IDLE_INSIDE = "GPU idle inside programs (not in the sum)"
-"""Name of the row that shows `Summary.idle_inside_ns` beside a table."""
+"""Name of the row that shows `Summary.idle_inside_ns` next to a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
 _ROW_COLUMNS = (
     "name",
@@ -50,7 +50,7 @@ _ROW_COLUMNS = (
     "backward_ns",
 )
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
-"""What rows by HLO instruction say beside its name."""
+"""Columns of rows by HLO instruction in addition to the name."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +59,32 @@ class Summary(Shown):
 
     Attributes:
         meta: facts of the trace.
-        selection: which part of it this is, in words; empty for the whole.
-        ranks, devices: how many have device activities.
-        span_ns, busy_ns, sum_ns: see the module.
-        counts: activities of each kind.
-        streams: streams with at least one activity.
-        kind_ns: sum of durations of each kind.
-        attributed_ns: sum of durations that have a place of each kind.
-        unattributed: for each kind, the reasons for the rest, the largest first.
+        selection: which part of the trace was selected, in words; empty for the whole.
+        ranks, devices: number of ranks and devices that have device activities.
+        span_ns, busy_ns, sum_ns: as the module docstring defines them.
+        counts: number of activities of each kind of activity.
+        streams: number of streams with at least one activity.
+        kind_ns: sum of durations of each kind of activity.
+        attributed_ns: for each kind of place, the sum of durations that have such a place.
+        unattributed: for each kind of place, the reasons for the rest of the time, the largest first.
         details: sentences about single CUDA graphs that could not be matched, each with its count of
             activities and their time; columns text, count, total_ns, the largest first.
-        by: what the rows are.
-        heading: the same in words: by source, whether they are functions or lines.
-        apart: what XLA traces keep in rows of its own, the most time first: ``code`` (of
-            `thence.model.reasons`), ``executions`` of programs, ``count`` (activities, those outside of
-            programs too), ``total_ns``. Empty where nothing is, and for rows by kind, rank, device or stream.
-        rows: ``name``, ``short_name`` (of kernels; of others the name), ``reason`` (code of why there is
-            no place, which the name then spells out; null where there is one), ``count``, ``total_ns``,
-            ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns whose phase is backward),
-            by source ``position`` (function or line: what the line number is), and by hlo ``program``,
-            ``op_name`` and ``source`` of the instruction (null where several instructions of that name
-            differ in it), ordered by total_ns, largest first.
-        idle_inside_ns: of rows by what XLA programs consist of (program, hlo, opcode, op_name): how long the
-            GPU was idle inside the executions that the rows count, in no row and not in sum_ns; else, and
-            where `idle_inside_programs` cannot tell, None.
-        soundness: of the whole trace; `summarize` sees a part of it and leaves it empty, `Trace.summary`
-            fills it in.
+        by: the kind of place of the rows.
+        heading: ``by`` in words; by source, whether the rows are functions or lines.
+        apart: work that tables of XLA traces keep in separate rows, the most time first: ``code`` (of
+            `thence.model.reasons`), ``executions`` of programs, ``count`` (activities, including those outside of
+            programs), ``total_ns``. Empty if there is none, and for rows by kind, rank, device or stream.
+        rows: ``name``, ``short_name`` (of kernels; of others the name), ``attributed`` (whether the row is a
+            place), ``reason`` (code of why there is no place, which the name then spells out; null for a place),
+            ``count``, ``total_ns``, ``mean_ns``, ``share`` (of sum_ns), ``backward_ns`` (part of total_ns whose
+            phase is backward), by source ``position`` (whether the line number is that of a function or a line),
+            and by hlo ``program``, ``op_name`` and ``source`` of the instruction (null where several instructions
+            of that name differ in it), ordered by total_ns, largest first.
+        idle_inside_ns: for rows by parts of XLA programs (program, hlo, opcode, op_name): how long the GPU was idle
+            inside the executions that the rows count, in no row and not in sum_ns; None for other rows, and where
+            `idle_inside_programs` returns None.
+        soundness: soundness of the whole trace; `summarize`, which may get only a part of the trace, leaves it
+            empty, and `Trace.summary` sets it.
     """
 
     meta: Meta
@@ -109,7 +109,7 @@ class Summary(Shown):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was done with the inputs, and what the rows keep apart, one sentence each."""
+        """Notes on what was done with the inputs, and on the work in separate rows, one sentence each."""
         if self.apart.is_empty():
             return self.meta.notes
         parts = [
@@ -174,7 +174,7 @@ class Summary(Shown):
         )  # fmt: skip
 
     def _notes(self) -> Iterator[str]:
-        """Why the rest has no place, and what stands beside the rows."""
+        """Yields the idle time that is in no row, and the reasons why time has no place."""
         if self.idle_inside_ns is not None:
             yield f"{IDLE_INSIDE}: {format_ns(self.idle_inside_ns)}"
         for kinds, _, reason in self.reasons():
@@ -221,9 +221,9 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         by: one of `thence.model.places.BY`.
 
     Raises:
-        UsageError: ``by`` is none of them.
-        MissingData: the trace holds no device activity, or nothing of what was asked for: it describes no
-            collectives, or no activity leads to HLO.
+        UsageError: ``by`` is not in `thence.model.places.BY`.
+        MissingData: the trace holds no device activity, ``by`` is "collective" and the trace describes no
+            collectives, or ``by`` is a part of XLA programs and no activity has such a place.
     """
     gpu = trace.gpu
     if gpu.is_empty():
@@ -280,7 +280,7 @@ def _no_activity(trace: Attributed) -> str:
 
 
 def _nothing_of_hlo(trace: Attributed, by: str, reasons: Sequence[Reason]) -> str:
-    """Why a trace has no rows by something that XLA programs consist of."""
+    """The message for a trace without any place of a kind that comes from HLO."""
     inputs = ", ".join(trace.meta.inputs)
     if trace.programs.is_empty():
         return (
@@ -339,7 +339,7 @@ def _details(trace: Attributed) -> pl.DataFrame:
 
 
 def _apart(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
-    """What the rows keep apart, as in `Summary.apart`."""
+    """The work that the rows keep apart, as in `Summary.apart`."""
     rows = parts.filter(pl.col("reason").cast(pl.String).is_in([*APART]))["gpu"].unique()
     apart = rows.cast(pl.UInt32)
     return (
@@ -380,25 +380,25 @@ def _rows(trace: Attributed, parts: pl.DataFrame, total: Ns, by: str) -> pl.Data
 
 
 def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) -> pl.DataFrame:
-    """Rows of a table by some kind of place, as `Summary.rows`: the largest first, with means, shares, short names.
+    """Rows of a table by a kind of place, as `Summary.rows`: the largest first, with means, shares and short names.
 
     Args:
         rows: name, attributed, reason, count, total_ns, backward_ns and ``more``.
         by: the kind of place.
-        total: ns that the shares are of.
+        total: time that is a share of 1, ns.
         more: further columns to keep.
     """
     ordered = rows.with_columns(
         mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
     ).sort("total_ns", "name", descending=[True, False])
-    # Only kernels have names that need shortening; other names are what the user wrote.
+    # Only names of kernels need shortening; other names are those that the user wrote.
     short = short_names(ordered["name"].to_list()) if by == "kernel" else {}
     names = pl.Series([short.get(name, name) for name in ordered["name"]], dtype=pl.String)
     return ordered.select(*_ROW_COLUMNS, *more, short_name=names)
 
 
 def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
-    """For each place by hlo what all activities there have in common of `_OF_INSTRUCTIONS`."""
+    """For each HLO instruction, the columns `_OF_INSTRUCTIONS`; null where its activities differ in the value."""
     said = parts.select("place").hstack(
         trace.places.select(_OF_INSTRUCTIONS).select(pl.all().gather(parts["gpu"].cast(pl.UInt32)))
     )

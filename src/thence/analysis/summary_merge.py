@@ -1,7 +1,7 @@
-"""Summaries of single ranks as tables, and the summary of all of them from these tables.
+"""Summaries of single ranks as tables, and the summary of all ranks from these tables.
 
 Every figure of a `Summary` is a sum over ranks, or follows from such sums. So a job is summarised rank by rank,
-with the memory of one rank, and the result is that of `summarize` on all ranks together.
+which needs only the memory of one rank, and the result equals that of `summarize` on all ranks together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MERGED_BY", "TABLES", "folded", "merged_summary", "summary_tables"]
 Frames = dict[str, pl.DataFrame]
 
 MERGED_BY = frozenset(BY) - {"hlo"}
-"""What rows may be by. Not by HLO instruction: what all runs of one have in common is no sum."""
+"""Kinds of place that can be merged. HLO instructions cannot: their further columns are values, not sums."""
 
 _NS = Column("total_ns", pl.Int64(), "sum of durations, ns")
 _COUNT = Column("count", pl.Int64(), "device activities")
@@ -119,7 +119,7 @@ TABLES = (
         required=("by", "name", "attributed", "count", "total_ns", "backward_ns"),
     ),
 )
-"""What `summary_tables` gives: all integers that are no keys add up over ranks."""
+"""The tables that `summary_tables` returns; all integer columns add up over ranks."""
 
 _SUMMED = tuple(
     (table, [c.name for c in table.columns if c.dtype == pl.Int64()])
@@ -132,7 +132,7 @@ def summary_tables(summaries: Sequence[Summary], *, labels_joined: bool, xla: bo
     """Summaries of one rank as tables, as `TABLES` names them.
 
     Args:
-        summaries: of one trace, by different kinds of place.
+        summaries: summaries of one trace by different kinds of place.
         labels_joined: whether the trace holds labels of CUDA graphs.
         xla: whether it holds XLA programs.
     """
@@ -173,7 +173,7 @@ def _shaped(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
 
 
 def folded(frames: Mapping[str, pl.DataFrame]) -> Frames:
-    """The tables of several ranks, added up: as many rows as there are places, not as ranks times places."""
+    """The tables of several ranks added up: one row for each place, instead of one for each rank and place."""
     result = {}
     for table, summed in _SUMMED:
         keys = [column.name for column in table.columns if column.name not in summed]
@@ -192,13 +192,13 @@ def folded(frames: Mapping[str, pl.DataFrame]) -> Frames:
 def merged_summary(
     frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, selection: Selection
 ) -> Summary:
-    """The summary of all ranks whose tables these are, as `summarize` gives it for their trace.
+    """The summary of all ranks in the tables, as `summarize` returns it for their trace.
 
     Args:
-        frames: tables of one rank or of several, concatenated or `folded`; not empty.
+        frames: tables of one or several ranks, concatenated or `folded`; not empty.
         by: one of `MERGED_BY`, for which the tables hold rows.
-        meta: of all ranks.
-        selection: which part of them it is.
+        meta: facts of all ranks.
+        selection: which part of the ranks' traces was selected.
     """
     sums = folded({name: f.filter(by=by) if "by" in f.columns else f for name, f in frames.items()})
     totals = (
@@ -240,7 +240,7 @@ def _reasons(
     total: int,
     labels_joined: bool,  # noqa: FBT001 - a column
 ) -> dict[str, tuple[Reason, ...]]:
-    """The time without a place of every kind, by reason, the largest first."""
+    """For every kind of place, the time without a place by reason, the largest first."""
     ordered = stated.drop_nulls("code").sort("total_ns", "code", descending=[True, False])
     return {
         kind: tuple(
