@@ -1,1 +1,1 @@
-"""Collectives: which kernels are one, how long they take, who waits for whom, and the ranks' clocks."""
+"""Collectives: matching their kernels across ranks, their times, who waits for whom, and the ranks' clocks."""

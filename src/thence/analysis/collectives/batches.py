@@ -1,9 +1,9 @@
-"""Batched sends and receives: matched message by message, then put together to kernels again.
+"""Batched sends and receives: matched message by message, then merged into kernels again.
 
-A kernel that sends to one rank and receives from another has several partners, and those have others. So it is
-an instance of its own, with its peers: the kernels of other devices that hold the other ends of its messages.
-It waits for the last of them, whatever these wait for themselves. A plain send or receive whose other end is
-in a batch is such a kernel, too.
+A kernel that sends to one rank and receives from another has several partners, and these have further partners. So
+each such kernel is an instance of its own, with peers: the kernels of other devices at the other ends of its
+messages. It waits for the last of its peers, no matter what the peers wait for. A plain send or receive whose other
+end is in a batch is treated in the same way.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ NO_PEERS = pl.DataFrame(
         "all_shown": pl.Boolean,
     }
 )
-"""Schema of the peers of instances: the kernels of other devices that one kernel needs.
+"""Schema of the peers of instances: the kernels of other devices that the kernel of an instance needs.
 
 all_shown: whether the trace shows the other ends of all messages of the instance's kernel."""
 _OF_KERNEL = ("gpu", "rank", "device", "start", "end", "launch", "group", "of_xla", "replayed")
 
 
 def pieces(collectives: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
-    """Descriptions of kernels, those of batches by the descriptions of their parts.
+    """One row per described kernel; a kernel of a batch has one row per part instead.
 
     Args:
         collectives: `Attributed.collectives`.
         parts: `Attributed.collective_parts`.
 
     Returns:
-        The columns of ``collectives`` with row (in it), piece (number) and batched, by row and host.
+        The columns of ``collectives`` and row (in ``collectives``), piece (number) and batched (whether it is a part
+        of a batch), sorted by row and host.
     """
     whole = collectives.with_row_index("row").filter(pl.col("gpu").is_not_null())
     if parts.is_empty():
@@ -61,9 +62,9 @@ def whole_kernels(
         collectives: `Attributed.collectives`.
 
     Returns:
-        The same with one row per kernel of batches, whose instance is its own and which is not matched if
-        any of its messages is not; and the peers of these instances, in the columns of `NO_PEERS`, one row
-        per device: the kernel that began last.
+        ``matched`` with one row per kernel of batches, which is an instance of its own and unmatched if any of its
+        messages is; and the peers of these instances with the columns of `NO_PEERS`, one row per instance and
+        device: the kernel that began last.
     """
     if not matched["batched"].any():
         return matched.drop("batched"), NO_PEERS
@@ -98,7 +99,7 @@ def whole_kernels(
 
 
 def _peers(messages: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
-    """The kernels of other devices at the other ends of the messages of each kernel, as `whole_kernels` says."""
+    """The kernels of other devices at the other ends of each kernel's messages, as `whole_kernels` returns them."""
     place = ("rank", "device")
     shown = (pl.col("matched") > 1).all().over("gpu")
     ends = (
@@ -126,6 +127,6 @@ def _peers(messages: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
 
 
 def _counts(peers: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-    """Instances and the number of their peers."""
+    """The instances that have peers, and the number of peers of each."""
     counted = peers.group_by("instance").len()
     return counted["instance"], counted["len"]

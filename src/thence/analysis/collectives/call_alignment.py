@@ -1,20 +1,20 @@
-"""Pairs the calls of two participants of a group, where no sequence number says which are the same.
+"""Pairs the calls of two participants of a group where no sequence number identifies them.
 
 A profile may begin later on one rank, end earlier, or have lost calls in between, so counting from the
-start pairs the wrong ones. Calls are tokens (what they move); runs of equal tokens at a common offset are
-candidates. Where steps repeat, several offsets fit, and time decides: calls that end together have a
-constant difference of their ends, the difference of the clocks, only at the right offset.
+start would pair the wrong calls. Each call is a token (a number for what it moves); the candidates are runs of equal
+tokens at a common offset. Where steps repeat, several offsets fit, and times decide: for calls that end together,
+only the right offset makes the difference of their ends constant (the difference of the clocks).
 
     deviation of a pair = end on the second - end on the first
-    shift of a run      = median of its deviations; 0 where both have one clock
-    residual of a run   = median of |deviation - shift|
+    shift of a run      = median of its deviations
+    residual of a run   = median of |deviation - shift|; of |deviation| if both have the same clock
 
-The longest runs are compared, and the one with the least residual is taken, if no other fits about as
-well. The rest is paired in blocks around it that have the same shift; what is left has no partner.
+The longest runs are compared, and the run with the least residual is chosen if no other run fits about as
+well. The calls around it are paired in further blocks with the same shift; the remaining calls have no partner.
 
-Calls that need not end together, such as broadcasts and small sends, say little by their ends, since a sender can be
-several calls ahead (ends of buffered sends look just like those of earlier receives). There the offset at which
-every call of both has a partner is taken, or the only one that fits.
+The ends of calls that need not end together, such as broadcasts and small sends, carry little information, since a
+sender can be several calls ahead (ends of buffered sends look just like those of earlier receives). For such calls
+the offset at which every call of both has a partner is chosen, else the only candidate if there is just one.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 __all__ = ["Calls", "Pairs", "pair_calls"]
 
 _ABOUT_AS_WELL = 3.0
-"""A residual of up to so many times the least, and `_RESOLUTION_NS`, fits about as well."""
+"""A run fits about as well as the best if its residual is at most this many times the least, plus `_RESOLUTION_NS`."""
 _RESOLUTION_NS = 1000
 """Differences below this may be due to the resolution of GPU timestamps."""
 _CLOCKS_AGREE_NS = 20_000
-"""Where several offsets fit, one whose calls end within this, clocks as recorded, is taken ..."""
+"""If several offsets fit, the one whose calls end within this time, by the recorded clocks, is chosen ..."""
 _FARTHER = 10
-"""... if the calls of the others end at least so many times farther apart."""
+"""... if the calls of the other offsets end at least this many times farther apart."""
 _FAR_OFF = 20
-"""A pair belongs to no run whose residual is so many times smaller than how far it is off."""
+"""A pair is removed from a run if its deviation is farther from the shift than this many times the residual, ..."""
 _FAR_OFF_NS = 50_000
-"""Pairs that are less off than this stay ..."""
+"""... than this, ..."""
 _OF_SPACING = 0.25
-"""... and those that are less off than this share of the distance to the next call."""
+"""... and than this share of the distance to the end of the nearest other call."""
 _ALL_OFFSETS = 1024
-"""With up to so many calls, all offsets are tried; beyond, those at which windows of calls agree."""
+"""With up to this many calls, all offsets are tried; with more, only offsets at which windows of calls are equal."""
 _WINDOW, _PROBES, _MOST_OFFSETS = 16, 256, 1024
 _CHECKED = 64
-"""So many calls are compared before all are."""
+"""Number of sampled calls that are compared before all calls are."""
 _MOST_BLOCKS = 10_000
 _SAMPLE = 400
-"""About so many pairs of a run are rated."""
+"""Approximate number of pairs of a run from which its shift and residual are computed."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Calls:
     """The calls of one participant, in the order of their launch.
 
     Attributes:
-        token: equal numbers for calls that may be the same, int64 of shape (n,).
+        token: equal numbers for calls that may be the same call, int64 of shape (n,).
         end: ns, int64 of shape (n,).
-        joint: whether such a call ends at the same moment for all, bool of shape (n,).
+        joint: whether the call ends at the same time on all participants, bool of shape (n,).
     """
 
     token: Int64
@@ -84,7 +84,7 @@ class Pairs:
 
     Attributes:
         first, second: positions of the calls of each pair, ascending, int64 of shape (pairs,).
-        ambiguous: how many offsets fit equally well, if that is why there are no pairs; else 0.
+        ambiguous: how many offsets fit about equally well, if that is why there are no pairs; else 0.
     """
 
     first: Int64
@@ -94,7 +94,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class _Run:
-    """Calls that agree: ``first + i`` and ``second + i`` for i below ``length``."""
+    """A run of calls with equal tokens: ``first + i`` and ``second + i``, for i below ``length``."""
 
     first: int
     second: int
@@ -113,7 +113,7 @@ def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
     Args:
         a: calls of the first.
         b: calls of the second.
-        one_clock: whether both times are of the same clock.
+        one_clock: whether the times of both are from the same clock.
     """
     runs = _longest_runs(a.token, b.token)
     rated = [_rated(a, b, run, one_clock=one_clock) for run in runs]
@@ -135,7 +135,7 @@ def pair_calls(a: Calls, b: Calls, *, one_clock: bool) -> Pairs:
 
 
 def _chosen(rated: list[_Run], *, one_clock: bool) -> tuple[_Run | None, int]:
-    """The run that fits best, None if others with another shift do about as well; and how many do."""
+    """The run that fits best, None if runs with another shift fit about as well; and the number that fit."""
     best = min(rated, key=lambda run: (run.residual, -run.length))
     limit = _ABOUT_AS_WELL * best.residual + _RESOLUTION_NS
     fitting = [run for run in rated if run.residual <= limit]
@@ -156,7 +156,7 @@ def _by_order(rated: list[_Run], whole: tuple[int, int]) -> tuple[_Run | None, i
 
     Args:
         rated: the longest runs.
-        whole: how many calls both have.
+        whole: the number of calls of each participant.
     """
     for run in rated:
         if (run.length, run.length) == whole:
@@ -165,7 +165,7 @@ def _by_order(rated: list[_Run], whole: tuple[int, int]) -> tuple[_Run | None, i
 
 
 def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
-    """The run without pairs whose ends are far off, and further runs around them with its shift."""
+    """Yields the run without pairs whose deviation is far from the shift, and further runs around it with its shift."""
     shift = run.shift
     waiting = [(0, len(a.token), 0, len(b.token))]
     for _ in range(_MOST_BLOCKS):
@@ -173,7 +173,7 @@ def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
             return
         a_low, a_high, b_low, b_high = waiting.pop()
         inside = a.part(a_low, a_high), b.part(b_low, b_high)
-        if run.length:  # the first region holds the run that was chosen
+        if run.length:  # the first region contains the chosen run
             found, run = run, _Run(0, 0, 0)
         else:
             found = _with_shift(*inside, shift, allowed)
@@ -187,7 +187,7 @@ def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
 
 
 def _with_shift(a: Calls, b: Calls, shift: float, allowed: float) -> _Run:
-    """The longest run whose ends are apart by the shift; of equal ones the one that fits best."""
+    """The longest run whose ends differ by about the shift; among equally long runs, the one nearest to the shift."""
     offsets = _offsets_at(a.end, b.end, shift, allowed)
     rated = (_rated(a, b, run, one_clock=False) for run in _runs(a.token, b.token, offsets))
     fitting = [run for run in rated if abs(run.shift - shift) <= allowed]
@@ -197,7 +197,7 @@ def _with_shift(a: Calls, b: Calls, shift: float, allowed: float) -> _Run:
 
 
 def _kept(a: Calls, b: Calls, run: _Run, shift: float, allowed: float) -> tuple[int, int]:
-    """First and last of the longest stretch of a run without a pair whose ends are far off."""
+    """Begin and end (exclusive) of the longest part of a run without a pair whose deviation is far from the shift."""
     deviation, joint = _deviations(a, b, run)
     far = np.abs(deviation - shift)
     spacing = np.minimum(
@@ -208,7 +208,7 @@ def _kept(a: Calls, b: Calls, run: _Run, shift: float, allowed: float) -> tuple[
 
 
 def _spacing(calls: Calls) -> Int64:
-    """How far the end of each call is from that of the one before or after, whichever is nearer."""
+    """The time between the end of each call and the end of the call before or after it, whichever is nearer."""
     apart = np.abs(np.diff(calls.end))
     far = np.full(1, np.iinfo(np.int64).max)
     nearer: Int64 = np.minimum(np.concatenate([far, apart]), np.concatenate([apart, far]))
@@ -216,7 +216,7 @@ def _spacing(calls: Calls) -> Int64:
 
 
 def _deviations(a: Calls, b: Calls, run: _Run) -> tuple[npt.NDArray[np.float64], Mask]:
-    """Difference of the ends of each pair, and which of them coincide if they belong together."""
+    """The deviation of each pair, and which pairs are of calls that end together."""
     ours, theirs = (
         slice(run.first, run.first + run.length),
         slice(run.second, run.second + run.length),
@@ -226,7 +226,7 @@ def _deviations(a: Calls, b: Calls, run: _Run) -> tuple[npt.NDArray[np.float64],
 
 
 def _rated(a: Calls, b: Calls, run: _Run, *, one_clock: bool) -> _Run:
-    """The run with its shift, its residual, and how far its ends are apart as recorded."""
+    """The run with its shift, its residual, and the median distance of the ends by the recorded clocks."""
     deviation, joint = _deviations(a, b, run)
     if joint.any():
         deviation = deviation[joint]
@@ -238,16 +238,16 @@ def _rated(a: Calls, b: Calls, run: _Run, *, one_clock: bool) -> _Run:
 
 
 def _median(values: npt.NDArray[np.float64]) -> float:
-    """As `np.median`, of a few hundred numbers, of which it is asked a hundred thousand times."""
+    """As `np.median`, but faster for a few hundred numbers: it is called a hundred thousand times."""
     ordered = np.sort(values)
     half = len(ordered) // 2
     return float(ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
 def _offsets_at(a: Int64, b: Int64, shift: float, allowed: float) -> tuple[int, int]:
-    """The least and the largest offset at which the median deviation of a run can be so near to the shift.
+    """The least and the largest offset at which the median deviation of a run can be within ``allowed`` of the shift.
 
-    Some deviation of such a run is at most ``shift + allowed``, and some is at least ``shift - allowed``. So one
+    In such a run, some deviation is at most ``shift + allowed``, and some is at least ``shift - allowed``. So one
     of its calls of b is paired with a call of a that ends late enough, and one with a call that ends early enough.
     """
     if not len(a) or not len(b):
@@ -263,7 +263,7 @@ def _offsets_at(a: Int64, b: Int64, shift: float, allowed: float) -> tuple[int, 
 def _runs(
     a: Int64, b: Int64, between: tuple[float, float] = (-math.inf, math.inf)
 ) -> Iterator[_Run]:
-    """The longest run of equal tokens at each offset within bounds where there is one."""
+    """Yields the longest run of equal tokens at each offset within the bounds at which tokens are equal."""
     least, most = between
     for offset in _offsets(a, b):
         if least <= offset <= most and (run := _run_at(a, b, offset)).length:
@@ -271,17 +271,17 @@ def _runs(
 
 
 def _run_at(a: Int64, b: Int64, offset: int) -> _Run:
-    """The longest run of equal tokens at an offset, of length 0 where there is none."""
+    """The longest run of equal tokens at an offset; of length 0 if there is none."""
     low, high = max(0, -offset), min(len(b), len(a) - offset)
     begin, end = _longest(a[low + offset : high + offset] == b[low:high])
     return _Run(low + begin + offset, low + begin, end - begin)
 
 
 def _longest_runs(a: Int64, b: Int64) -> list[_Run]:
-    """Of the runs that `_runs` gives, in its order, those longer than half of the longest.
+    """The runs of `_runs` that are longer than half of the longest run, in the order of `_runs`.
 
-    Where all offsets are tried, all at once. Else those at which a sample of calls agrees come first, so that most
-    others can be left out soon.
+    Up to `_ALL_OFFSETS` calls, all offsets are tried at once. With more calls, offsets at which more of a sample of
+    calls agree are tried first, so that most others can be skipped.
     """
     if max(len(a), len(b)) <= _ALL_OFFSETS:
         return _longest_of_all(a, b)
@@ -297,10 +297,10 @@ def _longest_runs(a: Int64, b: Int64) -> list[_Run]:
 
 
 def _longest_of_all(a: Int64, b: Int64) -> list[_Run]:
-    """As `_longest_runs`, of every offset: a table of which calls agree, one row for each offset."""
+    """As `_longest_runs`, for every offset, from one boolean table of equal tokens with a row for each offset."""
     if not len(a) or not len(b):
         return []
-    # Small numbers are compared faster, and leave one for what is outside.
+    # int16 is compared faster; numbers from 0 leave -1 for positions outside of a.
     token = np.unique(np.concatenate([a, b]), return_inverse=True)[1].astype(np.int16)
     outside = np.full(len(b) - 1, -1, np.int16)
     around = np.lib.stride_tricks.sliding_window_view(
@@ -319,16 +319,17 @@ def _longest_of_all(a: Int64, b: Int64) -> list[_Run]:
 
 
 def _agreeing(a: Int64, b: Int64, offset: int) -> int:
-    """How many of a sample of calls agree at an offset."""
+    """The number of calls in a sample whose tokens are equal at an offset."""
     low, high = max(0, -offset), min(len(b), len(a) - offset)
     sampled = slice(low, high, max(1, len(b) // _CHECKED))
     return int(np.count_nonzero(a[low + offset : high + offset : sampled.step] == b[sampled]))
 
 
 def _may_be_long(a: Int64, b: Int64, offset: int, longest: int) -> bool:
-    """Whether a run at an offset can be longer than half of the longest that is known.
+    """Whether a run at an offset can be longer than half of the longest known run.
 
-    Such a run covers one of consecutive blocks of a quarter of that length, so all of a sample of that block agree.
+    Such a run covers at least one of the consecutive blocks of a quarter of the longest length, so all sampled calls
+    of that block have equal tokens.
     """
     block = longest // 4
     if block < 4 * _CHECKED:
@@ -340,7 +341,7 @@ def _may_be_long(a: Int64, b: Int64, offset: int, longest: int) -> bool:
 
 
 def _longest(equal: Mask) -> tuple[int, int]:
-    """First and last of the longest stretch of True; (0, 0) where there is none."""
+    """Begin and end (exclusive) of the longest stretch of True; (0, 0) if there is none."""
     bounds = np.concatenate([[-1], np.flatnonzero(~equal), [len(equal)]])
     gaps = np.diff(bounds)
     longest = int(np.argmax(gaps))
@@ -350,7 +351,7 @@ def _longest(equal: Mask) -> tuple[int, int]:
 
 
 def _offsets(a: Int64, b: Int64) -> list[int]:
-    """Offsets (position in a less position in b) at which calls may agree."""
+    """Offsets (position in a minus position in b) at which calls may be equal."""
     if not len(a) or not len(b):
         return []
     if max(len(a), len(b)) <= _ALL_OFFSETS:
@@ -371,7 +372,7 @@ def _offsets(a: Int64, b: Int64) -> list[int]:
 
 
 def _windows(token: Int64, width: int) -> Int64:
-    """A number for every window of calls; equal windows have equal numbers."""
+    """A hash of every window of calls; equal windows have equal hashes."""
     windows = np.lib.stride_tricks.sliding_window_view(token, width)
     mixed = np.zeros(len(windows), np.uint64)
     for column in range(width):

@@ -1,15 +1,15 @@
 """Estimates the clock offset of each rank from the collectives that the ranks share.
 
-A collective in which everyone needs data of everyone (`thence.analysis.collectives.kinds.JOINT`) ends at
-nearly the same moment on every rank, so the ends of shared collectives show how far the ranks' clocks are
+A collective in which every rank needs data from every other (`thence.analysis.collectives.kinds.JOINT`) ends at
+nearly the same time on every rank, so the ends of shared collectives show how far the ranks' clocks are
 apart. One constant per rank is estimated:
 
     skew of an end     = end - mean over ranks of the ends of the same instance
     correction of rank = median of its skews             (to be subtracted from its times)
     residual           = skews after the correction
 
-Clocks that already agree are left alone: where no correction exceeds what the ends scatter by (nine in ten
-residuals) or 1 us, or where the ends as recorded agree no worse, all corrections are 0.
+Clocks that already agree are not corrected: all corrections are 0 if none exceeds the scatter of the ends (the
+90th percentile of the absolute residuals) or 1 us, or if the ends agree at least as well without them.
 
 The formula is that of nsys-jax (align_profiler_data_timestamps), with these differences: instances are
 matched by `thence.analysis.collectives.instances`; an instance needs only two of the ranks, since each pair
@@ -44,11 +44,11 @@ __all__ = ["Alignment", "align_clocks", "aligned", "quantiles"]
 _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
 _SETTLED_NS = 0.5
-"""The iteration has converged when no correction changes by as much."""
+"""The iteration has converged when every correction changes by less than this."""
 _RESOLUTION_NS = 1000
-"""Corrections below the resolution of GPU timestamps are none."""
+"""Resolution of GPU timestamps; if no correction exceeds it, all are 0."""
 _SCATTER = 0.9
-"""Share of the residuals that a correction must exceed."""
+"""Share of the absolute residuals that a correction must exceed."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Alignment(Shown):
     """Estimated clock offsets of the ranks.
 
     Attributes:
-        corrections: by rank: rank, correction_ns (Int64, to be subtracted from the rank's times; null
-            if it shares no collective with any other; 0 for all where the clocks agree), instances (how many
-            it shares), cluster (ranks of one cluster are aligned with each other, not with those of another).
-        skews: rank, instance (number as in `collective_instances`), skew_ns: residual distance of each end
-            from the mean of its instance after the correction.
+        corrections: one row per rank: rank, correction_ns (Int64, to be subtracted from the rank's times; null
+            if the rank shares no collective with another; 0 for all if the clocks agree), instances (how many
+            it shares), cluster (ranks of one cluster are aligned with each other, but not with other clusters).
+        skews: rank, instance (number as in `collective_instances`), skew_ns: distance of each end from the mean end
+            of its instance after the correction.
         residual_median_ns: median of the absolute residual skews; None without shared instances.
-        residual_max_ns: the largest of them.
-        residual_p90_ns: nine in ten of them are at most this.
-        matched: number of collective instances that at least two ranks took part in.
+        residual_max_ns: the largest absolute residual skew.
+        residual_p90_ns: the 90th percentile of the absolute residual skews.
+        matched: number of collective instances that at least two ranks took part in and that were used.
     """
 
     corrections: pl.DataFrame
@@ -93,7 +93,7 @@ class Alignment(Shown):
 
     @property
     def statement(self) -> str:
-        """What was done, one sentence for people."""
+        """One sentence on what was corrected, as text for the user."""
         if self.residual_median_ns is None or self.residual_max_ns is None:
             return (
                 "the ranks share no collective that ends together on all of them, so their clocks are not "
@@ -140,19 +140,19 @@ def align_clocks(trace: Attributed, instances: Instances | None = None) -> Align
     """Estimates the corrections that put the ranks on one clock.
 
     Args:
-        trace: of several ranks. Used are instances of kinds that end together for all, that every device of
-            the trace in their group shows, and whose group is the largest.
+        trace: a trace of several ranks. An instance is used if its kind ends together on all ranks, every device of
+            the trace in its group shows it, and no used instance has a larger group.
         instances: as `collective_instances` returns them for this trace; None computes them.
     """
     return aligned(instances or collective_instances(trace), trace.ranks)
 
 
 def aligned(instances: Instances, ranks: Sequence[int]) -> Alignment:
-    """As `align_clocks`, of instances alone.
+    """As `align_clocks`, from instances alone.
 
     Args:
-        instances: of the ranks.
-        ranks: those that are in question, ascending.
+        instances: instances of the ranks.
+        ranks: the ranks to align, ascending.
     """
     shared = _ends_by_rank(instances)
     numbers = {rank: number for number, rank in enumerate(ranks)}
@@ -190,7 +190,7 @@ def aligned(instances: Instances, ranks: Sequence[int]) -> Alignment:
 def _worth_it(
     rank: Int64, instance: Int64, end: Float64, estimated: Float64
 ) -> tuple[Int64, Float64]:
-    """The corrections, all 0 where the clocks already agree, and the skews that are left."""
+    """The corrections, all 0 if the clocks already agree, and the residual skews."""
     corrections = np.rint(estimated).astype(np.int64)
     left, recorded = _skews(instance, end - corrections[rank]), _skews(instance, end)
     if not len(end):
@@ -203,7 +203,7 @@ def _worth_it(
 
 
 def _ends_by_rank(instances: Instances) -> pl.DataFrame:
-    """Mean end per rank of every instance that shows how the clocks of two ranks or more differ."""
+    """The mean end per rank of every instance that is used to compare the clocks of two or more ranks."""
     ends = (
         instances.rows.select(
             *("instance", "rank", "device", "end", "group_size"),
@@ -231,7 +231,7 @@ def _ends_by_rank(instances: Instances) -> pl.DataFrame:
 
 
 def _repeats(rows: pl.DataFrame, *keys: str) -> bool:
-    """Whether two rows have the same keys, which they hardly ever have."""
+    """Whether two rows have the same keys, which is rare."""
     number = np.sort(together(rows, *keys))
     return bool((np.diff(number) == 0).any())
 
@@ -246,15 +246,15 @@ def _median_corrections(rank: Int64, instance: Int64, end: Float64, cluster: Int
     """The median skew of each rank, iterated to convergence where not every rank has every instance.
 
     Where all ranks of a cluster took part in all of its instances, the corrections shift all means alike and one
-    pass suffices. Otherwise correcting a rank shifts only the means of its instances, so the medians are taken
-    again until none changes by `_SETTLED_NS`. Skews do not tell when all clocks of a cluster move together, so
-    such a movement is no change.
+    pass suffices. Otherwise correcting a rank shifts only the means of its instances, so the medians are computed
+    again until none changes by `_SETTLED_NS`. A change that is common to all clocks of a cluster does not affect the
+    skews, so it does not count as a change.
 
     Args:
-        rank: of each end, from 0.
-        instance: of each end, from 0.
+        rank: number of the rank of each end, from 0.
+        instance: number of the instance of each end, from 0.
         end: ns.
-        cluster: of each rank, as `_connected_components` returns it.
+        cluster: cluster of each rank, as `_connected_components` returns it.
     """
     ranks = len(cluster)
     corrections = np.zeros(ranks)
@@ -279,7 +279,7 @@ def _median_corrections(rank: Int64, instance: Int64, end: Float64, cluster: Int
 
 
 def _complete(rank: Int64, instance: Int64, cluster: Int64) -> npt.NDArray[np.bool_]:
-    """By number of cluster, whether each of its ranks has an end of each of its instances."""
+    """For each cluster number, whether each rank of the cluster has an end of each instance of the cluster."""
     count = len(cluster)
     of_rank = np.bincount(rank, minlength=count)
     of_cluster = np.zeros(count, np.int64)
@@ -294,13 +294,13 @@ def quantiles(group: Int64, value: Float64, groups: int, share: float) -> Float6
     """A quantile of the values of each group, as `np.quantile` interpolates; NaN for groups without any.
 
     Args:
-        group: of each value, from 0, shape (n,).
+        group: group of each value, from 0, shape (n,).
         value: shape (n,).
         groups: how many groups.
         share: from 0 to 1.
     """
     if len(group) and (np.diff(group) < 0).any():
-        # Numbers of two bytes are sorted in linear time.
+        # NumPy sorts 16-bit integers in linear time (radix sort).
         narrow = group.astype(np.uint16) if groups <= 1 << 16 else group
         value = value[np.argsort(narrow, kind="stable")]
     count = np.bincount(group, minlength=groups)
@@ -328,5 +328,5 @@ def _connected_components(rank: Int64, instance: Int64, ranks: int) -> Int64:
             break
         cluster = new[
             new
-        ]  # the lowest rank known is of the same component: so long chains take few passes
+        ]  # pointer jumping, so that long chains take few passes: new holds ranks of the same component
     return cluster

@@ -1,8 +1,8 @@
 """Collectives: message size, bandwidth, exposed and hidden time, and waits for other ranks.
 
-Bandwidth of a whole kernel contains its wait for other ranks, that of the transfer does not: see
-`thence.analysis.collectives.waits`; formulas in `thence.analysis.collectives.kinds`. Exposed and hidden time are
-those of `thence.analysis.collectives.exposure`. nsys-jax sums the overlaps instead of taking their union, so its
+The bandwidth of a whole kernel includes the wait for other ranks, the bandwidth of the transfer does not: see
+`thence.analysis.collectives.waits`; the formulas are in `thence.analysis.collectives.kinds`. Exposed and hidden time
+are those of `thence.analysis.collectives.exposure`. nsys-jax sums the overlaps instead of taking their union, so its
 hidden time can exceed the duration.
 """
 
@@ -43,28 +43,29 @@ class Collectives(Shown):
     Attributes:
         phases: which executions of programs were counted, and why.
         first: first calls of communicators, left out as warm-up.
-        aligned: whether the ends of shared collectives say how far the ranks' clocks are apart; if not,
-            waits of ranks with clocks of their own mean nothing.
-        clocks: what is known of the ranks' clocks, one sentence; empty for one rank.
-        devices: rank, device, communication_ns, exposed_ns: of everything that communicates, whether or not
-            it was left out as warm-up; the same as `thence.analysis.streams` says.
-        left_out: count, duration_ns, exposed_ns of what was left out.
-        by_size: by collective, bytes, group_size, described, and kernel (name; of kernels without a
+        aligned: whether the ends of shared collectives show how far the ranks' clocks are apart; if not, waits
+            between ranks are meaningful only if the ranks have the same clock.
+        clocks: what is known about the ranks' clocks, one sentence; empty for one rank.
+        devices: rank, device, communication_ns, exposed_ns of all communication, including what was left out as
+            warm-up; equal to the times of `thence.analysis.streams`.
+        left_out: count, duration_ns, exposed_ns of the kernels that were left out.
+        by_size: by collective, bytes, group_size, described, and kernel (name of kernels without a
             description, whose bytes and group_size are null): count (kernels, one per device), duration_ns,
             exposed_ns, hidden_ns, overlapped_ns (they add up to duration_ns),
-            algorithm_gbps_mean/std/max and bus_gbps_mean/std/max of whole kernels, and over the instances
-            that at least two devices show: instances, wait_ns_mean/max/sum (the longest wait of each),
-            device_wait_ns_sum (all waits); and over those that all participants show: transfers,
+            algorithm_gbps_mean/std/max and bus_gbps_mean/std/max of whole kernels; over the instances
+            that at least two devices show: instances, wait_ns_mean/max/sum (of the longest wait of each instance),
+            device_wait_ns_sum (all waits); and over the instances that all participants show: transfers,
             transfer_ns_mean/median/min, transfer_algorithm_gbps_ and transfer_bus_gbps_max/median/std (null
             if there are none). Standard deviations are those of the population.
         rows: one row per kernel: row (in Tables.collectives; null without a description), gpu, rank, device,
-            program (name), instruction, kernel (see above), collective (null where not even the kernel's
-            name says it), bytes, group_size, source_rank, described, start, duration_ns, exposed_ns, hidden_ns,
-            overlapped_ns, algorithm_gbps, bus_gbps, instance, unmatched (why it has no partner).
+            program (name), instruction, kernel (as in by_size), collective (null if there is no description and the
+            kernel's name does not contain the kind), bytes, group_size, source_rank, described, start, duration_ns,
+            exposed_ns, hidden_ns, overlapped_ns, algorithm_gbps, bus_gbps, instance, unmatched (why it has no
+            partner).
         instances: one row per instance, as `thence.analysis.collectives.waits.instance_times` returns them.
-            An instance is all devices that ran it together, and of batched sends and receives each kernel.
+            An instance is one collective on all devices that took part, or one kernel of batched sends and receives.
         stragglers: by rank and device, as `thence.analysis.collectives.waits.late_devices` returns them.
-        notes: what must be known to read the numbers, one sentence each.
+        notes: caveats that are needed to read the numbers, one sentence each.
     """
 
     phases: Phases
@@ -81,7 +82,7 @@ class Collectives(Shown):
 
     @property
     def statement(self) -> str:
-        """What was left out as warm-up, one sentence for people."""
+        """One sentence on what was left out as warm-up, as text for the user."""
         if not self.first.kernels:
             return self.phases.statement
         return "; ".join(
@@ -90,7 +91,7 @@ class Collectives(Shown):
 
     @property
     def tables(self) -> pl.DataFrame:
-        """`stragglers`, then `by_size`, as one frame: the first column, table, says which (late or sizes)."""
+        """`stragglers`, then `by_size`, as one frame; the first column, table, is ``late`` or ``sizes``."""
         late = self.stragglers.with_columns(pl.lit("late").alias("table"))
         sizes = self.by_size.with_columns(pl.lit("sizes").alias("table"))
         both = pl.concat([late, sizes], how="diagonal")
@@ -138,11 +139,11 @@ def collectives(
     alignment: Alignment | None = None,
     instances: Instances | None = None,
 ) -> Collectives:
-    """Computes sizes, bandwidths, exposed time and waits of all that communicates.
+    """Computes sizes, bandwidths, exposed time and waits of all communication.
 
     Args:
-        trace: attributed. Collectives outside programs are counted but for first calls of communicators.
-        warm_up: rule that says which executions of programs count, or its result.
+        trace: attributed. Collectives outside programs are counted, except first calls of communicators.
+        warm_up: rule that decides which executions of programs count, or its result.
         alignment: corrections of the ranks' clocks, used for waits only.
         instances: as `collective_instances` returns them for this trace; None computes them.
     """
@@ -236,7 +237,7 @@ def _by_size(rows: pl.DataFrame, seen: pl.DataFrame) -> pl.DataFrame:
         for which in ("algorithm", "bus")
         for what, options in (("max", {}), ("median", {}), ("std", {"ddof": 0}))
     ]
-    # Sender and receiver have rows of their own, and share their instances.
+    # Sender and receiver have separate rows by size, and share their instances.
     shared = rows.filter("described").select(*_KEYS, "instance").unique()
     waits = (
         shared.join(seen.drop("collective", "bytes", "group_size"), on="instance")
@@ -268,7 +269,7 @@ def _notes(
     rows: pl.DataFrame,
     seen: pl.DataFrame,
 ) -> list[str]:
-    """What must be known to read the numbers."""
+    """The caveats that are needed to read the numbers."""
     notes: list[str] = []
     if not every["described"].all():
         notes.append(undescribed_kernels(trace, every))

@@ -1,13 +1,14 @@
 """Exposed communication: the time in which a device communicates and computes nothing.
 
-    communication = union of the activities that `communicates` names
+    communication = union of the activities for which `communicates` is true
     compute       = union of all other kernels and thunks; copies and sets are neither
     exposed       = length of (communication minus compute), per device
 
-Each exposed instant is charged to one activity, so that rows add up to the device: to the one that began
-first among those that run then, of equal ones to the lowest row. For one activity
+Each exposed instant is charged to one activity, so that rows add up to the device: among the communication that runs
+at that time, to the activity that began first; among those that began at the same time, to the lowest row. For one
+activity
 
-    duration = exposed (charged to it) + hidden (compute runs) + overlapped (charged to an earlier one)
+    duration = exposed (charged to it) + hidden (compute runs) + overlapped (charged to an earlier activity)
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def exposure(trace: Attributed) -> Exposure:
     timeline = OneTimeline.of(number, start, start + lanes["duration"].to_numpy(), devices.height)
     computing = lanes["computes"].to_numpy()
     compute = union(timeline.start[computing], timeline.end[computing])
-    # On the timeline as on each device: by start, of equal ones the lowest row first.
+    # Sorted by start on the common timeline, the lowest row first among equal starts.
     talking_rows = np.flatnonzero(lanes["communicates"].to_numpy())
     talking_rows = talking_rows[np.argsort(timeline.start[talking_rows], kind="stable")]
     start, end = timeline.start[talking_rows], timeline.end[talking_rows]

@@ -1,17 +1,17 @@
-"""First calls of communicators of PyTorch, which are warm-up.
+"""First calls of PyTorch's communicators, which are warm-up.
 
-torch.distributed makes a communicator of NCCL when it is first used: ranks come to that call at very
-different times, connections are made and code is loaded. A trace that begins later does not hold that
-call, so one is left out only with evidence:
+torch.distributed creates an NCCL communicator when it is first used: ranks reach that call at very
+different times, connections are established and code is loaded. A trace that begins later does not contain the first
+call, so a call is left out only if
 
 - its sequence number is 1 (torch.distributed counts the collectives of each group from 1), or
-- it is the first that its rank launched after a range ``ncclCommInit...``, or
-- it is the first of its group and rank in the trace, and its host op (``c10d::...``), in which the communicator is
-  made, took more than `_MAKING_NS` and `_TIMES` times the median of that group's other ops.
+- it is the first that its rank launched after a range ``ncclCommInit...`` began, or
+- it is the first of its group and device in the trace, and its host op (``c10d::...``), which creates the communicator,
+  took more than `_MAKING_NS` and more than `_TIMES` times the median of the group's other ops, if there are any.
 
-All kernels of an instance are left out together, but those of batches, each of which is an instance of its own.
-Collectives of XLA programs are warm-up with the execution that they are part of (`thence.analysis.programs.warmup`),
-and replays of CUDA graphs come after their capture.
+All kernels of an instance are left out together; a kernel of a batch is an instance of its own.
+Collectives of XLA programs are warm-up if the execution that contains them is (`thence.analysis.programs.warmup`).
+Replays of CUDA graphs are never first calls, because the capture came before them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class FirstCalls:
 
     Attributes:
         row: rows in ``trace.collectives``, ascending.
-        kernels: how many kernels.
-        communicators: of how many groups.
-        total_ns: sum of their durations.
+        kernels: number of kernels.
+        communicators: number of groups of these kernels.
+        total_ns: sum of the kernels' durations.
     """
 
     row: pl.Series
@@ -55,7 +55,7 @@ class FirstCalls:
 
     @property
     def statement(self) -> str:
-        """What is left out, one sentence for people; empty where nothing is."""
+        """One sentence on what is left out, as text for the user; empty if nothing is."""
         if not self.kernels:
             return ""
         groups = (
@@ -71,13 +71,13 @@ NONE = FirstCalls(pl.Series("row", [], dtype=pl.UInt32), 0, 0, 0)
 
 
 def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
-    """The first calls of communicators; none if nothing else would be left.
+    """The first calls of communicators; `NONE` if leaving them out would leave no kernel.
 
     Args:
-        trace: whose host ranges may show when communicators were made.
+        trace: its host ranges may show when communicators were created.
         rows: as `thence.analysis.collectives.instances.Instances` holds them.
     """
-    several = pl.col("group_size").ne_missing(1)  # one rank alone makes no connections
+    several = pl.col("group_size").ne_missing(1)  # a group of one rank establishes no connections
     eager = rows.filter(~pl.col("of_xla"), ~pl.col("replayed"), several).with_columns(
         duration=pl.col("end") - pl.col("start"),
         first=pl.col("start") == pl.col("start").min().over("group", "rank", "device"),
@@ -97,7 +97,7 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
 
 
 def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
-    """First calls whose host op took so long that the communicator was made in it."""
+    """First calls whose host op took so long that it must have created the communicator."""
     wanted = matching(trace.host["name"], _OPS)
     launch = trace.places["launch"].gather(rows["gpu"].cast(pl.UInt32))
     parent = trace.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
@@ -116,7 +116,7 @@ def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _after_initialising(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
-    """The first collective that each rank launched after each range that makes a communicator."""
+    """The first collective that each rank launched after the start of each range that creates a communicator."""
     made = trace.host.filter(matching(trace.host["name"], _INITIALISED))
     launched = rows.drop_nulls("launch").sort("rank", "launch")
     parts = [rows.clear()]

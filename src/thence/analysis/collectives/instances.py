@@ -6,9 +6,9 @@
     collectives of XLA programs          same instruction in executions that are aligned by program name
     all others, and replays of graphs    same process group, aligned by what they move
 
-Aligned means that the sequences of two participants are laid side by side (`call_alignment`), not counted
-from their starts. Replays of a CUDA graph repeat the sequence numbers of their capture, so these are
-tokens there. What cannot be matched is an instance of its own, with the reason.
+Aligned means that the sequences of calls of two participants are matched by their content (`call_alignment`), not
+by counting from their starts. Replays of a CUDA graph repeat the sequence numbers of the capture, so for replays
+the numbers are only part of the tokens. A kernel that cannot be matched is an instance of its own, with the reason.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ UNMATCHED = {
 
 _GROUP = ("group_name", "group_description", "group_ranks")
 _UNEVEN = ("all-to-all", "ragged-all-to-all", "gather", "scatter")
-"""Ranks of these may put in different numbers of bytes."""
+"""Kinds in which ranks may contribute different numbers of bytes."""
 _SOME_PEERS = ("collective-permute", "coalesced", "send-recv")
-"""Pairs or rings of ranks that no producer names."""
+"""Kinds between pairs or rings of ranks, which no producer records."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Instances:
 
     Attributes:
         rows: row (in ``trace.collectives``), gpu (row), rank, device, collective (kind), bytes, group_size,
-            source_rank, sequence, start, end (ns), launch (ns, null where unknown), group (number; of sends and
-            receives also by peers), of_xla, replayed, instance (number), members (devices of the trace that
-            have calls of its group, or run its XLA program), matched (devices that show the instance),
-            unmatched (a key of `UNMATCHED`; null where it is matched, or where there is nobody else to match
-            it with). In order of row. A kernel of a batch is an instance of its own.
-        peers: instance, rank, device, start, end (ns): the kernels of other devices that a kernel of a batch
-            exchanges messages with, which have instances of their own.
+            source_rank, sequence, start, end (ns), launch (ns, null where unknown), group (number; sends and
+            receives of different peers are different groups), of_xla, replayed, instance (number), members (number
+            of devices of the trace that have calls of its group, or run its XLA program), matched (number of devices
+            that show the instance), unmatched (a key of `UNMATCHED`; null where it is matched, or where no other
+            device could have a partner). In order of row. A kernel of a batch is an instance of its own.
+        peers: instance, rank, device, start, end (ns), all_shown (`NO_PEERS`): the kernels of other devices that a
+            kernel of a batch exchanges messages with, which have instances of their own.
     """
 
     rows: pl.DataFrame
@@ -89,8 +89,8 @@ def collective_instances(trace: Attributed) -> Instances:
     """Matches rows of ``Tables.collectives`` that are the same collective on different ranks and devices.
 
     Several kernels with one sequence number are parts of one collective. Replica groups of one XLA
-    instruction are not distinguished, because no producer lists them per execution: where more devices
-    ran it than one group has, it is not matched. Rows without a kernel are left out.
+    instruction are not distinguished, because no producer lists them per execution: if more devices
+    ran the instruction than a group has, it is not matched. Rows without a kernel are left out.
     """
     rows = _rows(trace)
     calls = _aligned(_calls(rows))
@@ -132,7 +132,7 @@ def collective_instances(trace: Attributed) -> Instances:
 
 
 def _devices(rows: pl.DataFrame) -> pl.Series:
-    """How many devices have rows of the same instance, for each row."""
+    """For each row, the number of devices that have rows of the same instance."""
     distinct, base = np.unique(together(rows, "rank", "device"), return_inverse=True)
     pairs = np.unique(rows["instance"].to_numpy() * len(distinct) + base)
     instance = pairs // max(len(distinct), 1)
@@ -141,9 +141,9 @@ def _devices(rows: pl.DataFrame) -> pl.Series:
 
 
 def together(rows: pl.DataFrame, *keys: str) -> npt.NDArray[np.int64]:
-    """One number for each row, equal for rows that are equal in all columns (of numbers from 0).
+    """One number for each row, equal for rows that are equal in all key columns (which hold numbers from 0).
 
-    A sort of it takes a fraction of the time and memory of grouping by the columns where nearly all rows differ.
+    If nearly all rows differ, sorting these numbers takes a fraction of the time and memory of a group_by.
     """
     number = np.zeros(rows.height, np.int64)
     for key in keys:
@@ -153,11 +153,11 @@ def together(rows: pl.DataFrame, *keys: str) -> npt.NDArray[np.int64]:
 
 
 def _rows(trace: Attributed) -> pl.DataFrame:
-    """Described kernels, and the parts of those of batches, with what tells them apart.
+    """Described kernels, or the parts of kernels of batches, with the columns by which they are matched.
 
-    group: of calls that are matched among each other. what: the kind, or the instruction of XLA. number: the
-    sequence number, or how often the instruction ran before in its execution. call: number of the call
-    that is aligned. token: what is compared there. by_order: whether it is aligned at all.
+    group: number of the group within which calls are matched. what: the kind, or the XLA instruction. number: the
+    sequence number, or how often the instruction ran before in the same execution. call: number of the call
+    that is aligned. token: number that alignment compares. by_order: whether the row is matched by alignment.
     """
     described = pieces(trace.collectives, trace.collective_parts)
     kernels = trace.gpu.select(
@@ -183,13 +183,13 @@ def _rows(trace: Attributed) -> pl.DataFrame:
 
 
 def attached(rows: pl.DataFrame, others: pl.DataFrame, *on: str) -> pl.DataFrame:
-    """The rows with the columns of others, whose keys occur once; a join would copy every column of the rows."""
+    """The rows with the columns of others, whose keys are unique; a plain join would copy every column of the rows."""
     added = rows.select(on).join(others, on=on, how="left", maintain_order="left")
     return rows.hstack(added.drop(on))
 
 
 def _kinds(names: pl.Series) -> pl.Series:
-    """The kind of each collective; the rules for names look at each name once."""
+    """The kind of each collective; the patterns are searched in each distinct name only once."""
     distinct = names.cast(pl.String).drop_nulls().unique()
     kinds = distinct.to_frame("name").select(kind_of(pl.col("name"))).to_series()
     return names.cast(pl.String).replace_strict(
@@ -200,8 +200,9 @@ def _kinds(names: pl.Series) -> pl.Series:
 def _in_job(name: str) -> pl.Expr:
     """A peer's rank in the job.
 
-    torch.profiler names the peer only, and by its place in the process group; who names both ends means ranks
-    of the job. A list of ranks that was cut off says nothing, nor does a number that no rank has.
+    torch.profiler records only the peer, by its position in the process group; producers that record both ends record
+    ranks of the job. The position is kept as it is if the list of ranks is cut off; a number that exceeds 32 bits or
+    a position outside of the list gives null.
     """
     one = pl.col("source_rank").is_null() != pl.col("destination_rank").is_null()
     listed = pl.when(one).then(pl.col("group_ranks").cast(pl.String))
@@ -216,7 +217,7 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
     """Adds the columns that `_rows` describes."""
     frame = _grouped(frame)
     # Kernels of one replay with one sequence number are parts of one call; an execution of a
-    # program is one call; every other kernel is one.
+    # program is one call; every other kernel is a call of its own.
     of_xla, repeated = pl.col("of_xla"), pl.when("replayed").then("sequence")
     part = pl.when("replayed", pl.col("sequence").is_not_null()).then("correlation")
     call = pl.struct(
@@ -260,9 +261,9 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _grouped(frame: pl.DataFrame) -> pl.DataFrame:
-    """Adds the group of each kernel, what it is there, and whether its sequence number counts.
+    """Adds the group of each kernel, its kind or instruction, and whether it is matched by its sequence number.
 
-    Sends and receives of a pair are a group of their own; their numbers differ between the two.
+    Sends and receives of a pair are a group of their own, because their sequence numbers differ between the two ranks.
     """
     kind = pl.col("collective")
     of_xla = pl.col("program").is_not_null() & pl.col("hlo").is_not_null()
@@ -290,9 +291,9 @@ def _number(text: pl.Expr) -> pl.Expr:
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
-    """The calls that are matched by order, in the order of their launch.
+    """The calls that are matched by alignment, in the order of their launch.
 
-    A call of XLA, one execution, ends with the last of its collectives that ends for all.
+    A call of XLA is an execution of a program; its end is that of its last collective of a kind in `JOINT`.
     """
     joint = pl.col("collective").is_in(JOINT)
     calls = (
@@ -305,7 +306,7 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
             joint=joint.any(),
         )
     )
-    # Kernels on several streams begin in any order, so where all launches are known these count.
+    # Kernels on several streams begin in any order, so calls are sorted by launch if all launches are known.
     known = calls.group_by("group", "rank", "device").agg(known=pl.col("launch").null_count() == 0)
     return (
         calls.join(known, on=["group", "rank", "device"], maintain_order="left")
@@ -315,7 +316,7 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _aligned(calls: pl.DataFrame) -> pl.DataFrame:
-    """For each call the number of the call of the reference that it belongs to, or why it has none.
+    """For each call, the number of the reference's call that it is paired with, or why there is none.
 
     The reference of a group is the participant with the most calls.
 
@@ -329,7 +330,7 @@ def _aligned(calls: pl.DataFrame) -> pl.DataFrame:
     aligned, ambiguous = np.full(len(call), -1, np.int64), np.zeros(len(call), np.bool_)
     parts = [slice(*ends) for ends in pairwise(bounds.tolist()) if ends[0] < ends[1]]
     for _, of_group in groupby(parts, key=lambda part: group[part.start]):
-        # The first of those with the most calls.
+        # The reference is the first of the participants with the most calls.
         reference, *others = sorted(of_group, key=lambda part: part.start - part.stop)
         ours = every.part(reference.start, reference.stop)
         for part in others:

@@ -1,4 +1,4 @@
-"""Kinds of collectives: from the names that libraries give, and what each kind means for time and bandwidth.
+"""Kinds of collectives: recognised by the names that libraries give, and what each means for time and bandwidth.
 
 Bandwidths follow nccl-tests (doc/PERFORMANCE.md) and nsys-jax: with message size m in bytes, n
 devices in the group and duration t in ns, in decimal GB/s (1 GB/s = 1 byte/ns)
@@ -18,7 +18,7 @@ JOINT = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
     "barrier",
 )
-"""Every participant needs data of every other, so none can end before the last has begun, and they
+"""Every participant needs data from every other, so none can end before the last has begun, and they
 end together."""
 FROM_ROOT = ("broadcast", "scatter")
 """Receivers wait for the root; the root may end before they begin."""
@@ -27,7 +27,7 @@ TO_ROOT = ("reduce", "gather")
 PEERS = ("send", "recv")
 """A pair: source and destination."""
 
-_KINDS = (  # first match decides; names lose case, separators and a leading underscore before
+_KINDS = (  # the first match decides; names are in lower case, with only letters and digits
     ("ragged-all-to-all", "ragged"),
     ("reduce-scatter", "reducescatter"),
     ("all-gather", "allgather"),
@@ -37,12 +37,12 @@ _KINDS = (  # first match decides; names lose case, separators and a leading und
     ("broadcast", "broadcast"),
     ("barrier", "barrier"),
 )
-_PLAIN = (  # only where the name, without a suffix of PyTorch, is this
+_PLAIN = (  # these must match the whole name, apart from a suffix of PyTorch
     *((kind, f"^{kind}(?:oop|coalesced)?$") for kind in ("reduce", "gather", "scatter")),
     ("send", "^i?send$"),
     ("recv", "^i?recv$"),
 )
-_KERNELS = (  # of names such as ncclDevKernel_Reduce_Sum_f32_RING_LL(...)
+_KERNELS = (  # for names such as ncclDevKernel_Reduce_Sum_f32_RING_LL(...)
     ("send-recv", "^(?:nccl|rccl)(?:dev)?kernelsendrecv"),
     ("reduce", "^(?:nccl|rccl)(?:dev)?kernelreduce"),
 )
@@ -51,16 +51,16 @@ _PARTIAL = ("all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all")
 
 
 def kind_of(name: pl.Expr) -> pl.Expr:
-    """The kind of a collective, as XLA spells it, from the name its library gives.
+    """The kind of a collective, as XLA spells it, from the name that its library gives.
 
-    ``_allgather_base`` and ``allgather_into_tensor_coalesced`` become all-gather; a name that is
-    none of the known kinds stays as it is.
+    ``_allgather_base`` and ``allgather_into_tensor_coalesced`` become all-gather; a name of no known kind
+    stays as it is.
     """
     return pl.coalesce(_first(name, (*_KINDS, *_PLAIN)), name.cast(pl.String))
 
 
 def kind_of_kernel(name: pl.Expr) -> pl.Expr:
-    """The kind that the name of a kernel says; null where it says none, as with ``ncclDevKernel_Generic``."""
+    """The kind of collective in the name of a kernel; null if there is none, as in ``ncclDevKernel_Generic``."""
     return _first(name, (*_KINDS, *_KERNELS))
 
 

@@ -19,9 +19,9 @@ _OTHER = "thence record and torch.profiler describe them"
 
 
 def why_no_collectives(trace: Attributed) -> str:
-    """The message for a trace without any communication, to follow the input's name and a colon.
+    """The message for a trace that describes no collectives, to follow the input's name and a colon.
 
-    It claims that there was none only if the trace has one GPU.
+    A single GPU is given as the cause only if the trace has one GPU and no kernel communicates.
     """
     ranks = len(trace.ranks)
     devices = trace.gpu.select("rank", "device").n_unique()
@@ -33,11 +33,11 @@ def why_no_collectives(trace: Attributed) -> str:
 
 
 def undescribed_kernels(trace: Attributed, rows: pl.DataFrame) -> str:
-    """How much of the communication has no description, and how to get one.
+    """The message on how much of the communication has no description, and how to record descriptions.
 
     Args:
         trace: attributed.
-        rows: one row per kernel that communicates: described, collective, duration_ns; some of them not described.
+        rows: one row per kernel that communicates: described (false for some), collective, duration_ns.
     """
     without = rows.filter(~rows["described"])
     share = format_share(int(without["duration_ns"].sum()), int(rows["duration_ns"].sum()))
@@ -54,7 +54,7 @@ def undescribed_kernels(trace: Attributed, rows: pl.DataFrame) -> str:
 
 
 def _ways(trace: Attributed) -> str:
-    """How to get descriptions, by the producers of the trace."""
+    """How to record descriptions with the producers of the trace."""
     on = trace.meta.accelerators
     ways = dict.fromkeys(
         advice("no_collectives", [name], accelerators=on) for name in trace.meta.formats

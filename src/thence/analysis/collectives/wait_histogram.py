@@ -1,4 +1,4 @@
-"""How many collectives waited for how long: counts of `collectives.waits` in bins of 1, 2, 5 and so on."""
+"""Histogram of the waits of collectives (`collectives.waits`), with bins that begin at 1, 2, 5, 10, 20, 50 ... us."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def wait_histogram(instances: pl.DataFrame) -> pl.DataFrame:
         instances: columns collective and wait_ns of `thence.analysis.collectives.communication.Collectives`.
 
     Returns:
-        columns collective, from_ns, to_ns (a bin holds waits from the first and below the second; the first
-        bin begins at 0, the last has no end: null) and count; ordered by bin and collective, empty bins
-        between others with a count of 0, those at the ends left out.
+        columns collective, from_ns, to_ns (a bin holds waits of at least from_ns and below to_ns; the first
+        bin begins at 0, the last has no end: null) and count; ordered by bin and collective. All collectives have
+        the same bins: empty bins between others have a count of 0, empty bins at the ends are left out.
     """
     begins = pl.Series([0, *_EDGES], dtype=pl.Int64)
     bins = pl.DataFrame({"from_ns": begins, "to_ns": begins.shift(-1)}).with_row_index("bin")

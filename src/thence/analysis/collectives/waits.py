@@ -1,23 +1,24 @@
-"""Waiting apart from moving: who waited for whom in a collective, and how long the transfer took.
+"""Separates waits from transfers: who waited for whom in a collective, and how long the transfer took.
 
     arrival of a participant   start of its kernel
-    wait of a participant      from its own arrival to that of the last one it needs data of
-    wait of an instance        the longest of these
-    transfer of an instance    where all end together, from the last arrival to the end of that kernel, which takes
-                               both times from one clock; else the longest time in which a participant and
-                               those that it needs were there, until it ended
+    wait of a participant      from its own arrival to the arrival of the last participant whose data it needs
+    wait of an instance        the longest wait of its participants
+    transfer of an instance    for kinds that end together, from the last arrival to the end of that same kernel, so
+                               that both times are from one clock; else the longest time from when a participant and
+                               all that it needs had arrived to the participant's end
 
-Whom a participant needs depends on the kind (`thence.analysis.collectives.kinds`): everyone in an all-reduce
-and its like; the root in a broadcast or scatter; everyone else for the root of a reduce or gather, whose
-others wait for nobody; the peer in a send or receive. A kernel that ended before the other arrived did not
-wait for it: a small message lies in a buffer until then. Kineto does not name the root: without a source
-rank it is the first to end in a broadcast or scatter, and the last to end in a reduce or gather.
+Which participants a participant needs depends on the kind (`thence.analysis.collectives.kinds`): in an all-reduce
+and similar kinds, all; in a broadcast or scatter, the root; in a reduce or gather, the root needs all others,
+which wait for nobody; in a send or receive, the peer. Except for kinds that end together, a kernel that ended before
+the other arrived did not wait for it: a small message stays in a buffer until then. Kineto does not record the root:
+without a source rank, the root is the first to end in a broadcast or scatter, and the last to end in a reduce or
+gather.
 
-The kernel of a batch needs the other ends of all its messages (`thence.analysis.collectives.batches`). It is an
-instance whose only wait is its own; its peers' waits are those of their instances.
+The kernel of a batch needs the other ends of all its messages (`thence.analysis.collectives.batches`). Only its own
+wait counts in its instance; the waits of its peers count in their instances.
 
-The transfer is known only where the trace shows every participant; that of a batch, where all peers had
-begun when it ended.
+The transfer is known only if the trace shows every participant; for a kernel of a batch, all peers must also have
+begun before it ended.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def participants(
     Returns:
         instance, rank, device, start, end (ns, corrected), duration_ns, bus_gbps, collective, bytes,
         group_size, known (whether it is matched with another device), wait_ns (null where not known),
-        awaited (whether it is the one that the others waited for), moving_ns (from when all that it needs
-        had arrived to its end; null where it needs nobody), own (false for the peers of a batch's kernel,
-        whose waits and transfers are not counted here).
+        awaited (whether it is the participant that the others waited for), moving_ns (from when all that it needs
+        had arrived to its end; null where it needs no other), own (false for the peers of a batch's kernel,
+        whose waits and transfers are counted in their own instances).
     """
     shift = alignment.shift() if alignment else pl.lit(0)
     start = pl.col("start")
@@ -85,7 +86,7 @@ def participants(
 
 
 def _roots(places: pl.DataFrame) -> pl.DataFrame:
-    """Adds which participant is the root, as the module says."""
+    """Adds which participant is the root, as the module docstring defines it."""
     kind, number, end = pl.col("collective"), pl.col("number"), pl.col("end")
     named = (pl.col("rank") == pl.col("source_rank")).fill_null(value=False)
     ends = _over_instance(places, named=named, first=end, last=end)
@@ -107,8 +108,8 @@ def _roots(places: pl.DataFrame) -> pl.DataFrame:
 def _over_instance(places: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
     """Adds columns with the least and the largest value of each within the instance: ``least_<name>``, ``most_<name>``.
 
-    The least of truth values is whether all are true, the most whether any is. Window functions of anything
-    but a plain column take long where there are hundreds of thousands of instances.
+    The least of booleans is whether all are true, the largest whether any is. The columns are added first because
+    window functions of anything but a plain column are slow for hundreds of thousands of instances.
     """
     return places.with_columns(**columns).with_columns(
         window
@@ -121,7 +122,7 @@ def _over_instance(places: pl.DataFrame, **columns: pl.Expr) -> pl.DataFrame:
 
 
 def _waits(places: pl.DataFrame) -> pl.DataFrame:
-    """Adds the wait of each participant, and who was awaited."""
+    """Adds the wait of each participant, and whether it is the one that the others waited for."""
     kind, number, start = pl.col("collective"), pl.col("number"), pl.col("start")
     # A batch that ended before its peer began did not need it.
     ends = _over_instance(places, own_end=pl.when("own").then("end"))
@@ -133,7 +134,7 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
         .then(~pl.col("root"))
         .otherwise(there)
     )
-    # The one that the others need and that came last; numbers follow the arrivals of each instance.
+    # The last participant to arrive among those that others need; numbers are in order of arrival in each instance.
     arrivals = _over_instance(
         ends,
         last=pl.when(needed).then(number),
@@ -167,12 +168,12 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
     """One row per instance, from `participants`.
 
     Returns:
-        instance, collective, bytes, group_size, devices (seen), bus_gbps (of the fastest device's whole kernel),
-        fastest_ns, wait_ns (the longest wait), device_wait_ns (sum over the devices), wait_relative (wait_ns /
-        fastest_ns), out_of_step_ns (last end less first start less fastest_ns: the "wait" of nsys-jax's
-        notebook), last_rank, last_device (the one that was waited for), transfer_ns,
-        transfer_algorithm_gbps, transfer_bus_gbps. Waits are null for one device, transfers where the trace
-        does not show all of them.
+        instance, collective, bytes, group_size, devices (in the trace), bus_gbps (of the fastest device's whole
+        kernel), fastest_ns (the shortest duration), wait_ns (the longest wait), device_wait_ns (sum of the waits of all
+        devices), wait_relative (wait_ns / fastest_ns), out_of_step_ns (last end - first start - fastest_ns: the "wait"
+        of nsys-jax's notebook), last_rank, last_device (the device that was waited for), transfer_ns,
+        transfer_algorithm_gbps, transfer_bus_gbps. Waits are null if only one device shows the instance, transfers if
+        the trace does not show all participants.
     """
     start, end = pl.col("start"), pl.col("end")
     size = pl.when(pl.col("collective").is_in(PEERS)).then(2).otherwise("group_size").first()
@@ -204,12 +205,13 @@ def instance_times(places: pl.DataFrame) -> pl.DataFrame:
 
 
 def late_devices(places: pl.DataFrame) -> pl.DataFrame:
-    """One row per rank and device: how often the others waited for it, and how long; from `participants`.
+    """One row per rank and device: how often and how long the others waited for it; from `participants`.
 
     Returns:
-        rank, device, instances (matched ones that it took part in), last (those in which others waited for
-        it), caused_ns (longest wait of each of these, summed), caused_device_ns (waits of all other devices,
-        summed), late_ns_mean and late_ns_max (its start after the first); the most caused first.
+        rank, device, instances (number of matched instances that it took part in), last (number of instances in which
+        others waited for it), caused_ns (the longest wait of each of these instances, summed), caused_device_ns (the
+        waits of all other devices in them, summed), late_ns_mean and late_ns_max (its start minus the first start);
+        the largest caused_ns first.
     """
     others = pl.col("wait_ns").sum().over("instance")
     longest = pl.col("wait_ns").max().over("instance")
