@@ -1,1 +1,1 @@
-"""What changed between two sides of runs, and whether it is more than noise."""
+"""Comparison of two sides of runs: what changed, and whether it is more than noise."""

@@ -1,7 +1,7 @@
-"""The steps of two runs on one time axis, so that equal steps begin together.
+"""The steps of two runs on one time axis, with steps of the same number aligned at their starts.
 
-The k-th step that counts of one run begins where that of the other does: each step is moved as a whole by one
-offset, and durations never change. The longer of two decides where the next pair begins.
+Each step is moved as a whole by one offset, so that the k-th counted steps of both runs begin at the same time.
+Durations never change. The longer step of a pair determines where the next pair begins.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["MOST_STEPS", "SIDES", "AlignedSteps", "aligned_steps"]
 
 SIDES = ("before", "after")
 MOST_STEPS = 20
-"""Pairs of steps that are shown."""
+"""The most pairs of steps that are shown."""
 _PLACES = tuple(kind for kind in COMPARED if kind not in ("kernel", "hlo"))
 _GAP = 0.02
-"""Room between two pairs of steps, as a part of the longest step."""
+"""Gap between two pairs of steps, as a share of the longest step."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class AlignedSteps:
     """The steps of two runs side by side. Times are ns; the first pair begins at 0.
 
     Attributes:
-        inputs: of the two runs.
+        inputs: the inputs of the two runs.
         activities: side (0 before, 1 after), rank, device, stream, name, kind, start, duration and places of the
-            device activities of the steps shown.
-        steps: side, name, start, duration and moved_ns (what was added to the step's times).
+            device activities in the shown steps.
+        steps: side, name, start, duration and moved_ns (the offset that was added to the step's times).
     """
 
     inputs: tuple[tuple[str, ...], tuple[str, ...]]
@@ -51,7 +51,7 @@ class AlignedSteps:
 
 
 def aligned_steps(before: Attributed, after: Attributed) -> AlignedSteps:
-    """The first steps that count of two runs, aligned."""
+    """The first counted steps of two runs, aligned."""
     sides = [_steps_of(trace) for trace in (before, after)]
     count = min(MOST_STEPS, *(frame.height for frame, _ in sides))
     lengths = np.array([frame["duration"].to_numpy()[:count] for frame, _ in sides])
@@ -77,7 +77,7 @@ def aligned_steps(before: Attributed, after: Attributed) -> AlignedSteps:
 
 
 def _steps_of(trace: Attributed) -> tuple[pl.DataFrame, Int64]:
-    """Name, start and duration of the steps that count, and the number of the one of each activity."""
+    """Name, start and duration of the counted steps, and for each activity the number of its counted step."""
     steps = run_steps(trace, causes=False)
     codes = left_out(steps.times["total_ns"].to_numpy(), steps.last)
     counted = np.array([code is None for code in codes], np.bool_)
@@ -89,7 +89,7 @@ def _steps_of(trace: Attributed) -> tuple[pl.DataFrame, Int64]:
 
 
 def _moved(trace: Attributed, step: Int64, moved: Int64, side: int) -> pl.DataFrame:
-    """The activities of the steps shown, each moved with its step."""
+    """The activities in the shown steps, each moved with its step."""
     rows = np.flatnonzero((step != NO_ROW) & (step < len(moved)))
     columns = ("rank", "device", "stream", "name", "kind", "start", "duration")
     places = [trace.places[kind].cast(pl.String) for kind in _PLACES]

@@ -1,4 +1,4 @@
-"""Whether two sides may be compared: what else than the program was different."""
+"""Decides whether two sides may be compared: checks whether anything but the program differed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["NotChecked", "Refusal", "not_checked", "refusals"]
 
 _MOST_GRIDS = 0.5
-"""Part of the common kernels' time in which grids may differ before inputs count as of other shapes."""
+"""Inputs have other shapes if grids differ in more than this share of the common kernels' time."""
 _FEW_GRIDS = 0.05
-"""The same where the bytes copied to the device differ, too."""
+"""As `_MOST_GRIDS`, if the bytes copied to the device also differ."""
 _SAME_BYTES = 0.01
 _LEAST_COMMON = 0.2
-"""Part of the time that the common kernels need to have for their grids to say anything."""
+"""Share of all time that the common kernels must take for a comparison of their grids to be meaningful."""
 _CLOCK_WITHIN = 0.2
-"""Relative spread of the kernels' ratios below which one factor explains them."""
+"""One factor explains the kernels' ratios of times if their quartiles differ by at most this part of the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
-    """A condition that the inputs say nothing of.
+    """A condition that could not be compared, because not every input records it.
 
     Attributes:
-        code: as of a refusal.
+        code: gpu, clocks or shapes, as in `Refusal`.
         text: one sentence.
     """
 
@@ -64,7 +64,7 @@ class NotChecked:
 
 
 def refusals(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[Refusal, ...]:
-    """The reasons why two sides cannot be compared; every run is held against the first."""
+    """The reasons why two sides cannot be compared; runs are compared with the first run whose value is known."""
     runs = [*before, *after]
     found = [
         *_duplicates(before, "before"),
@@ -102,7 +102,7 @@ def _unsound(runs: Sequence[Sample]) -> Iterator[Refusal]:
 def _differing(
     runs: Sequence[Sample], code: str, what: str, value: Callable[[Conditions], object]
 ) -> Iterator[Refusal]:
-    """One refusal for the first run whose value is known and not that of the first run with a known one."""
+    """Yields one refusal for the first run whose known value differs from the first known value."""
     known = [(sample, value(sample.conditions)) for sample in runs]
     known = [(sample, found) for sample, found in known if found]
     for sample, found in known[1:]:
@@ -138,7 +138,7 @@ def _formats(runs: Sequence[Sample]) -> Iterator[Refusal]:
 
 
 def _options(runs: Sequence[Sample]) -> Iterator[Refusal]:
-    """Options that are not stated are off: Kineto writes only those that are on."""
+    """Compares options of the profiler. Missing options count as off: Kineto writes only those that are on."""
     for name in sorted({name for sample in runs for name in sample.conditions.options}):
         yield from _differing(
             runs,
@@ -167,7 +167,11 @@ _CHECKS: tuple[Callable[[Sequence[Sample]], Iterator[Refusal]], ...] = (
 
 
 def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refusal]:
-    """Inputs of other shapes: the kernels that both sides ran have other grids, or inputs are of another size."""
+    """Yields a refusal if inputs have other shapes: the kernels that both sides ran in equal number have other grids.
+
+    If the bytes copied to the device differ too, a small difference of the grids suffices. Only the first run of
+    each side is compared.
+    """
     one, other = (side[0].conditions for side in (before, after))
     differing, common = _grid_difference(one.grids, other.grids)
     sizes = [c.copied_bytes for c in (one, other)]
@@ -190,7 +194,7 @@ def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refus
 
 
 def _grid_difference(one: pl.DataFrame, other: pl.DataFrame) -> tuple[float, float]:
-    """Of kernels that ran equally often on both sides: the part of their time in other grids, and their part of all."""
+    """For kernels that ran equally often on both sides: the share of their time with other grids, and of all time."""
     counts = [
         side.group_by("kernel").agg(
             count=pl.col("count").sum().round(2),
@@ -209,7 +213,7 @@ def _grid_difference(one: pl.DataFrame, other: pl.DataFrame) -> tuple[float, flo
 
 
 def not_checked(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[NotChecked, ...]:
-    """Conditions that the inputs say too little of to be compared."""
+    """The conditions that not every input records, so that they cannot be compared."""
     runs = [*before, *after]
     found = []
     if any(not sample.conditions.gpus for sample in runs):
@@ -223,7 +227,7 @@ def not_checked(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[NotC
 
 
 def _one_factor(before: Sample, after: Sample) -> str:
-    """A hint that a clock changed: one factor between the times of all kernels that both sides ran alike."""
+    """A hint that a clock changed, if all kernels that both sides ran equally differ by one factor; else empty."""
     joined = before.conditions.grids.join(after.conditions.grids, on=["kernel", "grid", "count"])
     joined = joined.filter(pl.col("ns") > 0, pl.col("ns_right") > 0)
     if joined.height < 8:

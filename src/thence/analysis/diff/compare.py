@@ -42,14 +42,14 @@ __all__ = ["ROWS", "SAME_SHARE", "VERDICTS", "Diff", "Row", "compare"]
 
 VERDICTS = ("slower", "faster", "new", "gone", "unknown", "same")
 LEVEL = 0.05
-"""The false discovery rate, and the probability that a 95 % interval misses."""
+"""The false discovery rate, and the probability that the true difference is outside of its 95 % interval."""
 SAME_SHARE = 0.01
-"""A row is the same if its interval lies within this part of the row."""
+"""A row is the same if the interval of its difference lies within this share of the row's time before, ..."""
 _SAME_SHARE_OF_STEP = 0.001
-"""... or within this part of the step, whichever is more; rows below it on both sides are left out."""
+"""... or within this share of the step, whichever is more; rows below this share on both sides are left out."""
 _WHOLE = (STEP, BUSY, IDLE, COMMUNICATION)
 _ALWAYS = ((STEP, ALL), (BUSY, ALL), (IDLE, ALL), (COMMUNICATION, EXPOSED))
-"""Rows that are shown however small they are."""
+"""Rows that are never left out, even if they are small."""
 
 ROWS = {
     "by": pl.String,
@@ -73,7 +73,7 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Row:
-    """The whole step: as a row of `Diff.rows`."""
+    """The row of the whole step, with the columns of `Diff.rows`."""
 
     before_ns: float
     after_ns: float
@@ -84,7 +84,7 @@ class Row:
 
     @property
     def difference_ns(self) -> float:
-        """After less before."""
+        """After minus before."""
         return self.after_ns - self.before_ns
 
     def to_json(self) -> dict[str, Any]:
@@ -112,21 +112,21 @@ class Diff(Shown):
     """What changed between two sides. Times are ns per step and device, means over the runs of a side.
 
     Attributes:
-        before, after: the runs.
-        refusals: why they should not be compared; see `refusals`.
-        not_checked: what the inputs do not say.
+        before, after: the runs of each side.
+        refusals: why the sides should not be compared; see `refusals`.
+        not_checked: conditions that could not be compared, because not every input records them.
         total: the length of a step.
-        rows: one per row that takes at least a thousandth of a step on one side, in the columns of `ROWS`. by:
+        rows: rows that take at least a thousandth of a step on one side, with the columns of `ROWS`. by:
             busy, idle, communication or a kind of place. low_ns and high_ns: 95 % interval of the difference,
-            null where nothing is known of the noise. more_runs: how many more runs a side would tell, null where
-            the verdict is certain, or no noise is known. p: before correction, null for new and gone. matched: the
-            rule by which rows of different names are one (`Match`). The largest differences that are more than
-            noise come first.
+            null where the noise is unknown. more_runs: how many more runs a side are needed for a verdict, null
+            where there is one, or the noise is unknown. p: before correction, null for new and gone. matched: the
+            rule by which rows of different names were matched (`Match`). Rows of the whole step and its parts come
+            first, then rows whose difference is more than noise, then the others; each by size of the difference.
         moved: as `moved_time` returns it.
         explanation: sentences; the first names the cause.
-        between: whether the noise is that between runs, or within single ones.
-        left_out: how many rows are smaller, and what they take per step, before and after.
-        means: of all rows in all runs, before those of after; for gates.
+        between: whether the noise is that between runs, rather than within single runs.
+        left_out: number of rows that are not in ``rows`` because they are too small.
+        means: means of all rows in all runs, those of before first; for gates.
     """
 
     before: tuple[Sample, ...]
@@ -159,13 +159,13 @@ class Diff(Shown):
         )  # fmt: skip
 
     def by(self, kinds: Sequence[str]) -> Diff:
-        """The same comparison with the rows of these kinds of place, and those of the whole step; nothing else."""
+        """The same comparison with only the rows of these kinds of place and those of the whole step and its parts."""
         rows = self.rows.filter(pl.col("by").is_in([*_WHOLE, *kinds]))
         return replace(self, rows=rows)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How the figures were made, one sentence each."""
+        """How the figures were computed, one sentence each."""
         return (*self._noise(), *self._steps(), *self._left_out())
 
     def _noise(self) -> Iterator[str]:
@@ -248,9 +248,10 @@ def compare(
     """Compares two sides of runs.
 
     Args:
-        before: one run or more.
-        after: likewise.
-        same_share: part of a row, and of the step, within which a difference is none.
+        before: one or more runs.
+        after: one or more runs.
+        same_share: share of a row's time before within which a difference counts as none; differences within a
+            thousandth of the step always do.
 
     Raises:
         UsageError: a side has no run, or its runs have no device work.
@@ -299,7 +300,7 @@ def _rows(
     matches: Sequence[Match],
     same_share: float,
 ) -> tuple[pl.DataFrame, int]:
-    """The rows with their verdicts, as `Diff.rows`, and how many were too small."""
+    """The rows with their verdicts, as `Diff.rows`, and the number of rows that were too small."""
     step_ns = max(found.before[step], found.after[step])
     least = _SAME_SHARE_OF_STEP * step_ns
     parts = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)
@@ -347,7 +348,7 @@ def _rows(
 
 
 def _new_or_gone(means: RunMeans, one: range, other: range) -> Mask:
-    """Rows that every run of a side has in at least half of its steps, and no run of the other at all."""
+    """Rows that every run of one side has in at least half of its steps, and no run of the other side has at all."""
     there = (means.share[:, [*one]] >= 0.5).all(axis=1)
     absent: Mask = there & (means.share[:, [*other]] == 0).all(axis=1)
     return absent
@@ -360,7 +361,7 @@ def _verdicts(
     margin: npt.NDArray[np.float64],
     runs: int,
 ) -> tuple[list[str], list[int]]:
-    """The verdict of each row, and how many more runs would tell; 0 where it is certain or no noise is known."""
+    """The verdict of each row, and how many more runs a side it needs; 0 if it is certain or the noise is unknown."""
     new, gone = alone
     tested = np.flatnonzero(~(new | gone))
     differs = np.zeros(len(kept), np.bool_)
@@ -380,14 +381,14 @@ def _verdicts(
     needed = more_runs(np.maximum(np.abs(difference), margin), deviation, runs, min(level, LEVEL))
     unknown = (code == VERDICTS.index("unknown")) & known
     if not found.between:
-        needed = np.maximum(needed, 2)  # fewer than three runs a side say little of how runs differ
+        needed = np.maximum(needed, 2)  # fewer than three runs a side hardly show how runs differ
     return verdicts, np.where(unknown, np.minimum(needed, MOST_RUNS), 0).tolist()
 
 
 def _short(
     keys: Sequence[tuple[str, str]], matches: Sequence[Match]
 ) -> Iterator[tuple[tuple[str, str], str]]:
-    """Names for tables; those of kernels are shortened."""
+    """The names of rows for tables; names of kernels are shortened."""
     pairs: Mapping[tuple[str, str], Match] = {(m.by, m.name): m for m in matches}
     kernels = {name for by, name in keys if by == "kernel" and (by, name) not in pairs}
     kernels |= {n for m in matches if m.by == "kernel" for n in (m.before[0], m.after[0])}
@@ -406,7 +407,7 @@ def _short(
 
 
 def _ordered(frame: pl.DataFrame) -> pl.DataFrame:
-    """What is more than noise first, the largest differences first; of the whole before its parts."""
+    """Sorts rows: the whole step and its parts, then differences that are more than noise, each the largest first."""
     told = pl.col("verdict").is_in(["slower", "faster", "new", "gone"])
     whole = pl.col("by").is_in([*_WHOLE])
     return frame.sort(

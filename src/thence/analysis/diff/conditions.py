@@ -1,4 +1,4 @@
-"""The conditions of a run: what two sides must share for their times to mean the same."""
+"""The conditions of a run, which must be the same on two sides for their times to be comparable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROFILER_OPTIONS = (
     "with_flops",
     "xla_flags",
 )
-"""Facts of an input that say what its profiler or compiler was asked for."""
+"""Facts of an input that record options of its profiler or compiler."""
 _VERSIONS = (
     *("cuda_driver_version", "cuda_runtime_version", "driver_cuda", "nccl_version"),
     *("hip_driver_version", "hip_runtime_version", "jax_version", "jaxlib_version"),
@@ -35,19 +35,19 @@ _CLOCKS = ("gpu_clock_mhz", "memory_clock_mhz")
 
 @dataclass(frozen=True)
 class Conditions:
-    """Under which conditions a run was recorded.
+    """The conditions under which a run was recorded.
 
     Attributes:
-        identity: the same for two samples of one recording.
-        gpus: model, processors and compute capability of each different GPU, as text; empty where unknown.
-        clocks: of the GPUs, where the inputs say them: name to MHz.
-        ranks: how many have device work.
-        world_size: of the job, as the inputs say; None where they do not.
-        devices: how many GPUs have work.
-        formats: of the inputs.
-        options: of the profiler, as the inputs say them.
-        versions: of drivers and libraries.
-        unsound: why the trace cannot carry figures, as one line; None for a sound one.
+        identity: equal for two samples of the same recording.
+        gpus: model, multiprocessors and compute capability of each different GPU, as text; empty where unknown.
+        clocks: name of a clock of the GPUs to MHz, as far as the inputs record clocks.
+        ranks: number of ranks that have device work.
+        world_size: world size of the job; None if the inputs do not record it.
+        devices: number of GPUs that have work.
+        formats: formats of the inputs.
+        options: name to value of the profiler's options that the inputs record.
+        versions: name to version of drivers and libraries.
+        unsound: why the figures of the trace cannot be trusted, as one line; None for a sound trace.
         copied_bytes: bytes copied from the host to a device, per step and device.
         grids: kernel (name), grid (as text), count and ns per step and device.
     """
@@ -73,9 +73,9 @@ def conditions(
 
     Args:
         trace: attributed; of one run.
-        soundness: of the whole trace.
-        step: number of the step of each row of gpu among those that count, `NO_ROW` for none.
-        shared_by: steps times devices, over which sums are shared.
+        soundness: soundness of the whole trace.
+        step: for each row of gpu, the number of its counted step; `NO_ROW` for none.
+        shared_by: number of steps times number of devices, by which sums are divided.
     """
     meta, gpu = trace.meta, trace.gpu
     sizes = [int(f["world_size"]) for f in meta.facts if _whole(f.get("world_size"))]
@@ -125,7 +125,7 @@ def _model(name: str | None, processors: int | None, capability: str | None) -> 
 
 
 def _facts(trace: Attributed, wanted: tuple[str, ...]) -> dict[str, str]:
-    """What the inputs say, several different values side by side."""
+    """The values of the wanted facts in the inputs; different values of a fact are joined by commas."""
     found = {
         name: sorted(
             {str(facts[name]) for facts in trace.meta.facts if facts.get(name) is not None}
@@ -136,7 +136,7 @@ def _facts(trace: Attributed, wanted: tuple[str, ...]) -> dict[str, str]:
 
 
 def _grids(gpu: pl.DataFrame, shared_by: int) -> pl.DataFrame:
-    """Kernels by their grid, as `Conditions.grids`."""
+    """Count and time of the kernels by name and grid, as `Conditions.grids`."""
     axes = [pl.col("grid").arr.get(axis).cast(pl.Int64).alias(f"grid_{axis}") for axis in range(3)]
     return (
         gpu.lazy()

@@ -1,15 +1,15 @@
-"""Which steps of a run count: stated rules for warm-up, outliers and steps without an end.
+"""Decides which steps of a run count, by rules for warm-up, outliers and steps without an end.
 
 last       the last of the steps that are executions of an XLA program: it ends with its own last activity, so the
-           idle time before a next one is missing; left out where at least 3 other steps remain.
-warm_up    steps at the beginning, one after the other, that take longer than any ordinary step; at most half, and
-           only in runs of 4 steps and more.
-outlier    other steps that take longer or shorter than any ordinary step; only in runs of 8 steps and more, as
-           of fewer nobody can say what is ordinary.
+           idle time before the next execution is missing; left out if at least 3 other steps remain.
+warm_up    consecutive steps at the beginning that take longer than any ordinary step; at most half of the steps, and
+           only in runs of 4 or more steps.
+outlier    other steps that take longer or shorter than any ordinary step; only in runs of 8 or more steps, because
+           fewer steps do not show what is ordinary.
 
-An ordinary step is at most 8 scaled median absolute deviations, and in any case 10 %, from the median of the
-second half of the steps (of all for outliers). A scaled deviation estimates the standard deviation of a normal
-distribution, whatever the outliers are (Rousseeuw and Croux, 1993).
+The length of an ordinary step differs from the median of the second half of the steps (for outliers, of all steps)
+by at most 8 scaled median absolute deviations or 10 % of the median, whichever is more. A scaled deviation estimates
+the standard deviation of a normal distribution and is robust against outliers (Rousseeuw and Croux, 1993).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ RULES = {
 """Why a step is left out."""
 
 _SCALE = 1.4826
-"""The standard deviation of a normal distribution in median absolute deviations."""
+"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 _DEVIATIONS, _LEAST_SHARE = 8, 0.10
 _FEWEST_BESIDE_LAST, _FEWEST_FOR_WARM_UP, _FEWEST_FOR_OUTLIERS = 3, 4, 8
 
 
 def left_out(total: Float, last: Mask, *, outliers: bool = False) -> list[str | None]:
-    """For each step of a run why it is left out, a key of `RULES`; None where it counts.
+    """For each step of a run, the key of `RULES` by which it is left out; None if it counts.
 
     Args:
         total: length of each step in ns, in order of time.
-        last: which have no next step.
+        last: whether a step has no next step.
         outliers: whether outliers count.
     """
     codes: list[str | None] = [None] * len(total)

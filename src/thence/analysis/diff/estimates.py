@@ -1,21 +1,22 @@
-"""Statistics of a comparison: a model of two levels, steps within runs and runs on a side.
+"""Statistics of a comparison: a model with two levels, steps within runs and runs on a side.
 
 The time of a row in step s of run r of a side is modelled as
 
     side mean + deviation of the run + deviation of the step
 
-Runs are the sample: what a run's mean is off by counts once, however many steps it has. The mean of a run is the
-plain mean over its steps. From three runs on, two sides together, the noise is what the means of the runs vary by:
+The sample consists of runs: the deviation of a run counts once, no matter how many steps the run has. The mean of a
+run is the plain mean over its steps. With three or more runs on the two sides together, the noise is the variance of
+the means of the runs:
 
-    Welch's test where either side has three runs or more; its degrees of freedom after Satterthwaite
-    one variance for both sides where one of them has fewer: two runs say too little of their own
+    if each side has three or more runs, Welch's test; its degrees of freedom after Satterthwaite
+    else one pooled variance for both sides, because one or two runs are too few for a variance of their own
 
-in either case at least what independent steps would make the means vary by, which guards against runs that agree by
-chance. With one run a side nothing is known of how runs differ, and the noise is that of the steps alone.
-Steps depend on their neighbours: the mean of n steps with lag-one correlation r varies like that of
-n (1 - r) / (1 + r) independent ones. The r of so few steps is uncertain, and too small a one makes noise look like
-a difference: it is corrected for its bias of about -(1 + 4 r) / n (Marriott and Pope, 1954), and taken one standard
-error higher.
+In both cases the variance is at least the one that independent steps would cause, which guards against runs that
+agree by chance. With one run a side, the differences between runs are unknown, and the noise is that of the steps.
+Steps depend on their neighbours: the mean of n steps with lag-one correlation r varies like the mean of
+n (1 - r) / (1 + r) independent steps. The estimate of r from few steps is uncertain, and if it is too small, noise
+looks like a difference. So it is corrected for its bias of about -(1 + 4 r) / n (Marriott and Pope, 1954) and
+increased by one standard error.
 """
 
 from __future__ import annotations
@@ -50,28 +51,29 @@ __all__ = [
 ]
 
 MOST_RUNS = 1000
-"""Runs a side up to which it is said how many would tell."""
+"""The most runs a side that `more_runs` considers."""
 
 _FEWEST_OF_OWN = 3
-"""Runs from which on a side has a variance of its own."""
+"""If each side has at least this many runs, each side has its own variance."""
 _MOST_CORRELATION = 0.9
 _POWER_BOTH_TAILS = 0.4
-"""The t for a power of 80 %: one tail of 20 %."""
+"""Probability of both tails whose t gives a power of 80 %: one tail of 20 %."""
 
 
 @dataclass(frozen=True)
 class RunMeans:
-    """The rows of all runs; shape (rows, runs) where it says no other.
+    """The rows of all runs. Arrays have shape (rows, runs) unless another is given.
 
     Attributes:
         keys: by and name of each row, shape (rows,).
         mean: ns per step.
-        least: variance of that mean by the steps within the run, if they were independent; nan for a single step.
-        error: the same as they depend on their neighbours.
-        freedom: degrees of freedom of that.
+        least: variance of the mean, estimated from the steps of the run as if they were independent; nan for a single
+            step.
+        error: variance of the mean, taking into account that steps depend on their neighbours; nan for a single step.
+        freedom: degrees of freedom of ``error``.
         count: activities per step.
-        share: part of the steps in which the row has any activity.
-        steps: that count, shape (runs,).
+        share: share of the steps in which the row has any time.
+        steps: number of counted steps, shape (runs,).
     """
 
     keys: list[tuple[str, str]]
@@ -86,15 +88,14 @@ class RunMeans:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Differences after - before; shape (rows,) each.
+    """Differences after - before; arrays have shape (rows,).
 
     Attributes:
         before, after: means of the sides, ns per step.
-        low, high: the 95 % interval of the difference of each row by itself; infinite where nothing is known of
-            the noise.
-        p: probability of a difference as large if there is none; 1 where nothing is known of the noise.
-        deviation: of one run (of the whole run of steps, within runs), ns.
-        freedom: degrees of freedom.
+        low, high: the 95 % interval of the difference, for each row by itself; infinite where the noise is unknown.
+        p: probability of a difference at least as large if there is none; 1 where the noise is unknown.
+        deviation: standard deviation of the mean of one run, ns: between runs, or estimated from steps within runs.
+        freedom: degrees of freedom; 1 where the noise is unknown.
         between: whether the noise is that between runs.
     """
 
@@ -113,7 +114,7 @@ def run_means(samples: Sequence[Sample], renamed: Mapping[tuple[str, str], str])
 
     Args:
         samples: the runs.
-        renamed: by and name of rows that are shown under another name, with that name.
+        renamed: by and name of rows that are shown under another name, to that name.
     """
     rows = pl.concat([s.rows.with_columns(run=pl.lit(n, pl.Int32)) for n, s in enumerate(samples)])
     counted = np.array([sample.counted for sample in samples], np.int64)
@@ -161,7 +162,7 @@ def _as_arrays(sums: pl.DataFrame, steps: npt.NDArray[np.int64]) -> RunMeans:
     mean = matrix("total") / n
     several = n > 1
     variance = np.maximum(matrix("squares") - n * mean**2, 0.0) / np.maximum(n - 1, 1)
-    # Differences of large sums: what is left below their rounding is nothing.
+    # The difference of large sums: a result below their rounding error is 0.
     variance[variance < 1e-12 * mean**2] = 0.0
     crossed = mean * (
         2 * matrix("total") - matrix("ends")
@@ -190,11 +191,11 @@ def estimates(
     """The difference of every row, with its interval.
 
     Args:
-        means: of the runs of both sides.
-        before: which runs are of this side.
-        after: which are of the other.
-        bound: share of before that is taken off: the difference is after - (1 + bound) before, so that its
-            interval tells whether the relative change exceeds the bound.
+        means: means of the runs of both sides.
+        before: numbers of the runs before.
+        after: numbers of the runs after.
+        bound: allowed relative increase: the difference is after - (1 + bound) before, so that its interval
+            shows whether the relative change exceeds the bound.
     """
     sides = [means.mean[:, [*runs]] for runs in (before, after)]
     scales = (1.0 + bound, 1.0)
@@ -223,7 +224,7 @@ def estimates(
 def _between(
     sides: Sequence[Float], errors: Sequence[Float], scales: Sequence[float]
 ) -> tuple[Float, Float, Float]:
-    """Variance of the difference, its degrees of freedom, and the deviation of one run."""
+    """The variance of the difference, its degrees of freedom, and the standard deviation of one run."""
     counts = [values.shape[1] for values in sides]
     within = [np.nan_to_num(np.nanmean(_filled(e), axis=1)) for e in errors]
     squares = [np.square(v - v.mean(axis=1, keepdims=True)).sum(axis=1) for v in sides]
@@ -241,7 +242,7 @@ def _between(
 
 
 def _filled(errors: Float) -> Float:
-    """Errors of which at least one is a number, so that the mean of an empty set causes no warning."""
+    """The errors, with 0 in rows that are all nan, so that `np.nanmean` does not warn."""
     return np.where(np.isnan(errors).all(axis=1, keepdims=True), 0.0, errors)
 
 
@@ -255,9 +256,9 @@ def _satterthwaite(parts: Sequence[Float], degrees: Sequence[Float]) -> tuple[Fl
 
 
 def discoveries(p: Float, level: float = 0.05) -> Mask:
-    """Which rows differ at a false discovery rate, after Benjamini and Hochberg (1995).
+    """The rows that differ at a false discovery rate, after Benjamini and Hochberg (1995).
 
-    Where no row differs at all, the probability that any is called different is the level at most.
+    If no row differs in truth, the probability that any row is reported as different is at most the level.
     """
     order = np.argsort(p, kind="stable")
     allowed = level * np.arange(1, len(p) + 1) / max(1, len(p))
@@ -269,22 +270,22 @@ def discoveries(p: Float, level: float = 0.05) -> Mask:
 
 
 def more_runs(wanted: Float, deviation: Float, runs: int, level: float) -> npt.NDArray[np.int64]:
-    """How many more runs a side would tell a difference apart from none, four times out of five.
+    """How many more runs a side are needed to detect a difference with a power of 80 %.
 
     Args:
         wanted: the difference, ns, above 0, shape (rows,).
-        deviation: of one run, ns.
-        runs: that the smaller side has.
-        level: at which a row counts as different, after the correction.
+        deviation: standard deviation of one run, ns.
+        runs: number of runs of the smaller side.
+        level: level at which a row counts as different, after the correction.
 
     Returns:
-        shape (rows,); `MOST_RUNS` where that many are too few.
+        shape (rows,), at least 1; `MOST_RUNS` where that many runs or more are needed.
     """
     sizes = np.unique(np.geomspace(2, MOST_RUNS, 200).astype(np.int64))
     freedom = (2.0 * sizes - 2).astype(np.float64)
-    rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few different levels, each computed once
+    rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few different levels, so quantiles are cached
     critical = quantile(float(rounded), freedom) + quantile(_POWER_BOTH_TAILS, freedom)
-    reach = critical * np.sqrt(2.0 / sizes)  # in deviations; falls with the size
+    reach = critical * np.sqrt(2.0 / sizes)  # detectable difference in deviations; decreases with the size
     ratio = np.divide(wanted, deviation, out=np.full(len(wanted), np.inf), where=deviation > 0)
     place = len(sizes) - np.searchsorted(reach[::-1], ratio, side="right")
     needed = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], MOST_RUNS)

@@ -1,10 +1,10 @@
-"""What a comparison says first: how the step changed, and because of what.
+"""The first sentences of a comparison: how the step changed, and what caused it.
 
-The cause is looked for among the rows that are more than noise and go the way of the total. A row explains the part
-of the total that its difference is, if that is all of it or less; one that overshoots, as others made up for it,
-explains the inverse of that. Of those that explain nearly as much as the best, the kind that says most is named:
-a cause with a name of its own (`signs`), idle time by cause, labels, modules, source lines, HLO instructions,
-operators, kernels.
+The cause is searched for among the rows whose difference is more than noise and has the sign of the total. The
+explained part of the total is the row's share of it; if the row's difference is larger than the total, because others
+compensate for it, it is the inverse of that share. Among the causes that explain nearly as much as the best, the
+most informative kind is named: a change with a name of its own (`signs`), idle time by cause, exposed communication,
+labels, modules, source lines, HLO instructions, operators, kernels, idle time, busy time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _ORDER = (
     *("source", "hlo", "op"),
     *("kernel", IDLE, BUSY),
 )
-"""Kinds, those that say most first."""
+"""Kinds of causes, the most informative first."""
 _NEARLY = 0.7
-"""Part of the best explanation that another must reach to be named instead."""
+"""Share of the best explanation that a cause of a more informative kind must reach to be named instead."""
 _ALIKE = 0.9
-"""The same between paths of one kind."""
+"""Share of the best explanation of a kind that a path inside must reach to be named instead."""
 _LEAST = 0.2
-"""Part of the total below which a row is no cause of it."""
+"""A row that explains less than this part of the total is not named as a cause."""
 _MORE = 5
 _LONGEST = 100
 
@@ -66,10 +66,10 @@ def explain(
     """Sentences about a comparison, the most important first.
 
     Args:
-        total: of the step, as `Row.to_json` returns it.
+        total: the row of the step, as `Row.to_json` returns it.
         rows: as `Diff.rows`.
         moved: as `moved_time` returns it.
-        kernels: of both sides, as `kernels_of` returns them.
+        kernels: kernels of both sides, as `kernels_of` returns them.
         between: whether the noise is that between runs.
     """
     found = signs(*kernels)
@@ -90,7 +90,10 @@ def explain(
 
 
 def _without_own_parts(rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows without that of a path alone, where another row holds it with all below: time moves between both."""
+    """The rows without those of single paths that also have a row for the path and all paths that begin with it.
+
+    Time can move between a path and the paths inside it, so only their sum is named.
+    """
     whole = rows.filter(pl.col("name").str.ends_with(PARTS))
     heads = whole.select("by", name=pl.col("name").str.strip_suffix(PARTS))
     return rows.join(heads, on=["by", "name"], how="anti", maintain_order="left")
@@ -132,7 +135,7 @@ def _undecided(total: Mapping[str, Any]) -> str:
 def _causes(
     difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found: Sequence[Sign]
 ) -> list[_Cause]:
-    """What explains a difference of the step: the one to be named first, then one of each other kind."""
+    """The causes of a difference of the step, at most one of each kind; the first is the one to name."""
     if not difference:
         return []
     causes = [*_of_rows(difference, certain), *_of_signs(difference, rows, found)]
@@ -153,14 +156,14 @@ def _causes(
 
 
 def _innermost(causes: Iterable[_Cause]) -> _Cause:
-    """Of causes of one kind the one that explains most; of paths that explain nearly as much, the innermost."""
+    """The cause to name among causes of one kind: the innermost of those that explain nearly as much as the best."""
     ranked = sorted(causes, key=lambda cause: -cause.explained)
     close = [cause for cause in ranked if cause.explained >= _ALIKE * ranked[0].explained]
     return max(close, key=lambda cause: cause.depth)
 
 
 def _explained(part: float, whole: float) -> float:
-    """How much of a difference a part of it explains, from 0 to 1."""
+    """How much of a difference a part of it explains, from 0 to 1 (see the module docstring)."""
     share = part / whole
     if share <= 0:
         return 0.0
@@ -198,7 +201,7 @@ def _of_signs(difference: float, rows: pl.DataFrame, found: Sequence[Sign]) -> I
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """``label forward/attention +0.8 ms``, with what is special about it."""
+    """The text of a row, such as ``label forward/attention +0.8 ms``, with its verdict, relative change and counts."""
     name = "" if row["name"] == ALL else f" {clip(row['short_name'], _LONGEST)}"
     what = "exposed communication" if row["by"] == COMMUNICATION else f"{row['by']}{name}"
     parts = [f"{what} {signed_ns(row['difference_ns'])}"]
@@ -213,7 +216,7 @@ def _text(row: Mapping[str, Any]) -> str:
 
 
 def _largest(certain: pl.DataFrame) -> str | None:
-    """The row with the largest certain difference; of several nearly as large, the one of the most telling kind."""
+    """The text of the row with the largest certain difference; among similar ones, of the most informative kind."""
     known = [r for r in certain.iter_rows(named=True) if r["name"] != UNATTRIBUTED]
     if not known:
         return None

@@ -1,7 +1,8 @@
 """Gates: bounds that a change must not exceed, such as ``total>5%`` or ``label:forward/attention>0.2ms``.
 
-A gate is exceeded if the whole 95 % interval of the change lies above its bound, and may be if a part does. Of a
-relative bound the interval is that of after - (1 + bound) before, so that the noise of both sides counts.
+A bound is exceeded if the whole 95 % interval of the change lies above it, and may be exceeded if only a part does or
+the noise is unknown. For a relative bound, the interval is that of after - (1 + bound) before, so that the noise of
+both sides counts.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class Bound:
     """A bound of a change.
 
     Attributes:
-        text: as the user wrote it.
-        by: what the row is by.
-        name: of the row; None for the whole.
-        share: of before, from 0 on; None for a bound in ns.
-        ns: per step; None for a relative one.
+        text: the bound as the user wrote it.
+        by: column ``by`` of the row.
+        name: name of the row; None for the whole.
+        share: share of before, at least 0; None for a bound in ns.
+        ns: ns per step; None for a relative bound.
     """
 
     text: str
@@ -56,11 +57,10 @@ class Gate:
     """A bound that was judged.
 
     Attributes:
-        bound: which.
+        bound: the bound.
         verdict: exceeded, may be exceeded or within.
-        before_ns, after_ns: of the row, per step.
-        low_ns, high_ns: 95 % interval of by how much the bound is exceeded, negative where it is not; None where
-            nothing is known of the noise.
+        before_ns, after_ns: time of the row per step.
+        low_ns, high_ns: 95 % interval of the excess over the bound, negative below it; None if the noise is unknown.
     """
 
     bound: Bound
@@ -71,7 +71,7 @@ class Gate:
     high_ns: float | None
 
     def fails(self, *, strict: bool) -> bool:
-        """Whether the change is refused: it is certainly too large or, if strict, may be."""
+        """Whether the gate fails: the bound is exceeded or, if strict, may be exceeded."""
         return self.verdict == EXCEEDED or (strict and self.verdict == MAY_BE)
 
     def to_json(self) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class Gate:
 
 
 def parse_bound(text: str) -> Bound:
-    """A bound from what a user wrote.
+    """Parses a bound that a user wrote.
 
     Raises:
-        UsageError: it has another form, or names a kind that rows are not by.
+        UsageError: the syntax is wrong, or no rows are of the kind that it names.
     """
     found = _BOUND.fullmatch(text.strip())
     if found is None:
@@ -128,15 +128,15 @@ def parse_bound(text: str) -> Bound:
 
 
 def needs_runs(before: int, after: int) -> bool:
-    """Whether the runs are too few for a gate that does not ask for the noise within runs alone."""
+    """Whether there are too few runs to know the noise between runs, which gates use by default."""
     return before + after < 3
 
 
 def judge(diff: Diff, bounds: Sequence[Bound]) -> tuple[Gate, ...]:
-    """Every bound with its verdict.
+    """Judges every bound.
 
     Raises:
-        MissingData: neither side has the row that a bound is about.
+        MissingData: neither side has the row of a bound.
     """
     return tuple(_judged(diff, bound) for bound in bounds)
 
@@ -161,7 +161,7 @@ def _judged(diff: Diff, bound: Bound) -> Gate:
 
 
 def _row(diff: Diff, bound: Bound) -> int:
-    """The row that a bound is about; of a path with parts the one that holds them all."""
+    """The number of the row of a bound; for a path with parts, the row of the path and all its parts."""
     keys = diff.means.keys
     name = ALL if bound.name is None else bound.name
     if bound.by == COMMUNICATION and bound.name is None:

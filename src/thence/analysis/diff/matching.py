@@ -1,16 +1,17 @@
-"""Which rows of two sides are the same, where names changed.
+"""Matches rows of two sides whose names changed.
 
-Equal names are the same row. Of the kernels that only one side has, those are one row, in this order:
+Rows with equal names are the same row. Kernels that only one side has are matched by these rules, in this order:
 
-place   launched at one place (label, module, op and, of XLA, op_name): one name on either side, or names of one
-        family;
-family  names that differ in what autotuning, a compiler or a rebuild changes: template arguments and sizes of
-        tiles, numbers and hashes at the end;
-group   at one label and module, the only kernel of its kind (GEMM, attention, reduction) on either side.
+place   launched at the same place (label, module, op and, for XLA, op_name), with a single name on each side, or with
+        names of the same family;
+family  names that differ only in what autotuning, a compiler or a rebuild changes: template arguments and sizes of
+        tiles, numbers and hashes;
+group   with the same label, module and op_name, the only unmatched kernel of its group (GEMM, attention, reduction,
+        communication) on each side.
 
-Source lines of one function that only one side has are one row, too: an edit above moves them. All other rows are
-of one side alone: new or gone. Where kernels of one side stand at a place and others of the other side, the time
-moved; see `moved_time`.
+Source lines of one function that only one side has are also matched, because an edit further up changes line numbers.
+All other rows belong to one side only: they are new or gone. If different kernels of the two sides were launched at
+the same place, time moved between them; see `moved_time`.
 """
 
 from __future__ import annotations
@@ -52,23 +53,23 @@ _CHANGING = (
     (re.compile(r"(?:[_.]?#)+"), "#"),
     (re.compile(r"[_.]?#$"), ""),
 )
-"""What of a name may differ between two builds of a kernel, and what stands for it."""
+"""Parts of a name that may differ between two builds of a kernel, and their replacements."""
 _LINE = re.compile(r":\d+(?= |$)")
 _GROUPS = [(group, re.compile(pattern)) for group, pattern in KERNEL_PATTERNS]
 _TELLING = ("GEMM", "attention", "reduction", "communication")
-"""Groups of which a label and module seldom has more than one kernel that changes."""
+"""Groups of which a label and module rarely have more than one kernel that changes."""
 _LEAST_MOVED = 0.001
-"""Part of a step below which time that moved is not told."""
+"""Share of a step below which moved time is not reported."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """One row that has other names on the other side.
+    """One row whose names differ between the sides.
 
     Attributes:
         by: kernel or source.
-        name: of the row.
-        before, after: the names on either side.
+        name: name of the row.
+        before, after: the names on each side.
         rule: place, family, group or line.
     """
 
@@ -81,7 +82,7 @@ class Match:
 
 @lru_cache(maxsize=65_536)
 def family(name: str) -> str:
-    """A kernel's name without what autotuning, template arguments or a rebuild change."""
+    """The short name of a kernel without the parts that autotuning, template arguments or a rebuild change."""
     text = next(iter(short_names([name]).values()))
     for pattern, replacement in _CHANGING:
         text = pattern.sub(replacement, text)
@@ -90,12 +91,12 @@ def family(name: str) -> str:
 
 @lru_cache(maxsize=65_536)
 def group_of(name: str) -> str:
-    """The group of a kernel by its name alone, as `thence.analysis.kernel_groups` has them."""
+    """The group of a kernel by its name alone, with the patterns of `thence.analysis.kernel_groups`."""
     return next((group for group, pattern in _GROUPS if pattern.search(name)), "other")
 
 
 def kernels_of(samples: Sequence[Sample]) -> pl.DataFrame:
-    """The kernels of a side: `Sample.kernels`, means over the runs."""
+    """The kernels of a side, as `Sample.kernels`, with means over the runs."""
     frames = pl.concat([sample.kernels for sample in samples])
     return frames.group_by("name", *PLACED, maintain_order=True).agg(
         pl.col("ns", "count").sum() / len(samples)
@@ -105,12 +106,12 @@ def kernels_of(samples: Sequence[Sample]) -> pl.DataFrame:
 def matched_names(
     before: pl.DataFrame, after: pl.DataFrame, sources: tuple[set[str], set[str]]
 ) -> tuple[Match, ...]:
-    """Names of one side that are the same row as other names of the other.
+    """The names of one side that are the same row as different names of the other side.
 
     Args:
         before: as `kernels_of` returns it.
-        after: of the other side.
-        sources: names of the source lines of either side.
+        after: as `kernels_of` returns it.
+        sources: names of the source lines of each side.
     """
     common = set(before["name"]) & set(after["name"])
     sides = [_main_places(side, common) for side in (before, after)]
@@ -138,7 +139,7 @@ def _group_at(name: str, place: tuple[Any, ...]) -> Hashable:
 
 
 def _main_places(side: pl.DataFrame, common: set[str]) -> dict[str, tuple[Any, ...]]:
-    """The place with most of the time of each kernel that the other side has not."""
+    """For each kernel that the other side does not have, the place with most of its time."""
     rows = side.filter(~pl.col("name").is_in([*common])).sort("ns", *PLACED, "name")
     rows = rows.unique("name", keep="last", maintain_order=True)
     return {name: tuple(place) for name, *place in rows.select("name", *PLACED).iter_rows()}
@@ -152,7 +153,7 @@ def _paired(
     *,
     single: bool,
 ) -> list[Match]:
-    """Takes the names that share a key out of both sides; only single ones where that is asked for."""
+    """Removes names with the same key from both sides and returns them as matches; if single, only one name a side."""
     keyed: tuple[dict[Hashable, list[str]], ...] = ({}, {})
     for by_key, side in zip(keyed, sides, strict=True):
         for name, place in side.items():
@@ -179,11 +180,11 @@ def _row_name(before: Sequence[str], after: Sequence[str]) -> str:
 
 
 def moved_time(before: pl.DataFrame, after: pl.DataFrame, step_ns: float) -> list[dict[str, Any]]:
-    """Where kernels of one side alone stand in for kernels of the other: time that moved.
+    """Places at which kernels of one side replace other kernels of the other side, so that time moved between them.
 
     Args:
         before: as `kernels_of` returns it.
-        after: of the other side.
+        after: as `kernels_of` returns it.
         step_ns: length of a step; places where less than a thousandth of it moved are left out.
 
     Returns:
@@ -206,16 +207,16 @@ def moved_time(before: pl.DataFrame, after: pl.DataFrame, step_ns: float) -> lis
         ]
         if sides[0].keys() == sides[1].keys():
             rows += [_moved(by, place, sides[0][place], sides[1][place]) for place in sides[0]]
-        else:  # between places, too: told of what is around them
+        else:  # time also moved between places, so it is reported for the outermost place around them
             rows.append(_moved(by, outer, *(_merged(side.values()) for side in sides)))
     told = [r for r in rows if min(r["before_ns"], r["after_ns"]) >= _LEAST_MOVED * step_ns]
     return sorted(told, key=lambda row: (-max(row["before_ns"], row["after_ns"]), row["place"]))
 
 
 _Kernels = dict[str, tuple[float, float]]
-"""Kernel to its time (ns) and count per step."""
+"""Name of a kernel to its time (ns) and count per step."""
 _Placed = dict[tuple[str, str], _Kernels]
-"""Kernels by kind and place."""
+"""Kernels by kind of place and place."""
 
 
 def _outermost(place: str) -> str:
@@ -234,7 +235,7 @@ def _placed(side: pl.DataFrame) -> _Placed:
 
 
 def _on_one_side_only(one: _Placed, other: _Placed) -> _Placed:
-    """The kernels of one side that the other has not at the same place."""
+    """The kernels of one side that the other side does not have at the same place."""
     result: _Placed = {}
     for key, kernels in one.items():
         theirs = other.get(key, {})

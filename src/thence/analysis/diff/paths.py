@@ -1,4 +1,4 @@
-"""Rows for whole paths: a label or module together with all that begins with it."""
+"""Rows for whole paths: a label or module together with all paths that begin with it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from thence.model.places import KINDS
 __all__ = ["PARTS", "whole_paths"]
 
 PARTS = "/..."
-"""End of the name of a row that holds a path and all paths that begin with it."""
+"""Suffix of the name of a row that sums a path and all paths that begin with it."""
 
 _NESTED = tuple(kind.name for kind in KINDS if kind.nests)
 _DEEPEST = 8
-"""Names of a path, from the outermost on, that have rows of their own."""
+"""Number of levels of a path, from the outermost, for which there are rows of whole paths."""
 
 
 def whole_paths(rows: pl.DataFrame) -> pl.DataFrame:
-    """For each path that several paths begin with, in whichever run: the sum of them, step by step.
+    """For each path with which several paths of any run begin, the sum of these paths for each run and step.
 
     Args:
         rows: by, name, run, step, ns and count, of all runs.
 
     Returns:
-        rows of the same columns; each is named as the path, with `PARTS` behind it.
+        rows with the same columns, named by the path followed by `PARTS`.
     """
     pairs = []
     paths = rows.filter(pl.col("by").is_in(_NESTED), pl.col("name") != UNATTRIBUTED)

@@ -1,7 +1,7 @@
-"""`Sample`: one run as a comparison sees it, its steps and what the time of each of them was spent on.
+"""`Sample`: the data of one run for a comparison, its steps and how the time of each step was spent.
 
-All figures are means over the devices of the run (the ranks, where a rank has one device), so that runs of jobs of
-any size read alike. A sample holds sums by step, no activities: many runs fit into memory.
+All figures are means over the devices of the run (the ranks, if a rank has one device), so that runs of jobs of
+any size can be compared. A sample holds sums by step and no activities, so many runs fit into memory.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = [
 ]
 
 STEP, BUSY, IDLE, COMMUNICATION = "step", "busy", "idle", "communication"
-"""What rows can be by, beside the kinds of place: the whole step, and parts of it."""
+"""Values of ``by`` in addition to the kinds of place: the whole step, and parts of it."""
 ALL, EXPOSED = "all", "exposed"
-"""Name of the row of the whole by one of those, and of that by communication."""
+"""Name of the row of the whole by step, busy or idle, and name of the row by communication."""
 UNATTRIBUTED = "[no place known]"
 """Name of the row with the time that has no place of a kind."""
 
@@ -56,9 +56,9 @@ _ROWS = pl.Schema(
     }
 )
 _MOST_HOST_RANGES = 600_000
-"""Host ranges up to which idle time is divided by cause unless asked otherwise: some 1 s of CPU time per million."""
+"""The most host ranges for which idle time is divided by cause by default: some 1 s of CPU time per million."""
 PLACED = (*("label", "module"), *("op_name", "op"))
-"""Kinds that say where a kernel was launched, for matching; as columns of places."""
+"""Kinds of place (columns of places) by which kernels are matched."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class Sample:
     """One run.
 
     Attributes:
-        inputs: what was read.
+        inputs: the inputs of the run.
         what: what its steps are; see `RunSteps.what`.
         steps: one row per step in order of time: name, total_ns (its length), left_out (why it does not
-            count, null where it does).
-        rows: by, name, step (number among those that count), ns and count (of activities) in that step, per
-            device. By is one of `STEP`, `BUSY`, `IDLE`, `COMMUNICATION` or a kind of place; a step in which a
+            count, null if it counts).
+        rows: by, name, step (number among the counted steps), ns and count (of activities) in that step, per
+            device. by is one of `STEP`, `BUSY`, `IDLE`, `COMMUNICATION` or a kind of place; a step in which a
             place has no time has no row.
-        kernels: name, label, module, op_name, op, and ns and count per step of the kernels launched there.
-        conditions: under which it ran, which two sides must share.
-        outside_share: part of the device time that is of no step.
-        idle_is_total: whether idle time was not divided by cause, for the time that it takes.
+        kernels: name, label, module, op_name, op, and ns and count per step and device of the kernels launched there.
+        conditions: the conditions of the run, which two sides must share.
+        outside_share: share of the device time that belongs to no step.
+        idle_is_total: whether idle time was not divided by cause, because that takes long.
     """
 
     inputs: tuple[str, ...]
@@ -90,7 +90,7 @@ class Sample:
 
     @property
     def counted(self) -> int:
-        """How many steps count."""
+        """Number of steps that count."""
         return self.steps["left_out"].null_count()
 
 
@@ -105,11 +105,11 @@ def sample(
     """The sample of a run.
 
     Args:
-        trace: attributed; one run.
-        soundness: of the whole trace.
-        kinds: of place to divide the time by.
+        trace: attributed; of one run.
+        soundness: soundness of the whole trace.
+        kinds: kinds of place by which the time is divided.
         outliers: whether outlying steps count.
-        causes: whether to divide idle time by cause; None: if that takes little time.
+        causes: whether to divide idle time by cause; None to do so if it takes little time.
     """
     if causes is None:
         causes = trace.host.height <= _MOST_HOST_RANGES
@@ -152,14 +152,14 @@ def _whole(times: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def _of_steps(by: str, name: str, ns: pl.Series) -> pl.DataFrame:
-    """One row per step for the whole of something; it has no count."""
+    """One row per step for the whole step or a part of it, with a count of 0."""
     frame = pl.DataFrame({"step": np.arange(len(ns)), "ns": ns})
     named = frame.with_columns(by=pl.lit(by), name=pl.lit(name), count=pl.lit(0.0))
     return named.select(*_ROWS).cast(_ROWS)
 
 
 def _by_place(trace: Attributed, kind: str, step: pl.Series, devices: int) -> pl.DataFrame:
-    """Time and activities of each place in each step; nothing where the trace has no place of the kind."""
+    """Time and activities of each place in each step; no rows if the trace has no place of the kind."""
     parts = time_by_place(trace, kind)
     if parts["place"].null_count() == parts.height:
         return pl.DataFrame(schema=_ROWS)
@@ -184,7 +184,7 @@ def _by_place(trace: Attributed, kind: str, step: pl.Series, devices: int) -> pl
 
 
 def _kernels(trace: Attributed, step: pl.Series, shared_by: int) -> pl.DataFrame:
-    """Where each kernel was launched, as `Sample.kernels`."""
+    """Time and count of each kernel by the place of its launch, as `Sample.kernels`."""
     places = [pl.lit(trace.places[kind]).alias(kind) for kind in PLACED]
     keys = ("name", *PLACED)
     return (

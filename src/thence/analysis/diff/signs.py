@@ -1,4 +1,4 @@
-"""Signs in kernels and operators of a change that everybody has a word for: a compiler, a backend, a precision."""
+"""Signs, in kernels and operators, of changes with a common name: a compiler, an attention backend, a precision."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _BACKENDS = (
     ("Triton attention", re.compile(r"(?i)triton")),
 )
 _MAINLY = 0.5
-"""Part of a group's time that a word must have to stand for it."""
+"""Share of a group's time that the kernels matching a word must have for the word to describe the group."""
 _APPEARED = (0.01, 0.05)
-"""Parts of the kernels' time below which something is not there, and above which it is."""
+"""Shares of the kernels' time up to which kernels of Inductor count as absent, and from which they count as present."""
 _WAITING_OPS = frozenset(
     {
         *("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero"),
         *("aten::equal", "cudaStreamSynchronize", "cudaDeviceSynchronize"),
     }
 )
-"""Operators for which the host waits until the device has finished all that came before."""
+"""Operators in which the host waits until the device has finished all earlier work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Sign:
     """One change.
 
     Attributes:
-        text: what changed, for people.
-        difference_ns: of the time that it is about, per step.
-        idle: whether it makes the GPU idle rather than busy.
+        text: what changed, as text for the user.
+        difference_ns: difference of the time that the change concerns, per step; 0 if ``idle``.
+        idle: whether the change concerns idle time rather than busy time.
     """
 
     text: str
@@ -62,11 +62,11 @@ class Sign:
 
 
 def signs(before: pl.DataFrame, after: pl.DataFrame) -> list[Sign]:
-    """The changes of which both sides' kernels and operators show signs.
+    """The changes of which the kernels and operators of the two sides show signs.
 
     Args:
         before: as `kernels_of` returns it.
-        after: of the other side.
+        after: as `kernels_of` returns it.
     """
     sides = before, after
     found = [_inductor(sides), _precision(sides), _backend(sides), *_waits(sides)]
@@ -105,7 +105,7 @@ def _of_group(side: pl.DataFrame, group: str) -> pl.DataFrame:
 def _main_word(
     side: pl.DataFrame, words: Sequence[tuple[str, re.Pattern[str]]]
 ) -> tuple[str, str] | None:
-    """The word for most of the time of some kernels, and the kernel with most of it; None where there is none."""
+    """The word that describes at least half of the kernels' time, and an empty string; None if there is none."""
     times: dict[str, float] = {}
     for name, ns in side.group_by("name").agg(pl.col("ns").sum()).sort("name").iter_rows():
         word = next((word for word, pattern in words if pattern.search(name)), "")
@@ -141,7 +141,7 @@ def _backend(sides: Sequence[pl.DataFrame]) -> Sign | None:
 
 
 def _waits(sides: Sequence[pl.DataFrame]) -> list[Sign]:
-    """Operators for which the host waits that a step has more or fewer of: their copies take almost no time."""
+    """Operators in which the host waits and whose number per step changed; their copies take almost no device time."""
     counts = [dict(side.group_by("op").agg(pl.col("count").sum()).rows()) for side in sides]
     found = []
     for op in sorted(_WAITING_OPS & (counts[0].keys() | counts[1].keys())):

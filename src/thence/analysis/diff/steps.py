@@ -1,8 +1,8 @@
-"""The steps of a run as a comparison takes them: their times, and which activity ran in which.
+"""The steps of a run for a comparison: their times, and the step of each activity.
 
-Steps are those of `thence.analysis.steps.windows`: of the profiler or the program, or else executions of the XLA
-program that takes most time. On a device each is a window of time; what begins in it belongs to it. A trace without
-either is one step, from its first activity to its last.
+Steps are those of `thence.analysis.steps.windows`: steps of the profiler or the program, or else executions of the XLA
+program that takes most time. On each device, a step is a window of time, and activities that begin in the window
+belong to it. A trace without either is one step, from its first activity to its last.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["IDLE_CAUSE", "WHOLE_TRACE", "RunSteps", "run_steps"]
 
 WHOLE_TRACE = "the whole trace"
-"""What the one step of a trace without steps is."""
+"""`RunSteps.what` of a trace without steps."""
 IDLE_CAUSE = r"^idle_(.+)_ns$"
-"""Columns of `RunSteps.times` with idle time by cause."""
+"""Pattern of the columns of `RunSteps.times` with idle time by cause."""
 _WHAT = {"step": "steps", "program": "executions of the program with most time"}
 _TIMES = ("busy_ns", "idle_ns", "communication_ns", "exposed_ns")
 
@@ -43,12 +43,12 @@ class RunSteps:
     """The steps of a run.
 
     Attributes:
-        what: what they are.
-        times: one row per step, in order of time: name, start_ns (of the first device to begin it), total_ns,
-            busy_ns, idle_ns, communication_ns, exposed_ns, and ``idle_<cause>_ns`` of each cause that occurs; means
-            over the devices that have the step.
-        last: which steps end with their last activity, so that idle time after it is missing, shape (steps,).
-        of_activity: step of each row of gpu, `NO_ROW` for none.
+        what: what the steps are, in words.
+        times: one row per step, in order of time: name, start_ns (on the first device to begin it), and means over the
+            devices that have the step of total_ns, busy_ns, idle_ns, communication_ns, exposed_ns, and
+            ``idle_<cause>_ns`` of each cause that occurs.
+        last: whether a step ends with its last activity, so that idle time after it is missing, shape (steps,).
+        of_activity: row in ``times`` of the step of each row of gpu, `NO_ROW` for none.
     """
 
     what: str
@@ -95,7 +95,7 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
 
 
 def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
-    """The step in whose window on its device each activity begins."""
+    """For each activity, the step in whose window on the activity's device it begins; `NO_ROW` for none."""
     of_activity = np.full(trace.gpu.height, NO_ROW, np.int64)
     number, devices = numbered(
         pl.concat([table.select("rank", "device") for table in (windows, trace.gpu)]),

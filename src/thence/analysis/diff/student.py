@@ -1,8 +1,8 @@
 """Student's t distribution, its quantiles, and bounds of a binomial share, for arrays, with NumPy alone.
 
-The tail of t is a regularized incomplete beta function, I_x(df/2, 1/2) at x = df / (df + t^2) for both tails
-together; that is computed by its continued fraction (Abramowitz and Stegun, Handbook of Mathematical Functions,
-26.5.8), which converges fast where x < (a + 1) / (a + b + 2); elsewhere I_x(a, b) = 1 - I_(1-x)(b, a).
+The probability of both tails of t is the regularized incomplete beta function I_x(df/2, 1/2) at x = df / (df + t^2).
+It is computed by its continued fraction (Abramowitz and Stegun, Handbook of Mathematical Functions,
+26.5.8), which converges fast for x < (a + 1) / (a + b + 2); for larger x, I_x(a, b) = 1 - I_(1-x)(b, a) is used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["beta_share", "highest_share", "quantile", "two_sided"]
 Float = npt.NDArray[np.float64]
 
 _ROUNDS = 300
-"""Terms of the continued fraction at most."""
+"""Upper bound on the terms of the continued fraction."""
 _CLOSE = 1e-12
 _HALVINGS = 60
 _ITERATIONS = 60
-"""Steps that find a quantile at most; a dozen do."""
+"""Upper bound on the iterations that find a quantile; a dozen suffice."""
 _DEGREES = np.geomspace(1.0, 200.0, 80)
-"""Degrees of freedom at which a quantile is computed; between them, and to the normal distribution beyond, it is
-interpolated in 1 / df."""
+"""Degrees of freedom at which quantiles are computed. Between them, quantiles are interpolated in 1 / df; beyond the
+last, between it and the normal distribution at 1 / df = 0."""
 _LEAST = 1e-300
 
 
@@ -34,8 +34,8 @@ def two_sided(t: Float, df: Float) -> Float:
     """The probability that |T| is at least |t|.
 
     Args:
-        t: any shape; not finite gives 0.
-        df: degrees of freedom, above 0, of that shape.
+        t: any shape; the result is 0 where t is not finite.
+        df: degrees of freedom, above 0, of the same shape.
     """
     t, df = np.broadcast_arrays(np.asarray(t, np.float64), np.asarray(df, np.float64))
     squared = np.square(np.where(np.isfinite(t), t, 0.0))
@@ -59,7 +59,7 @@ def quantile(probability: float, df: Float) -> Float:
 def _quantiles(probability: float) -> tuple[Float, Float]:
     """1 / df, ascending from 0, and the logarithm of t there, by Newton's method."""
     normal = NormalDist().inv_cdf(1 - probability / 2)
-    # That of one degree of freedom is the largest: the tangent of a Cauchy distribution.
+    # Bounds: the normal quantile is the least, that of one degree of freedom (the Cauchy distribution) the largest.
     low = np.full(len(_DEGREES), np.log(normal))
     high = np.full(len(_DEGREES), -np.log(np.tan(np.pi * probability / 2)))
     scale = _log_beta(_DEGREES / 2, np.full(len(_DEGREES), 0.5)) + np.log(_DEGREES) / 2
@@ -70,7 +70,7 @@ def _quantiles(probability: float) -> tuple[Float, Float]:
             np.where(beyond > probability, found, low),
             np.where(beyond > probability, high, found),
         )
-        # Newton's step for the logarithm of the tail in that of t; by halves where it would leave the bounds.
+        # Newton's method for log(tail) as a function of log(t); bisection where it would leave the bounds.
         density = -scale - (_DEGREES + 1) / 2 * np.log1p(np.exp(2 * found) / _DEGREES)
         slope = -2 * np.exp(found + density) / np.maximum(beyond, _LEAST)
         slope = np.minimum(slope, -1e-6)
@@ -104,7 +104,7 @@ def beta_share(x: Float, a: Float, b: Float) -> Float:
 
 
 def _log_beta(a: Float, b: Float) -> Float:
-    """The logarithm of B(a, b); of equal pairs once."""
+    """The logarithm of B(a, b), computed once for equal pairs."""
     pairs, place = np.unique(np.stack([a.ravel(), b.ravel()]), axis=1, return_inverse=True)
     logs = [lgamma(p) + lgamma(q) - lgamma(p + q) for p, q in pairs.T]
     return np.array(logs)[place.ravel()].reshape(a.shape)
@@ -131,12 +131,12 @@ def _fraction(x: Float, a: Float, b: Float) -> Float:
 
 
 def highest_share(hits: int, of: int, confidence: float = 0.95) -> float:
-    """The upper bound of a share of which some hits were seen (Clopper and Pearson, one-sided).
+    """The upper confidence bound of a binomial share (Clopper and Pearson, one-sided).
 
     Args:
-        hits: how many of them.
-        of: how many were looked at.
-        confidence: that the share is not above the bound.
+        hits: number of hits.
+        of: number of trials.
+        confidence: probability that the share is not above the bound.
     """
     if hits >= of:
         return 1.0
