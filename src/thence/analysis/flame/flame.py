@@ -2,7 +2,7 @@
 
 total of a frame = self + totals of its child frames
 total of the root = sum of durations, plus the idle time that is included
-                  = span where that is all and no activities overlap; parallel streams add sum - busy
+                  = span if all idle time is included and no activities overlap; parallel streams add sum - busy
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Split(enum.Enum):
 
     NONE = "none"
     PHASE = "phase"
-    """The outermost frame is the phase, or why there is none."""
+    """The outermost frame is the phase, or the reason why the phase is unknown."""
 
 
 class Idle(enum.Enum):
     """Which idle time is shown as frames."""
 
     STEADY = "steady"
-    """All but that before the first executions of XLA programs, which are compiled then, and inside those
-    that do not count (warm-up)."""
+    """All idle time except that before the first executions of XLA programs, which are compiled then, and that inside
+    executions that do not count (warm-up)."""
     INCLUDE = "include"
-    """All."""
+    """All idle time."""
     EXCLUDE = "exclude"
-    """None."""
+    """No idle time."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,17 @@ class Flame(Shown):
     Attributes:
         meta: facts of the trace.
         by: one of `thence.model.places.FLAMES`.
-        heading: the same in words: by source, whether the frames are functions or lines.
-        split: whether phases stand apart.
-        ranks: those that are in it.
-        devices: how many are in it.
-        span_ns, busy_ns, sum_ns: as in `thence.analysis.summary`, of those ranks.
-        nodes: one row per frame, a frame after the one around it: node, parent (null for the root),
+        heading: ``by`` in words; by source, whether the frames are functions or lines.
+        split: whether phases have outermost frames.
+        ranks: the ranks whose time is in the graph.
+        devices: number of devices in the graph.
+        span_ns, busy_ns, sum_ns: as in `thence.analysis.summary`, for these ranks.
+        nodes: one row per frame, parents before children: node (number), parent (null for the root),
             depth, name, full_name (of kernels whose name is shortened, else null), kind (root, frame,
-            unattributed, compute, communication, copy, idle, or smaller: frames put together by
-            `largest`), self_ns, total_ns, count (activities; of idle frames pieces of gaps, each with one
-            cause), the parts of total_ns in
-            each phase (`PHASE_SUMS`: forward_ns, backward_ns ...; the rest is of unknown phase), idle.
-        notes: what must be said beside it, one sentence each.
+            unattributed, compute, communication, copy, idle, or smaller: frames merged by `largest`),
+            self_ns, total_ns, count (activities; for idle frames, pieces of gaps with one cause each), the parts of
+            total_ns in each phase (`PHASE_SUMS`: forward_ns, backward_ns ...; the rest is of unknown phase), idle.
+        notes: notes to show with the graph, one sentence each.
     """
 
     meta: Meta
@@ -109,12 +108,12 @@ class Flame(Shown):
 
     @property
     def title(self) -> str:
-        """What it shows, for people."""
+        """The title of the graph, as text for the user."""
         return f"GPU time by {self.heading}{' stack' if self.by == 'source' else ''}"
 
     @property
     def of_files(self) -> bool:
-        """Whether frames begin with the path of a file, whose end says most."""
+        """Whether names of frames begin with the path of a file, whose end is the most informative part."""
         return self.by in ("source", "stack")
 
     def form(self) -> Form:
@@ -150,11 +149,11 @@ class Flame(Shown):
         return dataclasses.replace(self, nodes=kept, notes=(*self.notes, note))
 
     def stacks(self) -> Iterator[tuple[tuple[str, ...], Ns]]:
-        """Frames and self time of each stack with any, outermost frame first, without the root.
+        """Yields the frames and self time of each stack with self time, outermost frame first, without the root.
 
-        Among siblings larger frames come first, idle ones last. A stack of more than `MOST_LEVELS`
-        frames is shortened: its `KEPT_LEVELS` outermost and innermost frames, and between them one frame
-        with the number of those omitted.
+        Among siblings, larger frames come first, idle frames last. A stack of more than `MOST_LEVELS`
+        frames is shortened to its `KEPT_LEVELS` outermost and innermost frames, and one frame between them
+        with the number of omitted frames.
         """
         ordered = self.nodes.sort("idle", "total_ns", "node", descending=[True, False, False])
         below: dict[int | None, list[tuple[int, int, str, Ns]]] = {}
@@ -163,7 +162,7 @@ class Flame(Shown):
         ).iter_rows():
             below.setdefault(parent, []).append(tuple(child))
         waiting = list(below.get(0, []))
-        frames: list[str] = []  # from the outermost to the one at hand
+        frames: list[str] = []  # from the outermost to the current frame
         while waiting:
             node, depth, name, self_ns = waiting.pop()
             frames[depth - 1 :] = [name]
@@ -192,12 +191,12 @@ def flame(
     Args:
         trace: attributed.
         by: one of `thence.model.places.FLAMES`.
-        split: whether phases stand apart.
-        idle: which idle time has frames of its own.
-        explain: what tells the trace's idle time by place; asked where idle time has causes.
+        split: whether phases get outermost frames.
+        idle: which idle time is shown as frames.
+        explain: computes the idle time of the trace by place; called only if its causes can be computed.
 
     Raises:
-        UsageError: ``by`` is none of them.
+        UsageError: ``by`` is not in `thence.model.places.FLAMES`.
         MissingData: the trace holds no device activity.
     """
     if by not in FLAMES:
@@ -277,7 +276,7 @@ def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
     rows = pl.DataFrame(
         {
             "gpu": gpu_rows,
-            "node": claims["node"].set(tuned, NO_ROW),  # its outermost frame says all
+            "node": claims["node"].set(tuned, NO_ROW),  # autotuning has only its outermost frame
             "name": gpu["name"].gather(gpu_rows),
             "kind": _kinds(trace).gather(gpu_rows),
             "phase": places["phase"].gather(gpu_rows).cast(pl.String),
@@ -317,7 +316,7 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
 
     Args:
         leaves: one row per group: node (in the stacks' tree), kind, outermost, name, full_name.
-        stacks: with the frames around.
+        stacks: the tree of enclosing frames.
     """
     parts, parents, height = [pl.DataFrame(schema=FRAMES)], np.empty(leaves.height, np.int64), 0
     role = np.where(stacks.attributed, "frame", "unattributed")
@@ -333,7 +332,7 @@ def _frames(leaves: pl.DataFrame, stacks: Stacks) -> tuple[pl.DataFrame, Int64]:
         used = np.flatnonzero(ancestors(stacks.tree.parent, node))
         number = np.full(
             len(stacks.tree.parent) + 1, top, np.int64
-        )  # the last one is that of NO_ROW
+        )  # the last element is for NO_ROW
         number[used] = height + np.arange(len(used))
         parts.append(
             _rows(number[stacks.tree.parent[used]], stacks.tree.name.gather(used), role[used])
@@ -356,9 +355,9 @@ def _rows(parent: Int64, name: pl.Series, kind: npt.NDArray[np.str_]) -> pl.Data
 
 
 def _outermost(trace: Attributed, split: Split) -> pl.Series:
-    """Name of the outermost frame of each activity; null where there is none.
+    """The name of the outermost frame of each activity; null if it has none.
 
-    What tables keep apart (warm-up, the autotuner) is apart here too, whatever the split.
+    Work that tables keep apart (warm-up, the autotuner) has an outermost frame of its own, whatever the split.
     """
     apart = pl.format("[{}]", pl.col("apart").cast(pl.String).replace(REASONS))
     if split is Split.NONE:
@@ -369,7 +368,7 @@ def _outermost(trace: Attributed, split: Split) -> pl.Series:
 
 
 def _kinds(trace: Attributed) -> pl.Series:
-    """What each activity is: compute, communication or copy."""
+    """The kind of each activity's frame: compute, communication or copy."""
     copy = pl.col("kind").is_in(["memcpy", "memset"])
     return trace.gpu.select(
         pl.when(communicates(trace))

@@ -1,6 +1,6 @@
-"""The frames of idle time in a flame graph: causes and places in the words of ``thence idle``.
+"""The frames of idle time in a flame graph: causes and places, in the words of ``thence idle``.
 
-Where XLA programs ran, the outermost frames say inside or before which of them the device was idle.
+If XLA programs ran, the outermost frames show inside or before which program the device was idle.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 __all__ = ["IDLE", "idle_frames", "idle_sums"]
 
 IDLE = "GPU idle"
-"""Name of the frame that holds idle time."""
+"""Name of the frame of all idle time."""
 
 _OF_GAPS = ["where", "program", "early"]
 _KEYS = [*_OF_GAPS, "cause", "name"]
 
 
 def idle_sums(trace: Attributed, explained: IdleTime | None) -> pl.DataFrame:
-    """Idle time by what its frames are named by.
+    """Idle time by the columns that name its frames.
 
     Args:
         trace: attributed.
-        explained: its idle time by place; None: without causes.
+        explained: idle time of the trace by place; None to show it without causes.
 
     Returns:
-        columns where and program, as of `thence.analysis.idle.gaps.idle_gaps`; early: whether it lies before the first
-        execution of a program, or inside one that does not count; cause and name, as ``thence idle`` shows them, null
-        where there is none; total_ns and count (pieces).
+        columns where and program, as in `thence.analysis.idle.gaps.idle_gaps`; early: whether the time is before the
+        first execution of a program, or inside an execution that does not count; cause and name, as ``thence idle``
+        shows them, null if there is none; total_ns and count (pieces).
     """
     gaps = _gaps(trace)
     if explained is None:
@@ -57,7 +57,7 @@ def idle_frames(sums: pl.DataFrame) -> Groups:
     """The frames of idle time.
 
     Args:
-        sums: of `idle_sums`.
+        sums: as `idle_sums` returns it.
     """
     frames = [_path(row) for row in sums.select(_KEYS).iter_rows(named=True)]
     zero = pl.lit(0, pl.Int64)
@@ -96,8 +96,8 @@ def _gaps(trace: Attributed) -> pl.DataFrame:
 
 
 def _with_gaps(pieces: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
-    """The pieces with the columns of `_OF_GAPS` of the gap that each is in."""
-    if gaps["where"].null_count() == gaps.height:  # no XLA programs: every gap says the same
+    """The pieces with the columns `_OF_GAPS` of the gap that contains each."""
+    if gaps["where"].null_count() == gaps.height:  # no XLA programs: equal columns for all gaps
         same = gaps.schema
         return pieces.with_columns(
             pl.lit(None, same["where"]).alias("where"),
@@ -108,14 +108,14 @@ def _with_gaps(pieces: pl.DataFrame, gaps: pl.DataFrame) -> pl.DataFrame:
         gaps.select("rank", "device", "start", *_OF_GAPS).sort("start"),
         on="start",
         by=["rank", "device"],
-        check_sortedness=False,  # Polars cannot check it of groups
+        check_sortedness=False,  # Polars cannot check it within groups
     )
 
 
 def _summed(
     rows: pl.DataFrame, keys: list[str], time: str = "duration", count: pl.Expr | None = None
 ) -> pl.DataFrame:
-    """The rows of equal keys as one each, with total_ns and count."""
+    """Merges rows with equal keys into one row, with total_ns and count."""
     counted = pl.len() if count is None else count
     return rows.group_by(keys, maintain_order=True).agg(
         total_ns=pl.col(time).sum(), count=counted.cast(pl.Int64)

@@ -21,7 +21,7 @@ __all__ = ["COLUMNS", "FRAMES", "PHASE_SUMS", "Entry", "Groups", "build_tree", "
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Entry: TypeAlias = tuple[str, str, str | None]
-"""Name, kind and full name of a frame: equal entries under one frame are one frame."""
+"""Name, kind and full name of a frame: children of a frame with equal entries are the same frame."""
 
 PHASE_SUMS = tuple(f"{phase.value}_ns" for phase in Phase)
 """Columns of the time of each phase: ``forward_ns``, ``backward_ns`` and so on."""
@@ -53,9 +53,9 @@ class Groups:
     """Activities grouped by all their frames.
 
     Attributes:
-        frames: columns of `FRAMES`: the parent of each frame, `NO_ROW` for outermost ones, and its entry.
+        frames: columns of `FRAMES`: the parent of each frame (`NO_ROW` for outermost frames) and its entry.
             Equal paths may occur more than once; each frame is on the path of at least one group.
-        innermost: row of frames of each group.
+        innermost: row in ``frames`` of the innermost frame of each group.
         sums: columns self_ns, count and `PHASE_SUMS` of each group.
         members: the activities of each group, if one activity may be in several groups; else None.
     """
@@ -97,7 +97,7 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
     """Builds the prefix tree of groups of activities.
 
     Args:
-        groups: with their times.
+        groups: the groups with their times.
         root: name of the root.
 
     Returns:
@@ -105,7 +105,7 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
         in the order in which their entries first appear in the groups.
     """
     top = pl.DataFrame([(NO_ROW, root, "root", None)], schema=FRAMES, orient="row")
-    rows = pl.concat([top, groups.frames.with_columns(pl.col("parent") + 1)])  # NO_ROW: 0, the root
+    rows = pl.concat([top, groups.frames.with_columns(pl.col("parent") + 1)])  # NO_ROW becomes 0
     around = rows["parent"].to_numpy()
     entries = rows.select(_ENTRY).unique(maintain_order=True).with_row_index("code")
     codes = rows.join(entries, on=_ENTRY, how="left", maintain_order="left", nulls_equal=True)[
@@ -138,7 +138,10 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
 
 
 def _order(parent: Int64, code: Int64, leaf: Int64) -> Int64:
-    """Breadth-first order; within a level by the first group, and position in it, with the same entry."""
+    """Breadth-first order; within a level, nodes are sorted by where their entry first appears in the groups.
+
+    The first appearance is the lowest group, and the least depth in it, of any node with the same entry.
+    """
     depth = depths(parent)
     group = np.full(len(parent), len(leaf), np.int64)
     np.minimum.at(group, leaf, np.arange(len(leaf)))
@@ -150,7 +153,7 @@ def _order(parent: Int64, code: Int64, leaf: Int64) -> Int64:
 
 
 def _sum_by_group(group: Int64, values: Int64, groups: int) -> Int64:
-    """Exact sums by group: bincount would round to floats."""
+    """Exact sums by group: np.bincount would convert to float64 and round."""
     result = np.zeros(groups, np.int64)
     np.add.at(result, group, values)
     return result
@@ -159,7 +162,7 @@ def _sum_by_group(group: Int64, values: Int64, groups: int) -> Int64:
 def _counts(groups: Groups, parent: Int64, depth: Int64, leaf: Int64, kind: pl.Series) -> Int64:
     """Number of activities at each node; an activity in several groups counts once."""
     count = groups.sums["count"].to_numpy()
-    gaps = (kind == "idle").to_numpy()[leaf]  # no activities: they have no members, and count apart
+    gaps = (kind == "idle").to_numpy()[leaf]  # idle groups have no members; counted separately
     if groups.members is None:
         result = subtree_sums(parent, _sum_by_group(leaf, count, len(parent)))
     else:
@@ -195,27 +198,27 @@ def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> I
 
 
 def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
-    """Keeps the largest nodes; under each of them the smaller descendants are merged into one node.
+    """Keeps the largest nodes; under each kept node, the smaller descendants are merged into one node.
 
     The frame of all idle time is always kept.
 
     Args:
-        nodes: of a tree.
-        most: how many to keep; the merged nodes are added to these.
+        nodes: the nodes of a tree.
+        most: how many nodes to keep; the merged nodes are added to these.
 
     Returns:
         The new tree and the number of nodes that were merged.
     """
     if nodes.height <= most:
         return nodes, 0
-    # A parent is never smaller than its child and comes first among equals, so it is kept as well.
+    # A parent is never smaller than its child and comes first among equals, so it is also kept.
     order = nodes.sort("total_ns", "node", descending=[True, False])["node"].head(most)
     all_idle = nodes["idle"] & (nodes["depth"] == 1)
     keep = all_idle | nodes["node"].is_in(order.implode())
     parent = nodes["parent"].fill_null(NO_ROW).to_numpy()
     hidden = nodes.filter(~keep)
     holder = chain_to(parent, hidden["node"].to_numpy(), keep.to_numpy())
-    # Times of the outermost hidden nodes hold those of the nodes inside them.
+    # Times of the outermost hidden nodes include those of the nodes inside them.
     outermost = hidden.filter(keep.gather(hidden["parent"].cast(pl.UInt32)))
     hidden_below = pl.DataFrame({"parent": holder}).group_by("parent").agg(hidden=pl.len())
     smaller = (

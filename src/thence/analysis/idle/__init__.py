@@ -1,1 +1,1 @@
-"""Idle time of the devices: its gaps, the cause of each nanosecond, and the place that it is named by."""
+"""Idle time of the devices: its gaps, the cause of each nanosecond, and the place in the program that names it."""

@@ -1,27 +1,28 @@
-"""The cause of every nanosecond in which a device is idle: each has exactly one.
+"""Assigns exactly one cause to every nanosecond in which a device is idle.
 
-A gap ends with the activity that starts then. Where its launch is not known, the gap is unknown. Else, with the
-launch from ``b`` to ``e``, the first of these that holds for a part of the gap is its cause:
+A gap ends when an activity starts. If the launch of that activity is not known, the cause is unknown. Else, with the
+launch call lasting from ``b`` to ``e``, the cause of a part of the gap is the first of these rules that applies:
 
-    before b                    what the host was in (`thence.analysis.idle.rules`): the innermost host row of the
-                                thread that launched; where that thread was in none, or only in a step or a range,
-                                a thread of the rank that was in an operator or a call, of several the one
-                                whose row lasts longest; first_use where an operator takes over 1 ms
-                                until it launches the first kernel of a name, and never again
-    b to e                      launch; first_use where the call is long and the kernel's first
-    launched before the gap     queued for the first 5 us, and longer where the same call launched what came before:
-                                nodes of a CUDA graph wait for each other, and for its conditions; then event_wait
-                                where the stream waited for an event of another one, else unknown
+    before b                    by the host (`thence.analysis.idle.rules`): the innermost host row of the thread that
+                                launched. If that thread was in no row, or only in a step or a range, the row of a
+                                thread of the rank that was in an operator or a call; of several such threads, the one
+                                that leaves its row last. first_use if an operator takes over 1 ms until it launches
+                                the first kernel of a name, and not again before later kernels of that name
+    b to e                      launch; first_use if the call takes over 200 us and the kernel is the first of its name
+    launched before the gap     queued for the first 5 us, and to the end of the gap if the same call launched an
+                                activity that began before the gap (nodes of a CUDA graph wait for each other and for
+                                the graph's conditions); then event_wait if the stream waited for an event of another
+                                stream, else unknown
     from e to the start         launch for 100 us, then event_wait or unknown
 
-Where no thread is in anything recorded, the cause is python if the main thread is known to run Python then
+If no thread is in a recorded row, the cause is python if the main thread is known to run Python at that time
 (`thence.analysis.idle.silence`), else unknown.
 
-Beside the cause stands the last call that waited before the gap ended, if it returned in the gap or right before
-it: it emptied the queue. That is no cause: without it the gap might be there all the same.
+In addition to the cause, pieces hold the last call that waited before the launch that ended the gap, if it returned
+in the gap or right before it: it emptied the queue. It is not the cause: without it the gap might exist all the same.
 
-A kernel that waits for a late rank is busy. `thence.analysis.collectives.waits` tells that time, which is never in
-here.
+A kernel that waits for a late rank counts as busy, so this time is never idle time; `thence.analysis.collectives.waits`
+computes it.
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ if TYPE_CHECKING:
 __all__ = ["IDLE", "REASONS", "Gaps", "device_gaps", "idle_causes"]
 
 _QUEUED_NS = 5_000
-_LATENCY_NS = 100_000  # of a launch whose call has returned, to an empty queue
-_LONG_CALL_NS = 200_000  # of a launch that loads its kernel; others take 2 to 30 us
+_LATENCY_NS = 100_000  # from the return of the launch call to the start, with an empty queue
+_LONG_CALL_NS = 200_000  # a launch that loads its kernel takes longer; others take 2 to 30 us
 _LONG_OPERATOR_NS = 1_000_000  # without any call, until it launches a kernel of a new name
-_EMPTIED_NS = 2_000  # how long before a gap a wait may return that emptied the queue: clocks differ
-_MOST_DEVICES = 1_000  # of one rank, which has 16 at most; each takes 10 ms
-_MOST_PIECES = 1_000_000  # and
-_MOST_OF_A_ROW = 16  # so many for each row: a host row may lie in a gap of every device
+_EMPTIED_NS = 2_000  # a wait that emptied the queue may return this early: clocks differ
+_MOST_DEVICES = 1_000  # of one rank; real ranks have at most 16, and each device takes 10 ms
+_MOST_PIECES = 1_000_000  # in addition to
+_MOST_OF_A_ROW = 16  # pieces per row of the trace: a host row may be in a gap of every device
 _LATEST = int(np.iinfo(np.int64).max)
-_OF_NAMES = 32  # bits that the number of a kernel's name takes
+_OF_NAMES = 32  # bits for the number of a kernel's name
 _UNKNOWN = NUMBER["unknown"]
 _REASON = {reason: number for number, reason in enumerate(REASONS)}
 
@@ -79,9 +80,9 @@ class Gaps:
     """Times in which a device is idle.
 
     Attributes:
-        rank, device: which.
+        rank, device: of the device.
         start, end: ns, in order of time.
-        gpu: row of the activity that starts at the end, `NO_ROW` where none does.
+        gpu: row of the activity that starts at the end of each gap, `NO_ROW` if there is none.
     """
 
     rank: int
@@ -116,11 +117,11 @@ def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.Da
         found: the gaps; None for those of `device_gaps`.
 
     Returns:
-        Columns of `IDLE`: rank, device, start and duration (ns) of the piece; cause; reason, where that is
-        unknown; host, the row that the cause is told from (null where none is); gpu, the activity that ended
-        the gap; wait, row in host of the last call that waited, where it emptied the queue. The pieces of
-        a gap tile it. Of more devices in a rank, or more pieces for each row of the trace, than programs have,
-        each gap is one piece, and unknown.
+        Columns of `IDLE`: rank, device, start and duration (ns) of the piece; cause; reason, if the cause is
+        unknown; host, the host row that determined the cause (null if none did); gpu, the activity that ended
+        the gap; wait, the host row of the last call that waited, if it emptied the queue. The pieces of a gap tile it.
+        With more than 1,000 devices in a rank, or more than a million pieces plus 16 for each row of the trace, each
+        gap is one piece with an unknown cause.
     """
     parts = device_gaps(trace) if found is None else found
     parts = sorted(parts, key=lambda of: (of.rank, of.device))
@@ -140,7 +141,7 @@ def idle_causes(trace: Attributed, found: Sequence[Gaps] | None = None) -> pl.Da
 
 
 def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
-    """Every gap as one piece, unknown because there are too many."""
+    """Every gap as one piece, whose cause is unknown because there are too many devices or pieces."""
     sizes = [len(of.start) for of in parts]
     start, end, gpu = (
         np.concatenate([getattr(of, name) for of in parts]) for name in ("start", "end", "gpu")
@@ -168,7 +169,22 @@ def _undivided(parts: Sequence[Gaps]) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the rules look at: host rows and, of each activity, its launch, as arrays."""
+    """The inputs of the rules, as arrays: by host row, and by activity its launch.
+
+    Attributes:
+        trace: attributed.
+        start, end: of each host row, ns.
+        cause: number of the cause of each host row.
+        thread: number of the thread of each host row.
+        hosts: the rows of all threads over time.
+        launch: host row that launched each activity, `NO_ROW` where unknown.
+        launch_start, launch_end: ns, -1 where unknown, by activity.
+        kernel: number of the name of each activity.
+        first_of_name: whether an activity is the first of its name in its rank.
+        behind_event: whether an activity waited for an event of another stream.
+        begun: when the first activity of the same launch call began, ns, by activity.
+        said: by rank, whether the trace holds operators, compilations, modules or Python frames.
+    """
 
     trace: Attributed
     start: Int64
@@ -211,7 +227,7 @@ class _Facts:
 
 
 def _begun(trace: Attributed, launch: Int64, is_call: Mask) -> Int64:
-    """When the first activity began of the call that launched each one: of a CUDA graph there are several."""
+    """For each activity, the start of the first activity of the same launch call: a CUDA graph has several."""
     start = trace.gpu["start"].to_numpy()
     result = start.copy()
     known = np.flatnonzero(launch != NO_ROW)
@@ -225,10 +241,10 @@ def _begun(trace: Attributed, launch: Int64, is_call: Mask) -> Int64:
 def _launch_times(
     trace: Attributed, launch: Int64, start: Int64, end: Int64, is_call: Mask
 ) -> tuple[Int64, Int64]:
-    """When the launch of each activity began and ended, -1 where it is not known.
+    """Start and end of the launch of each activity in ns, -1 where unknown.
 
-    XLA's programs say when they were launched. A host row that is no call, but was linked to the
-    activity, launched it at some time until its end: as late as possible.
+    The launches of XLA programs are in the table of programs. A host row that is linked to the activity but is not an
+    API call launched it at an unknown time before its end: the latest possible time is assumed.
     """
     known = launch != NO_ROW
     row = np.maximum(launch, 0)
@@ -251,7 +267,7 @@ def _launch_times(
 
 
 def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
-    """Host row of the last call that waited before each gap's launch, if it returned after the queue was empty."""
+    """The host row of the last wait before the launch that ended each gap, if it returned after the queue was empty."""
     waits = facts.trace.waits
     begins = np.full(facts.trace.gpu.height, NEVER)  # of the gap before each activity
     for of in reversed(parts):
@@ -274,7 +290,7 @@ def _emptied(facts: _Facts, parts: Sequence[Gaps]) -> list[Int64]:
 
 
 def _of_device(facts: _Facts, of: Gaps) -> IdlePieces:
-    """The pieces of one device's gaps."""
+    """The pieces of the gaps of one device."""
     parts = IdlePieces()
     gpu, begin, end = of.gpu, of.start, of.end
     act, every = np.maximum(gpu, 0), np.arange(len(gpu))
@@ -304,7 +320,7 @@ def _of_device(facts: _Facts, of: Gaps) -> IdlePieces:
 
 
 def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> None:
-    """Adds what the host was in from the beginning of each gap until the launch that ended it."""
+    """Adds the pieces from the beginning of each gap until the launch that ended it, with causes by the host."""
     waiting = np.flatnonzero(until > of.start)
     if not len(waiting):
         return
@@ -322,7 +338,7 @@ def _before_launch(facts: _Facts, of: Gaps, until: Int64, parts: IdlePieces) -> 
 
 
 def _in_threads(facts: _Facts, of: Gaps, until: Int64, waiting: Int64) -> Pieces:
-    """What the thread that launched was in, for those gaps that waited for a launch."""
+    """The rows of the launching thread over time, for the gaps that waited for a launch."""
     row = facts.launch[np.maximum(of.gpu[waiting], 0)]
     thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
     found = []
@@ -346,7 +362,7 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
     ended = facts.end[pieces.row[long]] > facts.launch_start[gpu]
     long, gpu = long[ended], gpu[ended]
     launch, first = facts.launch[gpu], facts.first_of_name[gpu]
-    # What takes the same thread as long again and again is no first use.
+    # If a later kernel of the name also takes that long on the same thread, it is not a first use.
     thread = np.where(launch == NO_ROW, NO_ROW, facts.thread[launch])
     kernel = (thread << _OF_NAMES) + facts.kernel[gpu]
     codes[long[first & ~np.isin(kernel, kernel[~first])]] = NUMBER["first_use"]
@@ -354,5 +370,5 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> Codes:
 
 
 def _used(numbers: Int64) -> list[int]:
-    """The distinct ones of numbers from `NO_ROW` on: quicker than by sorting them."""
+    """The distinct numbers, all at least `NO_ROW`; faster than by sorting."""
     return [int(number) for number in np.flatnonzero(np.bincount(numbers - NO_ROW)) + NO_ROW]

@@ -1,10 +1,10 @@
 """GPU idle time: the gaps between a device's first and last activity in which nothing ran.
 
 Idle time is assigned to XLA programs as in `thence.analysis.programs.programs`: ``inside`` the execution that
-it interrupts, or ``before`` the execution that it delays. Both modules agree to the nanosecond if
-programs do not overlap and the autotuner ran nothing: its trials delay no program, so what is idle around
-them is ``before`` the next program here. Time in which an activity outside of any program ran is idle in
-neither.
+it interrupts, or ``before`` the execution that it delays. The two modules agree to the nanosecond if
+programs do not overlap and XLA's autotuner ran nothing. Here, trials of the autotuner are not programs, so the idle
+time around them is ``before`` the next program. Time in which an activity outside of any program ran is not idle in
+either module.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
     """Lists every idle gap of every device.
 
     Returns:
-        columns rank, device, start and duration (ns), where (inside, before or after; null where the
+        columns rank, device, start and duration (ns), where (inside, before or after; null if the
         device ran no XLA program), program (its name; null for ``after``, the time after the last
         execution) and execution (its row in ``programs``).
     """
@@ -69,10 +69,10 @@ def idle_gaps(trace: Attributed) -> pl.DataFrame:
 
 
 def idle_inside_programs(trace: Attributed) -> Ns | None:
-    """Idle time inside the executions of XLA programs that the trace holds, those kept apart left out.
+    """Idle time inside the executions of XLA programs, without executions that tables keep apart.
 
-    None where no program ran, and where the activities were searched (``only``): what is not among them may
-    have run in a gap between them.
+    None if no program ran, or if the activities were filtered by name (``only``): activities that were filtered out may
+    have run in the gaps.
     """
     if trace.programs.is_empty() or trace.selection.only is not None:
         return None
@@ -85,11 +85,11 @@ def idle_inside_programs(trace: Attributed) -> Ns | None:
 def _programs_at(
     trace: Attributed, device: tuple[object, ...], time: Int64
 ) -> tuple[pl.Series, pl.Series]:
-    """For times at which a device is idle: inside, before or after, and the program's row or null."""
+    """For times at which a device is idle: inside, before or after, and the row of the program execution or null."""
     executions = (
         trace.programs.with_row_index("row")
         .filter(pl.col("rank") == device[0], pl.col("device") == device[1])
-        .filter(pl.col("program").is_not_null())  # the autotuner's trials are no programs
+        .filter(pl.col("program").is_not_null())  # the autotuner's trials are not programs
         .sort("start", maintain_order=True)
     )
     if executions.is_empty():

@@ -1,7 +1,7 @@
-"""What host threads are in at any time: the innermost host row of each thread as pieces of time.
+"""The innermost host row of each thread at any time, as pieces of time.
 
-An API call ends for this purpose where the row around it does, and where the next row of its thread begins: its
-end comes from another clock.
+The end of an API call comes from another clock. So a call ends at the latest when the row around it ends, or when the
+next row of its thread begins.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _LATEST = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of intervals that were asked about.
+    """Intervals, cut into pieces by the host row of a thread.
 
     Attributes:
-        of: which interval each piece is part of.
+        of: number of the interval that each piece is part of.
         start, end: ns; the pieces of an interval tile it.
-        row: host row that the thread is in, `NO_ROW` where it is in none.
+        row: host row that the thread is in, `NO_ROW` if it is in none.
     """
 
     of: Int64
@@ -53,12 +53,12 @@ class Pieces:
     row: Rows
 
     def chosen(self, which: Int64 | Mask) -> Pieces:
-        """Some of them."""
+        """The pieces with these numbers, or where the mask is true."""
         return Pieces(self.of[which], self.start[which], self.end[which], self.row[which])
 
 
 def together(parts: Sequence[Pieces]) -> Pieces:
-    """All pieces of several, at least one, one after the other."""
+    """Concatenates pieces; there must be at least one part."""
     if len(parts) == 1:
         return parts[0]
     columns = zip(*((part.of, part.start, part.end, part.row) for part in parts), strict=True)
@@ -86,11 +86,11 @@ class Leaves:
         return Pieces(of, begins, ends, row)
 
     def lasting(self, wanted: Mask, near: tuple[Int64, Int64]) -> tuple[Int64, Int64, Rows]:
-        """Starts, ends and rows of the pieces of time in which it is in one of those rows.
+        """Starts, ends and rows of the pieces of time in which the thread is in a wanted row.
 
         Args:
-            wanted: one value for each host row.
-            near: starts and ends of intervals, in order, that do not overlap; pieces apart from all of them may be
+            wanted: for each host row, whether it is wanted.
+            near: starts and ends of intervals, in order, that do not overlap; pieces that overlap none of them may be
                 left out.
         """
         if len(near[0]) < len(self.time):
@@ -111,11 +111,11 @@ class Leaves:
     def chosen(
         self, wanted: Mask, silent: tuple[int, int] | None = None
     ) -> tuple[Int64, Int64, Rows]:
-        """Starts, ends and rows of the pieces of time in which it is in one of those rows, all of them.
+        """Starts, ends and rows of all pieces of time in which the thread is in a wanted row.
 
         Args:
-            wanted: one value for each host row.
-            silent: pieces in which it is in no row are taken, too, between these times (ns).
+            wanted: for each host row, whether it is wanted.
+            silent: pieces in which the thread is in no row are also included if they are between these times (ns).
         """
         until = np.append(self.time[1:], _LATEST)
         taken = (self.row != NO_ROW) & wanted[self.row]
@@ -124,13 +124,13 @@ class Leaves:
         return self.time[taken], until[taken], self.row[taken]
 
     def _segments(self, start: Int64, end: Int64) -> tuple[Int64, Int64]:
-        """The first of the pieces of time that each interval is in, and in how many it is."""
+        """The first piece of time that each interval overlaps, and the number of pieces that it overlaps."""
         first = np.searchsorted(self.time, start, side="right") - 1
         return first, np.maximum(np.searchsorted(self.time, end, side="left") - first, 1)
 
 
 def merged(parts: Sequence[tuple[Int64, Int64, Rows]]) -> Leaves:
-    """One row of several threads at any time: of those that last then the one that ends last.
+    """Merges several threads: at any time, the row of the piece that ends last among those that cover that time.
 
     Args:
         parts: starts, ends and rows of pieces of time, of each thread; at least one thread.
@@ -146,14 +146,14 @@ def merged(parts: Sequence[tuple[Int64, Int64, Rows]]) -> Leaves:
     rows = np.full(len(time), NO_ROW, row.dtype)
     time[0], time[1::2], time[2::2] = NEVER, start, end
     rows[1::2] = row
-    # A piece that the next one begins in ends there: what would follow it is left out.
+    # A piece during which the next piece begins ends there, without a NO_ROW piece after it.
     kept = np.ones(len(time), np.bool_)
     kept[2:-1:2] = end[:-1] < start[1:]
     return Leaves(time[kept], rows[kept])
 
 
 def thread_numbers(host: pl.DataFrame) -> Int64:
-    """Number of each host row's thread, from 0, in the order of the table."""
+    """The number of each host row's thread, from 0, in the order of the table."""
     keys = host.select("rank", "process", "thread")
     changed = np.zeros(host.height, np.bool_)
     for name in keys.columns:
@@ -166,9 +166,9 @@ def leaves_of_threads(host: pl.DataFrame, is_call: Mask, thread: Int64) -> list[
     """The innermost row of every thread over time, by the number of `thread_numbers`.
 
     Args:
-        host: in its own order.
-        is_call: which rows are API calls.
-        thread: of `thread_numbers`.
+        host: as `thence.model.tables.HOST`, in the order of that table.
+        is_call: whether a row is an API call.
+        thread: as `thread_numbers` returns it.
     """
     if host.is_empty():
         return []
@@ -188,17 +188,17 @@ def leaves_of_threads(host: pl.DataFrame, is_call: Mask, thread: Int64) -> list[
 
 
 def _leaves(low: int, start: Int64, end: Int64, parent: Rows) -> Leaves:
-    """Of one thread, whose rows are those from the lowest on.
+    """The innermost row of one thread over time; its rows in host begin at ``low``.
 
-    At one time rows end before others begin; the outermost of those that end, or the innermost of those that begin,
-    comes last.
+    At any time, rows end before others begin. If rows begin, the thread is then in the innermost of them; if rows only
+    end, it is in the parent of the outermost of them.
     """
     rows = np.flatnonzero(end > start)
     if not len(rows):
         return NOWHERE
     if len(rows) < len(start):
         start, end, parent = start[rows], end[rows], parent[rows]
-    # One sort: ends come before the begins of their time, and both are nearly in order already.
+    # One stable sort, fast because both parts are nearly in order. At equal times, ends come before begins.
     least = min(int(end.min()), int(start.min()))
     key = np.concatenate([end, start])
     key -= least
@@ -218,4 +218,4 @@ def _leaves(low: int, start: Int64, end: Int64, parent: Rows) -> Leaves:
 
 
 NOWHERE = Leaves(np.array([NEVER]), np.array([NO_ROW]))
-"""Of a thread that is in no row at any time."""
+"""`Leaves` of a thread that is never in a row."""

@@ -1,6 +1,6 @@
-"""What the host was in, where the thread that is asked about says little: another thread of the rank, or Python.
+"""The host rows of all threads over time: if one thread shows little, another thread of the rank, or Python.
 
-Causes of idle time and the critical path ask here, so that both say the same of the same time.
+Causes of idle time and the critical path both use this module, so that they agree about the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["HostTime"]
 
 
 def _categories(*names: str) -> Mask:
-    """Which categories of host rows these are."""
+    """For each category code of host rows, whether it is one of these."""
     return np.isin(HOST_CATEGORIES, names)
 
 
@@ -40,15 +40,16 @@ _CALLS = _categories(*API_CALLS)
 
 @dataclass(frozen=True)
 class HostTime:
-    """What the threads of the host are in over time.
+    """The host rows that threads are in over time.
 
     Attributes:
-        category: code of each host row.
-        is_call: which rows are API calls.
+        category: code of the category of each host row.
+        is_call: whether a host row is an API call.
         first: the first row of each thread.
-        rank: of each thread.
-        leaves: of each thread.
-        python: by rank, when its main thread is known to run Python where it is in nothing recorded (ns).
+        rank: rank of each thread.
+        leaves: innermost rows of each thread.
+        python: by rank, the time (first and last ns) in which its main thread is known to run Python whenever it is in
+            no recorded row.
     """
 
     category: npt.NDArray[np.uint8]
@@ -60,7 +61,7 @@ class HostTime:
 
     @classmethod
     def of(cls, trace: Attributed, thread: Int64) -> HostTime:
-        """That of all host rows; thread of `thence.analysis.idle.host_threads.thread_numbers`."""
+        """Builds it from all host rows; ``thread`` as `thence.analysis.idle.host_threads.thread_numbers` returns it."""
         host = trace.host
         category = host["category"].to_physical().to_numpy()
         is_call = _CALLS[category]
@@ -76,16 +77,17 @@ class HostTime:
         )
 
     def elsewhere(self, rank: int, pieces: Pieces) -> Pieces:
-        """Replaces rows that say little by what another thread of the rank was in, if that says more.
+        """Replaces missing rows, and rows that show little (`_LITTLE`), by more informative rows of other threads.
 
-        Where a thread is in little it is in none of the rows that say more, so that these are of other threads.
+        While the innermost row of a thread shows little, the thread is in no more informative row, so the rows that
+        are found are those of other threads.
 
         Args:
-            rank: whose threads are asked.
-            pieces: what threads of it were in, in any order.
+            rank: the rank of the threads.
+            pieces: pieces of threads of the rank, in any order.
 
         Returns:
-            finer pieces, in no order.
+            finer pieces, in no particular order.
         """
         if not self.leaves:
             return pieces
@@ -96,13 +98,13 @@ class HostTime:
         asked = pieces.chosen(np.flatnonzero(little))
         asked = asked.chosen(np.argsort(asked.start, kind="stable"))
         working = self._filled(rank, asked, _WORKING)
-        # In nothing at all, anything that another thread is in says more.
+        # If the thread is in no row, any row of another thread is more informative.
         nothing = working.row == NO_ROW
         rest = self._filled(rank, working.chosen(nothing), _ANYTHING)
         return together([pieces.chosen(~little), working.chosen(~nothing), rest])
 
     def runs_python(self, rank: int, pieces: Pieces) -> Mask:
-        """Which pieces are Python although no thread is in anything recorded."""
+        """Mask of the pieces in which no thread is in a recorded row, but the main thread is known to run Python."""
         nowhere = pieces.row == NO_ROW
         if rank not in self.python:
             return np.zeros_like(nowhere)
@@ -111,7 +113,7 @@ class HostTime:
         return runs
 
     def _filled(self, rank: int, asked: Pieces, wanted: Mask) -> Pieces:
-        """Those pieces, cut where a thread of the rank is in a row of a wanted category: that is taken."""
+        """The pieces, cut where threads of the rank enter or leave rows of wanted categories, with these rows."""
         near, rows = (asked.start, asked.end), wanted[self.category]
         threads = np.flatnonzero(self.rank == rank)
         if not len(threads) or not len(asked.row):

@@ -1,4 +1,4 @@
-"""Pieces of idle time with their causes: collected rule by rule, then put in order as one table."""
+"""Pieces of idle time with their causes: collected rule by rule, then sorted into one table."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ IDLE = {
 """Columns of `thence.analysis.idle.causes.idle_causes`."""
 
 NO_REASON = len(REASONS)
-"""Code of no reason, in the arrays of pieces."""
+"""Code in the arrays of pieces for no reason."""
 
 
 class IdlePieces:
     """Collects the pieces of one device's gaps.
 
     Attributes:
-        columns: gap (number), start, end (ns), cause, reason (codes) and row (of host), of each part.
+        columns: one tuple for each `add`: gap (number), start, end (ns), cause, reason (codes) and row (of host).
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class IdlePieces:
         row: Rows | int,
         reason: Codes | int = NO_REASON,
     ) -> None:
-        """Adds those intervals (starts, ends) that are not empty; one cause, row or reason for all, or one each."""
+        """Adds the intervals (starts, ends) that are not empty; cause, row and reason: one for all, or one for each."""
         start, end = times
         lasting = np.flatnonzero(end > start)
         if not len(lasting):
@@ -72,7 +72,7 @@ class IdlePieces:
         self.columns.append(tuple(columns))  # type: ignore[arg-type]
 
     def joined(self) -> tuple[Rows, Int64, Int64, Codes, Codes, Rows]:
-        """The columns in order of time; pieces that follow each other with the same cause and row are one."""
+        """The columns in order of time; adjacent pieces with the same gap, cause, reason and row are merged."""
         columns = [np.concatenate(column) for column in zip(*self.columns, strict=True)]
         self.columns.clear()
         order = np.argsort(columns[1], kind="stable")
@@ -87,10 +87,10 @@ class IdlePieces:
         return gap[first], start[first], end[last], cause[first], reason[first], row[first]
 
     def frame(self, device: tuple[int, int], gpu: Int64, wait: Int64) -> pl.DataFrame:
-        """The pieces in order of time, in the columns of `IDLE`.
+        """The pieces in order of time, with the columns of `IDLE`.
 
         Args:
-            device: rank and number.
+            device: rank and number of the device.
             gpu: the activity at the end of each gap, `NO_ROW` for none.
             wait: host row of the wait that emptied the queue before each gap, `NO_ROW` for none.
         """
@@ -109,4 +109,4 @@ class IdlePieces:
 
 
 _CAUSES = pl.Series(CAUSES, dtype=IDLE["cause"])
-_REASONS = pl.Series([*REASONS, None], dtype=IDLE["reason"])  # the last one is of NO_REASON
+_REASONS = pl.Series([*REASONS, None], dtype=IDLE["reason"])  # the last element is for NO_REASON

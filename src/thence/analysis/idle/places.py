@@ -1,8 +1,8 @@
-"""What pieces of idle time are named by: the place of the host row that their cause is told from, a step, a kernel.
+"""Names of pieces of idle time: by place of the host row that determined the cause, by step, kernel, and so on.
 
-Programs repeat themselves, and so do host rows. Two of them are in one context if they and the rows around them have
-the same names, and so have the forward operators that they belong to. All rows of a context have the same places, so
-these are looked up once for each: there are hundreds of contexts where there are millions of rows.
+Programs repeat themselves, and so do host rows. Two host rows have the same context if they and the rows around them
+have the same names, categories and metadata, and so do the forward operators that they belong to. All rows of a
+context have the same places, so places are looked up once per context: millions of rows have hundreds of contexts.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _PREFERRED = ("line", "label", "module", "op")
 
 @dataclass(frozen=True)
 class PieceNames:
-    """What each piece of idle time is named, equal names several times or once.
+    """The name of each piece of idle time. Names may occur more than once.
 
     Attributes:
-        number: of the name of each piece.
+        number: number of the name of each piece.
         by: kind of each name.
-        name: null for none.
+        name: each name; null for no name.
     """
 
     number: Numbers
@@ -55,11 +55,11 @@ class PieceNames:
     name: pl.Series
 
     def columns(self) -> pl.DataFrame:
-        """By and name of each piece, String."""
+        """The columns by and name of each piece, String."""
         return self.columns_of(self.number)
 
     def columns_of(self, number: Numbers) -> pl.DataFrame:
-        """By and name of some of the numbers, String."""
+        """The columns by and name of these numbers, String."""
         return pl.DataFrame({"by": self.by, "name": self.name})[number]
 
 
@@ -68,7 +68,7 @@ class Contexts:
     """The contexts of host rows.
 
     Attributes:
-        number: context of each row of host, and `NO_ROW` behind the last one.
+        number: context of each row of host, with `NO_ROW` appended, so that index `NO_ROW` gives `NO_ROW`.
         row: the first row of each context.
     """
 
@@ -77,17 +77,17 @@ class Contexts:
 
     @classmethod
     def of(cls, host: pl.DataFrame) -> Contexts:
-        """Those of all host rows; host as `thence.model.tables.HOST`."""
+        """The contexts of all host rows; ``host`` as `thence.model.tables.HOST`."""
         number, row = _contexts(host)
         return cls(np.append(number, NO_ROW).astype(np.int32), row)
 
     def at(self, rows: pl.Series) -> Numbers:
-        """The context of each of some host rows, `NO_ROW` for null."""
+        """The context of each of these host rows, `NO_ROW` for null."""
         found: Numbers = self.number[rows.fill_null(NO_ROW).to_numpy()]
         return found
 
     def table(self, host: pl.DataFrame) -> pl.DataFrame:
-        """The first rows of all contexts as a host table: around them is what is around all rows of theirs."""
+        """A host table with the first row of each context, whose row references are numbers of contexts."""
         rows = host[self.row]
         references = {name: self.at(rows[name]) for name in ("parent", "forward")}
         return rows.with_columns(
@@ -101,8 +101,8 @@ class HostPlaces:
     """The places of host rows, by context.
 
     Attributes:
-        contexts: of the host rows.
-        names: of kinds of places, by context; null also where no row was asked about.
+        contexts: contexts of the host rows.
+        names: for each kind of place, the name of each context; null also for contexts of rows that were not asked for.
     """
 
     contexts: Contexts
@@ -120,9 +120,9 @@ class HostPlaces:
 
         Args:
             trace: attributed.
-            contexts: of all of its host rows.
-            asked: rows of host, null for none.
-            kinds: of places.
+            contexts: contexts of all host rows of the trace.
+            asked: the rows of host to look up, null for none.
+            kinds: kinds of places.
         """
         mentioned = np.zeros(len(contexts.row) + 1, np.bool_)
         for rows in asked:
@@ -148,12 +148,12 @@ def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
     node, first = trie(parent, code)
     if not of_forward.any():
         return node, first
-    # Which of the rows around belongs to a forward operator is the same for all rows of a node.
+    # Whether a row around them, and which, belongs to a forward operator is the same for all rows of a node.
     above = np.where(parent[first] == NO_ROW, NO_ROW, node[parent[first]])
     below = chain_to(above, np.arange(len(first)), of_forward[first]) != NO_ROW
     rows = np.flatnonzero(below[node])
     around = node[forward[chain_to(parent, rows, of_forward)]]
-    # Mostly all rows of a node belong to forward operators of one node: then they are one context.
+    # Usually all rows of a node belong to forward operators of one node: then they have one context.
     alike = np.empty(len(node), np.int64)
     alike[rows] = around
     others = np.flatnonzero(alike[rows] != alike[first[node[rows]]])
@@ -168,24 +168,25 @@ def _codes(names: pl.Series) -> Int64:
 
 
 def kinds_of(by: str) -> list[str]:
-    """The kinds of places of host rows that names by this need."""
+    """The kinds of places of host rows that are needed for names by ``by``."""
     return list(_KINDS.values()) if by == "place" else [_KINDS[by]] if by in _KINDS else []
 
 
 def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces) -> PieceNames:
-    """What each piece of idle time is named.
+    """The name of each piece of idle time.
 
     Args:
         trace: attributed.
-        pieces: of `thence.analysis.idle.causes.idle_causes`.
-        by: of `thence.model.questions.IDLE_BY`. By place a name is of the first kind of `_PREFERRED` that the host
-            row has, else that of the row itself; without a name a piece is by its reason, or by call.
-        places: of the host rows of these pieces.
+        pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
+        by: one of `thence.model.questions.IDLE_BY`. By place, the name is of the first kind in `_PREFERRED` that the
+            host row has, else the name of the row itself (by call); without a name, it is the reason, else null by
+            call.
+        places: places of the host rows of these pieces.
     """
     if by == "place":
         return _by_place(trace, pieces, places)
     number, name = _numbered_names(trace, pieces, by, places)
-    name = name.cast(pl.String).extend_constant(None, 1)  # the last one is that of NO_ROW
+    name = name.cast(pl.String).extend_constant(None, 1)  # the last element is for NO_ROW
     return PieceNames(
         np.where(number == NO_ROW, len(name) - 1, number),
         pl.repeat(by, len(name), eager=True),
@@ -194,7 +195,7 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
 
 
 def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> PieceNames:
-    """The names by place: those of contexts, of reasons, and none."""
+    """The names by place: names of contexts, then reasons, then null."""
     found = {by: places.names[_KINDS[by]] for by in _PREFERRED}
     found["call"] = trace.host["name"].gather(places.contexts.row)
     names = pl.DataFrame({by: name.cast(pl.String) for by, name in found.items()})
@@ -215,7 +216,7 @@ def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> Pi
 def _numbered_names(
     trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPlaces
 ) -> tuple[Numbers, pl.Series]:
-    """The number of the name of each piece, `NO_ROW` for none, and the names; one may be null."""
+    """The number of the name of each piece, `NO_ROW` for none, and the names, which may contain nulls."""
     if by in _KINDS or by in ("call", "wait"):
         number = places.contexts.at(pieces["wait" if by == "wait" else "host"])
         return number, _names_by_context(trace, by, places)
@@ -234,7 +235,7 @@ def _numbered_names(
 
 
 def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
-    """The step in whose window on the device each piece begins."""
+    """For each piece, the number of the step in whose window on the device it begins, and the names of steps."""
     try:
         frame = steps(trace).frame
     except MissingData:
@@ -250,7 +251,7 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
             windows.sort("start", maintain_order=True),
             on="start",
             by=["rank", "device"],
-            check_sortedness=False,  # Polars cannot check it of groups
+            check_sortedness=False,  # Polars cannot check it within groups
         )
         .sort("piece")
     )
@@ -261,12 +262,12 @@ def _steps(trace: Attributed, pieces: pl.DataFrame) -> tuple[Int64, pl.Series]:
 def names_of_contexts(
     trace: Attributed, pieces: pl.DataFrame, kinds: Sequence[str]
 ) -> tuple[Numbers, dict[str, pl.Series]]:
-    """What pieces of idle time are named by each of several kinds that tell the host row, once for each context.
+    """The names of pieces of idle time by several kinds that depend only on the host row, once for each context.
 
     Args:
         trace: attributed.
-        pieces: of `thence.analysis.idle.causes.idle_causes`.
-        kinds: of `thence.model.questions.IDLE_BY`: line, module, label, op, call.
+        pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
+        kinds: kinds of `thence.model.questions.IDLE_BY` among line, module, label, op, call.
 
     Returns:
         the context of each piece, `NO_ROW` for none; for each kind the name of every context, Categorical, null
@@ -280,7 +281,7 @@ def names_of_contexts(
 
 
 def _names_by_context(trace: Attributed, by: str, places: HostPlaces) -> pl.Series:
-    """The name of each context by a kind of place, or by the row itself."""
+    """The name of each context by a kind of place, or the name of its rows."""
     if by in _KINDS:
         return places.names[_KINDS[by]]
     return trace.host["name"].gather(places.contexts.row)

@@ -1,19 +1,20 @@
-"""Causes of idle time: their codes, and which one a thread stands for that is in a host row.
+"""Causes of idle time: their codes, and the cause of each host row.
 
-A host row says why a thread has not launched yet, by its own name and by those around it:
+The names of a host row and of the rows around it show why a thread has not launched yet:
 
-    gc           garbage collection (gc.collect, or collections that the producer lists)
+    gc           garbage collection (gc.collect, or collections that the producer records)
     compile      compilation: phases of XLA and of torch.compile
     loader       in a DataLoader, in a range or function named for loading data, or in the phase `input` of a recording
-    sync         a call that waits (`thence.model.waiting`): the device is done, the call has yet to return
-    allocation   memory is taken, given back, pinned or asked about
+    sync         a call that waits (`thence.model.waiting`): the device is done, but the call has not returned yet
+    allocation   memory is allocated, freed, pinned or queried
     first_use    code or kernels are loaded or looked up
     launch       another launch, copy or set
     operator     a framework operator, a range that a library opened, or another API call
     python       Python code: a frame, a module's call, a range of the user, a step
-    unknown      the profiler's own overhead, or in no row at all
+    unknown      the profiler's own overhead, or no row at all
 
-gc, compile and loader hold for all that is inside of such a row, unless what is inside has one of its own.
+gc, compile and loader also apply to all rows inside such a row, except rows whose own cause is sync, allocation,
+first_use, compile or gc.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ REASONS = {
         "row, than programs have; --device chooses some of the devices"
     ),
 }
-"""Why a cause is unknown."""
+"""Reasons why a cause is unknown."""
 REASON_TITLES = {
     "no_launch": "no launch recorded",
     "started_late": "started late",
@@ -78,7 +79,7 @@ REASON_TITLES = {
     "profiler": "the profiler itself",
     "too_many": "not divided",
 }
-"""The reasons in few words, as tables name them."""
+"""Short names of the reasons, for tables."""
 CAUSES = tuple(MEANINGS)
 NUMBER = {cause: number for number, cause in enumerate(CAUSES)}
 """Number of each cause in the arrays."""
@@ -121,13 +122,13 @@ _CALLS = ((_LAUNCH, "launch"), (_ALLOCATION, "allocation"), (_FIRST_USE, "first_
 _INHERITED = ((_GC, "gc"), (_COMPILE, "compile"), (_LOADER, "loader"))
 _LOADING = ("step", "module", "python", "range", "framework")
 _WAITING = ("device", "stream", "event")
-"""Kinds of waits that do nothing but wait."""
+"""Kinds of waits by calls that do nothing but wait."""
 _OWN = ("sync", "allocation", "first_use", "compile", "gc")
-"""Causes of a row that those around it do not override."""
+"""Causes of a row that are not overridden by rows around it."""
 
 
 def host_causes(host: pl.DataFrame) -> Codes:
-    """Number of the cause for which each host row stands.
+    """The number of the cause of each host row.
 
     Args:
         host: as `thence.model.tables.HOST`.
@@ -147,7 +148,7 @@ def host_causes(host: pl.DataFrame) -> Codes:
 
 
 def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
-    """A row of each combination of category and name, and the number of each row's combination."""
+    """One row of each combination of category and name, and the number of each row's combination."""
     name = host["name"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
     category = host["category"].to_physical().to_numpy().astype(np.int64)
     key = name * len(_BY_CATEGORY) + category
@@ -160,7 +161,7 @@ def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
 
 
 def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:
-    """The cause of a row by its category and name, and what it makes of the rows inside, if anything."""
+    """The cause of a row by its category and name, and the cause that rows inside it inherit, or None."""
     if category in API_CALLS:
         if name in waits:
             return "sync", None
@@ -174,11 +175,11 @@ def _told(category: str, name: str, waits: set[str]) -> tuple[str, str | None]:
 
 
 def _from_around(given: Codes, parent: Int64) -> Codes:
-    """What the nearest row around each one gives to those inside, itself included, 255 for nothing.
+    """The code in ``given`` of each row or else of the nearest row around it that has one; 255 for none.
 
     By pointer jumping: each round looks twice as far up.
     """
-    top = len(given)  # what is around the outermost rows: it gives nothing
+    top = len(given)  # the parent of the outermost rows, which gives nothing
     above = np.append(np.where(parent == NO_ROW, top, parent), top).astype(np.int32)
     result = np.append(given, np.uint8(255))
     while (above != top).any():

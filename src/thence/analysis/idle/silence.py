@@ -1,10 +1,11 @@
-"""What the host was in while no thread of a process was in a recorded range or call.
+"""Decides whether the host ran Python while no thread of a process was in a recorded range or call.
 
-The main thread of a Python program is inside a Python frame from its begin to its end: what it runs is called from
-there. So where the trace shows that it runs (it has rows before and behind), and would show the operators and calls
-that it is in, what is left is Python between them. That is what a trace with stacks says of the same time, in whose
-frames the main thread is then. It is told of torch.profiler's traces, if operators of that thread are in them, and of
-recordings, which are of Python programs and have no operators but lines. Other traces may lack any part of it.
+The main thread of a Python program is inside a Python frame from beginning to end: everything that it runs is called
+from there. So if the trace shows that the thread was running (it has rows before and after), and would show its
+operators and calls, the time between them is Python. A trace with stacks shows the same: the main thread is in Python
+frames at that time. This holds for traces of torch.profiler, if they contain operators of that thread, and for
+recordings of thence, which are of Python programs and contain lines but no operators. Traces in other formats may lack
+rows of any kind, so nothing is concluded from them.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ __all__ = ["python_runs", "python_threads", "says_what_runs"]
 
 _KINETO, _RECORDING = "torch.profiler (Kineto JSON)", "thence recording"
 _NAMES = re.compile(r"(?i)python|^MainThread$|pt_main_thread")
-"""Names that main threads of Python programs have: Python's own, the program's, and PyTorch's."""
+"""Names of main threads of Python programs: set by Python, by the program, and by PyTorch."""
 _SAYING = np.isin(HOST_CATEGORIES, ("op", "compile", "python", "module"))
 
 
 def python_runs(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tuple[int, int]]:
-    """When the main thread of each rank is known to run Python where it is in nothing recorded: first and last ns.
+    """By rank, the time in which its main thread is known to run Python whenever it is in no row: first and last ns.
 
     Args:
         trace: attributed.
         begins: the first row of each thread in host.
-        end: of each row of host, ns.
+        end: end of each row of host, ns.
     """
     ranks = trace.host["rank"].to_numpy()
     return {
@@ -52,7 +53,7 @@ def python_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tu
     Args:
         trace: attributed.
         begins: the first row of each thread in host.
-        end: of each row of host, ns.
+        end: end of each row of host, ns.
     """
     formats, host = set(trace.meta.formats), trace.host
     if not formats or not formats <= {_KINETO, _RECORDING} or host.is_empty():
@@ -75,7 +76,7 @@ def python_threads(trace: Attributed, begins: Int64, end: Int64) -> dict[int, tu
 
 
 def says_what_runs(trace: Attributed, begins: Int64) -> dict[int, bool]:
-    """Whether the trace holds operators, compilations, modules or Python frames of each rank."""
+    """By rank, whether the trace holds operators, compilations, modules or Python frames of it."""
     if trace.host.is_empty():
         return {}
     category = trace.host["category"].to_physical().to_numpy()

@@ -47,19 +47,19 @@ class IdleTime(Shown):
     """Why the devices were idle.
 
     Attributes:
-        idle_ns: between the first start and the last end of each device, summed; as `Summary` states it.
-        causes: cause, total_ns, share (of idle_ns), count (pieces); the largest first; the total_ns add up to
+        idle_ns: idle time between the first start and the last end of each device, summed; equal to `Summary.idle_ns`.
+        causes: cause, total_ns, count (pieces), share (of idle_ns), meaning; the largest first. total_ns adds up to
             idle_ns.
-        rows: cause, by, name (null: none), total_ns, count (pieces), share (of idle_ns); those of a cause add up
-            to it.
-        waits: name (of the call), place, total_ns, count, share: idle time after calls that waited and emptied
-            the queue. No cause: the same time is in causes.
+        rows: cause, by, name (null: none), total_ns, count (pieces), share (of idle_ns); the rows of a cause add up
+            to its total_ns.
+        waits: name (of the call), place, total_ns, count (calls), share: idle time after calls that waited and emptied
+            the queue. Waits are not a cause: the same time is also in ``causes``.
         late: rank, device, wait_ns: time in which kernels of collectives waited for a late rank. It is busy
-            time, and in none of the others. Empty for one rank.
-        reasons: reason, total_ns of what is unknown.
-        silent_ns: time in which it is Python only because nothing else was recorded.
+            time, and not in any other table. Empty for one rank.
+        reasons: reason and total_ns of the time whose cause is unknown.
+        silent_ns: time whose cause is python only because no recorded row shows anything else.
         found: pieces as `thence.analysis.idle.causes.idle_causes` returns them.
-        names: what these are named.
+        names: the name of each piece.
     """
 
     idle_ns: Ns
@@ -74,17 +74,17 @@ class IdleTime(Shown):
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
-        """Those of `found`, each with the by and the name of its row."""
+        """The pieces in `found` with the columns by and name."""
         return self.found.hstack(self.names.columns())
 
     @property
     def shown_rows(self) -> pl.DataFrame:
-        """The rows with reasons in words, and with words for Python that nothing else is known of."""
+        """`rows` in words for the user, see `in_words`."""
         return in_words(self.rows)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why a part is unknown, one sentence for each reason; and how much is Python only because nothing else is."""
+        """One sentence for each reason why a part is unknown, and one on Python without a recorded row."""
         notes = [
             f"unknown ({REASON_TITLES[reason]}): {format_ns(total)}: {REASONS[reason]}"
             for reason, total in self.reasons.select("reason", "total_ns").rows()
@@ -132,7 +132,7 @@ class IdleTime(Shown):
 
 
 def why_no_causes(trace: Attributed) -> str | None:
-    """Why nothing can be told of the causes of a trace's idle time; None where causes can be told."""
+    """The reason why the causes of a trace's idle time cannot be computed; None if they can."""
     if trace.selection.leaves_out_between:
         return "the selected part of the trace leaves out work in between"
     if trace.host.is_empty():
@@ -141,9 +141,9 @@ def why_no_causes(trace: Attributed) -> str | None:
 
 
 def in_words(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows with cause, by and name as people read them.
+    """Replaces codes in the columns by and name by words for the user.
 
-    Reasons are in words, and so is Python of which nothing else is known, which is by nothing.
+    Reasons get short names. Rows of Python without a recorded row get a name in words, and null in by.
     """
     silent = (pl.col("cause") == "python") & (pl.col("by") == "call") & pl.col("name").is_null()
     return rows.with_columns(
@@ -161,11 +161,11 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
 
     Args:
         trace: attributed.
-        by: of `IDLE_BY`.
-        late: of `waited_in_collectives`; None where nothing is known of it.
+        by: one of `IDLE_BY`.
+        late: as `waited_in_collectives` returns it; None if it was not computed.
 
     Raises:
-        UsageError: ``by`` is none of `IDLE_BY`.
+        UsageError: ``by`` is not in `IDLE_BY`.
         MissingData: the trace holds no device activity.
     """
     if by not in IDLE_BY:
@@ -201,7 +201,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
 
 
 def _rows(pieces: pl.DataFrame, names: PieceNames, total: Ns) -> pl.DataFrame:
-    """As `IdleTime.rows`: pieces by the numbers of their causes and names first, then by what these are."""
+    """The rows of `IdleTime.rows`: pieces summed by numbers of cause and name, then merged by equal names."""
     size = len(names.name)
     cause = pieces["cause"].to_physical().to_numpy().astype(np.int64)
     sums = (
@@ -241,13 +241,13 @@ def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
 def _after_waits(
     trace: Attributed, after: pl.DataFrame, total: Ns, places: HostPlaces
 ) -> pl.DataFrame:
-    """Idle time after calls that emptied the queue, by call and where it was called.
+    """Idle time after calls that emptied the queue, by name of the call and by place.
 
     Args:
         trace: attributed.
         after: wait (row in host) and total_ns, the idle time after it.
         total: all idle time, in ns.
-        places: of these rows.
+        places: places of these host rows.
     """
     context = places.contexts.at(after["wait"])
     place = pl.select(pl.coalesce(*(places.names[kind] for kind in _OF_WAITS))).to_series()
@@ -270,9 +270,9 @@ def waited_in_collectives(
     """How long kernels of collectives waited for a late rank, per device: rank, device, wait_ns.
 
     Args:
-        times: of all collectives, none left out as warm-up.
-        alignment: of the ranks' clocks.
-        instances: which kernels are one collective.
+        times: the collectives, none of them left out as warm-up.
+        alignment: corrections of the ranks' clocks; None for none.
+        instances: the kernels matched across ranks and devices.
     """
     places = participants(times.rows.filter(pl.col("described")), alignment, instances.peers)
     return (
@@ -284,7 +284,7 @@ def waited_in_collectives(
 
 
 def idle_tracks(trace: Attributed) -> pl.DataFrame:
-    """The causes of idle time as a track of each device, as `thence.model.timeline.Timeline.spans`."""
+    """The causes of idle time as one track per device, with the columns of `thence.model.timeline.Timeline.spans`."""
     pieces = idle_causes(trace)
     return pieces.select(
         "rank",
