@@ -283,9 +283,9 @@ def more_runs(wanted: Float, deviation: Float, runs: int, level: float) -> npt.N
     """
     sizes = np.unique(np.geomspace(2, MOST_RUNS, 200).astype(np.int64))
     freedom = (2.0 * sizes - 2).astype(np.float64)
-    rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few different levels, so quantiles are cached
+    rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few levels, so quantiles are cached
     critical = quantile(float(rounded), freedom) + quantile(_POWER_BOTH_TAILS, freedom)
-    reach = critical * np.sqrt(2.0 / sizes)  # detectable difference in deviations; decreases with the size
+    reach = critical * np.sqrt(2.0 / sizes)  # difference in deviations; decreases with size
     ratio = np.divide(wanted, deviation, out=np.full(len(wanted), np.inf), where=deviation > 0)
     place = len(sizes) - np.searchsorted(reach[::-1], ratio, side="right")
     needed = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], MOST_RUNS)
