@@ -78,7 +78,7 @@ def consistent_summary(summary: Summary) -> Summary:
     """Returns the summary after checking that its totals are possible and add up.
 
     Raises:
-        Contradiction: they are not, or do not.
+        Contradiction: a total is impossible, or totals do not add up.
     """
     inputs = summary.meta.inputs
     possible = 0 <= summary.busy_ns <= min(summary.span_ns, summary.sum_ns)
@@ -99,7 +99,7 @@ def consistent_streams(streams: Streams) -> Streams:
     """Returns the streams after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they are not, or do not.
+        Contradiction: a time is impossible, or times do not add up.
     """
     for device in streams.concurrency:
         depths = device.busy_streams_ns

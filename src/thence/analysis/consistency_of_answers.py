@@ -45,7 +45,7 @@ def consistent_collectives(times: Collectives, meta: Meta) -> Collectives:
     """Returns the collectives after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they are not, or do not.
+        Contradiction: a time is impossible, or times do not add up.
     """
     rows, sizes = times.rows, times.by_size
     parts = rows.select(
@@ -81,7 +81,7 @@ def consistent_programs(times: Programs, meta: Meta) -> Programs:
     """Returns the programs after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they are not, or do not.
+        Contradiction: a time is impossible, or times do not add up.
     """
     of_all = times.executions
     expected = (
@@ -164,7 +164,7 @@ def consistent_steps(found: StepTable, meta: Meta) -> StepTable:
     """Returns the steps after checking that their times are possible and add up.
 
     Raises:
-        Contradiction: they are not, or do not.
+        Contradiction: a time is impossible, or times do not add up.
     """
     from thence.analysis.steps.windows import STEP
 
@@ -225,7 +225,7 @@ def consistent_diff(found: Diff) -> Diff:
     """Returns the comparison after checking that busy and idle time add up to steps, and that differences are right.
 
     Raises:
-        Contradiction: they do not, or are not.
+        Contradiction: times do not add up, or a difference is not that of its two sides.
     """
     from thence.analysis.diff.sample import ALL, BUSY, IDLE
 

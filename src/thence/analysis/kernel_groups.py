@@ -157,7 +157,7 @@ def communicates(trace: Attributed) -> pl.Series:
 
 
 def computes(trace: Attributed, communication: pl.Series) -> pl.Series:
-    """Whether each row of ``trace.gpu`` is compute: a kernel or thunk that is no communication.
+    """Whether each row of ``trace.gpu`` is compute: a kernel or thunk that is not communication.
 
     Args:
         trace: attributed.
@@ -171,7 +171,7 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
 
     Args:
         trace: attributed.
-        patterns: of the user.
+        patterns: groups of the user.
 
     Returns:
         Categories among ``patterns.names``, as pl.Enum.

@@ -20,8 +20,9 @@ def compute_spread(trace: Attributed, warm_up: WarmUp | Phases = WarmUp.HEURISTI
 
     Returns:
         By program (name; null outside programs) and operation (HLO instruction, else kernel name):
-        program, operation, count, mean_ns, std_ns (population), spread (std / mean); ascending by mean.
-        Communication is left out.
+        program, operation, count, mean_ns, std_ns (population), spread (std / mean; null if the mean is 0);
+        ascending by mean. Communication, and executions of programs that are not steady (`Phases.steady`), are
+        left out.
     """
     phase = phases(trace, warm_up) if isinstance(warm_up, WarmUp) else warm_up
     programs = pl.DataFrame(

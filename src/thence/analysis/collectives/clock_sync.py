@@ -9,7 +9,7 @@ apart. One constant per rank is estimated:
     residual           = skews after the correction
 
 Clocks that already agree are not corrected: all corrections are 0 if none exceeds the scatter of the ends (the
-90th percentile of the absolute residuals) or 1 us, or if the ends agree at least as well without them.
+90th percentile of the absolute residuals, but at least 1 us), or if the ends agree at least as well without them.
 
 The formula is that of nsys-jax (align_profiler_data_timestamps), with these differences: instances are
 matched by `thence.analysis.collectives.instances`; an instance needs only two of the ranks, since each pair

@@ -69,7 +69,7 @@ class Conditions:
 def conditions(
     trace: Attributed, soundness: Soundness, step: pl.Series, shared_by: int
 ) -> Conditions:
-    """The conditions of a run.
+    """Determines the conditions of a run.
 
     Args:
         trace: attributed; of one run.
